@@ -1,0 +1,1 @@
+"""Algorithms over any Link, and the arithmetic that every wire shares."""

@@ -1,0 +1,98 @@
+"""The arithmetic that every wire shares: reduce some parts, elementwise, in a fixed order.
+
+Parts are always combined in rank order, so every rank that reduces gets the same bits. 16-bit floats are widened
+to float32, summed there and rounded once; integers that are scaled are summed in int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from farandole.types import DType, ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_UFUNCS: dict[ReduceOp, Any] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PRODUCT: np.multiply,
+}
+
+
+def reduce_into(out: Array, parts: Sequence[Array], op: ReduceOp, dtype: DType, scale: float = 1.0) -> None:
+    """``out[i] = scale * (parts[0][i] op parts[1][i] op ...)``.
+
+    Arrays are 1-D, of ``dtype.storage``, of one length. ``out`` may be one of the first two parts, no other.
+    """
+    ufunc = _UFUNCS[op]
+    if dtype.is_half:
+        _reduce_half(out, parts, ufunc, dtype, scale)
+    elif scale == 1.0 or dtype.is_float:
+        if len(parts) == 1:
+            if out is not parts[0]:
+                out[:] = parts[0]
+        else:
+            ufunc(parts[0], parts[1], out=out)
+            for part in parts[2:]:
+                ufunc(out, part, out=out)
+        if scale != 1.0:
+            np.multiply(out, out.dtype.type(scale), out=out)
+    else:
+        total = parts[0].astype(np.int64)
+        for part in parts[1:]:
+            ufunc(total, part, out=total)
+        scale_into(out, total, scale)
+
+
+def scale_into(out: Array, values: Array, scale: float) -> None:
+    """``out = scale * values``; into integers it is truncated toward zero (Horovod's rule), exactly where possible."""
+    if out.dtype.kind == "f":
+        np.multiply(values, scale, out=out, casting="unsafe")
+        return
+    divisor = round(1.0 / scale) if scale else 0
+    if divisor and 1.0 / divisor == scale:  # an average: int64 division keeps all 64 bits
+        wide = values.astype(np.int64)
+        np.copyto(out, np.sign(wide) * (np.abs(wide) // divisor), casting="unsafe")
+    else:
+        np.copyto(out, np.trunc(values * scale), casting="unsafe")
+
+
+def widen(values: Array, dtype: DType) -> Array:
+    """The values of a 16-bit float array (bits, for bfloat16) as float32."""
+    if dtype is DType.FLOAT16:
+        return values.astype(np.float32)
+    return (values.astype(np.uint32) << 16).view(np.float32)
+
+
+def narrow_into(out: Array, values: Array, dtype: DType) -> None:
+    """Round float32 ``values`` to nearest, ties to even, into ``out`` (bits, for bfloat16). NaN stays NaN."""
+    if dtype is DType.FLOAT16:
+        with np.errstate(over="ignore"):
+            np.copyto(out, values, casting="unsafe")
+        return
+    bits = values.view(np.uint32)
+    rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
+    np.copyto(out, rounded, casting="unsafe")
+    nan = np.isnan(values)
+    if nan.any():
+        out[nan] = ((bits[nan] >> 16) | 0x40).astype(np.uint16)
+
+
+def _reduce_half(out: Array, parts: Sequence[Array], ufunc: Any, dtype: DType, scale: float) -> None:
+    total = widen(parts[0], dtype)
+    for part in parts[1:]:
+        ufunc(total, widen(part, dtype), out=total)
+    if scale != 1.0:
+        np.multiply(total, np.float32(scale), out=total)
+    narrow_into(out, total, dtype)
+
+
+def shares(total: int, parts: int) -> list[int]:
+    """``total`` rows dealt to ``parts`` ranks: the remainder goes one each to the first ranks (Horovod's rule)."""
+    base, extra = divmod(total, parts)
+    return [base + (rank < extra) for rank in range(parts)]

@@ -1,0 +1,148 @@
+"""Settings: one field is one knob, with its default, type, doc, flag and environment variable.
+
+The command line, the table in the docs and the worker's environment are derived from the fields.
+``FARANDOLE_X`` wins over the ``HOROVOD_X`` that some fields also answer to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+from farandole.errors import SettingsError
+
+
+class Knob(NamedTuple):
+    """What there is to know of one setting."""
+
+    name: str
+    kind: type
+    default: Any
+    doc: str
+    flag: str
+    variable: str
+    horovod: str
+    scale: float  # what the flag's unit is in the variable's unit (--fusion-threshold-mb is in MiB)
+
+
+def knob(default: Any, doc: str, *, flag: str = "", horovod: str = "", scale: float = 1.0) -> Any:
+    """A field of Settings. ``flag`` is empty for what only launchers set."""
+    return field(default=default, metadata={"doc": doc, "flag": flag, "horovod": horovod, "scale": scale})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything a worker can be told from outside."""
+
+    rank: int = knob(0, "rank of this process", horovod="HOROVOD_RANK")
+    size: int = knob(1, "number of processes", horovod="HOROVOD_SIZE")
+    local_rank: int = knob(0, "rank among the processes of this host", horovod="HOROVOD_LOCAL_RANK")
+    local_size: int = knob(1, "number of processes on this host", horovod="HOROVOD_LOCAL_SIZE")
+    cross_rank: int = knob(0, "index of this host among those with this local rank", horovod="HOROVOD_CROSS_RANK")
+    cross_size: int = knob(1, "number of hosts with this local rank", horovod="HOROVOD_CROSS_SIZE")
+    hostname: str = knob("", "this host's name in the job", horovod="HOROVOD_HOSTNAME")
+    homogeneous: bool = knob(True, "every host runs the same number of processes")
+    store: str = knob("", "host:port of the job's store; empty: no job, one rank")
+    secret: str = knob("", "the job's secret, in hex")
+    launcher: str = knob("", "name of the launcher that started this process")
+
+    transport: str = knob("auto", "wire: auto, shm or tcp", flag="--transport")
+    fusion_threshold: int = knob(
+        64 << 20, "bytes fused into one exchange; 0 = no fusion",
+        flag="--fusion-threshold-mb", horovod="HOROVOD_FUSION_THRESHOLD", scale=1 << 20,
+    )  # fmt: skip
+    bucket_bytes: int = knob(
+        8 << 20, "bytes of gradients collected before they are exchanged", flag="--bucket-mb", scale=1 << 20
+    )
+    cycle_time: float = knob(
+        1.0, "accepted for Horovod's sake (ms): the engine is woken by work, not by a clock",
+        flag="--cycle-time-ms", horovod="HOROVOD_CYCLE_TIME",
+    )  # fmt: skip
+    cache_capacity: int = knob(
+        1024, "signatures remembered by the response cache; 0 = off",
+        flag="--cache-capacity", horovod="HOROVOD_CACHE_CAPACITY",
+    )  # fmt: skip
+    stall_check_disable: bool = knob(
+        False, "do not warn about ranks that stay away", flag="--no-stall-check", horovod="HOROVOD_STALL_CHECK_DISABLE"
+    )
+    stall_warning_seconds: float = knob(
+        60.0, "seconds after which a waiting tensor is reported",
+        flag="--stall-check-warning-time-seconds", horovod="HOROVOD_STALL_CHECK_TIME_SECONDS",
+    )  # fmt: skip
+    stall_shutdown_seconds: float = knob(
+        0.0, "seconds after which a stalled job is ended; 0 = never",
+        flag="--stall-check-shutdown-time-seconds", horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+    )  # fmt: skip
+    start_timeout: float = knob(
+        30.0, "seconds for all ranks to reach init()", flag="--start-timeout", horovod="HOROVOD_START_TIMEOUT"
+    )
+    log_level: str = knob(
+        "warning", "trace, debug, info, warning, error or fatal", flag="--log-level", horovod="HOROVOD_LOG_LEVEL"
+    )
+    log_hide_time: bool = knob(
+        False, "log lines without a time stamp", flag="--log-without-timestamp", horovod="HOROVOD_LOG_HIDE_TIME"
+    )
+
+    def __post_init__(self) -> None:
+        for each in knobs():
+            value = getattr(self, each.name)
+            if each.kind in (int, float) and value < 0:
+                raise SettingsError(f"{each.flag or each.variable}={value} must be >= 0")
+        if self.transport not in ("auto", "shm", "tcp"):
+            raise SettingsError(f"--transport={self.transport!r} is not a wire; choose one of auto, shm, tcp")
+        if self.log_level.lower() not in LOG_LEVELS:
+            raise SettingsError(f"--log-level={self.log_level!r} is not a level; choose one of {', '.join(LOG_LEVELS)}")
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
+        """Read the variables of this process (or of ``env``). A value that cannot be read raises SettingsError."""
+        source = os.environ if env is None else env
+        values: dict[str, Any] = {}
+        for each in knobs():
+            for variable in (each.variable, each.horovod):
+                if variable and source.get(variable, "") != "":
+                    values[each.name] = _parse(each, variable, source[variable])
+                    break
+        return cls(**values)
+
+    def to_env(self) -> dict[str, str]:
+        """The variables that make ``from_env`` give the same settings; only those that differ from the default."""
+        return {
+            variable: _text(getattr(self, each.name))
+            for each in knobs()
+            if getattr(self, each.name) != each.default
+            for variable in (each.variable, each.horovod)
+            if variable
+        }
+
+
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def knobs() -> Iterator[Knob]:
+    """Every setting, in the order of the fields."""
+    for each in fields(Settings):
+        yield Knob(
+            each.name, _TYPES[str(each.type)], each.default, each.metadata["doc"], each.metadata["flag"],
+            f"FARANDOLE_{each.name.upper()}", each.metadata["horovod"], each.metadata["scale"],
+        )  # fmt: skip
+
+
+def _parse(each: Knob, variable: str, text: str) -> Any:
+    try:
+        if each.kind is bool:
+            if text.lower() not in _TRUE + _FALSE:
+                raise ValueError
+            return text.lower() in _TRUE
+        return each.kind(text)
+    except ValueError:
+        kinds = {int: "a whole number", float: "a number", bool: "0 or 1", str: "text"}
+        raise SettingsError(f"{variable}={text!r} cannot be read: it must be {kinds[each.kind]} ({each.doc})") from None
+
+
+def _text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)

@@ -1,0 +1,165 @@
+"""Every contract between rooms, on one page.
+
+A new wire is one verb if it only moves bytes (``Link``), seven if it has collectives of its own (``Transport``).
+All calls of Link and Transport block, and come in the same order on all ranks; only a ``Board`` may be asked at any
+time. Failures leave as ``farandole.errors.PeerLostError`` (somebody went away) or ``HorovodInternalError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from farandole.types import Buffer, ReduceOp, Slot
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class Board(Protocol):
+    """A notice board of rounds: every rank posts one message a round, and reads everybody's when all have posted.
+
+    This is what ranks agree over. It is the only thing on a wire that may be used without knowing whether the others
+    are there: a rank with nothing to say does not post, and nobody has to be woken for that.
+    One thread at a time, except ``ring``, which any thread may call.
+    """
+
+    def post(self, message: bytes) -> None:
+        """Pin up this rank's message of the current round. Any length."""
+
+    def started(self) -> bool:
+        """Has any other rank posted in the current round?"""
+
+    def missing(self) -> list[int]:
+        """Ranks that have not posted in the current round."""
+
+    def collect(self) -> list[bytes] | None:
+        """All messages in rank order, which ends the round; None while somebody is missing."""
+
+    def wait(self, seconds: float, *, spin: bool) -> None:
+        """Return when a peer posts, when ``ring`` is called, or after ``seconds``; may return early for no reason.
+
+        ``spin`` allows a few dozen microseconds of polling first. Raises PeerLostError when a peer is gone or the
+        wire was aborted.
+        """
+
+    def ring(self) -> None:
+        """Make the ``wait`` of this rank return."""
+
+
+class Link(Protocol):
+    """Moves bytes between ranks. ``collectives.over(link)`` makes a Transport of it."""
+
+    rank: int
+    size: int
+    board: Board
+
+    def sendrecv(self, send: Array | None, dst: int, recv: Array | None, src: int) -> None:
+        """Send ``send`` (uint8, 1-D) to ``dst`` while filling ``recv`` from ``src``; None skips that half."""
+
+    def split(self, ranks: Sequence[int]) -> Link | None:
+        """A link among ``ranks`` (collective over the parent); None on a rank that is not among them."""
+
+    def abort(self, why: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Transport(Protocol):
+    """Runs collectives over one set of ranks. Blocking; the same calls in the same order on all ranks."""
+
+    rank: int
+    size: int
+    devices: frozenset[str]
+    board: Board
+
+    def allocate(self, nbytes: int) -> Array:
+        """A uint8 array that ``allreduce`` reduces without staging. Collective: same size, same order on all ranks."""
+
+    def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float = 1.0) -> None:
+        """Reduce the buffers (all of one dtype) as if they were one, reading ``data`` and writing ``out``.
+
+        ``op``: SUM, MIN, MAX or PRODUCT. ``scale`` multiplies the result once, before it is rounded to the dtype
+        (integers: truncated toward zero). Half types accumulate in float32. The same bits on all ranks.
+        """
+
+    def allgather(self, send: Array, receive: Array, counts: Sequence[int]) -> None:
+        """Concatenate every rank's ``send`` into ``receive``. uint8; ``counts``: bytes per rank."""
+
+    def broadcast(self, data: Array, root: int) -> None:
+        """``root``'s ``data`` on every rank. uint8."""
+
+    def alltoall(
+        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+    ) -> None:
+        """Part i of ``send`` goes to rank i; part i of ``receive`` comes from rank i. uint8, counts in bytes."""
+
+    def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0) -> None:
+        """Reduce ``buffer.data`` (everybody's whole) and write this rank's part to ``buffer.out``.
+
+        ``counts``: elements per rank, summing to ``len(data)``; ``len(out) == counts[rank]``.
+        """
+
+    def barrier(self) -> None: ...
+
+    def split(self, ranks: Sequence[int]) -> Transport | None:
+        """A transport among ``ranks`` (collective over the parent); None on a rank that is not among them."""
+
+    def abort(self, why: str) -> None:
+        """Wake every peer that waits, now and later: their calls raise PeerLostError with ``why``. Any thread."""
+
+    def close(self) -> None: ...
+
+
+class Binding(Protocol):
+    """What a framework must tell us."""
+
+    def buffer(self, tensor: Any) -> Buffer:
+        """The tensor's memory, flat and writable, without a copy (``data`` and ``out`` are the same array).
+
+        Raises ValueError for a dtype or layout that cannot cross.
+        """
+
+    def tensor(self, array: Array, shape: Sequence[int], like: Any) -> Any:
+        """A tensor of ``like``'s dtype and device over a flat ``array`` (of the dtype's storage type)."""
+
+
+class Strategy(Protocol):
+    """What becomes of a gradient. One instance per optimizer; the same files serve every framework."""
+
+    def ready(self, index: int, gradient: Any) -> None:
+        """The gradient of parameter ``index`` is complete (called during backward)."""
+
+    def before_step(self) -> None:
+        """All gradients must be final when this returns."""
+
+    def after_step(self, named_parameters: Sequence[tuple[str, Any]]) -> None:
+        """The inner step is done."""
+
+
+class Worker(Protocol):
+    """One started process of a job, as the driver sees it."""
+
+    slot: Slot
+    stdout: int | None  # file descriptors that the driver reads, None when there is nothing to read
+    stderr: int | None
+
+    def poll(self) -> int | None:
+        """The exit code (negative: the signal), or None while it runs."""
+
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+class Launcher(Protocol):
+    """Both sides of one cluster, in one file."""
+
+    name: ClassVar[str]
+
+    def affinity(self) -> int:
+        """-1 cannot, 0 only when asked, 1 can, 2 its home."""
+
+    def start(self, slots: Sequence[Slot], command: Sequence[str], env: Mapping[str, str]) -> Sequence[Worker]:
+        """Start ``command`` on every slot. ``env`` is what the job needs on top of the launcher's own."""
+
+    def where_am_i(self, env: Mapping[str, str]) -> tuple[int, int]:
+        """(rank, local_rank), inside a worker."""

@@ -1,0 +1,1 @@
+"""Agreement: which collectives run, in which order, on all ranks."""

@@ -1,0 +1,88 @@
+"""Everything that Farandole raises on purpose.
+
+    RuntimeError
+    ├── HorovodInternalError       a collective failed; the job may go on after restore and re-init
+    │   ├── PeerLostError          another rank went away: this rank is a victim, not the cause
+    │   └── ShutDownError          the engine was shut down, here or on another rank
+    ├── HostsUpdatedInterrupt      the set of hosts changed (elastic jobs)
+    └── JobFailedError             a job ended badly; says which rank was the cause and shows why
+    ValueError
+    ├── NotInitializedError        a call that needs ``init()`` came before it
+    └── SettingsError              a flag, variable or argument has a value that cannot be used
+    ConnectionError
+    ├── AuthenticationError        a peer does not know the job's secret
+    └── RendezvousError            ranks did not find each other in time; names the missing ones
+"""
+
+from __future__ import annotations
+
+SHUT_DOWN = (
+    "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
+    "allgather or broadcast a tensor after one of the ranks finished execution. If the shutdown was caused by an "
+    "exception, you should see the exception in the log before the first shutdown message."
+)
+
+DUPLICATE_NAME = (
+    "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
+    "currently being processed. If you want to request another tensor, use a different tensor name."
+)
+
+NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+
+
+class HorovodInternalError(RuntimeError):
+    """A collective failed. The name is Horovod's, so that programs written for it keep catching it."""
+
+
+class PeerLostError(HorovodInternalError):
+    """Another rank died or gave up. ``rank`` is the one that was lost (-1 when not known)."""
+
+    def __init__(self, message: str, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class ShutDownError(HorovodInternalError):
+    """The engine was shut down; ``detail`` says what this rank was waiting for and who left, when that is known."""
+
+    def __init__(self, detail: str = "") -> None:
+        super().__init__(f"{SHUT_DOWN} {detail}".rstrip())
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """The set of hosts changed. ``skip_sync`` is True if hosts were only removed."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("The set of hosts changed.")
+        self.skip_sync = skip_sync
+
+
+class JobFailedError(RuntimeError):
+    """A job failed. ``rank`` is the one that failed first in cause, ``host`` where it ran, ``exit_code`` what the
+    launcher should exit with, ``remote_traceback`` that rank's own traceback when it raised."""
+
+    def __init__(
+        self, message: str, *, rank: int = -1, host: str = "", exit_code: int = 1, remote_traceback: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.exit_code = exit_code
+        self.remote_traceback = remote_traceback
+
+
+class NotInitializedError(ValueError):
+    def __init__(self) -> None:
+        super().__init__(NOT_INITIALIZED)
+
+
+class SettingsError(ValueError):
+    """A setting has a value that cannot be used. The message names the flag or variable, the value and the rule."""
+
+
+class AuthenticationError(ConnectionError):
+    """The other side does not know the job's secret (or is not one of ours at all)."""
+
+
+class RendezvousError(ConnectionError):
+    """Ranks did not find each other in time."""

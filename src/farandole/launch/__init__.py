@@ -1,0 +1,1 @@
+"""The driver's side of a job: plan, start, watch, explain. Never imports the engine."""

@@ -1,0 +1,141 @@
+"""Frozen nouns that cross rooms: DType, ReduceOp, Kind, Buffer, Request, Response, Slot.
+
+Nothing here imports numpy: the launcher uses these nouns too, and must start in milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class DType(str, Enum):
+    """Element types that every wire can reduce. The value is the name used in error messages."""
+
+    UINT8 = "uint8"
+    INT8 = "int8"
+    INT16 = "int16"
+    INT32 = "int32"
+    INT64 = "int64"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+    BOOL = "bool"
+
+    @property
+    def storage(self) -> str:
+        """The numpy dtype that holds this type's bits: numpy has no bfloat16, so it travels as uint16."""
+        return "uint16" if self is DType.BFLOAT16 else self.value
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return _ITEMSIZE[self]
+
+    @property
+    def is_half(self) -> bool:
+        """True for the 16-bit floats, which are summed in float32."""
+        return self in (DType.FLOAT16, DType.BFLOAT16)
+
+    @property
+    def is_float(self) -> bool:
+        return self.is_half or self in (DType.FLOAT32, DType.FLOAT64)
+
+
+_ITEMSIZE = {
+    DType.UINT8: 1, DType.INT8: 1, DType.INT16: 2, DType.INT32: 4, DType.INT64: 8,
+    DType.FLOAT16: 2, DType.BFLOAT16: 2, DType.FLOAT32: 4, DType.FLOAT64: 8, DType.BOOL: 1,
+}  # fmt: skip
+
+
+class ReduceOp(IntEnum):
+    """Reductions, numbered as Horovod numbers them (``hvd.Average == 0``).
+
+    Wires know SUM, MIN, MAX and PRODUCT; AVERAGE is SUM with a scale of 1/size, decided by the engine.
+    """
+
+    AVERAGE = 0
+    SUM = 1
+    ADASUM = 2
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+
+
+class Kind(IntEnum):
+    """The collectives. The names appear in Horovod's error messages."""
+
+    ALLREDUCE = 0
+    ALLGATHER = 1
+    BROADCAST = 2
+    ALLTOALL = 3
+    REDUCESCATTER = 4
+    BARRIER = 5
+    JOIN = 6
+
+
+class Buffer(NamedTuple):
+    """Memory of one tensor.
+
+    ``data``: 1-D contiguous array (of ``dtype.storage``) that is read.
+    ``out``: 1-D array of the same length and type that is written; the same object as ``data`` when in place.
+    """
+
+    data: Array
+    out: Array
+    dtype: DType
+
+
+class Request(NamedTuple):
+    """What one rank asks for: everything that all ranks must agree on, and nothing else. Hashable.
+
+    ``shape`` is the local tensor's shape; ``group`` ties the members of a grouped call together
+    (an empty string for a lone tensor) and ``group_size`` says how many members there are.
+    """
+
+    name: str
+    kind: Kind
+    dtype: DType = DType.FLOAT32
+    shape: tuple[int, ...] = ()
+    op: ReduceOp = ReduceOp.SUM
+    root: int = 0
+    prescale: float = 1.0
+    postscale: float = 1.0
+    splits: tuple[int, ...] = ()
+    group: str = ""
+    group_size: int = 1
+    device: str = "CPU"
+
+
+class Response(NamedTuple):
+    """What all ranks decided: run these requests now, as one unit, or fail them with ``error``.
+
+    ``names``: the requests, in the order in which every rank runs them.
+    ``parts``: per name, what each rank contributes: the first dimension (allgather) or its splits (alltoall).
+    ``error``: empty, or the text that every rank raises for these names.
+    """
+
+    kind: Kind
+    names: tuple[str, ...]
+    parts: tuple[tuple[Any, ...], ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place for one worker: where it runs and who it is there."""
+
+    rank: int
+    host: str
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    size: int
