@@ -1,0 +1,49 @@
+# make demo   train a digit classifier on two processes
+# make test   every test
+# make check  style, types and room order: seconds
+# make bench  the speed table of the README (BENCH="allreduce --np 2")
+# All of it happens in .venv, which is set up once per content of pyproject.toml and constraints.txt.
+
+PYTHON ?= python3
+VENV ?= .venv
+BENCH ?=
+
+bin := $(VENV)/bin
+inputs := $(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
+python := $(VENV)/.python
+install = echo "Installing farandole[$(1)] into $(VENV) (once; torch is a large download) ..." && \
+	$(bin)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/.demo-$(inputs)
+	$(bin)/farandole run -np 2 $(bin)/python examples/torch_digits.py
+
+test: $(VENV)/.dev-$(inputs)
+	$(bin)/python -m pytest
+
+check: $(VENV)/.dev-$(inputs)
+	$(bin)/ruff check
+	$(bin)/ruff format --check
+	$(bin)/mypy
+	$(bin)/python -m pytest tests/test_architecture.py
+
+bench: $(VENV)/.dev-$(inputs)
+	$(bin)/farandole bench $(BENCH)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+
+$(python):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Farandole needs Python 3.10 or newer; \
+	this is " + sys.version.split()[0] + ". Choose another one with: make PYTHON=...")'
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.demo-$(inputs): | $(python)
+	@$(call install,demo)
+	@touch $@
+
+$(VENV)/.dev-$(inputs): | $(python)
+	@$(call install,dev)
+	@touch $@ $(VENV)/.demo-$(inputs)

@@ -1,0 +1,208 @@
+"""The order of rooms, and that a light import stays light.
+
+Every import counts, wherever it stands: inside a function it still makes one room know another, and so does one under
+TYPE_CHECKING.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "farandole"
+
+# From top to bottom. A room imports only from rooms on lines below its own.
+ROOMS = """
+__init__
+estimators inference jobs doctor
+cli worker
+keras
+torch tensorflow jax mxnet numpy
+elastic data
+strategies
+frontend
+context
+engine ps
+launch
+collectives transports
+kernels
+store
+config registry log handshake
+contracts
+types errors
+"""
+LEVEL = {room: number for number, line in enumerate(ROOMS.split("\n")) for room in line.split()}
+
+# Rooms that stand already; the others of ROOMS are to come.
+BUILT = [
+    "cli", "worker", "torch", "strategies", "frontend", "context", "engine", "launch", "collectives", "transports",
+    "kernels", "store", "config", "registry", "log", "handshake", "contracts", "types", "errors",
+]  # fmt: skip
+
+# A heavy package, and the name of the file (or folder) that may import it.
+HEAVY = {
+    "torch": "torch", "tensorflow": "tensorflow", "keras": "keras", "jax": "jax", "mxnet": "mxnet", "pyspark": "spark",
+    "ray": "ray", "mpi4py": "mpi", "mlflow": "mlflow", "lightning": "lightning", "sklearn": "", "matplotlib": "",
+    "pandas": "", "scipy": "", "IPython": "", "torchvision": "", "transformers": "",
+}  # fmt: skip
+
+
+class Import(NamedTuple):
+    line: int
+    module: str
+
+
+def files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def dotted(path: Path) -> str:
+    """``engine/fusion.py`` as ``engine.fusion``, ``engine/__init__.py`` as ``engine``; the package as ``__init__``."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def room(module: str) -> str:
+    """The room of ``engine.fusion``. The arithmetic that all wires share is one of its own, inside collectives/."""
+    return "kernels" if module == "collectives.kernels" else module.split(".")[0]
+
+
+def is_module(module: str) -> bool:
+    path = PACKAGE.joinpath(*module.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def imports(source: str) -> Iterator[Import]:
+    """Full names of what is imported: ``from a import b`` gives ``a.b``. ``import_module("a.b")`` counts."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (Import(node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute, so that the room can be read"
+            yield from (Import(node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+            target = node.args[0]
+            if isinstance(target, ast.Constant):
+                yield Import(node.lineno, str(target.value))
+
+
+def own_targets(source: str) -> Iterator[Import]:
+    """The modules of this package that a source imports, without the ``farandole.``."""
+    for line, module in imports(source):
+        if module in ("farandole", "farandole.__version__") or module.split(".")[0] != "farandole":
+            continue
+        inside = module.removeprefix("farandole.")
+        while inside and not is_module(inside):  # the last parts are names inside a module
+            inside = inside.rpartition(".")[0]
+        yield Import(line, inside or "__init__")
+
+
+def misplaced(module: str, source: str) -> list[str]:
+    """What breaks the order of rooms in one file."""
+    mine = room(module)
+    return [
+        f"line {line}: {mine} imports {target}, which is not below it"
+        for line, target in own_targets(source)
+        if room(target) != mine and LEVEL[room(target)] <= LEVEL[mine]
+    ]
+
+
+def heavy(module: str, source: str) -> list[str]:
+    """Heavy packages that one file imports without being named for them."""
+    return [
+        f"line {line}: {target} may be imported only in a file named {HEAVY[top]!r}"
+        for line, target in imports(source)
+        for top in [target.split(".")[0]]
+        if top in HEAVY and (not HEAVY[top] or HEAVY[top] not in module.split("."))
+    ]
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: dotted(path))
+def test_a_room_imports_only_from_rooms_below_it(path: Path) -> None:
+    assert misplaced(dotted(path), path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: dotted(path))
+def test_heavy_packages_live_in_the_file_named_for_them(path: Path) -> None:
+    assert heavy(dotted(path), path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: dotted(path))
+def test_no_file_outgrows_500_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 500
+
+
+def test_every_file_belongs_to_a_room() -> None:
+    assert {room(dotted(path)) for path in files()} - LEVEL.keys() == set()
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_room_is_found_by_its_name(name: str) -> None:
+    assert is_module("collectives.kernels" if name == "kernels" else name)
+
+
+def test_the_architecture_page_names_every_room() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert [name for name in LEVEL if name != "__init__" and name not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("store", "from farandole.launch import plan"),
+        ("transports.tcp", "import farandole.collectives.over"),
+        ("launch.driver", "def later():\n    from farandole.engine.fusion import plan"),
+        ("engine.engine", "import importlib\nimportlib.import_module('farandole.context')"),
+        ("errors", "from farandole.types import DType"),
+        ("frontend.ops", "from farandole import run"),
+        ("types", "if TYPE_CHECKING:\n    from farandole.contracts import Link"),
+    ],
+)
+def test_the_order_check_sees_what_is_wrong(module: str, source: str) -> None:
+    assert len(misplaced(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("cli", "from farandole import __version__"),
+        ("transports.shm.transport", "from farandole.collectives import kernels"),
+        ("engine.engine", "from farandole.engine.cache import SignatureCache"),
+        ("context", "from farandole.engine import Engine\nfrom farandole.store import StoreClient"),
+    ],
+)
+def test_the_order_check_lets_pass_what_is_right(module: str, source: str) -> None:
+    assert misplaced(module, source) == []
+
+
+def test_the_heavy_check_sees_what_is_wrong() -> None:
+    assert heavy("frontend.ops", "def f():\n    import torch.distributed") != []
+    assert heavy("torch", "from torch import nn") == []
+    assert heavy("torch.optimizer", "from torch import nn") == []
+    assert heavy("launch.driver", "from matplotlib import pyplot") != []
+
+
+def fresh(code: str) -> str:
+    """What ``code`` prints in a new interpreter."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("module", ["farandole", "farandole.cli", "farandole.launch.driver", "farandole.worker"])
+def test_starting_loads_no_heavy_package_and_no_numpy(module: str) -> None:
+    unwanted = sorted({*HEAVY, "numpy"})
+    loaded = fresh(f"import sys, {module}; print([name for name in {unwanted} if name in sys.modules])")
+    assert loaded == "[]"
+
+
+def test_the_import_takes_less_than_150_ms() -> None:
+    code = "from time import perf_counter as now; start = now(); import farandole; print(now() - start)"
+    assert min(float(fresh(code)) for _ in range(5)) < 0.150
