@@ -8,9 +8,9 @@ time. Failures leave as ``farandole.errors.PeerLostError`` (somebody went away) 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from farandole.types import Buffer, ReduceOp, Slot
+from farandole.types import Buffer, Kind, ReduceOp, Slot
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -52,6 +52,7 @@ class Link(Protocol):
 
     rank: int
     size: int
+    ahead: int  # a send of up to so many bytes never waits for its receive (0: it may)
     board: Board
 
     def sendrecv(self, send: Array | None, dst: int, recv: Array | None, src: int) -> None:
@@ -88,9 +89,7 @@ class Transport(Protocol):
     def broadcast(self, data: Array, root: int) -> None:
         """``root``'s ``data`` on every rank. uint8."""
 
-    def alltoall(
-        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
-    ) -> None:
+    def alltoall(self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]) -> None:
         """Part i of ``send`` goes to rank i; part i of ``receive`` comes from rank i. uint8, counts in bytes."""
 
     def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0) -> None:
@@ -134,6 +133,26 @@ class Strategy(Protocol):
 
     def after_step(self, named_parameters: Sequence[tuple[str, Any]]) -> None:
         """The inner step is done."""
+
+
+class Waiting(NamedTuple):
+    """A collective that some ranks asked for and others have not: ``missing`` are the others."""
+
+    name: str
+    seconds: float
+    missing: tuple[int, ...]
+
+
+class Observer(Protocol):
+    """Told by the engine what goes on, on whichever thread drives it. Must be quick."""
+
+    def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
+        """A collective (several names: fused) is about to run."""
+
+    def finished(self, kind: Kind, names: Sequence[str]) -> None: ...
+
+    def waiting(self, collectives: Sequence[Waiting]) -> str:
+        """Called about once a second while something waits. A text that is not empty ends the job with that reason."""
 
 
 class Worker(Protocol):

@@ -1,20 +1,22 @@
 """Everything that Farandole raises on purpose.
 
-    RuntimeError
-    ├── HorovodInternalError       a collective failed; the job may go on after restore and re-init
-    │   ├── PeerLostError          another rank went away: this rank is a victim, not the cause
-    │   └── ShutDownError          the engine was shut down, here or on another rank
-    ├── HostsUpdatedInterrupt      the set of hosts changed (elastic jobs)
-    └── JobFailedError             a job ended badly; says which rank was the cause and shows why
-    ValueError
-    ├── NotInitializedError        a call that needs ``init()`` came before it
-    └── SettingsError              a flag, variable or argument has a value that cannot be used
-    ConnectionError
-    ├── AuthenticationError        a peer does not know the job's secret
-    └── RendezvousError            ranks did not find each other in time; names the missing ones
+RuntimeError
+├── HorovodInternalError       a collective failed; the job may go on after restore and re-init
+│   ├── PeerLostError          another rank went away: this rank is a victim, not the cause
+│   └── ShutDownError          the engine was shut down, here or on another rank
+├── HostsUpdatedInterrupt      the set of hosts changed (elastic jobs)
+└── JobFailedError             a job ended badly; says which rank was the cause and shows why
+ValueError
+├── NotInitializedError        a call that needs ``init()`` came before it
+└── SettingsError              a flag, variable or argument has a value that cannot be used
+ConnectionError
+├── AuthenticationError        a peer does not know the job's secret
+└── RendezvousError            ranks did not find each other in time; names the missing ones
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 SHUT_DOWN = (
     "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
@@ -35,11 +37,13 @@ class HorovodInternalError(RuntimeError):
 
 
 class PeerLostError(HorovodInternalError):
-    """Another rank died or gave up. ``rank`` is the one that was lost (-1 when not known)."""
+    """Another rank died or gave up. ``rank`` is the one that was lost (-1 when not known); ``left`` is True when it
+    closed its end in order (its program ended, or it called ``shutdown()``)."""
 
-    def __init__(self, message: str, rank: int = -1) -> None:
+    def __init__(self, message: str, rank: int = -1, *, left: bool = False) -> None:
         super().__init__(message)
         self.rank = rank
+        self.left = left
 
 
 class ShutDownError(HorovodInternalError):
@@ -86,3 +90,12 @@ class AuthenticationError(ConnectionError):
 
 class RendezvousError(ConnectionError):
     """Ranks did not find each other in time."""
+
+    @classmethod
+    def late(cls, missing: Sequence[int], timeout: float) -> RendezvousError:
+        """The error of a rank that waited in vain for others."""
+        return cls(
+            f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not reach init() within "
+            f"{timeout:g} s. Every rank must call init(); if starting takes longer, raise --start-timeout "
+            "(FARANDOLE_START_TIMEOUT)."
+        )

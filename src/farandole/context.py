@@ -1,0 +1,167 @@
+"""This process's place in the job: init, shutdown, rank and the rest.
+
+The one room that assembles store, transport and engine. Without a launcher ``init()`` gives one rank and no network.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from functools import partial
+from typing import Any, NamedTuple
+
+from farandole import collectives, log
+from farandole.config import Settings
+from farandole.contracts import Transport
+from farandole.engine import Engine, StallCheck
+from farandole.errors import NotInitializedError, RendezvousError, SettingsError
+from farandole.store import StoreClient
+
+
+class _Place(NamedTuple):
+    settings: Settings
+    engine: Engine
+
+
+_lock = threading.RLock()
+_place: _Place | None = None
+_store: StoreClient | None = None  # one for the life of the process: outcomes are reported after shutdown, too
+_generation = 0  # how many times this process has initialised
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Join the job: afterwards ``rank()``, ``size()`` and the collectives work. Does nothing when already done.
+
+    Raises RendezvousError naming the ranks that did not come within ``--start-timeout`` seconds.
+    """
+    global _place, _generation
+    with _lock:
+        if _place is not None:
+            return
+        settings = Settings.from_env()
+        log.configure(settings.log_level, rank=settings.rank, hide_time=settings.log_hide_time)
+        if not 0 <= settings.rank < settings.size:
+            raise SettingsError(f"HOROVOD_RANK={settings.rank} is not below HOROVOD_SIZE={settings.size}")
+        _generation += 1
+        transport = _connect(settings, f"{_generation}")
+        observers = [] if settings.stall_check_disable else [StallCheck(settings, settings.rank)]
+        _place = _Place(settings, Engine(transport, settings, observers))
+
+
+def shutdown() -> None:
+    """Leave the job. Collectives in flight fail, here and on the other ranks. ``init()`` may be called again."""
+    global _place
+    with _lock:
+        place, _place = _place, None
+    if place is not None:
+        place.engine.shutdown()
+
+
+atexit.register(shutdown)
+
+
+def is_initialized() -> bool:
+    return _place is not None
+
+
+def engine() -> Engine:
+    """The engine of all ranks. Raises NotInitializedError before ``init()``."""
+    if _place is None:
+        raise NotInitializedError
+    return _place.engine
+
+
+def settings() -> Settings:
+    """What this process was told. Raises NotInitializedError before ``init()``."""
+    if _place is None:
+        raise NotInitializedError
+    return _place.settings
+
+
+def rank() -> int:
+    """This process's number among all, from 0."""
+    return settings().rank
+
+
+def size() -> int:
+    """How many processes there are."""
+    return settings().size
+
+
+def local_rank() -> int:
+    """This process's number among those of its host, from 0."""
+    return settings().local_rank
+
+
+def local_size() -> int:
+    """How many processes run on this host."""
+    return settings().local_size
+
+
+def cross_rank() -> int:
+    """This host's number among the hosts that have this local rank, from 0."""
+    return settings().cross_rank
+
+
+def cross_size() -> int:
+    """How many hosts have this local rank."""
+    return settings().cross_size
+
+
+def is_homogeneous() -> bool:
+    """True if every host runs the same number of processes."""
+    return settings().homogeneous
+
+
+def store() -> StoreClient | None:
+    """The job's store; None without a launcher."""
+    return _store
+
+
+def _connect(settings: Settings, scope: str) -> Transport:
+    from farandole.transports import shm, tcp
+
+    rank, size, secret, timeout = settings.rank, settings.size, settings.secret, settings.start_timeout
+    if size == 1:
+        return shm.connect(0, 1, "", scope)
+    client = _open_store(settings)
+    if settings.transport == "shm":
+        return shm.connect(rank, size, secret, scope, timeout)
+    if settings.transport == "auto":
+        agree = partial(_agree, client, settings, scope)
+        shared = shm.connect_if_shared(rank, size, secret, scope, timeout, agree)
+        if shared is not None:
+            return shared
+    return collectives.over(tcp.connect(rank, size, secret, scope, client, timeout))
+
+
+def _agree(client: StoreClient, settings: Settings, scope: str, topic: str, mine: bool) -> bool:
+    """Did all ranks say True?"""
+    key = f"agree/{scope}/{topic}"
+    client.set(f"{key}/{settings.rank}", b"1" if mine else b"0")
+    deadline = time.monotonic() + settings.start_timeout
+    votes, missing = [], []
+    for rank in range(settings.size):
+        try:
+            votes.append(client.get(f"{key}/{rank}", max(0.0, deadline - time.monotonic())))
+        except RendezvousError:
+            missing.append(rank)
+    if missing:
+        raise RendezvousError.late(missing, settings.start_timeout)
+    return all(vote == b"1" for vote in votes)
+
+
+def _open_store(settings: Settings) -> StoreClient:
+    global _store
+    if not settings.store or not settings.secret:
+        raise SettingsError(
+            f"this process is rank {settings.rank} of {settings.size}, but FARANDOLE_STORE or FARANDOLE_SECRET is "
+            "missing: start it with 'farandole run', or unset HOROVOD_SIZE to run one rank alone"
+        )
+    if _store is None:
+        _store = StoreClient(settings.store, settings.secret)
+        from farandole.launch import outcome
+
+        outcome.install(_store, settings.rank)
+    return _store

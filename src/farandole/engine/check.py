@@ -1,0 +1,63 @@
+"""What is wrong with a request by itself, found before anybody else hears of it. Texts are Horovod's."""
+
+from __future__ import annotations
+
+from farandole.types import DType, Kind, ReduceOp, Request
+
+
+def check(request: Request, size: int) -> None:
+    """Raise ValueError if no rank could run this."""
+    kind = request.kind
+    if kind is Kind.ALLREDUCE:
+        _check_op(request)
+    elif kind is Kind.REDUCESCATTER:
+        if request.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+            raise ValueError("Reducescatter currently only supports AVERAGE and SUM.")
+        _check_op(request)
+        _check_rows(request)
+    elif kind is Kind.BROADCAST:
+        if not 0 <= request.root < size:
+            raise ValueError(
+                f"broadcast received invalid root rank {request.root} for provided process set of {size} ranks"
+            )
+    elif kind is Kind.ALLGATHER:
+        _check_rows(request)
+    elif kind is Kind.ALLTOALL:
+        _check_rows(request)
+        _check_splits(request, size)
+
+
+def _check_op(request: Request) -> None:
+    if request.op is ReduceOp.AVERAGE and request.dtype is DType.BOOL:
+        raise ValueError(f"{request.name}: the average of bool is not defined; use Min (all true) or Max (any true).")
+
+
+def _check_rows(request: Request) -> None:
+    if not request.shape:
+        raise ValueError(f"Process-set rank zero tried to {request.kind.name} a rank-zero tensor.")
+
+
+def _check_splits(request: Request, size: int) -> None:
+    rows, splits = request.shape[0], request.splits
+    if not splits:
+        if rows % size:
+            raise ValueError(
+                "splits not provided, but first dimension of tensor is not an even multiple of the number of workers. "
+                f"({rows} rows, {size} workers)"
+            )
+        return
+    if len(splits) != size:
+        raise ValueError(
+            f"Number of entries in splits does not equal number of workers. ({len(splits)} entries, {size} workers)"
+        )
+    if min(splits) < 0:
+        raise ValueError(f"splits must not be negative: {list(splits)}")
+    if sum(splits) > rows:
+        raise ValueError(
+            f"Sum of splits entries is greater than the first dimension of tensor. (sum {sum(splits)}, {rows} rows)"
+        )
+    if sum(splits) < rows:
+        raise ValueError(
+            f"Sum of splits entries is smaller than the first dimension of tensor: {rows - sum(splits)} rows would be "
+            f"lost. (sum {sum(splits)}, {rows} rows)"
+        )

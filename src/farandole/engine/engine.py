@@ -1,0 +1,349 @@
+"""The engine: named collectives, submitted in any order on each rank, run in one order on all.
+
+A round: every rank posts what is new with it; when all have posted, every rank reads all and decides alike what runs
+now (``negotiation``), and runs it. A rank posts when it has something new, or when it waits for something and another
+rank has posted. If all ranks posted the same signatures and nobody waits from before, the decision is remembered: the
+same step after step (an optimizer's buckets, say) costs one exchange of a few bytes and no negotiation.
+
+Whoever waits drives: a thread that waits for its handle runs rounds itself if nobody else does, so that a synchronous
+collective needs no other thread. The background thread drives while nobody waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from farandole.config import Settings
+from farandole.contracts import Observer, Transport, Waiting
+from farandole.engine import wire
+from farandole.engine.cache import SignatureCache
+from farandole.engine.check import check
+from farandole.engine.execute import execute
+from farandole.engine.fusion import Unit, plan
+from farandole.engine.handle import Entry, Handle
+from farandole.engine.negotiation import Named, Negotiation
+from farandole.errors import DUPLICATE_NAME, HorovodInternalError, PeerLostError, ShutDownError
+from farandole.types import Buffer, DType, Kind, Request
+
+_TICK = 0.5  # seconds between two looks at what waits
+_REMEMBERED = 1024  # decisions kept
+
+
+class _Item(NamedTuple):
+    entry: Entry
+    handle: Handle
+    place: int  # among the results of the handle
+    since: float
+
+
+class _Unit(NamedTuple):
+    """A remembered unit: which items of the round's batch it is made of."""
+
+    unit: Unit
+    positions: tuple[int, ...]
+
+
+class Engine:
+    """Runs collectives over one transport. Thread-safe."""
+
+    def __init__(self, transport: Transport, settings: Settings, observers: Sequence[Observer] = ()) -> None:
+        self.transport, self.rank, self.size = transport, transport.rank, transport.size
+        self.observers = list(observers)
+        self._threshold = settings.fusion_threshold
+        self._negotiation = Negotiation(self.size)
+        self._cache = SignatureCache(settings.cache_capacity)
+        self._decisions: dict[bytes, list[_Unit]] = {}
+        self._decided_in = 0  # the cache generation that the decisions belong to
+        self._mutex = threading.Lock()  # guards the queue, the names in use and the state of the background thread
+        self._driving = threading.Lock()  # held by whoever runs rounds
+        self._queue: deque[_Item] = deque()
+        self._names: set[str] = set()
+        self._batch: list[_Item] = []  # posted in this round
+        self._posted = False
+        self._waiting: dict[str, _Item] = {}  # posted in earlier rounds, not agreed yet
+        self._allocated = 0
+        self._ended: HorovodInternalError | None = None
+        self._closing = False
+        self._looked = monotonic()
+        self._parked = True
+        self._unpark = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._background, name="farandole-engine", daemon=True)
+        self._thread.start()
+
+    # What users of the engine call.
+
+    def submit(self, entries: Sequence[Entry]) -> Handle:
+        """Queue collectives, and return at once. The memory must stay untouched until the handle is done.
+
+        Results: ALLREDUCE, BROADCAST, BARRIER: None (the result stands in ``buffer.out``); ALLGATHER: (flat array of
+        the dtype's storage type, every rank's first dimension); ALLTOALL: (flat array, rows received from each rank);
+        REDUCESCATTER: flat array with this rank's rows.
+        Raises ValueError for requests that are wrong by themselves, HorovodInternalError for a name in use or when
+        the engine has been shut down; nothing is queued then.
+        """
+        handle = self._enqueue(entries)
+        if self._parked:
+            self._wake()
+        elif not self._posted and len(self._queue) <= len(entries):
+            self.transport.board.ring()
+        return handle
+
+    def run(self, entries: Sequence[Entry]) -> list[Any]:
+        """Like ``submit(entries).wait()``, without waking another thread when the engine is idle."""
+        return self._enqueue(entries).wait()
+
+    def allocate(self, nbytes: int) -> Any:
+        """Memory that is reduced where it stands (uint8). Collective: same order on all ranks, nothing in flight."""
+        self._allocated += 1
+        none = np.empty(0, dtype=np.uint8)
+        request = Request(f"allocate.{self._allocated}", Kind.BARRIER, DType.UINT8, (nbytes,))
+        self.run([Entry(request, Buffer(none, none, DType.UINT8))])  # all ranks are here, and want the same
+        with self._driving:
+            return self.transport.allocate(nbytes)
+
+    def shutdown(self) -> None:
+        """Leave. What is in flight fails, on this rank and, when they ask for more, on the others."""
+        with self._mutex:
+            if self._closing:
+                return
+            self._closing = True
+        self.transport.board.ring()
+        self._unpark.release()
+        self._thread.join()
+        self.transport.close()
+
+    def abort(self, why: str) -> None:
+        """End the engine on all ranks: whatever waits raises HorovodInternalError with ``why``."""
+        self.transport.abort(why)
+
+    # Submission.
+
+    def _enqueue(self, entries: Sequence[Entry]) -> Handle:
+        handle = Handle(len(entries), self._drive)
+        now = monotonic()
+        for entry in entries:
+            check(entry.request, self.size)
+        with self._mutex:
+            self._raise_if_ended()
+            if self._closing:
+                raise ShutDownError
+            names = self._names
+            for done, entry in enumerate(entries):
+                if not entry.serial:
+                    if entry.request.name in names:
+                        names.difference_update(each.request.name for each in entries[:done] if not each.serial)
+                        raise HorovodInternalError(f"{DUPLICATE_NAME} (name: {entry.request.name!r})")
+                    names.add(entry.request.name)
+            for place, entry in enumerate(entries):
+                self._queue.append(_Item(entry, handle, place, now))
+        return handle
+
+    def _raise_if_ended(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
+    # Driving.
+
+    def _drive(self, handle: Handle) -> None:
+        """Run rounds until ``handle`` is done, unless another thread already does."""
+        if not self._driving.acquire(blocking=False):
+            if self._parked:  # a driver that is about to leave, perhaps
+                self._wake()
+            handle.sleep()
+            return
+        try:
+            while not handle.done():
+                self._round(spin=True)
+        finally:
+            self._driving.release()
+            if (self._queue or self._waiting or self._posted) and self._parked:
+                self._wake()
+
+    def _wake(self) -> None:
+        with self._mutex:
+            if self._parked:
+                self._parked = False
+                self._unpark.release()
+
+    def _background(self) -> None:
+        while True:
+            self._unpark.acquire()
+            with self._driving:
+                while (self._queue or self._waiting or self._posted) and not self._closing:
+                    self._round(spin=False)
+                if self._closing:
+                    self._leave()
+                    return
+                with self._mutex:
+                    self._parked = not self._queue
+                    if not self._parked:
+                        self._unpark.release()
+
+    def _round(self, *, spin: bool) -> None:
+        """Take the current round one step further; waits for at most a tick."""
+        try:
+            self._advance(spin)
+        except PeerLostError as error:
+            self._fail_all(self._explain(error))
+        except HorovodInternalError as error:
+            self._fail_all(error)
+        except Exception as error:  # a collective broke off half-way: ranks are out of step
+            why = f"rank {self.rank} failed inside a collective: {type(error).__name__}: {error}"
+            self.transport.abort(why)
+            self._fail_all(HorovodInternalError(why))
+
+    def _advance(self, spin: bool) -> None:
+        board = self.transport.board
+        if not self._posted:
+            if not self._queue and not board.started():
+                board.wait(_TICK, spin=spin)
+                self._look()
+                return
+            self._post()
+        messages = board.collect()
+        if messages is None:
+            board.wait(_TICK, spin=spin)
+            self._look()
+            return
+        self._posted = False
+        self._settle(messages)
+
+    def _post(self) -> None:
+        known: list[tuple[int, int]] = []
+        new = []
+        number = self._cache.number
+        queue, batch = self._queue, self._batch
+        while queue:
+            item = queue.popleft()
+            batch.append(item)
+            entry = item.entry
+            found = number(entry.request)
+            if found is None:
+                new.append((entry.request, entry.serial))
+            else:
+                known.append((found, entry.serial))
+        if known and new:  # known ones are decoded first
+            batch.sort(key=lambda item: number(item.entry.request) is None)
+        self.transport.board.post(wire.encode(known, new) if batch else b"")
+        self._posted = True
+
+    def _settle(self, messages: Sequence[bytes]) -> None:
+        """All have posted: decide, and run what is decided."""
+        batch, self._batch = self._batch, []
+        first = messages[0]
+        same = self._negotiation.idle and first and messages.count(first) == self.size
+        key = wire.signatures(first) if same else None
+        if self._decided_in != self._cache.generation:
+            self._decisions.clear()
+            self._decided_in = self._cache.generation
+        decision = self._decisions.get(key) if key else None
+        if decision is None:
+            decision, batch = self._decide(messages, batch)
+            if key and self._negotiation.idle and len(self._decisions) < _REMEMBERED:
+                self._decisions[key] = decision
+        for done, remembered in enumerate(decision):
+            try:
+                self._run(remembered.unit, [batch[position] for position in remembered.positions])
+            except BaseException:  # these fail with the rest
+                left = (batch[position] for each in decision[done:] for position in each.positions)
+                self._waiting.update((item.entry.name, item) for item in left)
+                raise
+
+    def _decide(self, messages: Sequence[bytes], batch: list[_Item]) -> tuple[list[_Unit], list[_Item]]:
+        """Negotiate; the units to run, and the items that their positions point into."""
+        decoded = [wire.decode(message) for message in messages]
+        named = [self._named(message) for message in decoded]
+        self._cache.learn([request for message in decoded for request, _ in message.new])
+        before = len(self._waiting)
+        for item in batch:
+            self._waiting[item.entry.name] = item
+        for rank, message in enumerate(decoded):
+            if message.shutdown:
+                raise ShutDownError(self._story(rank))
+        responses = self._negotiation.step(named)
+        if not before and len(batch) == sum(len(response.names) for response in responses):
+            items = batch  # in the order in which the message names them: the decision may be remembered
+        else:
+            items = [self._waiting[name] for response in responses for name in response.names]
+        positions = {item.entry.name: position for position, item in enumerate(items)}
+        units = plan(responses, lambda name: self._waiting[name].entry.request, self._threshold)
+        for item in items:
+            del self._waiting[item.entry.name]
+        return [_Unit(unit, tuple(positions[name] for name in unit.names)) for unit in units], items
+
+    def _named(self, message: wire.Message) -> list[Named]:
+        request_of = self._cache.request
+        pairs = [(request_of(number), serial) for number, serial in message.known] + message.new
+        return [(f"{request.name}.{serial}" if serial else request.name, request) for request, serial in pairs]
+
+    def _run(self, unit: Unit, items: Sequence[_Item]) -> None:
+        buffers = [item.entry.buffer for item in items]
+        for item in items:
+            self._names.discard(item.entry.request.name)
+        if unit.error:
+            for item in items:
+                item.handle.fail(HorovodInternalError(unit.error))
+            return
+        for observer in self.observers:
+            observer.started(unit.kind, unit.names, sum(buffer.data.nbytes for buffer in buffers))
+        results = execute(unit, buffers, self.transport)
+        for observer in self.observers:
+            observer.finished(unit.kind, unit.names)
+        for item, result in zip(items, results, strict=True):
+            item.handle.finish(item.place, result)
+
+    # Endings.
+
+    def _look(self) -> None:
+        """Tell the observers what waits, about twice a second."""
+        now = monotonic()
+        if now - self._looked < _TICK / 2:
+            return
+        self._looked = now
+        items = [*self._waiting.items(), *((item.entry.name, item) for item in self._batch)]
+        if not items or not self.observers:
+            return
+        absent = self._negotiation.missing()
+        silent = tuple(rank for rank in self.transport.board.missing() if rank != self.rank)
+        waiting = [Waiting(name, now - item.since, absent.get(name, silent) or silent) for name, item in items]
+        for observer in self.observers:
+            why = observer.waiting(waiting)
+            if why:
+                self.transport.abort(why)
+
+    def _story(self, rank: int) -> str:
+        names = [*self._waiting, *(item.entry.name for item in self._batch)]
+        if rank == self.rank or not names:
+            return ""
+        return f"(Rank {rank} shut down or ended while rank {self.rank} waited for {', '.join(names[:6])}.)"
+
+    def _explain(self, error: PeerLostError) -> HorovodInternalError:
+        if error.left:
+            return ShutDownError(self._story(error.rank))
+        names = [*self._waiting, *(item.entry.name for item in self._batch)]
+        what = f" (rank {self.rank} was waiting for {', '.join(names[:6])})" if names else ""
+        return PeerLostError(f"{error}{what}", error.rank)
+
+    def _fail_all(self, error: HorovodInternalError) -> None:
+        with self._mutex:
+            self._ended = error
+            items = [*self._waiting.values(), *self._batch, *self._queue]
+            self._waiting.clear()
+            self._batch.clear()
+            self._queue.clear()
+            self._names.clear()
+            self._posted = False
+        for item in items:
+            item.handle.fail(error)
+
+    def _leave(self) -> None:
+        """Say goodbye, if it is this rank's turn to post; nobody is waited for."""
+        if self._ended is None and not self._posted and self.size > 1:
+            self.transport.board.post(wire.encode([], [], shutdown=True))
+        self._fail_all(ShutDownError())

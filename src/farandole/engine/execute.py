@@ -1,0 +1,104 @@
+"""Run one agreed unit on the transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from farandole.collectives.kernels import shares
+from farandole.contracts import Transport
+from farandole.engine.fusion import Unit
+from farandole.types import Buffer, Kind, ReduceOp, Request
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+# Allgather: one entry, everybody's first dimension. Alltoall: per rank, how many rows it sends to each.
+Parts = Sequence[tuple[int, ...]]
+
+
+def execute(unit: Unit, buffers: Sequence[Buffer], transport: Transport) -> list[Any]:
+    """The results of the unit's collectives, as ``Engine.submit`` describes them."""
+    if unit.kind is Kind.ALLREDUCE:
+        op, scale = reduction(unit.requests[0], transport.size)
+        transport.allreduce(buffers, op, scale)
+        return [None] * len(buffers)
+    run = _RUN[unit.kind]
+    each = len(unit.parts) // len(buffers)  # parts per collective
+    return [
+        run(request, buffer, unit.parts[index * each : (index + 1) * each], transport)
+        for index, (request, buffer) in enumerate(zip(unit.requests, buffers, strict=True))
+    ]
+
+
+def reduction(request: Request, size: int) -> tuple[ReduceOp, float]:
+    """Fold average, prescale and postscale into one factor, applied once to the result."""
+    op, pre, post = request.op, request.prescale, request.postscale
+    if op is ReduceOp.AVERAGE:
+        return ReduceOp.SUM, pre * post / size if (pre, post) != (1.0, 1.0) else 1.0 / size
+    if op is ReduceOp.PRODUCT:
+        return op, float(pre**size) * post
+    if pre < 0 and op in (ReduceOp.MIN, ReduceOp.MAX):  # a negative factor turns the order round
+        return (ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN), pre * post
+    return op, pre * post
+
+
+def _row(shape: Sequence[int]) -> int:
+    count = 1
+    for length in shape[1:]:
+        count *= length
+    return count
+
+
+def _allgather(request: Request, buffer: Buffer, parts: Parts, transport: Transport) -> Any:
+    (rows_of,) = parts
+    row = _row(request.shape)
+    out = np.empty(sum(rows_of) * row, dtype=request.dtype.storage)
+    counts = [rows * row * request.dtype.itemsize for rows in rows_of]
+    transport.allgather(_bytes(buffer.data), _bytes(out), counts)
+    return out, rows_of
+
+
+def _broadcast(request: Request, buffer: Buffer, parts: Parts, transport: Transport) -> Any:
+    if transport.rank == request.root and buffer.out is not buffer.data:
+        buffer.out[:] = buffer.data
+    transport.broadcast(_bytes(buffer.out), request.root)
+
+
+def _reducescatter(request: Request, buffer: Buffer, parts: Parts, transport: Transport) -> Any:
+    row = _row(request.shape)
+    counts = [rows * row for rows in shares(request.shape[0], transport.size)]
+    out = np.empty(counts[transport.rank], dtype=request.dtype.storage)
+    op, scale = reduction(request, transport.size)
+    transport.reducescatter(Buffer(buffer.data, out, request.dtype), counts, op, scale)
+    return out
+
+
+def _barrier(request: Request, buffer: Buffer, parts: Parts, transport: Transport) -> Any:
+    transport.barrier()
+
+
+def _alltoall(request: Request, buffer: Buffer, splits: Parts, transport: Transport) -> Any:
+    unit = _row(request.shape) * request.dtype.itemsize
+    received = tuple(rows[transport.rank] for rows in splits)
+    out = np.empty(sum(received) * _row(request.shape), dtype=request.dtype.storage)
+    sends = [rows * unit for rows in splits[transport.rank]]
+    used = sum(sends)
+    transport.alltoall(_bytes(buffer.data)[:used], sends, _bytes(out), [rows * unit for rows in received])
+    return out, received
+
+
+def _bytes(array: Array) -> Array:
+    return array.view(np.uint8)
+
+
+_RUN: dict[Kind, Callable[[Request, Buffer, Parts, Transport], Any]] = {
+    Kind.ALLTOALL: _alltoall,
+    Kind.ALLGATHER: _allgather,
+    Kind.BROADCAST: _broadcast,
+    Kind.REDUCESCATTER: _reducescatter,
+    Kind.BARRIER: _barrier,
+}

@@ -1,0 +1,178 @@
+"""What may run now? A pure function of what every rank has said so far.
+
+Every rank reads every rank's messages, in rounds, and feeds them to its own ``Negotiation``; since all see the same,
+all decide the same. There is no coordinator. A collective is ready when all ranks have asked for it under one name
+(for a group: when all members are ready); the order in which the last rank completes names is the order of execution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farandole.types import Kind, ReduceOp, Request, Response
+
+Named = tuple[str, Request]  # the name may carry a serial number that the request does not
+
+
+class Negotiation:
+    """The state of agreement among ``size`` ranks."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._asked: dict[str, list[Request | None]] = {}
+        self._groups: dict[str, list[str]] = {}
+
+    @property
+    def idle(self) -> bool:
+        """True when nobody waits for anybody."""
+        return not self._asked
+
+    def missing(self) -> dict[str, tuple[int, ...]]:
+        """For each name that some ranks asked for: the ranks that have not."""
+        return {
+            name: tuple(rank for rank, request in enumerate(asked) if request is None)
+            for name, asked in self._asked.items()
+        }
+
+    def step(self, messages: Sequence[Sequence[Named]]) -> list[Response]:
+        """Take in what each rank asked for in this round; return what all ranks run now, in order."""
+        completed: list[str] = []
+        for rank, asked in enumerate(messages):
+            for name, request in asked:
+                row = self._asked.get(name)
+                if row is None:
+                    row = self._asked[name] = [None] * self.size
+                row[rank] = request
+                if None not in row:
+                    completed.append(name)
+        return [response for name in completed for response in self._complete(name)]
+
+    def _complete(self, name: str) -> list[Response]:
+        requests = self._asked[name]
+        first = requests[0]
+        assert first is not None
+        if not first.group:
+            return [self._answer((name,))]
+        serial = name[len(first.name) :]
+        group = first.group + serial
+        members = self._groups.setdefault(group, [])
+        members.append(name)
+        if len(members) < first.group_size:
+            return []
+        return self._release(self._groups.pop(group))
+
+    def _release(self, members: list[str]) -> list[Response]:
+        """The answers for a whole group: if one member fails, all do."""
+        names = tuple(sorted(members, key=lambda name: _member_order(name)))
+        answers = [self._answer((name,)) for name in names]
+        for answer in answers:
+            if answer.error:
+                return [Response(answer.kind, names, error=answer.error)]
+        return [Response(answers[0].kind, names, tuple(part for answer in answers for part in answer.parts))]
+
+    def _answer(self, names: tuple[str]) -> Response:
+        requests = [request for request in self._asked.pop(names[0]) if request is not None]
+        error = mismatch(requests)
+        parts: tuple[tuple[int, ...], ...] = ()
+        kind = requests[0].kind
+        if not error and kind is Kind.ALLGATHER:
+            parts = (tuple(request.shape[0] for request in requests),)
+        elif not error and kind is Kind.ALLTOALL:
+            parts = tuple(tuple(splits_of(request, self.size)) for request in requests)
+        return Response(kind, names, parts, error)
+
+
+def _member_order(name: str) -> tuple[int, str]:
+    """Members are called <base>_<i>of<n>: by number where they are, else by name."""
+    tail = name.rpartition("_")[2].partition("of")[0]
+    return (int(tail) if tail.isdigit() else 0, name)
+
+
+def splits_of(request: Request, size: int) -> Sequence[int]:
+    """How many rows of this rank's tensor go to each rank."""
+    return request.splits or [request.shape[0] // size] * size
+
+
+def mismatch(requests: Sequence[Request]) -> str:
+    """Why these requests of all ranks for one name cannot run together; empty if they can. Texts are Horovod's."""
+    first = requests[0]
+    if all(request is first or request == first for request in requests) and not _gathers(first.kind):
+        return ""
+    for other in requests[1:]:
+        text = _disagreement(first, other)
+        if text:
+            return text
+    if _gathers(first.kind) and not first.shape:
+        return f"Process-set rank zero tried to {first.kind.name} a rank-zero tensor."
+    return ""
+
+
+def _gathers(kind: Kind) -> bool:
+    return kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)
+
+
+def _disagreement(first: Request, other: Request) -> str:
+    """What ``other`` does differently, in the order in which Horovod looks."""
+    one, two = _Each(first), _Each(other)
+    if first.dtype != other.dtype:
+        return f"Mismatched data types: One rank had type {one.dtype}, but another rank had type {two.dtype}."
+    if first.kind != other.kind:
+        return f"Mismatched operations: One rank did an {one.kind}, but another rank did an {two.kind}."
+    if first.device != other.device:
+        return (
+            f"Mismatched {one.kind} CPU/GPU device selection: One rank specified device {first.device}, "
+            f"but another rank specified device {other.device}."
+        )
+    if first.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+        if first.op != other.op:
+            return (
+                f"Mismatched reduction operation: One rank sent reduction op {one.op}, "
+                f"but another rank sent reduction op {two.op}."
+            )
+        if (first.prescale, first.postscale) != (other.prescale, other.postscale):
+            return (
+                f"Mismatched prescale and/or postscale factors: One rank sent factors ({first.prescale}, "
+                f"{first.postscale}), but another rank sent factors ({other.prescale}, {other.postscale})."
+            )
+    if first.kind is Kind.BROADCAST and first.root != other.root:
+        return (
+            f"Mismatched BROADCAST root ranks: One rank specified root rank {first.root}, "
+            f"but another rank specified root rank {other.root}."
+        )
+    if (first.group, first.group_size) != (other.group, other.group_size):
+        return (
+            f"Mismatched groups: One rank sent the tensor in a group of {first.group_size}, "
+            f"but another rank sent it in a group of {other.group_size}."
+        )
+    return _shape_disagreement(first, other)
+
+
+def _shape_disagreement(first: Request, other: Request) -> str:
+    kind = first.kind.name
+    if first.kind in (Kind.ALLGATHER, Kind.ALLTOALL):
+        if len(first.shape) != len(other.shape):
+            return (
+                f"Mismatched {kind} tensor shapes: One rank sent a tensor of rank {len(first.shape)}, "
+                f"but another rank sent a tensor of rank {len(other.shape)}."
+            )
+        for axis, (mine, theirs) in enumerate(zip(first.shape[1:], other.shape[1:], strict=True), 1):
+            if mine != theirs:
+                return (
+                    f"Mismatched {kind} tensor shapes: One rank sent a tensor with dimension {axis} equal to {mine}, "
+                    f"but another rank sent a tensor with dimension {axis} equal to {theirs}."
+                )
+    elif first.shape != other.shape:
+        return (
+            f"Mismatched {kind} tensor shapes: One rank sent a tensor of shape {list(first.shape)}, "
+            f"but another rank sent a tensor of shape {list(other.shape)}."
+        )
+    return ""
+
+
+class _Each:
+    """Names as Horovod prints them."""
+
+    def __init__(self, request: Request) -> None:
+        self.dtype = request.dtype.value
+        self.kind = request.kind.name
+        self.op = ReduceOp(request.op).name

@@ -1,0 +1,65 @@
+"""What a rank posts in a round: signatures it shares with the others as numbers, new ones in full.
+
+A message is: flags (1 byte), count (4 bytes), signature numbers (4 bytes each), serial numbers (8 bytes each), and
+then JSON: ``[[serial, name, kind, dtype, shape, ...], ...]`` for the signatures without a number. An empty message
+means: nothing new.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from farandole.types import DType, Kind, ReduceOp, Request
+
+SHUTDOWN = 1
+_HEAD = struct.Struct("<BI")
+
+
+class Message(NamedTuple):
+    """A decoded message. ``known``: (signature number, serial) pairs; ``new``: (request, serial) pairs."""
+
+    shutdown: bool
+    known: list[tuple[int, int]]
+    new: list[tuple[Request, int]]
+
+
+def encode(known: Sequence[tuple[int, int]], new: Sequence[tuple[Request, int]], *, shutdown: bool = False) -> bytes:
+    head = _HEAD.pack(SHUTDOWN if shutdown else 0, len(known))
+    numbers = array("I", [number for number, _ in known]).tobytes()
+    serials = array("Q", [serial for _, serial in known]).tobytes()
+    rest = json.dumps([[serial, *request] for request, serial in new]).encode() if new else b""
+    return head + numbers + serials + rest
+
+
+def signatures(message: bytes) -> bytes | None:
+    """The signature numbers alone, if there is nothing else in the message: what repeats step after step."""
+    flags, count = _HEAD.unpack_from(message)
+    end = _HEAD.size + 4 * count
+    return message[_HEAD.size : end] if not flags and len(message) == end + 8 * count else None
+
+
+def decode(message: bytes) -> Message:
+    if not message:
+        return Message(False, [], [])
+    flags, count = _HEAD.unpack_from(message)
+    middle = _HEAD.size + 4 * count
+    end = middle + 8 * count
+    numbers = array("I", message[_HEAD.size : middle])
+    serials = array("Q", message[middle:end])
+    new = [_request(row) for row in json.loads(message[end:])] if len(message) > end else []
+    return Message(bool(flags & SHUTDOWN), list(zip(numbers, serials, strict=True)), new)
+
+
+def _request(row: list[Any]) -> tuple[Request, int]:
+    serial, name, kind, dtype, shape, op, root, prescale, postscale, splits, group, group_size, device = row
+    return (
+        Request(
+            name, Kind(kind), DType(dtype), tuple(shape), ReduceOp(op), root, prescale, postscale,
+            tuple(splits), group, group_size, device,
+        ),
+        serial,
+    )  # fmt: skip

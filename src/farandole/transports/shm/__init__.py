@@ -1,0 +1,75 @@
+"""Shared memory between the ranks of one host: the fastest wire, and nothing left behind.
+
+Ranks meet on abstract Unix sockets named by the job's secret (``meeting``), hand each other anonymous memory
+(``memory``), and from then on talk through flags in it (``arena``, ``futex``, ``board``). Ordinary tensors go through
+small slots (``pipeline``), allocated ones are reduced where they stand (``regions``).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from farandole.errors import RendezvousError
+from farandole.transports.shm.arena import SMALL, Arena, crowded
+from farandole.transports.shm.meeting import Meeting
+from farandole.transports.shm.pipeline import staging
+from farandole.transports.shm.transport import ShmTransport
+
+_BUDGET = 2 << 20  # bytes of slots that a rank should not exceed: they are to stay in cache
+_LARGEST_CHUNK, _SMALLEST_CHUNK = 128 << 10, 16 << 10
+
+
+def connect(
+    rank: int, size: int, secret: str, scope: str, timeout: float = 30.0, *, patience: float = 600.0
+) -> ShmTransport:
+    """The transport of ``rank`` among ``size`` ranks of this host. Collective.
+
+    ``scope`` tells apart the transports of one job; all ranks give the same. Raises RendezvousError naming the ranks
+    that did not come within ``timeout`` seconds. ``patience``: seconds to wait for a rank inside a collective.
+    """
+    peers = Meeting(rank, size, secret, scope).gather(timeout) if size > 1 else {}
+    return _assemble(rank, size, secret, scope, peers, patience)
+
+
+def connect_if_shared(
+    rank: int,
+    size: int,
+    secret: str,
+    scope: str,
+    timeout: float,
+    agree: Callable[[str, bool], bool],
+    *,
+    patience: float = 600.0,
+) -> ShmTransport | None:
+    """Like ``connect``; None, on all ranks, if any two of them cannot share memory (other hosts, other containers).
+
+    ``agree(topic, mine)`` tells every rank whether all said True.
+    """
+    meeting = Meeting(rank, size, secret, scope)
+    peers: dict[int, socket.socket] = {}
+    try:
+        agree("door", True)
+        peers = meeting.gather(timeout, doors_open=True)
+        reached = True
+    except RendezvousError:
+        reached = False
+    finally:
+        meeting.close()
+    if agree("reached", reached):
+        return _assemble(rank, size, secret, scope, peers, patience)
+    for sock in peers.values():
+        sock.close()
+    return None
+
+
+def _assemble(
+    rank: int, size: int, secret: str, scope: str, peers: dict[int, socket.socket], patience: float
+) -> ShmTransport:
+    chunk = _BUDGET // staging(size, 1) // 4096 * 4096
+    chunk = max(_SMALLEST_CHUNK, min(_LARGEST_CHUNK, chunk))
+    arena = Arena(rank, size, peers, staging(size, chunk), crowded=crowded(size), patience=patience)
+    return ShmTransport(arena, chunk, scope, secret)
+
+
+__all__ = ["SMALL", "ShmTransport", "connect", "connect_if_shared"]

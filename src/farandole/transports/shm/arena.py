@@ -1,0 +1,209 @@
+"""One shared arena per rank: flags, a notice board, and staging room. Every rank maps all of them.
+
+Rules that make it safe without locks: a word is written by one rank only (its owner), counters only grow, and data is
+written before the counter that announces it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from farandole.errors import PeerLostError
+from farandole.transports.shm import futex, meeting, memory
+
+# The control page: byte offsets, a cache line (64 bytes) apart.
+PROGRESS, POSTED, SLEEPING, BELL, ABORTED, LEFT, REASON_LENGTH = (64 * i for i in range(7))
+REASON, REASON_MAX = 1024, 2048
+NOTICES = memory.PAGE  # two notices: length, more-to-come, text
+NOTICE = 8192
+NOTICE_HEADER = 16
+SMALLS = NOTICES + 2 * NOTICE  # two places for tensors that are exchanged whole
+SMALL = 32 << 10
+STAGING = SMALLS + 2 * SMALL
+
+_SPIN_SECONDS = 100e-6
+_CHECK_SECONDS = 0.02  # how often a sleeper looks whether its peers are alive
+_LONGEST_SLEEP = 0.05
+
+
+class Arena:
+    """The arenas of all ranks of one host, seen from one of them."""
+
+    def __init__(
+        self, rank: int, size: int, peers: Mapping[int, socket.socket], staging: int, *, crowded: bool, patience: float
+    ) -> None:
+        self.rank, self.size, self.peers, self.patience = rank, size, dict(peers), patience
+        self._handing = threading.Lock()
+        views, self.bytes = zip(*self.share(STAGING + staging), strict=True)
+        self.words = [view.cast("Q") for view in views]  # flags, 8 bytes each
+        self.chars = [view.cast("B") for view in views]
+        self._bells = [view[BELL : BELL + 4].cast("I") for view in views]
+        self._bell_addresses = [array.ctypes.data + BELL for array in self.bytes]
+        self.others = [peer for peer in range(size) if peer != rank]
+        self._poll = select.poll()
+        self._of_fd = {sock.fileno(): peer for peer, sock in self.peers.items()}
+        for fd in self._of_fd:
+            self._poll.register(fd, select.POLLIN | select.POLLHUP)
+        # With more ranks than cores, polling steals the core of the rank that is waited for.
+        self._spin_seconds = 0.0 if crowded else _SPIN_SECONDS
+        self._checked = time.monotonic()
+        self._published = 0
+        self.rings = 0
+
+    def share(self, nbytes: int) -> list[tuple[memoryview, np.ndarray]]:
+        """Memory of ``nbytes`` on every rank, mapped by all: (bytes, uint8 array) in rank order. Collective."""
+        with self._handing:
+            mine = memory.create(nbytes)
+            for sock in self.peers.values():
+                meeting.hand_over(sock, mine)
+            fds = {peer: meeting.receive(sock, peer, self.patience) for peer, sock in self.peers.items()}
+            fds[self.rank] = mine
+            return [memory.attach(fds[rank], nbytes) for rank in range(self.size)]
+
+    # Progress: one counter per rank; what each value means follows from the sequence of collectives, alike on all.
+
+    def publish(self) -> None:
+        """Announce that this rank's next stage is done."""
+        futex.publish_fence()
+        self._published += 1
+        self.words[self.rank][PROGRESS // 8] = self._published
+        self.ring_others()
+
+    @property
+    def published(self) -> int:
+        return self._published
+
+    def await_all(self, stage: int) -> None:
+        """Wait until every other rank has announced ``stage``."""
+        for peer in self.others:
+            self.await_one(peer, stage)
+
+    def await_one(self, peer: int, stage: int) -> None:
+        words = self.words[peer]
+        for _ in range(20):
+            if words[PROGRESS // 8] >= stage:
+                return
+        self.wait_until(lambda: words[PROGRESS // 8] >= stage, self.patience, peer=peer)
+
+    # Waiting.
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float, *, spin: bool = True, peer: int = -1) -> bool:
+        """Poll briefly, then sleep on this rank's bell, until ``condition()`` or ``seconds`` are over.
+
+        Raises PeerLostError when a peer is gone or the arena was aborted; also, if ``peer`` is given, when time is up.
+        """
+        deadline = time.monotonic() + seconds
+        if spin and self._spin_seconds:
+            until = time.perf_counter() + self._spin_seconds
+            while time.perf_counter() < until:
+                if condition():
+                    return True
+        words, bell = self.words[self.rank], self._bells[self.rank]
+        pause = 0.002
+        try:
+            while True:
+                heard = bell[0]
+                words[SLEEPING // 8] = 1
+                futex.fence()
+                if condition():
+                    return True
+                now = time.monotonic()
+                if now >= deadline:
+                    break
+                try:
+                    self._check(now)
+                except PeerLostError:
+                    if condition():  # it did its part before it left
+                        return True
+                    raise
+                futex.sleep_while(self._bell_addresses[self.rank], heard, min(pause, deadline - now))
+                pause = min(pause * 2, _LONGEST_SLEEP)
+        finally:
+            words[SLEEPING // 8] = 0
+        if peer >= 0:
+            raise PeerLostError(f"rank {peer} did not take part in a collective for {seconds:g} s", peer)
+        return False
+
+    def ring_others(self) -> None:
+        """Wake the ranks that sleep."""
+        futex.fence()
+        for peer in self.others:
+            if self.words[peer][SLEEPING // 8]:
+                self._ring(peer)
+
+    def ring_self(self) -> None:
+        """Wake the thread of this rank that waits; counted, so that a ring between two waits is not lost."""
+        self.rings += 1
+        self._ring(self.rank)
+
+    def _ring(self, peer: int) -> None:
+        bell = self._bells[peer]
+        bell[0] = (bell[0] + 1) & 0xFFFFFFFF
+        futex.wake(self._bell_addresses[peer])
+
+    # Failure.
+
+    def _check(self, now: float) -> None:
+        if now - self._checked < _CHECK_SECONDS and not self._aborted_by():
+            return
+        self._checked = now
+        self.check()
+
+    def check(self) -> None:
+        """Raise PeerLostError if the arena was aborted or a peer is gone."""
+        for peer in self._aborted_by():
+            raise PeerLostError(self._reason(peer), peer)
+        for fd, _ in self._poll.poll(0):
+            peer = self._of_fd[fd]
+            if self.words[peer][LEFT // 8]:
+                raise PeerLostError(f"rank {peer} has left: it shut down or its program ended", peer, left=True)
+            if self._hung_up(peer):
+                raise PeerLostError(f"rank {peer} died", peer)
+
+    def _aborted_by(self) -> list[int]:
+        return [peer for peer in range(self.size) if self.words[peer][ABORTED // 8]]
+
+    def _hung_up(self, peer: int) -> bool:
+        try:
+            return self.peers[peer].recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def _reason(self, peer: int) -> str:
+        length = self.words[peer][REASON_LENGTH // 8]
+        return bytes(self.chars[peer][REASON : REASON + length]).decode(errors="replace")
+
+    def abort(self, why: str) -> None:
+        """Make every wait of every rank raise PeerLostError with ``why``."""
+        if self.words[self.rank][ABORTED // 8]:
+            return
+        text = why.encode()[:REASON_MAX]
+        self.chars[self.rank][REASON : REASON + len(text)] = text
+        self.words[self.rank][REASON_LENGTH // 8] = len(text)
+        futex.publish_fence()
+        self.words[self.rank][ABORTED // 8] = 1
+        for peer in range(self.size):
+            self._ring(peer)
+
+    def close(self) -> None:
+        """Leave in order: peers that need this rank later learn that it left, rather than that it died."""
+        self.words[self.rank][LEFT // 8] = 1
+        futex.publish_fence()
+        for peer in self.others:
+            self._ring(peer)
+        for sock in self.peers.values():
+            sock.close()
+
+
+def crowded(size: int) -> bool:
+    """Are there more ranks here than cores to run them?"""
+    return size > len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else size > (os.cpu_count() or 1)

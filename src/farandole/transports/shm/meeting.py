@@ -1,0 +1,146 @@
+"""How ranks of one host find each other: abstract Unix sockets named by the job's secret.
+
+"Same host" means exactly this: the socket could be reached and memory could be handed over it. The connections stay
+open for the life of the transport; a peer that dies closes them, which is how its death is noticed.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import socket
+import struct
+import threading
+import time
+
+from farandole.errors import AuthenticationError, PeerLostError, RendezvousError
+from farandole.handshake import authenticate, derive
+from farandole.log import logger
+
+_RANK = struct.Struct("<I")
+_PENDING = 64  # strangers that may be in a handshake at one time
+
+
+def address(secret: str, scope: str, rank: int) -> str:
+    """The abstract socket name of ``rank``; only who knows the secret can compute it."""
+    return "\0farandole-" + derive(secret, f"shm|{scope}|{rank}")
+
+
+class Meeting:
+    """Opens this rank's door, then connects to every lower rank and accepts every higher one."""
+
+    def __init__(self, rank: int, size: int, secret: str, scope: str) -> None:
+        self.rank, self.size, self.secret, self.scope = rank, size, secret, scope
+        self.peers: dict[int, socket.socket] = {}
+        self._changed = threading.Condition()
+        self._pending = threading.BoundedSemaphore(_PENDING)
+        self._warned = False
+        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._door.bind(address(secret, scope, rank))
+        self._door.listen(size + _PENDING)
+        self._open = True
+        self._porter = threading.Thread(target=self._accept, name="farandole-shm-door", daemon=True)
+        self._porter.start()
+
+    def gather(self, timeout: float, *, doors_open: bool = False) -> dict[int, socket.socket]:
+        """Sockets to all other ranks. Raises RendezvousError naming the ranks that did not come in time.
+
+        ``doors_open``: every rank's door is known to be open, so one that cannot be found is not on this host.
+        """
+        deadline = time.monotonic() + timeout
+        try:
+            for peer in range(self.rank):
+                self._dial(peer, time.monotonic() if doors_open else deadline, timeout)
+            with self._changed:
+                everybody = self._changed.wait_for(
+                    lambda: len(self.peers) == self.size - 1, max(0.0, deadline - time.monotonic())
+                )
+            if not everybody:
+                raise RendezvousError.late(self._missing(), timeout)
+        except BaseException:
+            for sock in self.peers.values():
+                sock.close()
+            raise
+        finally:
+            self.close()
+        return dict(self.peers)
+
+    def close(self) -> None:
+        """Shut the door. Connections that were made stay open."""
+        self._open = False
+        with contextlib.suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
+        self._porter.join(timeout=5)
+        self._door.close()
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank and rank not in self.peers]
+
+    def _dial(self, peer: int, deadline: float, timeout: float) -> None:
+        pause = 0.0005
+        while True:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.connect(address(self.secret, self.scope, peer))
+                authenticate(sock, self.secret, f"shm|{self.scope}", server=False)
+                sock.sendall(_RANK.pack(self.rank))
+                self._admit(peer, sock)
+                return
+            except (OSError, AuthenticationError):
+                sock.close()
+                if time.monotonic() > deadline:
+                    raise RendezvousError.late(self._missing(), timeout) from None
+                time.sleep(pause)  # the peer is not there yet
+                pause = min(pause * 1.5, 0.02)
+
+    def _admit(self, peer: int, sock: socket.socket) -> None:
+        with self._changed:
+            self.peers[peer] = sock
+            self._changed.notify_all()
+
+    def _accept(self) -> None:
+        while self._open:
+            try:
+                sock, _ = self._door.accept()
+            except OSError:
+                return
+            if not self._pending.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
+
+    def _greet(self, sock: socket.socket) -> None:
+        try:
+            authenticate(sock, self.secret, f"shm|{self.scope}", server=True)
+            (peer,) = _RANK.unpack(sock.recv(_RANK.size, socket.MSG_WAITALL))
+            if not self.rank < peer < self.size or peer in self.peers:
+                raise AuthenticationError(f"a peer says it is rank {peer}, which is not awaited")
+            self._admit(peer, sock)
+        except (OSError, struct.error) as error:
+            sock.close()
+            if not self._warned:
+                self._warned = True
+                logger.warning("refused a connection to this rank's shared-memory socket: %s", error)
+        finally:
+            self._pending.release()
+
+
+def hand_over(sock: socket.socket, fd: int) -> None:
+    """Send a file descriptor."""
+    sock.sendmsg([b"m"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+
+
+def receive(sock: socket.socket, peer: int, timeout: float) -> int:
+    """Receive a file descriptor from ``peer``."""
+    sock.settimeout(timeout)
+    try:
+        data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(4), getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+    except OSError as error:
+        raise PeerLostError(f"rank {peer} did not hand over its shared memory: {error}", peer) from error
+    finally:
+        sock.settimeout(None)
+    if not data or not ancillary:
+        raise PeerLostError(f"rank {peer} went away before it handed over its shared memory", peer)
+    fds = array.array("i")
+    fds.frombytes(ancillary[0][2][:4])
+    return fds[0]

@@ -1,0 +1,41 @@
+"""Memory that several processes map: anonymous (memfd), so a killed process leaves nothing behind."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+PAGE = mmap.PAGESIZE
+
+
+def create(nbytes: int) -> int:
+    """A file descriptor of fresh shared memory. It has no name, so it ends with its last user."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("farandole", os.MFD_CLOEXEC)
+    else:  # macOS: an unlinked temporary file
+        fd, path = tempfile.mkstemp()
+        os.unlink(path)
+    os.ftruncate(fd, round_up(nbytes))
+    return fd
+
+
+def attach(fd: int, nbytes: int) -> tuple[memoryview, Array]:
+    """Map ``fd`` (and close it): the bytes as a memoryview, for flags, and as a uint8 array, for data.
+
+    The mapping lives as long as either is referred to.
+    """
+    size = round_up(nbytes)
+    mapped = mmap.mmap(fd, size)
+    os.close(fd)
+    return memoryview(mapped), np.frombuffer(mapped, dtype=np.uint8)[:nbytes]
+
+
+def round_up(nbytes: int, unit: int = PAGE) -> int:
+    return max(unit, (nbytes + unit - 1) // unit * unit)

@@ -1,0 +1,78 @@
+"""The in-place path: memory from ``allocate`` is mapped by every rank, and reduced where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from farandole.collectives.kernels import reduce_into
+from farandole.transports.shm.arena import Arena
+from farandole.types import Buffer, ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+PLACE = 7 * 64  # in the control page: where the tensor of the current collective stands, or 0
+_CHUNK = 128 << 10
+
+
+class Regions:
+    """Memory that all ranks allocated together."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._regions: list[tuple[int, int, list[Array]]] = []  # address here, bytes, everybody's mapping
+
+    def allocate(self, nbytes: int) -> Array:
+        if self._arena.size == 1:
+            import numpy as np
+
+            return np.zeros(nbytes, dtype=np.uint8)
+        maps = [array for _, array in self._arena.share(nbytes)]
+        mine = maps[self._arena.rank]
+        self._regions.append((mine.ctypes.data, nbytes, maps))
+        return mine
+
+    def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float) -> bool:
+        """Reduce in place if every rank's tensor stands at the same place of a region; else do nothing."""
+        if not self._regions:
+            return False
+        arena = self._arena
+        place = self._place(buffers[0]) if len(buffers) == 1 else 0
+        arena.words[arena.rank][PLACE // 8] = place
+        arena.publish()
+        arena.await_all(arena.published)
+        if not place or any(arena.words[peer][PLACE // 8] != place for peer in arena.others):
+            arena.publish()  # keeps the next collective's PLACE from being written before all have read this one
+            arena.await_all(arena.published)
+            return False
+        self._reduce(buffers[0], *divmod(place - 1, 1 << 40), op, scale)
+        return True
+
+    def _place(self, buffer: Buffer) -> int:
+        if buffer.data is not buffer.out:
+            return 0
+        address = buffer.data.ctypes.data
+        for index, (start, nbytes, _) in enumerate(self._regions):
+            if start <= address and address + buffer.data.nbytes <= start + nbytes:
+                return 1 + (index << 40) + address - start
+        return 0
+
+    def _reduce(self, buffer: Buffer, index: int, offset: int, op: ReduceOp, scale: float) -> None:
+        """Each rank reduces its share, chunk by chunk while it is in cache, into everybody's memory."""
+        arena, dtype = self._arena, buffer.dtype
+        count = len(buffer.data)
+        maps = [
+            mapped[offset : offset + count * dtype.itemsize].view(dtype.storage) for mapped in self._regions[index][2]
+        ]
+        share = -(-count // arena.size)
+        first, last = min(count, arena.rank * share), min(count, (arena.rank + 1) * share)
+        step = _CHUNK // dtype.itemsize
+        for start in range(first, last, step):
+            stop = min(last, start + step)
+            parts = [mapped[start:stop] for mapped in maps]
+            reduce_into(parts[0], parts, op, dtype, scale)
+            for part in parts[1:]:
+                part[:] = parts[0]
+        arena.publish()
+        arena.await_all(arena.published)

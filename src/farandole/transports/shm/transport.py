@@ -1,0 +1,216 @@
+"""All collectives over shared memory."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from farandole.collectives.kernels import reduce_into
+from farandole.contracts import Board
+from farandole.transports.shm import pipeline
+from farandole.transports.shm.arena import SMALL, SMALLS, STAGING, Arena
+from farandole.transports.shm.board import ShmBoard
+from farandole.transports.shm.regions import Regions
+from farandole.types import Buffer, DType, ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_COUNT = struct.Struct("<Q")
+
+
+class ShmTransport:
+    """See ``contracts.Transport``.
+
+    Staging room is divided anew by every collective. Moves begin and end with all ranks together. Reductions do not
+    end so: a slow rank may still be copying its last results out; the next reduction overwrites them only after that
+    rank has announced its first stage. The small exchange alternates between two places of its own.
+    """
+
+    devices = frozenset({"cpu"})
+
+    def __init__(self, arena: Arena, chunk: int, scope: str, secret: str) -> None:
+        self.rank, self.size = arena.rank, arena.size
+        self._arena, self._chunk, self._scope, self._secret = arena, chunk, scope, secret
+        self.board: Board = ShmBoard(arena)
+        self._slots: dict[str, pipeline.Slots] = {}
+        self._small: dict[str, list[list[Array]]] = {}
+        self._turn = 0
+        self._regions = Regions(arena)
+        self._splits = 0
+        self._closed = False
+
+    # Memory.
+
+    def allocate(self, nbytes: int) -> Array:
+        return self._regions.allocate(nbytes)
+
+    # Reductions.
+
+    def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float = 1.0) -> None:
+        dtype = buffers[0].dtype
+        elements = len(buffers[0].data) if len(buffers) == 1 else sum(len(buffer.data) for buffer in buffers)
+        if self.size == 1:
+            for buffer in buffers:
+                reduce_into(buffer.out, [buffer.data], op, dtype, scale)
+        elif elements * dtype.itemsize <= SMALL:
+            self._exchange(buffers, elements, op, dtype, scale)
+        elif not self._regions.allreduce(buffers, op, scale):
+            pipeline.allreduce(self._arena, self._typed_slots(dtype), buffers, op, scale)
+
+    def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0) -> None:
+        if self.size == 1:
+            reduce_into(buffer.out, [buffer.data], op, buffer.dtype, scale)
+        elif len(buffer.data):
+            pipeline.reducescatter(self._arena, self._typed_slots(buffer.dtype), buffer, counts, op, scale)
+
+    def _exchange(self, buffers: Sequence[Buffer], elements: int, op: ReduceOp, dtype: DType, scale: float) -> None:
+        """One wait: everybody shows its elements, everybody adds up all of them in rank order."""
+        if not elements:
+            return
+        places = self._small_places(dtype.storage)[self._turn]
+        self._turn ^= 1
+        mine = places[self.rank]
+        offset = 0
+        for buffer in buffers:
+            end = offset + len(buffer.data)
+            mine[offset:end] = buffer.data
+            offset = end
+        arena = self._arena
+        arena.publish()
+        arena.await_all(arena.published)
+        parts = [place[:elements] for place in places]
+        if len(buffers) == 1 and not any(part is buffers[0].out for part in parts):
+            reduce_into(buffers[0].out, parts, op, dtype, scale)
+            return
+        offset = 0
+        for buffer in buffers:
+            end = offset + len(buffer.out)
+            if end > offset:
+                reduce_into(buffer.out, [part[offset:end] for part in parts], op, dtype, scale)
+            offset = end
+
+    def _small_places(self, storage: str) -> list[list[Array]]:
+        places = self._small.get(storage)
+        if places is None:
+            places = [
+                [room[SMALLS + turn * SMALL : SMALLS + (turn + 1) * SMALL].view(storage) for room in self._arena.bytes]
+                for turn in (0, 1)
+            ]
+            self._small[storage] = places
+        return places
+
+    def _typed_slots(self, dtype: DType) -> pipeline.Slots:
+        slots = self._slots.get(dtype.storage)
+        if slots is None:
+            slots = self._slots[dtype.storage] = pipeline.Slots(self._arena, self._chunk, dtype.storage)
+        return slots
+
+    # Moves.
+
+    def broadcast(self, data: Array, root: int) -> None:
+        """The root writes piece after piece into its staging room, half of it at a time; the others copy it out."""
+        if self.size == 1 or not len(data):
+            return
+        self.barrier()
+        arena = self._arena
+        half = pipeline.staging(self.size, self._chunk) // 2
+        base = arena.published
+        for turn, start in enumerate(range(0, len(data), half)):
+            first = STAGING + turn % 2 * half
+            piece = data[start : start + half]
+            room = arena.bytes[root][first : first + len(piece)]
+            if self.rank == root:
+                if turn >= 2:
+                    arena.await_all(base + turn - 1)  # the half is free: everybody has read what it held
+                room[:] = piece
+                arena.publish()
+            else:
+                arena.await_one(root, base + turn + 1)
+                piece[:] = room
+                arena.publish()
+        arena.await_all(arena.published)
+
+    def allgather(self, send: Array, receive: Array, counts: Sequence[int]) -> None:
+        firsts = [sum(counts[:rank]) for rank in range(self.size)]
+        mine = firsts[self.rank]
+        receive[mine : mine + counts[self.rank]] = send
+        if self.size == 1:
+            return
+        self.barrier()
+        half = pipeline.staging(self.size, self._chunk) // 2
+        arena = self._arena
+        base = arena.published
+        for turn in range(math.ceil(max(counts) / half)):
+            first, start = STAGING + turn % 2 * half, turn * half
+            piece = send[start : start + half]
+            arena.bytes[self.rank][first : first + len(piece)] = piece
+            arena.publish()
+            for peer in arena.others:
+                length = min(half, counts[peer] - start)
+                arena.await_one(peer, base + turn + 1)
+                if length > 0:
+                    to = firsts[peer] + start
+                    receive[to : to + length] = arena.bytes[peer][first : first + length]
+        self.barrier()
+
+    def alltoall(self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]) -> None:
+        sends = [sum(send_counts[:rank]) for rank in range(self.size)]
+        receives = [sum(receive_counts[:rank]) for rank in range(self.size)]
+        me = self.rank
+        receive[receives[me] : receives[me] + receive_counts[me]] = send[sends[me] : sends[me] + send_counts[me]]
+        if self.size == 1:
+            return
+        part = pipeline.staging(self.size, self._chunk) // (2 * self.size)
+        turns = math.ceil(self._largest(max(*send_counts, *receive_counts)) / part)
+        arena = self._arena
+        base = arena.published
+        for turn in range(turns):
+            room, start = STAGING + turn % 2 * part * self.size, turn * part
+            for peer in arena.others:
+                length = min(part, send_counts[peer] - start)
+                if length > 0:
+                    first, to = sends[peer] + start, room + peer * part
+                    arena.bytes[me][to : to + length] = send[first : first + length]
+            arena.publish()
+            for peer in arena.others:
+                length = min(part, receive_counts[peer] - start)
+                arena.await_one(peer, base + turn + 1)
+                if length > 0:
+                    first, to = room + me * part, receives[peer] + start
+                    receive[to : to + length] = arena.bytes[peer][first : first + length]
+        self.barrier()
+
+    def _largest(self, value: int) -> int:
+        """The largest of everybody's values."""
+        import numpy as np
+
+        largest = np.array([value], dtype=np.int64)
+        self.allreduce([Buffer(largest, largest, DType.INT64)], ReduceOp.MAX)
+        return int(largest[0])
+
+    def barrier(self) -> None:
+        self._arena.publish()
+        self._arena.await_all(self._arena.published)
+
+    # Life.
+
+    def split(self, ranks: Sequence[int]) -> ShmTransport | None:
+        from farandole.transports.shm import connect
+
+        self._splits += 1
+        if self.rank not in ranks:
+            return None
+        members = sorted(ranks)
+        scope = f"{self._scope}/{self._splits}:{','.join(map(str, members))}"
+        return connect(members.index(self.rank), len(members), self._secret, scope, self._arena.patience)
+
+    def abort(self, why: str) -> None:
+        self._arena.abort(why)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._arena.close()
