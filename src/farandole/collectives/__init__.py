@@ -1,1 +1,3 @@
 """Algorithms over any Link, and the arithmetic that every wire shares."""
+
+from farandole.collectives.over import over as over

@@ -54,12 +54,49 @@ def scale_into(out: Array, values: Array, scale: float) -> None:
     if out.dtype.kind == "f":
         np.multiply(values, scale, out=out, casting="unsafe")
         return
-    divisor = round(1.0 / scale) if scale else 0
+    divisor = round(1.0 / scale) if abs(scale) > 2.0**-52 else 0
     if divisor and 1.0 / divisor == scale:  # an average: int64 division keeps all 64 bits
-        wide = values.astype(np.int64)
-        np.copyto(out, np.sign(wide) * (np.abs(wide) // divisor), casting="unsafe")
+        quotient, remainder = np.divmod(values.astype(np.int64), divisor)
+        quotient += (remainder != 0) & (quotient < 0)  # divmod rounds down
+        np.copyto(out, quotient, casting="unsafe")
     else:
         np.copyto(out, np.trunc(values * scale), casting="unsafe")
+
+
+def accumulator(dtype: DType, scale: float) -> np.dtype[Any]:
+    """What partial results of a reduction are kept in, so that there is one rounding at the end."""
+    if dtype.is_half:
+        return np.dtype(np.float32)
+    if scale != 1.0 and not dtype.is_float:
+        return np.dtype(np.int64)
+    return np.dtype(dtype.storage)
+
+
+def opened(values: Array, dtype: DType, scale: float) -> Array:
+    """``values`` as a partial result: themselves where no wider type is needed."""
+    if dtype.is_half:
+        return widen(values, dtype)
+    return values.astype(accumulator(dtype, scale), copy=False)
+
+
+def combine_into(out: Array, left: Array, right: Array, op: ReduceOp) -> None:
+    """``out = left op right``, all of them partial results."""
+    _UFUNCS[op](left, right, out=out)
+
+
+def close_into(out: Array, total: Array, dtype: DType, scale: float) -> None:
+    """Scale the last partial result and round it into ``out``. ``total`` may be ``out``, and may be overwritten."""
+    if dtype.is_half:
+        if scale != 1.0:
+            np.multiply(total, np.float32(scale), out=total)
+        narrow_into(out, total, dtype)
+    elif scale == 1.0:
+        if out is not total:
+            out[:] = total
+    elif dtype.is_float:
+        np.multiply(total, out.dtype.type(scale), out=out)
+    else:
+        scale_into(out, total, scale)
 
 
 def widen(values: Array, dtype: DType) -> Array:

@@ -1,0 +1,101 @@
+"""``over(wire)``: a Transport passes through, a bare Link gets rings and trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from farandole.collectives import direct, kernels, ring, tree
+from farandole.collectives.flat import Flat
+from farandole.contracts import Link, Transport
+from farandole.types import Buffer, ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+SMALL = 1 << 15  # bytes in all up to which a message goes to everybody directly
+
+
+def over(wire: Link | Transport) -> Transport:
+    """The collectives of ``wire``, whichever of the two it is."""
+    return cast(Transport, wire) if hasattr(wire, "allreduce") else Collectives(wire)
+
+
+class Collectives:
+    """A Transport over a Link: picks the algorithm by size; all ranks see the same sizes, so they pick the same."""
+
+    devices = frozenset({"CPU"})
+
+    def __init__(self, link: Link) -> None:
+        self.rank, self.size = link.rank, link.size
+        self.board = link.board
+        self.link = link
+
+    def allocate(self, nbytes: int) -> Array:
+        """Plain memory: a link copies anyway."""
+        return np.zeros(nbytes, np.uint8)
+
+    def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float = 1.0) -> None:
+        if not buffers:
+            return
+        dtype = buffers[0].dtype
+        if self.size == 1:
+            for buffer in buffers:
+                kernels.reduce_into(buffer.out, [buffer.data], op, dtype, scale)
+            return
+        data, out = Flat([buffer.data for buffer in buffers]), Flat([buffer.out for buffer in buffers])
+        if data.size * data.dtype.itemsize * (self.size - 1) <= SMALL:
+            if data.size:
+                direct.allreduce(self.link, data, out, dtype, op, scale)
+        else:
+            ring.allreduce(self.link, data, out, dtype, op, scale)
+
+    def allgather(self, send: Array, receive: Array, counts: Sequence[int]) -> None:
+        parts = np.split(receive, np.cumsum(counts)[:-1])
+        parts[self.rank][:] = send
+        if self.size == 1:
+            return
+        if len(receive) <= SMALL:
+            direct.exchange(self.link, [send] * self.size, parts)
+        else:
+            ring.allgather(self.link, parts)
+
+    def broadcast(self, data: Array, root: int) -> None:
+        if self.size == 1 or not len(data):
+            return
+        if self.size == 2 or len(data) <= max(SMALL, tree.CHUNK):
+            tree.broadcast(self.link, data, root)
+        else:
+            tree.pipelined_broadcast(self.link, data, root)
+
+    def alltoall(self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]) -> None:
+        sends = np.split(send, np.cumsum(send_counts)[:-1])
+        receives = np.split(receive, np.cumsum(receive_counts)[:-1])
+        receives[self.rank][:] = sends[self.rank]
+        if self.size > 1:
+            direct.exchange(self.link, sends, receives)
+
+    def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0) -> None:
+        data, out, dtype = buffer
+        if self.size == 1:
+            kernels.reduce_into(out, [data], op, dtype, scale)
+        elif data.nbytes <= SMALL:
+            direct.reducescatter(self.link, data, out, counts, dtype, op, scale)
+        else:
+            ring.reducescatter(self.link, Flat([data]), Flat([out]), counts, dtype, op, scale)
+
+    def barrier(self) -> None:
+        tree.barrier(self.link)
+
+    def split(self, ranks: Sequence[int]) -> Transport | None:
+        """A transport among ``ranks``; None on a rank that is not among them."""
+        link = self.link.split(ranks)
+        return None if link is None else Collectives(link)
+
+    def abort(self, why: str) -> None:
+        self.link.abort(why)
+
+    def close(self) -> None:
+        self.link.close()

@@ -1,0 +1,636 @@
+"""The conformance kit of wires. A new one runs it in five lines:
+
+    class TestMine(TransportKit):
+        def joiner(self, size):
+            secret, scope = new_secret(), fresh_scope()
+            return lambda rank: mine.connect(rank, size, secret, scope, 10.0)
+
+``joiner(size)`` makes one world; what it returns is called once per rank, each in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole.collectives import kernels
+from farandole.contracts import Transport
+from farandole.errors import PeerLostError
+from farandole.types import Buffer, DType, ReduceOp
+from tests import pool
+from tests.kits.oracle import assert_reduced, values
+
+OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
+SIZES = (1, 2, 3, 4, 5)
+_scopes = itertools.count()
+
+
+def fresh_scope() -> str:
+    return f"kit{next(_scopes)}"
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    """Poll with a deadline."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not happen within {seconds} s"
+        time.sleep(0.001)
+
+
+def in_place(array: Any, dtype: DType) -> Buffer:
+    return Buffer(array, array, dtype)
+
+
+class Worlds:
+    """Makes worlds of one wire and runs functions on all their ranks."""
+
+    deadline = 40.0
+
+    def joiner(self, size: int) -> Callable[[int], Any]:
+        raise NotImplementedError
+
+    def run(self, size: int, fn: Callable[[Any], Any], *, close: bool = True) -> list[Any]:
+        return pool.threads(size, self.joiner(size), fn, deadline=self.deadline, close=close)
+
+
+class ReduceKit(Worlds):
+    """allreduce, reducescatter, allocate."""
+
+    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize("dtype", list(DType))
+    def test_allreduce_every_op(self, size: int, dtype: DType) -> None:
+        cases = [(op, scale) for op in OPS for scale in ((1.0, 1 / 3) if op is ReduceOp.SUM else (1.0,))]
+
+        def body(transport: Transport) -> list[Any]:
+            results = []
+            for (op, scale), length in itertools.product(cases, (33, 40_001 // dtype.itemsize)):
+                array = values(dtype, length, transport.rank)
+                transport.allreduce([in_place(array, dtype)], op, scale)
+                results.append(array)
+            return results
+
+        results = self.run(size, body)
+        for index, ((op, scale), length) in enumerate(itertools.product(cases, (33, 40_001 // dtype.itemsize))):
+            parts = [values(dtype, length, rank) for rank in range(size)]
+            for rank in range(size):
+                assert_reduced(results[rank][index], parts, dtype, op, scale, f"rank {rank}")
+                assert results[rank][index].tobytes() == results[0][index].tobytes(), "ranks differ"
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_allreduce_every_length(self, size: int) -> None:
+        lengths = sorted({0, 1, max(0, size - 1), size, 7, 1023, 1024, (1 << 18) + 3, (1 << 20) + 3})
+
+        def body(transport: Transport) -> list[Any]:
+            arrays = [values(DType.FLOAT32, length, transport.rank) for length in lengths]
+            for array in arrays:
+                transport.allreduce([in_place(array, DType.FLOAT32)], ReduceOp.SUM)
+            return arrays
+
+        results = self.run(size, body)
+        for index, length in enumerate(lengths):
+            parts = [values(DType.FLOAT32, length, rank) for rank in range(size)]
+            for rank in range(size):
+                assert_reduced(results[rank][index], parts, DType.FLOAT32, ReduceOp.SUM, note=f"rank {rank}")
+                assert results[rank][index].tobytes() == results[0][index].tobytes(), "ranks differ"
+
+    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64, DType.UINT8])
+    def test_allreduce_out_of_place_larger_than_any_chunk(self, size: int, dtype: DType) -> None:
+        length = 5_000_003 // dtype.itemsize
+
+        def body(transport: Transport) -> Any:
+            data = values(dtype, length, transport.rank)
+            out = np.zeros_like(data)
+            transport.allreduce([Buffer(data, out, dtype)], ReduceOp.SUM)
+            assert data.tobytes() == values(dtype, length, transport.rank).tobytes(), "the input was written to"
+            return out
+
+        results = self.run(size, body)
+        parts = [values(dtype, length, rank) for rank in range(size)]
+        assert_reduced(results[0], parts, dtype, ReduceOp.SUM)
+        assert all(result.tobytes() == results[0].tobytes() for result in results)
+
+    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize("unit", [1, 40_000])
+    @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
+    def test_allreduce_several_buffers(self, size: int, unit: int, dtype: DType) -> None:
+        lengths = [0, 3 * unit, unit, 0, 1, 7 * unit + 5, 2, 2, 0]
+
+        def body(transport: Transport) -> list[Any]:
+            arrays = [values(dtype, length, 100 * index + transport.rank) for index, length in enumerate(lengths)]
+            outs = [array if index % 2 else np.zeros_like(array) for index, array in enumerate(arrays)]
+            buffers = [Buffer(array, out, dtype) for array, out in zip(arrays, outs, strict=True)]
+            transport.allreduce(buffers, ReduceOp.SUM, 0.5)
+            return outs
+
+        results = self.run(size, body)
+        for index, length in enumerate(lengths):
+            parts = [values(dtype, length, 100 * index + rank) for rank in range(size)]
+            for rank in range(size):
+                assert_reduced(results[rank][index], parts, dtype, ReduceOp.SUM, 0.5, f"buffer {index}")
+                assert results[rank][index].tobytes() == results[0][index].tobytes(), "ranks differ"
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_allreduce_of_nothing(self, size: int) -> None:
+        def body(transport: Transport) -> None:
+            transport.allreduce([], ReduceOp.SUM)
+            empty = np.zeros(0, np.float32)
+            transport.allreduce([in_place(empty, DType.FLOAT32)] * 3, ReduceOp.MAX, 0.5)
+            transport.barrier()
+
+        self.run(size, body)
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_not_a_number_and_infinity_travel(self, size: int) -> None:
+        def body(transport: Transport) -> Any:
+            array = np.ones(3, np.float32)
+            if transport.rank == size - 1:
+                array[:2] = np.nan, np.inf
+            transport.allreduce([in_place(array, DType.FLOAT32)], ReduceOp.SUM)
+            return array
+
+        for array in self.run(size, body):
+            np.testing.assert_array_equal(array, np.array([np.nan, np.inf, size], np.float32))
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_allocated_memory_reduced_in_place(self, size: int) -> None:
+        length = 300_001
+
+        def body(transport: Transport) -> tuple[Any, Any, Any, Any]:
+            memory = transport.allocate(length * 4)
+            other = transport.allocate(4096)
+            assert memory.dtype == np.uint8
+            assert len(memory) == length * 4
+            array, small = memory.view(np.float32), other.view(np.float32)
+            array[:] = values(DType.FLOAT32, length, transport.rank)
+            transport.allreduce([in_place(array, DType.FLOAT32)], ReduceOp.SUM)
+            whole = array.copy()
+            array[:] = values(DType.FLOAT32, length, transport.rank)
+            cut = slice(1001, 250_004)
+            transport.allreduce([in_place(array[cut], DType.FLOAT32)], ReduceOp.SUM)
+            slices = array.copy()
+            pieces = [in_place(array[10:13], DType.FLOAT32), in_place(array[200_000:], DType.FLOAT32)]
+            small[:] = transport.rank
+            array[:] = values(DType.FLOAT32, length, transport.rank)
+            transport.allreduce([*pieces, in_place(small, DType.FLOAT32)], ReduceOp.SUM)
+            return whole, slices, array.copy(), small.copy()
+
+        results = self.run(size, body)
+        parts = [values(DType.FLOAT32, length, rank) for rank in range(size)]
+        for rank, (whole, slices, pieces, small) in enumerate(results):
+            cut = [part[1001:250_004] for part in parts]
+            assert_reduced(whole, parts, DType.FLOAT32, ReduceOp.SUM)
+            assert_reduced(slices[1001:250_004], cut, DType.FLOAT32, ReduceOp.SUM)
+            assert np.array_equal(slices[:1001], parts[rank][:1001])
+            assert np.array_equal(slices[250_004:], parts[rank][250_004:])
+            assert_reduced(pieces[10:13], [part[10:13] for part in parts], DType.FLOAT32, ReduceOp.SUM)
+            assert_reduced(pieces[200_000:], [part[200_000:] for part in parts], DType.FLOAT32, ReduceOp.SUM)
+            assert np.array_equal(pieces[13:200_000], parts[rank][13:200_000])
+            assert (small == sum(range(size))).all()
+            assert whole.tobytes() == results[0][0].tobytes()
+
+    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16, DType.INT32])
+    def test_reducescatter(self, size: int, dtype: DType) -> None:
+        deals = [
+            kernels.shares(size * 3 + 1, size),
+            kernels.shares(700_001, size),
+            [0] * (size - 1) + [9],
+            [0] * (size - 1) + [90_001],
+            [(rank % 3) * 60_000 for rank in range(size)],
+            [0] * size,
+        ]
+        scale = 1 / 3 if dtype is DType.INT32 else 0.5
+
+        def body(transport: Transport) -> list[Any]:
+            outs = []
+            for counts in deals:
+                data = values(dtype, sum(counts), transport.rank)
+                out = np.zeros(counts[transport.rank], data.dtype)
+                transport.reducescatter(Buffer(data, out, dtype), counts, ReduceOp.SUM, scale)
+                outs.append(out)
+            return outs
+
+        results = self.run(size, body)
+        for index, counts in enumerate(deals):
+            parts = [values(dtype, sum(counts), rank) for rank in range(size)]
+            for rank in range(size):
+                mine = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+                assert_reduced(results[rank][index], [part[mine] for part in parts], dtype, ReduceOp.SUM, scale)
+
+
+class MoveKit(Worlds):
+    """allgather, broadcast, alltoall, barrier."""
+
+    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize("unit", [1, 1000, 500_000])
+    def test_allgather_ragged(self, size: int, unit: int) -> None:
+        deals = [
+            [unit] * size, [rank * unit + rank % 2 for rank in range(size)], [0] * size, [0] * (size - 1) + [unit],
+        ]  # fmt: skip
+
+        def body(transport: Transport) -> list[Any]:
+            received = []
+            for counts in deals:
+                receive = np.zeros(sum(counts), np.uint8)
+                transport.allgather(values(DType.UINT8, counts[transport.rank], transport.rank), receive, counts)
+                received.append(receive)
+            return received
+
+        results = self.run(size, body)
+        for index, counts in enumerate(deals):
+            want = np.concatenate([values(DType.UINT8, count, rank) for rank, count in enumerate(counts)])
+            assert all(np.array_equal(result[index], want) for result in results), counts
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_broadcast_from_every_root(self, size: int) -> None:
+        lengths = [0, 1, 999, 40_000, 1_500_003]
+
+        def body(transport: Transport) -> None:
+            for root, length in itertools.product(range(size), lengths):
+                data = values(DType.UINT8, length, transport.rank)
+                transport.broadcast(data, root)
+                assert np.array_equal(data, values(DType.UINT8, length, root)), f"root {root} length {length}"
+
+        self.run(size, body)
+
+    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize("unit", [0, 1, 777, 300_000])
+    def test_alltoall_ragged(self, size: int, unit: int) -> None:
+        def count(src: int, dst: int) -> int:
+            return ((src + 2 * dst) % 3) * unit + (src * dst) % 2
+
+        def body(transport: Transport) -> Any:
+            rank = transport.rank
+            out = [count(rank, dst) for dst in range(size)]
+            back = [count(src, rank) for src in range(size)]
+            send = np.concatenate([values(DType.UINT8, out[dst], 10 * rank + dst) for dst in range(size)])
+            receive = np.zeros(sum(back), np.uint8)
+            transport.alltoall(send, out, receive, back)
+            return receive
+
+        for rank, receive in enumerate(self.run(size, body)):
+            want = np.concatenate([values(DType.UINT8, count(src, rank), 10 * src + rank) for src in range(size)])
+            assert np.array_equal(receive, want)
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_nobody_leaves_a_barrier_before_the_last_has_come(self, size: int) -> None:
+        arrived: list[list[int]] = [[] for _ in range(4)]
+
+        def body(transport: Transport) -> None:
+            for turn, seen in enumerate(arrived):
+                if transport.rank == turn % size:
+                    time.sleep(0.03)  # the late one
+                seen.append(transport.rank)
+                transport.barrier()
+                assert len(seen) == size, f"rank {transport.rank} left when only {seen} had come"
+
+        self.run(size, body)
+
+    @pytest.mark.parametrize("size", [2, 3, 4])
+    @pytest.mark.parametrize("seed", range(4))
+    def test_random_sequences(self, size: int, seed: int) -> None:
+        def body(transport: Transport) -> None:
+            _random_sequence(transport, np.random.default_rng(seed))
+
+        self.run(size, body)
+
+
+def _random_sequence(transport: Transport, rng: np.random.Generator) -> None:
+    """25 random collectives, the same on all ranks, each checked on the spot."""
+    rank, size = transport.rank, transport.size
+    for turn in range(25):
+        kind, length = rng.integers(6), int(rng.choice([0, 1, 17, 4096, 70_001, 600_001]))
+        root = int(rng.integers(size))
+        counts = [int(count) for count in rng.integers(0, length + 1, size)]
+        dtype = list(DType)[rng.integers(len(DType))]
+        if kind == 0:
+            array = values(dtype, length, rank)
+            transport.allreduce([in_place(array, dtype)], ReduceOp.SUM)
+            assert_reduced(array, [values(dtype, length, each) for each in range(size)], dtype, ReduceOp.SUM)
+        elif kind == 1:
+            receive = np.zeros(sum(counts), np.uint8)
+            transport.allgather(values(DType.UINT8, counts[rank], rank), receive, counts)
+            parts = [values(DType.UINT8, count, each) for each, count in enumerate(counts)]
+            assert np.array_equal(receive, np.concatenate(parts)), turn
+        elif kind == 2:
+            data = values(DType.UINT8, length, rank)
+            transport.broadcast(data, root)
+            assert np.array_equal(data, values(DType.UINT8, length, root)), turn
+        elif kind == 3:
+            table = rng.integers(0, length + 1, (size, size))
+            send = np.full(int(table[rank].sum()), rank, np.uint8)
+            receive = np.zeros(int(table[:, rank].sum()), np.uint8)
+            transport.alltoall(send, table[rank].tolist(), receive, table[:, rank].tolist())
+            assert np.array_equal(receive, np.repeat(np.arange(size), table[:, rank])), turn
+        elif kind == 4:
+            data = values(dtype, sum(counts), rank)
+            out = np.zeros(counts[rank], data.dtype)
+            transport.reducescatter(Buffer(data, out, dtype), counts, ReduceOp.MAX)
+            mine = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+            parts = [values(dtype, sum(counts), each)[mine] for each in range(size)]
+            assert_reduced(out, parts, dtype, ReduceOp.MAX)
+        else:
+            transport.barrier()
+
+
+def check_sum(transport: Any, length: int = 1000) -> None:
+    array = np.full(length, transport.rank + 1, np.float32)
+    transport.allreduce([in_place(array, DType.FLOAT32)], ReduceOp.SUM)
+    assert (array == sum(range(1, transport.size + 1))).all()
+
+
+class SplitKit(Worlds):
+    def test_disjoint_subsets_and_the_parent(self) -> None:
+        def body(transport: Transport) -> None:
+            low, high = transport.split([0, 1]), transport.split([2, 3, 4])
+            mine, none = (low, high) if transport.rank < 2 else (high, low)
+            assert none is None
+            assert mine is not None
+            assert (mine.rank, mine.size) == ((transport.rank, 2) if transport.rank < 2 else (transport.rank - 2, 3))
+            for length in (1, 100_000):
+                check_sum(mine, length)
+                check_sum(transport, length)
+                mine.barrier()
+            rounds(mine, [b"sub"] * 3)
+            rounds(transport, [b"all"] * 3)
+            memory = mine.allocate(4000).view(np.float32)
+            memory[:] = 1
+            mine.allreduce([in_place(memory, DType.FLOAT32)], ReduceOp.SUM)
+            assert (memory == mine.size).all()
+            mine.close()
+            check_sum(transport)
+
+        self.run(5, body)
+
+    def test_nested_and_overlapping(self) -> None:
+        def body(transport: Transport) -> None:
+            evens, all_again = transport.split([0, 2, 3]), transport.split([0, 1, 2, 3])
+            assert all_again is not None
+            inner = evens.split([1, 2]) if evens else None
+            assert (inner is None) == (transport.rank in (0, 1))
+            for _ in range(3):
+                for each in (inner, evens, all_again, transport):
+                    if each is not None:
+                        check_sum(each, 5000)
+
+        self.run(4, body)
+
+    def test_alone(self) -> None:
+        def body(transport: Transport) -> None:
+            only = transport.split([1])
+            assert (only is None) == (transport.rank != 1)
+            if only is not None:
+                check_sum(only)
+                only.barrier()
+                rounds(only, [b"me"])
+
+        self.run(3, body)
+
+
+def rounds(transport: Any, messages: list[bytes]) -> None:
+    """One round per message, to which every rank adds its number."""
+    board = transport.board
+    for message in messages:
+        board.post(message + bytes([transport.rank]))
+        got = collect(board)
+        assert got == [message + bytes([rank]) for rank in range(transport.size)]
+
+
+def collect(board: Any, seconds: float = 10.0) -> list[bytes]:
+    end = time.monotonic() + seconds
+    while (messages := board.collect()) is None:
+        assert time.monotonic() < end, f"still missing after {seconds} s: {board.missing()}"
+        board.wait(1.0, spin=True)
+    return messages  # type: ignore[no-any-return]
+
+
+class BoardKit(Worlds):
+    @pytest.mark.parametrize("size", SIZES)
+    def test_rounds_of_all_lengths(self, size: int) -> None:
+        lengths = [0, 10, 100_000, 1, 0, 4096, 3, 3_000_000, 5]
+        self.run(size, lambda transport: rounds(transport, [b"x" * length for length in lengths] * 2))
+
+    @pytest.mark.parametrize("size", [2, 3, 5])
+    def test_rounds_between_collectives(self, size: int) -> None:
+        def body(transport: Transport) -> None:
+            for turn in range(30):
+                rounds(transport, [b"m" * (turn * 50)])
+                check_sum(transport, 1 + turn * 1000)
+
+        self.run(size, body)
+
+    def test_ranks_that_post_late(self) -> None:
+        """What started() and missing() say while ranks post one after the other, each when it is told to."""
+        go = [threading.Event() for _ in range(3)]
+
+        def body(transport: Transport) -> None:
+            board, rank = transport.board, transport.rank
+            assert not board.started()
+            assert board.missing() == [0, 1, 2]
+            transport.barrier()
+            if rank == 0:
+                board.post(b"first")
+                assert board.missing() == [1, 2]
+                assert not board.started()
+                assert board.collect() is None
+                go[1].set()
+            elif rank == 1:
+                assert go[1].wait(10)
+                _wait_until(board, lambda: board.started(), "rank 0's message")
+                assert board.missing() == [1, 2]
+                board.post(b"second")
+                assert board.missing() == [2]
+                go[2].set()
+            else:
+                assert go[2].wait(10)
+                _wait_until(board, lambda: board.missing() == [2], "the messages of 0 and 1")
+                board.post(b"third")
+            assert collect(board) == [b"first", b"second", b"third"]
+            rounds(transport, [b"again"])
+
+        self.run(3, body)
+
+    def test_a_fast_rank_may_post_the_next_round_at_once(self) -> None:
+        posted = threading.Event()
+
+        def body(transport: Transport) -> None:
+            board = transport.board
+            board.post(b"1")
+            if transport.rank == 0:
+                collect(board)
+                board.post(b"2")
+                assert board.missing() == [1]
+                posted.set()
+            else:
+                assert posted.wait(10)
+                _wait_until(board, lambda: board.missing() == [], "round 1")
+                assert board.collect() == [b"1", b"1"]
+                _wait_until(board, board.started, "round 2")
+                board.post(b"2")
+            assert collect(board) == [b"2", b"2"]
+
+        self.run(2, body)
+
+    @pytest.mark.parametrize("spin", [True, False])
+    def test_wait_ends_by_time_and_by_the_bell(self, spin: bool) -> None:
+        def body(transport: Transport) -> None:
+            board = transport.board
+            transport.barrier()
+            start = time.monotonic()
+            while time.monotonic() - start < 0.05:  # it may return early, but must return
+                board.wait(0.05, spin=spin)
+            assert time.monotonic() - start < 3.0
+            board.ring()  # before the wait: not forgotten
+            start = time.monotonic()
+            board.wait(20.0, spin=spin)
+            assert time.monotonic() - start < 5.0
+            rung = threading.Event()
+            timer = threading.Thread(target=lambda: (time.sleep(0.05), rung.set(), board.ring()))
+            timer.start()
+            start = time.monotonic()
+            while not rung.is_set():
+                board.wait(20.0, spin=spin)
+            assert time.monotonic() - start < 5.0
+            timer.join()
+            transport.barrier()
+
+        self.run(2, body)
+
+    def test_a_post_wakes_the_waiting(self) -> None:
+        def body(transport: Transport) -> float:
+            board = transport.board
+            transport.barrier()
+            if transport.rank == 0:
+                time.sleep(0.1)  # let the other one wait
+                board.post(b"x")
+                collect(board)
+                return 0.0
+            start = time.monotonic()
+            _wait_until(board, board.started, "the message", pause=20.0)
+            waited = time.monotonic() - start
+            board.post(b"y")
+            collect(board)
+            return waited
+
+        assert max(self.run(2, body)) < 5.0
+
+
+def _wait_until(board: Any, condition: Callable[[], bool], what: str, pause: float = 0.5) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not come"
+        board.wait(pause, spin=False)
+
+
+class FailureKit(Worlds):
+    """abort and close, between threads; what a killed process does is in ProcessKit."""
+
+    @pytest.mark.parametrize("waiting", ["allreduce", "large", "barrier", "board", "broadcast", "idle board"])
+    def test_abort_wakes_those_who_wait(self, waiting: str) -> None:
+        def body(transport: Transport) -> str:
+            transport.barrier()
+            if transport.rank == 1:
+                time.sleep(0.05)  # let the others wait
+                transport.abort("rank 1 ran out of patience")
+                return ""
+            start = time.monotonic()
+            with pytest.raises(PeerLostError) as caught:
+                wait_in(transport, waiting)
+            assert time.monotonic() - start < 5.0
+            with pytest.raises(PeerLostError):
+                transport.barrier()  # and later calls too
+            return str(caught.value)
+
+        texts = self.run(3, body)
+        assert "ran out of patience" in texts[0]
+        assert "ran out of patience" in texts[2]
+
+    def test_abort_wakes_its_own_rank(self) -> None:
+        def body(transport: Transport) -> None:
+            transport.barrier()
+            if transport.rank == 0:
+                timer = threading.Timer(0.05, transport.abort, ["enough"])
+                timer.start()
+                with pytest.raises(PeerLostError, match="enough"):
+                    transport.barrier()
+                timer.join()
+                with pytest.raises(PeerLostError, match="enough"):
+                    _wait_forever(transport.board)
+            else:
+                with pytest.raises(PeerLostError, match="enough"):
+                    wait_in(transport, "board")
+
+        self.run(2, body)
+
+    def test_abort_reaches_the_splits(self) -> None:
+        def body(transport: Transport) -> None:
+            sub = transport.split([0, 1])
+            transport.barrier()
+            if transport.rank == 2:
+                transport.abort("the third one stumbled")
+            elif transport.rank == 1:
+                assert sub is not None
+                with pytest.raises(PeerLostError, match="stumbled"):
+                    sub.barrier()  # rank 0 never comes
+            else:
+                with pytest.raises(PeerLostError, match="stumbled"):
+                    _wait_forever(transport.board)
+
+        self.run(3, body)
+
+    def test_close_twice_and_in_any_order(self) -> None:
+        def body(transport: Transport) -> None:
+            check_sum(transport, 100_000)
+            rounds(transport, [b"last"])
+            if transport.rank == 2:
+                time.sleep(0.05)  # the others are gone by then
+            transport.close()
+            transport.close()
+
+        self.run(3, body)
+
+    def test_a_closed_peer_is_an_error_when_it_is_needed(self) -> None:
+        gone = threading.Event()
+
+        def body(transport: Transport) -> None:
+            check_sum(transport)
+            if transport.rank == 0:
+                transport.close()
+                gone.set()
+            else:
+                assert gone.wait(10)
+                with pytest.raises(PeerLostError):
+                    transport.barrier()
+
+        self.run(2, body)
+
+
+def _wait_forever(board: Any) -> None:
+    while True:
+        board.wait(20.0, spin=False)
+
+
+def wait_in(transport: Any, where: str) -> None:
+    """Wait for peers that do not come."""
+    if where == "board":
+        transport.board.post(b"hello")
+    if "board" in where:
+        _wait_forever(transport.board)
+    if where == "barrier":
+        transport.barrier()
+    if where == "broadcast":
+        transport.broadcast(np.zeros(1000, np.uint8), 1)
+        transport.barrier()  # a root may be through before its data are taken
+    array = np.ones(1000 if where == "allreduce" else 3_000_000, np.float32)
+    transport.allreduce([in_place(array, DType.FLOAT32)], ReduceOp.SUM)
+
+
+class TransportKit(ReduceKit, MoveKit, SplitKit, BoardKit, FailureKit):
+    """Everything that a wire must do."""
