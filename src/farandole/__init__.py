@@ -1,3 +1,38 @@
 """Farandole: one training function or script, run on N processes as if on one."""
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from farandole import errors
+    from farandole.launch.api import Runner, run
+
+    __version__: str
+
+__all__ = ["Runner", "__version__", "errors", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when first used: `import farandole` loads nothing.
+    if name in ("run", "Runner"):
+        from farandole.launch import api
+
+        value = getattr(api, name)
+    elif name == "errors":
+        import farandole.errors as value
+    elif name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            value = version("farandole")
+        except PackageNotFoundError:  # a source tree on PYTHONPATH
+            value = "0+unknown"
+    else:
+        raise AttributeError(f"module 'farandole' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

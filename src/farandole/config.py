@@ -103,7 +103,7 @@ class Settings:
         for each in knobs():
             for variable in (each.variable, each.horovod):
                 if variable and source.get(variable, "") != "":
-                    values[each.name] = _parse(each, variable, source[variable])
+                    values[each.name] = parse(each, variable, source[variable])
                     break
         return cls(**values)
 
@@ -132,7 +132,8 @@ def knobs() -> Iterator[Knob]:
         )  # fmt: skip
 
 
-def _parse(each: Knob, variable: str, text: str) -> Any:
+def parse(each: Knob, variable: str, text: str) -> Any:
+    """The value of a setting from text; SettingsError names ``variable`` (or the flag that it came from)."""
     try:
         if each.kind is bool:
             if text.lower() not in _TRUE + _FALSE:

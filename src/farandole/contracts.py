@@ -113,13 +113,21 @@ class Binding(Protocol):
     """What a framework must tell us."""
 
     def buffer(self, tensor: Any) -> Buffer:
-        """The tensor's memory, flat and writable, without a copy (``data`` and ``out`` are the same array).
-
-        Raises ValueError for a dtype or layout that cannot cross.
+        """The tensor's memory, flat (``data`` and ``out`` are the same array): zero-copy where its layout and device
+        allow it, else a copy on the host. Raises ValueError for what cannot cross.
         """
 
-    def tensor(self, array: Array, shape: Sequence[int], like: Any) -> Any:
-        """A tensor of ``like``'s dtype and device over a flat ``array`` (of the dtype's storage type)."""
+    def settle(self, tensor: Any, buffer: Buffer) -> None:
+        """After a collective wrote ``buffer.out``: bring it home, if ``buffer`` had to copy."""
+
+    def tensor(self, array: Array, shape: Sequence[int], like: Any = None) -> Any:
+        """A tensor of ``like``'s dtype and device over a flat ``array`` (of the dtype's storage type).
+
+        Without ``like``: of the array's own type, on the host.
+        """
+
+    def cast(self, tensor: Any, dtype: DType | None, like: Any = None) -> Any:
+        """``tensor`` as ``dtype`` (or as ``like``'s type) if it holds floating point numbers, else itself."""
 
 
 class Strategy(Protocol):
@@ -164,6 +172,9 @@ class Worker(Protocol):
 
     def poll(self) -> int | None:
         """The exit code (negative: the signal), or None while it runs."""
+
+    def alive(self) -> bool:
+        """Is anything left of the process or of what it started?"""
 
     def terminate(self) -> None: ...
     def kill(self) -> None: ...

@@ -1,0 +1,57 @@
+"""``farandole.run`` and ``farandole.Runner``: a function on several processes, from Python."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from farandole.launch import driver
+from farandole.launch.job import Job, check_call, settings_for
+from farandole.launch.plan import check_np
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    np: int = 1,
+    env: Mapping[str, str] | None = None,
+    hosts: str | None = None,
+    launcher: str = "auto",
+    output_dir: str | None = None,
+    prefix_timestamp: bool = False,
+    verbose: bool = False,
+    **settings: Any,
+) -> list[Any]:
+    """Call ``fn(*args, **kwargs)`` on ``np`` new processes and return what each gave, in rank order.
+
+    The function may be a lambda or come from a script, a notebook or the REPL; the processes do not run that script
+    again. ``env``: extra environment variables; ``output_dir``: keep each rank's output in files there;
+    ``settings``: any setting by name (``start_timeout=60``; ``farandole config`` lists them).
+
+    Raises JobFailedError when a rank fails, with that rank's traceback; SettingsError when the job cannot start.
+    """
+    check_np(np)
+    call = check_call(fn, args, kwargs)
+    job = Job(
+        np=np, call=call, settings=settings_for(env or {}, settings), env=env or {}, hosts=hosts, launcher=launcher,
+        output_dir=output_dir, prefix_timestamp=prefix_timestamp, verbose=verbose,
+    )  # fmt: skip
+    try:
+        return driver.run(job)
+    except driver.Interrupted as interrupted:
+        signal.raise_signal(interrupted.signum)  # as if we had not been in between: KeyboardInterrupt for Ctrl-C
+        raise
+
+
+class Runner:
+    """``Runner(np=4).run(train, lr=0.1)``: the value of rank 0. Takes the options of ``farandole.run``."""
+
+    def __init__(self, *, np: int, **options: Any) -> None:
+        self.np = check_np(np)
+        self.options = options
+
+    def run(self, fn: Callable[..., Any], **kwargs: Any) -> Any:
+        return run(fn, kwargs=kwargs, np=self.np, **self.options)[0]

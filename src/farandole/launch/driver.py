@@ -1,0 +1,314 @@
+"""Runs one job: plan, store, start, watch, explain; and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from farandole import handshake, registry
+from farandole.contracts import Launcher, Worker
+from farandole.errors import JobFailedError
+from farandole.launch import parcel
+from farandole.launch.job import Job
+from farandole.launch.outcome import Event, Outcome, Verdict, explain
+from farandole.launch.output import Streams
+from farandole.launch.plan import plan
+from farandole.launch.status import StatusLine
+from farandole.log import logger
+from farandole.store import StoreServer, Value
+from farandole.types import Slot
+
+TERM_GRACE = 3.0  # seconds between SIGTERM and SIGKILL when a job is ended
+TIDY_GRACE = 1.0  # the same for what ranks leave running when they end well
+SETTLE = 2.0  # seconds that the rank which caused the failure gets to write its traceback and exit
+TICK = 0.1
+PAUSE = 0.25  # seconds after which an unfinished line is shown on a terminal
+
+
+class Interrupted(JobFailedError):
+    """The driver itself was told to stop, by the signal ``signum``."""
+
+    def __init__(self, signum: int) -> None:
+        name = signal.Signals(signum).name
+        super().__init__(f"the job was ended by {name}", exit_code=128 + signum)
+        self.signum = signum
+
+
+def run(job: Job) -> list[Any]:
+    """Run the job and return what its function gave, in rank order (None for each rank of a command).
+
+    Raises JobFailedError when it fails (Interrupted when a signal ended it), SettingsError when it cannot start.
+    """
+    slots = plan(job.hosts, job.np)
+    function = None if job.call is None else parcel.pack(job.call, _what(job.call[0]))
+    launcher: Launcher = registry.best("launcher") if job.launcher == "auto" else registry.load(
+        "launcher", job.launcher
+    )()  # fmt: skip
+    secret = handshake.new_secret()
+    with contextlib.ExitStack() as stack:
+        if job.verbose:
+            job.err.write(f"farandole: {job.np} ranks on {_places(slots)}, launcher {launcher.name}\n")
+        stack.enter_context(_visible_log())
+        streams = Streams(job.np, job.out, job.err, directory=job.output_dir, timestamp=job.prefix_timestamp)
+        stack.callback(streams.close)
+        store = StoreServer(secret)
+        stack.callback(store.close)
+        store.set("job", _describe(job, slots))
+        if function is not None:
+            store.set("function", function)
+            function = None
+        watch = stack.enter_context(Watch(job, slots, store, streams))
+        watch.workers = launcher.start(slots, worker_command(), _environment(job, store, secret, launcher.name))
+        watch.until_done()
+    return [] if job.call is None else watch.results
+
+
+def worker_command() -> list[str]:
+    """What every launcher starts. ``-P``: a file of the user's called ``json.py`` must not become our json."""
+    return [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "farandole.worker"]
+
+
+def _what(function: Callable[..., Any]) -> str:
+    return f"the function {getattr(function, '__qualname__', repr(function))!r} with its arguments"
+
+
+def _places(slots: Sequence[Slot]) -> str:
+    return ", ".join(f"{slot.host}:{slot.local_size}" for slot in slots if slot.local_rank == 0)
+
+
+def _describe(job: Job, slots: Sequence[Slot]) -> bytes:
+    path = [os.path.abspath(each) for each in sys.path] if job.call is not None else []
+    places = [[s.rank, s.host, s.local_rank, s.local_size, s.cross_rank, s.cross_size, s.size] for s in slots]
+    return json.dumps({"command": list(job.command), "slots": places, "path": path}).encode()
+
+
+def _environment(job: Job, store: StoreServer, secret: str, launcher: str) -> dict[str, str]:
+    settings = replace(job.settings, store=store.address, secret=secret, launcher=launcher, size=job.np)
+    return {**job.env, **settings.to_env(), "PYTHONUNBUFFERED": "1"}
+
+
+@contextlib.contextmanager
+def _visible_log() -> Iterator[None]:
+    """Warnings reach stderr during a job, also in a program that has not set up logging."""
+    if any(not isinstance(each, logging.NullHandler) for each in logger.handlers) or logging.getLogger().handlers:
+        yield
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("farandole: %(message)s"))
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+class Watch:
+    """Reads the pipes, sees ranks end, and decides when the job is over. A context: leaving it ends the workers."""
+
+    def __init__(self, job: Job, slots: Sequence[Slot], store: StoreServer, streams: Streams) -> None:
+        self.workers: Sequence[Worker] = ()
+        self.results: list[Any] = []
+        self._job = job
+        self._slots = slots
+        self._store = store
+        self._streams = streams
+        self._status = StatusLine(job.err, streams)
+        self._events: list[Event] = []
+        self._reported: list[tuple[int, Value]] = []  # outcomes that arrived, not looked at yet
+        self._codes: dict[int, int] = {}
+        self._signals: list[int] = []
+        self._restore: dict[int, Any] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake_in, self._wake_out = os.pipe()
+        os.set_blocking(self._wake_in, False)
+        os.set_blocking(self._wake_out, False)
+        self._selector.register(self._wake_in, selectors.EVENT_READ, None)
+        self._open: dict[int, set[str]] = {}
+        store.hooks.append(self._on_set)
+
+    def __enter__(self) -> Watch:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                    self._restore[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._end_workers()
+        finally:
+            self._status.hide()
+            self._store.hooks.remove(self._on_set)
+            for key in list(self._selector.get_map().values()):
+                os.close(key.fd)
+            self._selector.close()
+            os.close(self._wake_out)
+            for number, handler in self._restore.items():
+                signal.signal(number, handler)
+
+    def until_done(self) -> None:
+        """Return when every rank ended well; raise JobFailedError or Interrupted otherwise."""
+        for worker in self.workers:
+            self._open[worker.slot.rank] = set()
+            for name, fd in (("stdout", worker.stdout), ("stderr", worker.stderr)):
+                if fd is not None:
+                    os.set_blocking(fd, False)
+                    self._selector.register(fd, selectors.EVENT_READ, (worker.slot.rank, name))
+                    self._open[worker.slot.rank].add(name)
+        while len(self._codes) < len(self.workers):
+            self._step(TICK)
+            self._check()
+        self._pump_until(self._is_tidy, TIDY_GRACE)
+        self._take_reports()
+        self._check()
+        if self._job.call is not None:
+            self._collect()
+
+    # ---- seeing ----
+
+    def _on_set(self, key: str, value: Value) -> None:
+        """(A store's thread.) A rank reported its outcome."""
+        if key.startswith("outcome/"):
+            self._reported.append((int(key[8:]), value))
+            self._wake()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._wake_out, b"\0")
+
+    def _step(self, seconds: float) -> None:
+        """Wait for something to happen, pass output on, note who reported or ended."""
+        # A rank whose pipes have closed is about to exit: look again soon.
+        exiting = any(not names and rank not in self._codes for rank, names in self._open.items())
+        self._pump(min(seconds, 0.005) if exiting else seconds)
+        self._note()
+        self._status.tick(len(self.workers) - len(self._codes), len(self.workers))
+        if self._signals:
+            raise Interrupted(self._signals[0])
+
+    def _pump(self, seconds: float) -> None:
+        """Pass on what the ranks print."""
+        for key, _ in self._selector.select(seconds):
+            if key.data is None:
+                with contextlib.suppress(OSError):
+                    os.read(self._wake_in, 4096)
+            else:
+                self._read(key.fd, *key.data)
+        self._streams.show_stale(PAUSE)
+
+    def _read(self, fd: int, rank: int, name: str) -> None:
+        data = b""
+        try:
+            data = os.read(fd, 1 << 18)
+            if data:
+                self._streams.feed(rank, name, data)
+            else:
+                self._streams.pause(rank, name)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._signals.append(signal.SIGPIPE)
+        if not data:
+            self._selector.unregister(fd)
+            os.close(fd)
+            self._open[rank].discard(name)
+
+    def _note(self) -> None:
+        """Outcomes before exits: a rank reports before it ends, and before others can notice."""
+        for worker in self.workers:
+            rank = worker.slot.rank
+            if rank not in self._codes:
+                code = worker.poll()
+                self._take_reports()
+                if code is not None:
+                    self._codes[rank] = code
+                    self._events.append(Event(rank, code=code))
+        self._take_reports()
+
+    def _take_reports(self) -> None:
+        while self._reported:
+            rank, data = self._reported.pop(0)
+            self._events.append(Event(rank, outcome=Outcome.from_bytes(data)))
+
+    # ---- judging ----
+
+    def _verdict(self) -> Verdict | None:
+        if not any(event.bad for event in self._events):
+            return None
+        return explain(self._events, [slot.host for slot in self._slots], self._streams.tails())
+
+    def _check(self) -> None:
+        """If a rank failed: give a better cause time to show, and the cause time to write its traceback; raise."""
+        verdict = self._verdict()
+        if verdict is None:
+            return
+        began = time.monotonic()
+        while time.monotonic() < began + verdict.patience and len(self._codes) < len(self.workers):
+            self._step(TICK / 4)
+            verdict = self._verdict() or verdict
+        settled = time.monotonic() + SETTLE
+        while time.monotonic() < settled and verdict.rank >= 0 and self._unsettled(verdict.rank):
+            self._step(TICK / 4)
+        verdict = self._verdict() or verdict
+        raise JobFailedError(
+            verdict.message, rank=verdict.rank, host=self._slots[verdict.rank].host if verdict.rank >= 0 else "",
+            exit_code=verdict.exit_code, remote_traceback=verdict.traceback,
+        )  # fmt: skip
+
+    def _unsettled(self, rank: int) -> bool:
+        return rank not in self._codes or bool(self._open.get(rank))
+
+    def _collect(self) -> None:
+        for slot in self._slots:
+            data = self._store.pop(f"result/{slot.rank}")
+            if data is None:
+                raise JobFailedError(
+                    f"Rank {slot.rank} on {slot.host} exited with code 0 before its function returned "
+                    "(it called os._exit, or was replaced by another program)",
+                    rank=slot.rank, host=slot.host,
+                )  # fmt: skip
+            try:
+                self.results.append(parcel.unpack(data))
+            except Exception as error:  # whatever the classes in it raise
+                raise JobFailedError(
+                    f"the result of rank {slot.rank} on {slot.host} cannot be read here: {type(error).__name__}: "
+                    f"{error}; return plain data (numbers, arrays, state_dicts)",
+                    rank=slot.rank, host=slot.host,
+                ) from error  # fmt: skip
+
+    # ---- ending ----
+
+    def _is_tidy(self) -> bool:
+        return not any(self._open.values()) and not any(worker.alive() for worker in self.workers)
+
+    def _pump_until(self, done: Callable[[], bool], seconds: float) -> None:
+        """Pass output on until ``done`` or the time is up; one more signal means: hurry."""
+        deadline, signals = time.monotonic() + seconds, len(self._signals)
+        while not done() and time.monotonic() < deadline and len(self._signals) == signals:
+            self._pump(0.01)
+
+    def _end_workers(self) -> None:
+        """SIGTERM, a grace, SIGKILL for everything that is left."""
+        if self._is_tidy():
+            return
+        for worker in self.workers:
+            worker.terminate()
+        self._pump_until(self._is_tidy, TERM_GRACE)
+        for worker in self.workers:
+            worker.kill()
+        self._pump_until(self._is_tidy, 1.0)

@@ -1,0 +1,81 @@
+"""A job: what to run, on how many processes, with which settings; and the checks before it starts."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TextIO
+
+from farandole.config import Settings, knobs
+from farandole.errors import SettingsError
+
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Either ``command`` (a program and its arguments) or ``call`` (function, args, kwargs) runs on ``np`` ranks."""
+
+    np: int
+    command: Sequence[str] = ()
+    call: Call | None = None
+    settings: Settings = field(default_factory=Settings)
+    env: Mapping[str, str] = field(default_factory=dict)
+    hosts: str | None = None
+    launcher: str = "auto"
+    output_dir: str | None = None
+    prefix_timestamp: bool = False
+    verbose: bool = False
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    err: TextIO = field(default_factory=lambda: sys.stderr)
+
+
+def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
+    """The settings of a job: this process's variables, then ``env``, then ``overrides`` by name."""
+    check_env(env)
+    adjustable = {each.name: each for each in knobs() if each.flag}
+    for name, value in overrides.items():
+        if name not in adjustable:
+            near = difflib.get_close_matches(name, adjustable, 1)
+            raise SettingsError(
+                f"there is no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+                + f" (settings: {', '.join(adjustable)})"
+            )  # fmt: skip
+        kind = adjustable[name].kind
+        wanted: tuple[type, ...] = (int, float) if kind is float else (kind,)
+        if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+            raise SettingsError(
+                f"{name}={value!r} is a {type(value).__name__}; it must be of type {kind.__name__} "
+                f"({adjustable[name].doc})"
+            )
+    # Who this process is in a job of its own says nothing about the ranks of the new one.
+    ours = {name for each in knobs() if not each.flag for name in (each.variable, each.horovod) if name}
+    outside = {name: value for name, value in {**os.environ, **env}.items() if name not in ours}
+    return replace(Settings.from_env(outside), **overrides)
+
+
+def check_env(env: Mapping[str, str]) -> None:
+    for name, value in env.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise SettingsError(
+                f"env[{name!r}]={value!r} must be text: environment variables have no other type; use str(...)"
+            )
+        if not name or "=" in name or "\0" in name + value:
+            raise SettingsError(f"env[{name!r}]={value!r} cannot be an environment variable: no '=' or NUL in the name")
+
+
+def check_call(function: Any, args: Any, kwargs: Any) -> Call:
+    """Arguments as they must be, else SettingsError."""
+    if not callable(function):
+        raise SettingsError(
+            f"the first argument must be a function, not {function!r}; pass the function itself and its arguments "
+            "in args= and kwargs="
+        )
+    if isinstance(args, str) or not isinstance(args, Sequence):
+        raise SettingsError(f"args={args!r} must be a tuple or list of arguments; for one argument: args=(x,)")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise SettingsError(f"kwargs={kwargs!r} must be a dict of arguments by name")
+    return function, tuple(args), dict(kwargs or {})

@@ -1,0 +1,342 @@
+"""How a rank ended, and which rank is the cause when a job fails.
+
+In a rank: ``install`` sees to it that the driver hears of an exception before this process's sockets close, so
+before any other rank can notice. In the driver: ``explain``, a pure function from events to a verdict.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import NamedTuple, Protocol
+
+from farandole.errors import HorovodInternalError, PeerLostError, ShutDownError
+
+VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first victim
+EXIT_PATIENCE = 0.3  # the same after a plain exit code, which may be a victim's that caught its exception
+TAIL_LINES = 20
+_TEXT_LIMIT = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a rank says of its own end. ``status``: ok, error, or victim (it failed because another rank left)."""
+
+    status: str
+    kind: str = ""
+    message: str = ""
+    traceback: str = ""
+    lost: int = -1
+    host: str = ""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray) -> Outcome:
+        return cls(**json.loads(data))
+
+    @classmethod
+    def of(cls, error: BaseException, skip: int = 0) -> Outcome:
+        """The outcome of a rank that ends with ``error``; ``skip`` frames of ours are left out of its traceback."""
+        trace = error.__traceback__
+        for _ in range(skip):
+            trace = trace.tb_next if trace is not None else None
+        text = "".join(traceback.format_exception(type(error), error, trace))
+        victims = [each for each in _chain(error) if isinstance(each, PeerLostError | ShutDownError)]
+        lost = next((each.rank for each in victims if isinstance(each, PeerLostError)), -1)
+        return cls(
+            status="victim" if victims else "error", kind=type(error).__name__, message=str(error)[:_TEXT_LIMIT],
+            traceback=text[-_TEXT_LIMIT:], lost=lost, host=socket.gethostname(),
+        )  # fmt: skip
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The exception, what it was raised from, and what was being handled at the time."""
+    found: list[BaseException] = []
+    todo: list[BaseException | None] = [error]
+    while todo:
+        each = todo.pop()
+        if each is not None and not any(each is known for known in found):
+            found.append(each)
+            todo += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+    return found
+
+
+# ---- in a rank ----
+
+
+class _Store(Protocol):
+    def set(self, key: str, value: bytes) -> None: ...
+
+
+class _Reporter:
+    """Reports once; a process forked from this one (a data loader's worker) stays silent."""
+
+    def __init__(self) -> None:
+        self.client: _Store | None = None
+        self.rank = 0
+        self.pid = 0
+        self.done = False
+
+    def report(self, outcome: Outcome) -> None:
+        if self.client is None or self.done or os.getpid() != self.pid:
+            return
+        self.done = True
+        try:
+            self.client.set(f"outcome/{self.rank}", outcome.to_bytes())
+        except (HorovodInternalError, OSError):
+            self._report_anew(outcome)
+
+    def _report_anew(self, outcome: Outcome) -> None:
+        """The client given to ``install`` may have been closed by a shutdown since."""
+        from farandole.store import StoreClient
+
+        try:
+            client = StoreClient(self.client.address, self.client.secret, timeout=2.0)  # type: ignore[union-attr]
+            client.set(f"outcome/{self.rank}", outcome.to_bytes())
+            client.close()
+        except (HorovodInternalError, OSError, AttributeError):
+            pass  # the driver is gone: nobody is left to be told
+
+
+_reporter = _Reporter()
+
+
+def install(client: _Store, rank: int) -> None:
+    """Report this process's end to the driver: an uncaught exception at once, anything else at exit."""
+    known = _reporter.client is not None and _reporter.pid == os.getpid()
+    _reporter.client, _reporter.rank, _reporter.pid = client, rank, os.getpid()
+    if known:
+        return
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _reporter.report(Outcome.of(error))
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+    atexit.register(_at_exit)
+
+
+def report(outcome: Outcome) -> None:
+    """Tell the driver now; what ``install`` would report later is dropped."""
+    _reporter.report(outcome)
+
+
+def _at_exit() -> None:
+    # A program that replaced sys.excepthook after init() has still left its exception here.
+    error = getattr(sys, "last_value", None)
+    _reporter.report(Outcome.of(error) if error is not None else Outcome(status="ok"))
+
+
+# ---- in the driver ----
+
+
+class Event(NamedTuple):
+    """Something that the driver saw: a rank reported its outcome, or its process ended with ``code``."""
+
+    rank: int
+    outcome: Outcome | None = None
+    code: int | None = None
+
+    @property
+    def bad(self) -> bool:
+        return bool(self.code) or (self.outcome is not None and self.outcome.status != "ok")
+
+
+class Verdict(NamedTuple):
+    """Who is the cause (-1: nobody that can be named). ``patience``: seconds in which a better cause may still show."""
+
+    rank: int
+    patience: float
+    exit_code: int
+    message: str
+    traceback: str = ""
+
+
+class _Rank(NamedTuple):
+    rank: int
+    order: int  # when its failure was first seen
+    outcome: Outcome | None
+    code: int | None
+
+    @property
+    def standing(self) -> str:
+        if self.outcome is not None and self.outcome.status != "ok":
+            return self.outcome.status
+        if self.code is None:
+            return "running"
+        if self.code < 0:
+            return "signal"
+        return "exit" if self.code else "finished"
+
+
+def explain(events: Sequence[Event], hosts: Sequence[str], tails: Mapping[int, str] | None = None) -> Verdict | None:
+    """Which rank failed first in cause; None while no rank has failed.
+
+    ``events`` in the order they were seen, without what the driver's own signals did. A rank that reported an error
+    of its own or was killed by a signal is the cause before one that merely exited with a code (it may have caught
+    what a victim gets); SIGKILL, which no failure of another rank brings about, comes before all. Victims are never
+    the cause. ``hosts``: per rank; ``tails``: per rank, its last lines on stderr.
+    """
+    ranks = _standings(events, len(hosts))
+    failed = [each for each in ranks if each.standing not in ("running", "finished")]
+    if not failed:
+        return None
+    candidates = [each for each in failed if each.standing != "victim"]
+    if not candidates:
+        return _without_cause(ranks, hosts)
+    cause = min(candidates, key=lambda each: (_weight(each), each.order))
+    ended = all(each.standing != "running" for each in ranks)
+    patience = EXIT_PATIENCE if cause.standing == "exit" and not ended else 0.0
+    return _blame(cause, ranks, hosts, tails or {}, patience)
+
+
+def _standings(events: Sequence[Event], size: int) -> list[_Rank]:
+    ranks = [_Rank(rank, len(events), None, None) for rank in range(size)]
+    for order, event in enumerate(events):
+        known = ranks[event.rank]
+        ranks[event.rank] = known._replace(
+            order=min(known.order, order) if event.bad else known.order,
+            outcome=known.outcome if event.outcome is None else event.outcome,
+            code=known.code if event.code is None else event.code,
+        )
+    return ranks
+
+
+def _weight(each: _Rank) -> int:
+    if each.code == -signal.SIGKILL:
+        return 0
+    return 1 if each.standing in ("error", "signal") else 2
+
+
+def _blame(
+    cause: _Rank, ranks: Sequence[_Rank], hosts: Sequence[str], tails: Mapping[int, str], patience: float
+) -> Verdict:
+    outcome = cause.outcome if cause.standing == "error" else None
+    if outcome is not None:
+        kind = f"{outcome.kind}: " if outcome.kind else ""
+        how, shown = f"failed: {kind}{_first_line(outcome.message)}", outcome.traceback
+    else:
+        how, shown = describe(cause.code or 0), ""
+    if outcome is not None and cause.code:
+        how += f" ({describe(cause.code)})"
+    lines = [f"Rank {cause.rank} on {hosts[cause.rank]} {how}"]
+    tail = tails.get(cause.rank, "").strip("\n")
+    if shown:
+        lines.append(shown.rstrip("\n"))
+    elif tail:
+        lines.append("Its last lines on stderr:\n" + "\n".join(tail.split("\n")[-TAIL_LINES:]))
+    same = [each.rank for each in ranks if each.rank != cause.rank and _alike(each, cause, tails)]
+    victims = [each.rank for each in ranks if each.standing == "victim"]
+    early = [each.rank for each in ranks if each.standing == "finished"]
+    if same:
+        lines.append(f"{_ranks(same)} failed in the same way.")
+    if victims:
+        lines.append(f"{_ranks(victims)} failed only in consequence.")
+    if early and victims:
+        lines.append(f"{_ranks(early)} had finished before.")
+    return Verdict(cause.rank, patience, exit_status(cause.code), "\n".join(lines), shown)
+
+
+def _alike(each: _Rank, cause: _Rank, tails: Mapping[int, str]) -> bool:
+    if each.standing != cause.standing:
+        return False
+    if each.outcome is not None and cause.outcome is not None and each.standing == "error":
+        return (each.outcome.kind, each.outcome.message) == (cause.outcome.kind, cause.outcome.message)
+    return each.code == cause.code and tails.get(each.rank) == tails.get(cause.rank)
+
+
+def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str]) -> Verdict:
+    """Only victims. Somebody finished early, or was lost without a trace that the driver could see."""
+    victims = [each for each in ranks if each.standing == "victim"]
+    early = [each.rank for each in ranks if each.standing == "finished"]
+    ended = all(each.standing != "running" for each in ranks)
+    patience = 0.0 if ended else VICTIM_PATIENCE
+    code = next((exit_status(each.code) for each in victims if each.code), 1)
+    first = min(victims, key=lambda each: each.order)
+    assert first.outcome is not None
+    said = f"Rank {first.rank} said: {first.outcome.kind}: {_first_line(first.outcome.message)}"
+    if early:
+        message = (
+            f"{_ranks(early)} on {_places(early, hosts)} finished (exit code 0) while "
+            f"{_ranks([each.rank for each in victims]).lower()} still waited for an exchange with "
+            f"{'it' if len(early) == 1 else 'them'}: every rank must make the same calls "
+            f"(the same number of batches, for instance).\n{said}"
+        )
+        return Verdict(early[0], patience, code, message, first.outcome.traceback)
+    blamed = {each.rank for each in victims}
+    lost = next((e.outcome.lost for e in victims if e.outcome is not None and e.outcome.lost not in blamed), -1)
+    if 0 <= lost < len(hosts):
+        message = (
+            f"{_ranks([each.rank for each in victims])} lost the connection to rank {lost} on {hosts[lost]}, "
+            f"whose process has not ended: its network or its host may be gone, or it hangs.\n{said}"
+        )
+        return Verdict(lost, patience, code, message, first.outcome.traceback)
+    message = f"{_ranks([each.rank for each in victims])} lost each other, and no cause was seen.\n{said}"
+    return Verdict(-1, patience, code, message, first.outcome.traceback)
+
+
+def exit_status(code: int | None) -> int:
+    """What the launcher exits with for a rank's code: 128 + signal, its own code, or 1 when it never got to one."""
+    if code is None or code == 0:
+        return 1
+    return code if code > 0 else 128 - code
+
+
+_SIGNALS = {
+    "SIGKILL": "killed, perhaps by the out-of-memory killer",
+    "SIGSEGV": "a crash in native code (segmentation fault)",
+    "SIGABRT": "native code gave up (a failed check or an uncaught C++ exception)",
+    "SIGBUS": "a bus error: shared memory was full, or a mapped file shrank",
+    "SIGILL": "an illegal instruction: a library was built for another kind of processor",
+    "SIGFPE": "a division by zero in native code",
+    "SIGTERM": "ended from outside, by a scheduler or an administrator",
+    "SIGINT": "interrupted from outside",
+    "SIGHUP": "its terminal was closed",
+    "SIGXCPU": "it used up its limit of processor time",
+}
+
+
+def describe(code: int) -> str:
+    """An exit code in words, as the end of "rank 1 ..."."""
+    number = -code if code < 0 else code - 128
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = ""
+    words = _SIGNALS.get(name, "a signal")
+    if code < 0:
+        return f"died of signal {number}{f' ({name})' if name else ''}: {words}"
+    if name in _SIGNALS and number > 0:
+        return f"exited with code {code} (a shell says so when its command died of {name}: {words})"
+    return f"exited with code {code}"
+
+
+def _first_line(text: str) -> str:
+    return text.strip().split("\n", 1)[0]
+
+
+def _places(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(hosts[rank] for rank in ranks))
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """``Rank 3`` or ``Ranks 0-2, 5``."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], rank]
+        else:
+            parts.append([rank])
+    text = ", ".join("-".join(str(each) for each in part) for part in parts)
+    return f"Rank {text}" if len(ranks) == 1 else f"Ranks {text}"

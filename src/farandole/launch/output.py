@@ -1,0 +1,237 @@
+"""What the ranks print: merged by lines, prefixed with rank and stream, kept in files when asked."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import os
+import re
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from farandole.errors import SettingsError
+from farandole.log import logger
+
+LONGEST = 1 << 20  # characters of an unfinished line that are kept back
+TAIL = 8 << 10
+_PIECES = re.compile(r"[^\r\n]*[\r\n]")
+Key = tuple[int, str]
+
+
+class Lines:
+    """The text of one stream: bytes in as they come, finished pieces out (a piece ends with a newline or a
+    carriage return, or is cut after LONGEST characters)."""
+
+    def __init__(self) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._rest = ""
+        self.tail = ""
+        self.fed = 0.0  # when the last bytes came
+
+    def feed(self, data: bytes) -> str:
+        """Everything up to the last end of a piece."""
+        self.fed = time.monotonic()
+        text = self._decode(data)
+        self.tail = (self.tail + text)[-TAIL:]
+        text = self._rest + text
+        end = max(text.rfind("\n"), text.rfind("\r")) + 1
+        if len(text) - end > LONGEST:
+            end = len(text)
+        self._rest = text[end:]
+        return text[:end]
+
+    def take(self) -> str:
+        """What is left unfinished, now that the stream ends or has paused."""
+        rest, self._rest = self._rest, ""
+        return rest
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._rest)
+
+
+class Console:
+    """One text stream that several ranks write to. It remembers whose unfinished line stands there, so that one
+    rank's progress bar overwrites itself, but never another rank's line."""
+
+    def __init__(self, sink: TextIO) -> None:
+        self.sink = sink
+        self.muted = False
+        self.terminal = is_terminal(sink)
+        self._open: Key | None = None
+        self._returned = False  # the unfinished line ended with a carriage return
+
+    def write(self, key: Key, prefix: str, text: str) -> None:
+        """``text``: pieces, of which only the last may lack an end."""
+        parts: list[str] = []
+        if self._open is not None and self._open != key:
+            parts.append("\n")
+            self._open = None
+        if self._open == key:
+            if self._returned and text[0] == "\n":
+                parts.append("\n")  # "\r\n" that was cut in two
+                text = text[1:]
+            elif not self._returned:
+                end = _first_end(text)
+                parts.append(text[:end])
+                text = text[end:]
+        if "\r" in text:
+            text = text.replace("\r\n", "\n")
+        if "\r" in text:
+            pieces = _PIECES.findall(text)
+            pieces.append(text[sum(map(len, pieces)) :])
+            parts += [prefix + piece for piece in pieces if piece not in ("", "\r")]
+        elif text:
+            ended = text.endswith("\n")
+            body = text[:-1] if ended else text
+            parts.append(prefix + body.replace("\n", "\n" + prefix) + ("\n" if ended else ""))
+        self._emit(key, "".join(parts))
+
+    def finish(self) -> None:
+        """End the line that somebody left unfinished."""
+        if self._open is not None:
+            self._emit(self._open, "\n")
+
+    @property
+    def at_line_start(self) -> bool:
+        return self._open is None
+
+    def _emit(self, key: Key, text: str) -> None:
+        if not text:
+            return
+        self._open = None if text.endswith("\n") else key
+        self._returned = text.endswith("\r")
+        if self.muted:
+            return
+        try:
+            try:
+                self.sink.write(text)
+            except UnicodeEncodeError:
+                encoding = getattr(self.sink, "encoding", None) or "ascii"
+                self.sink.write(text.encode(encoding, "replace").decode(encoding))
+            self.sink.flush()
+        except BrokenPipeError:
+            self.muted = True
+            raise
+        except (OSError, ValueError) as error:
+            self.muted = True
+            logger.warning("output cannot be shown any more: %s; the job goes on", error)
+
+
+def _first_end(text: str) -> int:
+    found = _PIECES.match(text)
+    return found.end() if found else len(text)
+
+
+class Files:
+    """``DIR/rank.<number>/stdout`` and ``stderr``, without prefixes. A full disk costs one warning, not the job."""
+
+    def __init__(self, directory: str, size: int) -> None:
+        self._directory = directory
+        self._width = len(str(size - 1))
+        self._files: dict[Key, int] = {}
+        self._warned = False
+        for rank in range(size):
+            folder = os.path.join(directory, f"rank.{rank:0{self._width}d}")
+            try:
+                os.makedirs(folder, exist_ok=True)
+                for name in ("stdout", "stderr"):
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+                    self._files[rank, name] = os.open(os.path.join(folder, name), flags, 0o666)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    self.close()
+                    raise SettingsError(
+                        f"--output-dir={directory!r} cannot be used: {error.strerror} ({error.filename}); "
+                        "it must be a directory that can be made and written"
+                    ) from error
+                self._warn(error)
+
+    def write(self, key: Key, data: bytes) -> None:
+        file = self._files.get(key)
+        if file is None:
+            return
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(file, view) :]
+        except OSError as error:
+            self._warn(error)
+            os.close(self._files.pop(key))
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "output under %s is incomplete from here on: %s; the job goes on", self._directory, error.strerror
+            )
+
+
+class Streams:
+    """All streams of a job, on their way to the console and to the files."""
+
+    def __init__(
+        self, size: int, out: TextIO, err: TextIO, *, directory: str | None = None, timestamp: bool = False
+    ) -> None:
+        self._files = Files(directory, size) if directory else None
+        self._lines: dict[Key, Lines] = {(rank, name): Lines() for rank in range(size) for name in ("stdout", "stderr")}
+        self._timestamp = timestamp
+        self.out = Console(out)
+        # Two names of one terminal share one cursor.
+        self.err = self.out if out is err or _same_terminal(out, err) else Console(err)
+        self.before_write: Callable[[], None] = lambda: None  # takes a status line away
+
+    def feed(self, rank: int, name: str, data: bytes) -> None:
+        if self._files is not None:
+            self._files.write((rank, name), data)
+        self._show((rank, name), self._lines[rank, name].feed(data))
+
+    def pause(self, rank: int, name: str) -> None:
+        """The stream has been silent, or has ended: show its unfinished line."""
+        self._show((rank, name), self._lines[rank, name].take())
+
+    def show_stale(self, seconds: float) -> None:
+        """On a terminal, an unfinished line (a prompt, a progress bar) is shown when its rank pauses."""
+        now = time.monotonic()
+        for (rank, name), lines in self._lines.items():
+            if lines.pending and now - lines.fed > seconds and (self.out if name == "stdout" else self.err).terminal:
+                self.pause(rank, name)
+
+    def tails(self) -> dict[int, str]:
+        """The last lines that each rank wrote to stderr, as they would look on a terminal."""
+        found = {rank: lines.tail for (rank, name), lines in self._lines.items() if name == "stderr"}
+        return {rank: re.sub(r"[^\n]*\r(?!\n)", "", text).replace("\r\n", "\n") for rank, text in found.items() if text}
+
+    def close(self) -> None:
+        self.out.finish()
+        self.err.finish()
+        if self._files is not None:
+            self._files.close()
+
+    def _show(self, key: Key, text: str) -> None:
+        if text:
+            self.before_write()
+            stamp = time.ctime() if self._timestamp else ""
+            console = self.out if key[1] == "stdout" else self.err
+            console.write(key, f"{stamp}[{key[0]}]<{key[1]}>:", text)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):  # closed, or no stream of the usual kind
+        return False
+
+
+def _same_terminal(one: TextIO, other: TextIO) -> bool:
+    if not (is_terminal(one) and is_terminal(other)):
+        return False
+    try:
+        return os.ttyname(one.fileno()) == os.ttyname(other.fileno())
+    except (OSError, ValueError):
+        return False

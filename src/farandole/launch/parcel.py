@@ -1,0 +1,77 @@
+"""Functions, arguments and results on their way between processes, and what to say of one that will not go."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from farandole.errors import SettingsError
+
+_DEPTH = 4
+
+
+def pack(value: Any, what: str) -> bytes:
+    """Pickle ``value``. SettingsError names the part of it that cannot be pickled."""
+    import cloudpickle
+
+    try:
+        packed: bytes = cloudpickle.dumps(value)
+        return packed
+    except Exception as error:  # a __reduce__ may raise anything
+        raise SettingsError(_complaint(value, what, error)) from error
+
+
+def unpack(data: bytes | bytearray) -> Any:
+    import cloudpickle
+
+    return cloudpickle.loads(data)
+
+
+def _complaint(value: Any, what: str, error: Exception) -> str:
+    path, culprit = _find(value, "", _DEPTH)
+    where = f": its {path} is a {_name(type(culprit))}, which cannot be pickled" if path else " cannot be pickled"
+    return (
+        f"{what}{where} ({type(error).__name__}: {error}). What travels between processes is pickled, and open files, "
+        "locks, sockets, generators and handles of other libraries cannot be: create them inside the function, "
+        "or return plain data (numbers, arrays, state_dicts)"
+    )
+
+
+def _find(value: Any, path: str, depth: int) -> tuple[str, Any]:
+    """The innermost part that cannot be pickled, with the way to it."""
+    if depth:
+        for step, part in _parts(value):
+            if not _picklable(part):
+                return _find(part, f"{path}{step}" if path else step.lstrip("."), depth - 1)
+    return path, value
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"[{index}]", part) for index, part in enumerate(value))
+    elif inspect.isfunction(value):
+        seen = inspect.getclosurevars(value)
+        for name, part in {**seen.nonlocals, **seen.globals}.items():
+            if not inspect.ismodule(part):
+                yield f".variable {name!r}", part
+    elif inspect.ismethod(value):
+        yield ".__self__", value.__self__
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        yield from ((f".{name}", part) for name, part in vars(value).items())
+
+
+def _picklable(value: Any) -> bool:
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,66 @@
+"""Who runs where: from hosts and a number of processes to slots. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from farandole.errors import SettingsError
+from farandole.types import Slot
+
+_HOSTS = re.compile(r"^[\w.-]+:[0-9]+$")
+
+
+def check_np(np: Any) -> int:
+    """``np`` if it can be a number of processes, else SettingsError."""
+    if isinstance(np, bool) or not isinstance(np, int):
+        raise SettingsError(f"np={np!r} is a {type(np).__name__}: it must be a whole number >= 1")
+    if np < 1:
+        raise SettingsError(f"np={np} must be >= 1: it is the number of processes to start")
+    return np
+
+
+def parse_hosts(hosts: str) -> list[tuple[str, int]]:
+    """``"h1:2,h2:4"`` as pairs; a host that is named twice has the sum of its slots."""
+    slots: dict[str, int] = {}
+    for item in hosts.split(","):
+        if not _HOSTS.match(item.strip()):
+            raise SettingsError(
+                "Invalid host input, please make sure it has format as : worker-0:2,worker-1:2. "
+                f"This cannot be read: {item!r}"
+            )
+        host, _, count = item.strip().rpartition(":")
+        slots[host] = slots.get(host, 0) + int(count)
+    return list(slots.items())
+
+
+def plan(hosts: str | Sequence[tuple[str, int]] | None, np: int) -> tuple[Slot, ...]:
+    """One slot for each of ``np`` ranks, filling the hosts in order. ``hosts`` None means this machine alone.
+
+    ``cross_rank`` counts the hosts that have a rank with the same ``local_rank``, so hosts of different sizes have
+    different ``cross_size``s.
+    """
+    check_np(np)
+    if hosts is None:
+        hosts = [("localhost", np)]
+    elif isinstance(hosts, str):
+        hosts = parse_hosts(hosts)
+    available = sum(count for _, count in hosts)
+    if np > available:
+        raise SettingsError(
+            f"Requested more processes ({np}) than there are available slots ({available}) on "
+            f"{', '.join(f'{host}:{count}' for host, count in hosts)}"
+        )
+    used: list[tuple[str, int]] = []
+    for host, count in hosts:
+        take = min(count, np - sum(number for _, number in used))
+        if take:
+            used.append((host, take))
+    slots: list[Slot] = []
+    for index, (host, count) in enumerate(used):
+        for local_rank in range(count):
+            cross_rank = sum(number > local_rank for _, number in used[:index])
+            cross_size = sum(number > local_rank for _, number in used)
+            slots.append(Slot(len(slots), host, local_rank, count, cross_rank, cross_size, np))
+    return tuple(slots)

@@ -1,0 +1,54 @@
+"""Which implementations there are, by name. They are imported when they are used, not before.
+
+Other distributions add their own through entry points in the group ``farandole.<kind>s``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any
+
+from farandole.errors import SettingsError
+
+BUILT_IN: dict[str, dict[str, str]] = {
+    "launcher": {"local": "farandole.launch.launchers.local:Local"},
+}
+
+
+def names(kind: str) -> list[str]:
+    """All known names of a kind, the built-in ones first."""
+    return [*BUILT_IN[kind], *sorted(_installed(kind).keys() - BUILT_IN[kind].keys())]
+
+
+def load(kind: str, name: str) -> Any:
+    """The class called ``name``. SettingsError for a name that nobody has, or whose package is not installed."""
+    target = BUILT_IN[kind].get(name)
+    if target is None:
+        installed = _installed(kind)
+        if name not in installed:
+            known = names(kind)
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise SettingsError(f"there is no {kind} {name!r} (known: auto, {', '.join(known)}){hint}")
+        target = installed[name]
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise SettingsError(f"the {kind} {name!r} needs a package that is not installed: {error}") from error
+
+
+def best(kind: str) -> Any:
+    """An instance of the kind with the highest ``affinity()``; those that answer 0 or less have to be asked for."""
+    found = [load(kind, name)() for name in names(kind)]
+    chosen = max(found, key=lambda each: each.affinity())
+    if chosen.affinity() < 1:
+        raise SettingsError(f"no {kind} can work here; known: {', '.join(names(kind))}")
+    return chosen
+
+
+def _installed(kind: str) -> dict[str, str]:
+    from importlib.metadata import entry_points  # costs 20 ms: a job that names a built-in does not pay it
+
+    return {each.name: each.value for each in entry_points(group=f"farandole.{kind}s")}

@@ -1,0 +1,143 @@
+"""``python -m farandole.worker``: what every launcher starts. It finds out who it is, and becomes the user's program.
+
+A command replaces this process (exec); a function is fetched from the store, called, and its result stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from farandole import registry
+from farandole.config import Settings
+from farandole.errors import AuthenticationError, PeerLostError, RendezvousError
+from farandole.store import StoreClient
+from farandole.types import Slot
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    _die_with_parent()
+    settings = Settings.from_env()
+    if not settings.store:
+        sys.stderr.write("farandole.worker is started by a launcher (farandole run), not by hand\n")
+        return 2
+    rank, _ = registry.load("launcher", settings.launcher)().where_am_i(os.environ)
+    try:
+        client = StoreClient(settings.store, settings.secret, timeout=settings.start_timeout)
+        job = json.loads(client.get("job", settings.start_timeout))
+    except (RendezvousError, AuthenticationError, PeerLostError) as error:
+        sys.stderr.write(f"farandole: rank {rank} cannot join its job: {error}\n")
+        return 1
+    slots = [Slot(*each) for each in job["slots"]]
+    settings = identify(settings, slots, rank)
+    os.environ.update(environment(settings))
+    if job["command"]:
+        return _become(job["command"], client, rank)
+    return _call(job["path"], client, settings)
+
+
+def identify(settings: Settings, slots: Sequence[Slot], rank: int) -> Settings:
+    """The settings of one rank."""
+    slot = slots[rank]
+    return replace(
+        settings, rank=rank, size=slot.size, local_rank=slot.local_rank, local_size=slot.local_size,
+        cross_rank=slot.cross_rank, cross_size=slot.cross_size, hostname=slot.host,
+        homogeneous=len({each.local_size for each in slots}) == 1,
+    )  # fmt: skip
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The variables of one rank's program, with those that scripts written for Horovod read themselves."""
+    who = {
+        "RANK": settings.rank, "SIZE": settings.size, "LOCAL_RANK": settings.local_rank,
+        "LOCAL_SIZE": settings.local_size, "CROSS_RANK": settings.cross_rank, "CROSS_SIZE": settings.cross_size,
+        "HOSTNAME": settings.hostname,
+    }  # fmt: skip
+    names = {f"{prefix}_{name}": str(value) for name, value in who.items() for prefix in ("FARANDOLE", "HOROVOD")}
+    fixed = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "PYTHONUNBUFFERED": "1"}
+    threads = {}
+    if settings.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        # Each rank would start a thread per core, and the ranks would fight for the cores.
+        cores = len(os.sched_getaffinity(0))
+        threads["OMP_NUM_THREADS"] = str(max(1, cores // settings.local_size))
+    return {**settings.to_env(), **names, **fixed, **threads}
+
+
+def _die_with_parent() -> None:
+    """Whatever kills the launcher's process ends this one too; survives exec."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
+    """Replace this process by the user's program; returns only if that cannot be done."""
+    try:
+        os.execvpe(command[0], list(command), os.environ)
+    except (FileNotFoundError, NotADirectoryError):
+        code, text = NOT_FOUND, f"the command {command[0]!r} was not found"
+    except PermissionError:
+        code, text = NOT_EXECUTABLE, f"the command {command[0]!r} cannot be executed"
+    except OSError as error:
+        code, text = NOT_EXECUTABLE, f"the command {command[0]!r} cannot be executed: {error}"
+    if command[0].endswith(".py"):
+        text += f"; a script needs its interpreter in front: python {command[0]}"
+    from farandole.launch.outcome import Outcome
+
+    failure = Outcome(status="error", message=text)
+    with contextlib.suppress(PeerLostError):
+        client.set(f"outcome/{rank}", failure.to_bytes())
+    return code
+
+
+def _call(path: Sequence[str], client: StoreClient, settings: Settings) -> int:
+    """Fetch the function, call it, store what it returns; report how it ended."""
+    import types
+
+    from farandole.launch import outcome, parcel
+
+    sys.modules["__main__"] = types.ModuleType("__main__")  # the function's; ours is nobody's business
+    sys.path[:] = [*path, *(each for each in sys.path if each not in path)]
+    outcome.install(client, settings.rank)
+    try:
+        function, args, kwargs = parcel.unpack(client.get("function", settings.start_timeout))
+        _fill_main(function)
+        result = function(*args, **kwargs)
+        del args, kwargs
+        packed = parcel.pack(result, f"the result of {getattr(function, '__qualname__', 'the function')!r}")
+        client.set(f"result/{settings.rank}", packed)
+    except SystemExit as end:
+        if end.code in (None, 0):
+            client.set(f"result/{settings.rank}", parcel.pack(None, "None"))
+        raise
+    except BaseException as error:
+        # Said before this process's sockets close, so before any other rank can fail because of it.
+        failure = outcome.Outcome.of(error, skip=1)
+        outcome.report(failure)
+        sys.stderr.write(failure.traceback)
+        return 1
+    return 0
+
+
+def _fill_main(function: Any) -> None:
+    """Let pickle find the classes of the user's ``__main__`` by name (torch.save does)."""
+    names = getattr(function, "__globals__", {})
+    if names.get("__name__") == "__main__":
+        main = sys.modules["__main__"]
+        for name, value in names.items():
+            if not name.startswith("__"):
+                setattr(main, name, value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
