@@ -6,7 +6,8 @@ to float32, summed there and rounded once; integers that are scaled are summed i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,24 +30,36 @@ def reduce_into(out: Array, parts: Sequence[Array], op: ReduceOp, dtype: DType, 
 
     Arrays are 1-D, of ``dtype.storage``, of one length. ``out`` may be one of the first two parts, no other.
     """
+    reducer(op, dtype, scale)(out, parts)
+
+
+def reducer(op: ReduceOp, dtype: DType, scale: float = 1.0) -> Callable[[Array, Sequence[Array]], None]:
+    """``reduce_into`` for one operation, type and scale: decided once, for those who reduce chunk after chunk."""
     ufunc = _UFUNCS[op]
     if dtype.is_half:
-        _reduce_half(out, parts, ufunc, dtype, scale)
-    elif scale == 1.0 or dtype.is_float:
-        if len(parts) == 1:
-            if out is not parts[0]:
-                out[:] = parts[0]
-        else:
-            ufunc(parts[0], parts[1], out=out)
-            for part in parts[2:]:
-                ufunc(out, part, out=out)
-        if scale != 1.0:
-            np.multiply(out, out.dtype.type(scale), out=out)
+        return partial(_reduce_half, ufunc=ufunc, dtype=dtype, scale=scale)
+    if scale == 1.0 or dtype.is_float:
+        return partial(_reduce_plain, ufunc=ufunc, scale=scale)
+    return partial(_reduce_wide, ufunc=ufunc, scale=scale)
+
+
+def _reduce_plain(out: Array, parts: Sequence[Array], ufunc: Any, scale: float) -> None:
+    if len(parts) == 1:
+        if out is not parts[0]:
+            out[:] = parts[0]
     else:
-        total = parts[0].astype(np.int64)
-        for part in parts[1:]:
-            ufunc(total, part, out=total)
-        scale_into(out, total, scale)
+        ufunc(parts[0], parts[1], out)
+        for part in parts[2:]:
+            ufunc(out, part, out)
+    if scale != 1.0:
+        np.multiply(out, scale, out)
+
+
+def _reduce_wide(out: Array, parts: Sequence[Array], ufunc: Any, scale: float) -> None:
+    total = parts[0].astype(np.int64)
+    for part in parts[1:]:
+        ufunc(total, part, out=total)
+    scale_into(out, total, scale)
 
 
 def scale_into(out: Array, values: Array, scale: float) -> None:

@@ -10,10 +10,14 @@ This is reduce-scatter followed by all-gather (Rabenseifner 2004; Patarasuk & Yu
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from farandole.collectives.kernels import reduce_into
+from numpy import multiply
+
+from farandole.collectives.kernels import reducer
+from farandole.transports.shm import memory
 from farandole.transports.shm.arena import STAGING, Arena
 from farandole.types import Buffer, DType, ReduceOp
 
@@ -27,7 +31,8 @@ _PACK_BELOW = 16 << 10  # bytes: pieces smaller than this are gathered before th
 
 class Slots:
     """The staging room of every rank, divided into slots of one chunk: ``given[set][giver][owner]`` and
-    ``reduced[set][owner]``, as arrays of one storage type."""
+    ``reduced[set][owner]``, as arrays of one storage type;
+    ``taken[set][owner][giver]`` is the same, seen from the owner."""
 
     def __init__(self, arena: Arena, chunk: int, storage: str) -> None:
         size = arena.size
@@ -39,6 +44,7 @@ class Slots:
 
         per_set = size + 1
         self.given = [[[slot(r, s * per_set + o) for o in range(size)] for r in range(size)] for s in range(SETS)]
+        self.taken = [[[self.given[s][r][o] for r in range(size)] for o in range(size)] for s in range(SETS)]
         self.reduced = [[slot(r, s * per_set + size) for r in range(size)] for s in range(SETS)]
         self.elements = len(self.reduced[0][0])
 
@@ -58,65 +64,69 @@ class Pieces:
             self.starts.append(self.starts[-1] + len(array))
         self.total = self.starts[-1]
 
-    def between(self, start: int, stop: int) -> Iterator[tuple[Array, int]]:
+    def between(self, start: int, stop: int) -> Sequence[tuple[Array, int]]:
         """The parts of the arrays that cover [start, stop), each with its offset from ``start``."""
+        if len(self.arrays) == 1:
+            return ((self.arrays[0][start:stop], 0),) if stop > start else ()
         index = bisect_right(self.starts, start) - 1
-        offset = 0
-        while start + offset < stop:
+        parts, at = [], start
+        while at < stop:
             array, first = self.arrays[index], self.starts[index]
-            low = start + offset - first
-            high = min(stop - first, len(array))
-            if high > low:
-                yield array[low:high], offset
-                offset += high - low
+            end = min(stop, first + len(array))
+            if end > at:
+                parts.append((array[at - first : end - first], at - start))
+                at = end
             index += 1
+        return parts
 
 
 class Reduction:
-    """One reduction in the making. ``deal(step, owner)`` gives the range that ``owner`` reduces in ``step``."""
+    """One reduction in the making, for ranges of elements that fit into a slot."""
 
     def __init__(
         self, arena: Arena, slots: Slots, source: Pieces, target: Pieces, op: ReduceOp, dtype: DType, scale: float
     ) -> None:
-        self.arena, self.slots, self.source, self.target = arena, slots, source, target
-        self.op, self.dtype, self.scale = op, dtype, scale
-        self.me = arena.rank
+        self.slots, self.source, self.target = slots, source, target
+        self.me, self.others = arena.rank, arena.others
         self.small = _PACK_BELOW // dtype.itemsize
+        # Plain floats are scaled while they are copied out, which costs nothing; the others where they are summed.
+        late = dtype.is_float and not dtype.is_half
+        self.reducer = reducer(op, dtype, 1.0 if late else scale)
+        self.scale = scale if late else 1.0
 
-    def give(self, step: int, ranges: Sequence[tuple[int, int]]) -> None:
+    def give(self, step: int, ranges: Sequence[Range]) -> None:
         """Copy what others own into this rank's slots."""
         mine = self.slots.given[step % SETS][self.me]
-        for owner in self.arena.others:
-            start, stop = ranges[owner]
+        for owner in self.others:
             slot = mine[owner]
-            for piece, offset in self.source.between(start, stop):
+            for piece, offset in self.source.between(*ranges[owner]):
                 slot[offset : offset + len(piece)] = piece
 
     def reduce(self, step: int, start: int, stop: int) -> None:
         """Reduce the range that this rank owns into its result slot."""
-        if stop <= start:
-            return
         me, length = self.me, stop - start
         out = self.slots.reduced[step % SETS][me]
-        given = [slots[me] for slots in self.slots.given[step % SETS]]
-        pieces = list(self.source.between(start, stop))
-        if len(pieces) == 1 or length > len(pieces) * self.small:
+        given = self.slots.taken[step % SETS][me]
+        pieces = self.source.between(start, stop)
+        if length > len(pieces) * self.small:
             for piece, offset in pieces:
                 end = offset + len(piece)
-                parts = [piece if rank == me else slot[offset:end] for rank, slot in enumerate(given)]
-                reduce_into(out[offset:end], parts, self.op, self.dtype, self.scale)
-        else:
+                parts = [slot[offset:end] for slot in given]
+                parts[me] = piece
+                self.reducer(out[offset:end], parts)
+        elif length > 0:
             for piece, offset in pieces:
                 given[me][offset : offset + len(piece)] = piece
-            reduce_into(out[:length], [slot[:length] for slot in given], self.op, self.dtype, self.scale)
+            self.reducer(out[:length], [slot[:length] for slot in given])
 
     def take(self, step: int, owner: int, start: int, stop: int, base: int = 0) -> None:
         """Copy the result of ``owner`` out; ``base`` is where the target begins."""
-        if stop <= start:
-            return
-        result = self.slots.reduced[step % SETS][owner]
+        result, scale = self.slots.reduced[step % SETS][owner], self.scale
         for piece, offset in self.target.between(start - base, stop - base):
-            piece[:] = result[offset : offset + len(piece)]
+            if scale == 1.0:
+                piece[:] = result[offset : offset + len(piece)]
+            else:
+                multiply(result[offset : offset + len(piece)], scale, piece)
 
 
 def allreduce(arena: Arena, slots: Slots, buffers: Sequence[Buffer], op: ReduceOp, scale: float) -> None:
@@ -125,14 +135,15 @@ def allreduce(arena: Arena, slots: Slots, buffers: Sequence[Buffer], op: ReduceO
     target = Pieces([buffer.out for buffer in buffers])
     work = Reduction(arena, slots, source, target, op, buffers[0].dtype, scale)
     size, me, total, chunk = arena.size, arena.rank, source.total, slots.elements
+    # As few steps as fit, all of one length: a short last step would cost as many waits as a long one.
     steps = -(-total // (size * chunk))
+    share = min(chunk, memory.round_up(-(-total // (size * steps)), 64))
 
-    def deal(step: int) -> list[tuple[int, int]]:
-        first = step * size * chunk
-        share = min(chunk, -(-(total - first) // size))
-        return [(min(total, first + i * share), min(total, first + (i + 1) * share)) for i in range(size)]
+    def deal(step: int) -> list[Range]:
+        marks = [min(total, (step * size + owner) * share) for owner in range(size + 1)]
+        return list(zip(marks, marks[1:]))  # noqa: B905
 
-    def finish(step: int, ranges: list[tuple[int, int]], stage: int) -> None:
+    def finish(step: int, ranges: list[Range], stage: int) -> None:
         work.take(step, me, *ranges[me])
         for owner in arena.others:
             arena.await_one(owner, stage)
@@ -147,17 +158,17 @@ def reducescatter(
     """Each rank's part of the reduced buffer. Counts are elements per rank."""
     work = Reduction(arena, slots, Pieces([buffer.data]), Pieces([buffer.out]), op, buffer.dtype, scale)
     me, chunk = arena.rank, slots.elements
-    firsts = [sum(counts[:rank]) for rank in range(arena.size)]
-    lasts = [first + count for first, count in zip(firsts, counts, strict=True)]
+    lasts = list(accumulate(counts))
+    firsts = [last - count for last, count in zip(lasts, counts, strict=True)]
     steps = max(1, -(-max(counts) // chunk))
 
-    def deal(step: int) -> list[tuple[int, int]]:
+    def deal(step: int) -> list[Range]:
         return [
             (min(last, first + step * chunk), min(last, first + (step + 1) * chunk))
             for first, last in zip(firsts, lasts, strict=True)
         ]
 
-    def finish(step: int, ranges: list[tuple[int, int]], stage: int) -> None:
+    def finish(step: int, ranges: list[Range], stage: int) -> None:
         work.take(step, me, *ranges[me], base=firsts[me])
         arena.await_all(stage)
 
@@ -176,26 +187,19 @@ def _run(
     A set of slots is used again three steps later: by then its step is finished on this rank, hence reduced on all.
     """
     base, me = arena.published, arena.rank
-    dealt = {0: deal(0)}
-
-    def given_stage(step: int) -> int:  # the how-many-th announcement says that ``step`` was given
-        return base + (1 if step == 0 else 2 * step)
-
-    def reduced_stage(step: int) -> int:
-        return base + (2 * steps if step == steps - 1 else 2 * step + 3)
-
-    def give(step: int) -> None:
-        if step < steps:
-            dealt[step] = deal(step)
-            work.give(step, dealt[step])
-            arena.publish()
-
-    give(0)
+    dealt = [deal(0)]  # of the steps under way
+    work.give(0, dealt[0])
+    arena.publish()
+    given = base + 1  # the announcement by which a rank has given the current step
     for step in range(steps):
-        give(step + 1)
-        arena.await_all(given_stage(step))
-        work.reduce(step, *dealt[step][me])
+        if step + 1 < steps:
+            dealt.append(deal(step + 1))
+            work.give(step + 1, dealt[-1])
+            arena.publish()
+        arena.await_all(given)
+        work.reduce(step, *dealt[1 if step else 0][me])
         arena.publish()
         if step:
-            finish(step - 1, dealt.pop(step - 1), reduced_stage(step - 1))
-    finish(steps - 1, dealt.pop(steps - 1), reduced_stage(steps - 1))
+            finish(step - 1, dealt.pop(0), given + 1)
+        given = base + 2 * step + 2
+    finish(steps - 1, dealt.pop(0), base + 2 * steps)
