@@ -120,7 +120,7 @@ def store() -> StoreClient | None:
 
 
 def _connect(settings: Settings, scope: str) -> Transport:
-    from farandole.transports import shm, tcp
+    from farandole.transports import shm
 
     rank, size, secret, timeout = settings.rank, settings.size, settings.secret, settings.start_timeout
     if size == 1:
@@ -133,6 +133,8 @@ def _connect(settings: Settings, scope: str) -> Transport:
         shared = shm.connect_if_shared(rank, size, secret, scope, timeout, agree)
         if shared is not None:
             return shared
+    from farandole.transports import tcp
+
     return collectives.over(tcp.connect(rank, size, secret, scope, client, timeout))
 
 
