@@ -1,0 +1,100 @@
+"""The command line of ``farandole bench``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.samples import Case
+
+ALL = ("allreduce", "step", "start")
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="farandole bench",
+        description="Measure Farandole beside what else is installed, in turns within one run.",
+    )
+    found.add_argument("what", nargs="*", metavar="allreduce|step|start", help="what to measure (default: all three)")
+    found.add_argument("-np", "--num-proc", "--np", dest="size", type=int, default=2, help="ranks (default: 2)")
+    found.add_argument("--json", type=Path, metavar="FILE", help="write every sample and the machine's facts here")
+    found.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a picture (needs matplotlib)")
+    found.add_argument("--quick", action="store_true", help="few repetitions and small sizes: to try it out")
+    return found
+
+
+def checked(arguments: Sequence[str]) -> argparse.Namespace:
+    """Arguments that will work: a benchmark must not run for minutes and then fail to write its file."""
+    found = parser()
+    chosen = found.parse_args(arguments)
+    unknown = [each for each in chosen.what if each not in ALL]
+    if unknown:
+        found.error(f"there is no benchmark {unknown[0]!r}; choose from {', '.join(ALL)}")
+    if chosen.size < 2:
+        found.error(f"--np={chosen.size} must be at least 2: there is nothing to exchange with one rank")
+    for flag in ("json", "plot"):
+        path: Path | None = getattr(chosen, flag)
+        if path is not None and (path.is_dir() or not os.access(path.resolve().parent, os.W_OK)):
+            found.error(f"--{flag}={path} cannot be written: name a file in a folder that exists and is yours")
+    if chosen.plot is not None and chosen.plot.suffix != ".png":
+        found.error(f"--plot={chosen.plot} must end in .png")
+    for package, needed in (("torch", True), ("matplotlib", chosen.plot is not None)):
+        if needed and find_spec(package) is None:
+            found.error(f"{package} is not installed; pip install 'farandole[bench]'")
+    chosen.what = [each for each in ALL if each in chosen.what] or list(ALL)
+    return chosen
+
+
+def run(chosen: argparse.Namespace) -> Iterator[Case]:
+    from benchmarks import crew, start
+
+    inside = [each for each in chosen.what if each != "start"]
+    if inside:
+        if crew.mpirun(chosen.size) is None:
+            say("mpi4py or mpirun is not installed: Open MPI takes no part (pip install 'farandole[bench]')")
+        yield from crew.measure(inside, chosen.size, chosen.quick)
+    if "start" in chosen.what:
+        yield from start.cases(chosen.size, chosen.quick)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    chosen = checked(arguments)
+    from benchmarks import report
+    from benchmarks.crew import BenchmarkError
+
+    cases: list[Case] = []
+    begin = time.monotonic()
+    say(f"measuring {', '.join(chosen.what)} with {chosen.size} ranks; keep the machine quiet")
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores / 2:
+        say(f"other programs are at work here (load {load:.1f} on {cores} cores): the numbers will suffer")
+    try:
+        # Lines, no animation: a spinner would take its share of the cores that are being measured.
+        for case in run(chosen):
+            cases.append(case)
+            say(f"{time.monotonic() - begin:5.0f} s  {case.benchmark}: {case.name} done")
+    except BenchmarkError as error:
+        say(f"farandole bench: {error}")
+        return 1
+    report.show(cases)
+    if chosen.json:
+        report.write_json(chosen.json, report.document(cases, chosen.size, arguments))
+    if chosen.plot:
+        from benchmarks import plot
+
+        plot.draw(chosen.plot, cases, chosen.size)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Tensors of some sizes, one at a time; and many small ones at once. Runs on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import farandole.torch as hvd
+import torch
+from benchmarks.samples import GLOO, GLOO_FLAT, Case, interleave
+
+# (name, bytes, operations per sample): small ones are repeated until a sample is long enough to time.
+SIZES = [
+    ("4 KiB", 4 << 10, 50),
+    ("64 KiB", 64 << 10, 50),
+    ("1 MiB", 1 << 20, 20),
+    ("16 MiB", 16 << 20, 4),
+    ("64 MiB", 64 << 20, 2),
+]
+TENSORS, ELEMENTS = 200, 10_000
+REPETITIONS = 31
+
+
+def cases(peers: Sequence[Any], quick: bool) -> Iterator[Case]:
+    repetitions = 3 if quick else REPETITIONS
+    for name, nbytes, per_sample in SIZES[:3] if quick else SIZES:
+        tensor = torch.empty(nbytes // 4)
+        contenders = {peer.name: partial(peer.allreduce, tensor) for peer in peers}
+        for contender, run in contenders.items():
+            check(contender, run, [tensor])
+        per_sample = min(per_sample, 5) if quick else per_sample
+        samples = interleave(contenders, repetitions=repetitions, per_sample=per_sample, before=hvd.barrier)
+        yield Case("allreduce", name, samples, per_sample, nbytes)
+    yield many(peers, 5 if quick else TENSORS, repetitions)
+
+
+def many(peers: Sequence[Any], count: int, repetitions: int) -> Case:
+    """Submit all, then wait for all; Gloo also gets the same numbers as one flat tensor, as DDP would pack them."""
+    flat = torch.empty(count * ELEMENTS)
+    tensors = list(torch.empty(count, ELEMENTS).unbind())
+    contenders: dict[str, Callable[[], Any]] = {peer.name: partial(peer.many, tensors) for peer in peers}
+    for contender, run in contenders.items():
+        check(contender, run, tensors)
+    for peer in peers:
+        if peer.name == GLOO:
+            contenders[GLOO_FLAT] = partial(peer.allreduce, flat)
+            check(GLOO_FLAT, contenders[GLOO_FLAT], [flat])
+    samples = interleave(contenders, repetitions=repetitions, per_sample=2, before=hvd.barrier)
+    return Case("allreduce", f"{count} x {ELEMENTS:,} floats", samples, 2, count * ELEMENTS * 4)
+
+
+def check(contender: str, run: Callable[[], object], tensors: list[torch.Tensor]) -> None:
+    """Times mean nothing when the sums are wrong. Leaves zeros, which stay what they are under any number of sums."""
+    for tensor in tensors:
+        tensor.fill_(hvd.rank() + 1.0)
+    hvd.barrier()
+    run()
+    expected = hvd.size() * (hvd.size() + 1) / 2
+    if not all(bool((tensor == expected).all()) for tensor in tensors):
+        raise SystemExit(f"{contender} computed a wrong sum")
+    for tensor in tensors:
+        tensor.zero_()

@@ -1,0 +1,123 @@
+"""Starts the ranks of a benchmark and collects what they measured.
+
+With mpi4py and mpirun at hand the ranks are started by mpirun, so that ours, Gloo and MPI are connected in the same
+processes; without, they are plain child processes. This process hosts the store that ours meets in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.samples import Case
+from farandole.config import Settings
+from farandole.handshake import new_secret
+from farandole.store import StoreServer
+
+MARK = "farandole-bench "
+ROOT = Path(__file__).parent.parent
+
+
+class BenchmarkError(RuntimeError):
+    """The ranks of a benchmark failed; the message holds what they wrote."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a worker must know. The secret travels in the environment, never here: a plan is an argument."""
+
+    size: int
+    benchmarks: list[str]
+    quick: bool
+    meeting: str  # the file in which Gloo's ranks meet
+
+    def environment(self, rank: int) -> dict[str, str]:
+        places = Settings(rank=rank, size=self.size, local_rank=rank, local_size=self.size, cross_rank=0, cross_size=1)
+        return places.to_env()
+
+
+def mpirun(size: int) -> list[str] | None:
+    """The start of an mpirun command, or None when mpi4py or mpirun is missing."""
+    beside = Path(sys.executable).parent / "mpirun"
+    program = str(beside) if beside.exists() else shutil.which("mpirun")
+    if program is None or importlib.util.find_spec("mpi4py") is None:
+        return None
+    # Shared memory only; without the hierarchical module ("han"), which makes a single host slower up to 1 MiB.
+    # MPI is told of more ranks than cores only when it is so: its ranks then yield while they wait.
+    slots = ["--host", f"localhost:{size}"] if size <= (os.cpu_count() or 1) else ["--oversubscribe"]
+    return [
+        program, "--allow-run-as-root", *slots, "--bind-to", "none",
+        "--mca", "pml", "ob1", "--mca", "btl", "self,sm", "--mca", "coll", "^han",
+    ]  # fmt: skip
+
+
+def measure(benchmarks: Sequence[str], size: int, quick: bool) -> Iterator[Case]:
+    """Cases as they are done. Raises BenchmarkError when a rank fails; leaves no process either way."""
+    secret = new_secret()
+    store = StoreServer(secret)
+    with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
+        plan = Plan(size, list(benchmarks), quick, str(Path(folder, "gloo")))
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TMPDIR": folder,  # mpirun keeps its session here; a short path, and gone with us
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            **Settings(store=store.address, secret=secret).to_env(),
+        }
+        ranks = _start(plan, env, Path(folder, "stderr"))
+        try:
+            for line in ranks[0].stdout or ():
+                if line.startswith(MARK):
+                    yield Case(**json.loads(line[len(MARK) :]))
+            codes = [each.wait() for each in ranks]
+            if any(codes):
+                said = Path(folder, "stderr").read_text(errors="replace").strip()
+                raise BenchmarkError(f"the ranks ended with exit codes {codes}; they wrote:\n{said}")
+        finally:
+            _end(ranks)
+            store.close()
+
+
+def _start(plan: Plan, env: dict[str, str], log: Path) -> list[subprocess.Popen[str]]:
+    worker = [sys.executable, "-m", "benchmarks.worker", json.dumps(asdict(plan))]
+    launcher = mpirun(plan.size)
+    if launcher:
+        commands = [([*launcher, "-np", str(plan.size), *worker], env)]
+    else:
+        commands = [(worker, {**env, "FARANDOLE_RANK": str(rank)}) for rank in range(plan.size)]
+    ranks: list[subprocess.Popen[str]] = []
+    with log.open("w") as stderr:
+        for number, (command, each_env) in enumerate(commands):
+            stdout = subprocess.PIPE if number == 0 else subprocess.DEVNULL
+            ranks.append(
+                subprocess.Popen(
+                    command, env=each_env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True,
+                    start_new_session=True,  # Ctrl-C reaches this process alone, which then ends them
+                )
+            )  # fmt: skip
+    return ranks
+
+
+def _end(ranks: Sequence[subprocess.Popen[str]]) -> None:
+    for kill in (signal.SIGTERM, signal.SIGKILL):
+        for each in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                if each.poll() is None:
+                    os.killpg(each.pid, kill)
+        for each in ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                each.wait(5)
+    for each in ranks:
+        if each.stdout:
+            each.stdout.close()

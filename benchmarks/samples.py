@@ -1,0 +1,88 @@
+"""Nouns of a benchmark, and the loop that takes the samples."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+# The contenders. Of allreduce:
+OURS = "Farandole"
+GLOO, GLOO_FLAT, MPI = "Gloo", "Gloo, one flat tensor", "Open MPI"
+# Of the training step, beside ours:
+ALONE = "one process"  # the other ranks wait
+TOGETHER = "no exchange"  # every rank trains by itself at the same time: the machine is shared, no gradient is
+DDP = "DDP on Gloo"
+# Of the start, beside ours:
+TORCHRUN, IMPORT = "torchrun", "import torch"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a table: the seconds that one operation took each contender, sample by sample."""
+
+    benchmark: str
+    name: str
+    samples: Mapping[str, list[float]]
+    per_sample: int = 1  # operations that one sample is the mean of
+    bytes: int = 0
+
+    def median(self, contender: str) -> float:
+        return statistics.median(self.samples[contender])
+
+    def spread(self, contender: str) -> tuple[float, float]:
+        """The 10th and the 90th percentile."""
+        values = self.samples[contender]
+        if len(values) < 2:
+            return values[0], values[0]
+        tenths = statistics.quantiles(values, n=10, method="inclusive")
+        return tenths[0], tenths[-1]
+
+    def ratio(self, contender: str) -> float:
+        """How many times as long as ours."""
+        return self.median(contender) / self.median(OURS)
+
+    def added(self, contender: str) -> float:
+        """Training step: the seconds that the exchange adds to the step of one process."""
+        return self.median(contender) - self.median(ALONE)
+
+    def record(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        contenders = {
+            name: {
+                "median": self.median(name),
+                "p10": self.spread(name)[0],
+                "p90": self.spread(name)[1],
+                "ratio_to_ours": self.ratio(name),
+                "samples": self.samples[name],
+            }
+            for name in self.samples
+        }
+        return {**asdict(self), "samples": None, "contenders": contenders}
+
+
+def interleave(
+    contenders: Mapping[str, Callable[[], object]],
+    *,
+    repetitions: int,
+    per_sample: int = 1,
+    before: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
+    """Time A, B, C, A, B, C, ...: what disturbs the machine for a while disturbs all of them.
+
+    Each runs once untimed first. ``before`` runs untimed before each sample (it lines the ranks up).
+    """
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    for run in contenders.values():
+        before()
+        run()
+    for _ in range(repetitions):
+        for name, run in contenders.items():
+            before()
+            start = time.perf_counter()
+            for _ in range(per_sample):
+                run()
+            samples[name].append((time.perf_counter() - start) / per_sample)
+    return samples

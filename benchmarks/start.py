@@ -1,0 +1,42 @@
+"""A job that does nothing: what starting costs, beside ``import torch`` alone. Runs in the driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from benchmarks.crew import BenchmarkError
+from benchmarks.samples import IMPORT, OURS, TORCHRUN, Case, interleave
+
+HERE = Path(__file__).parent
+REPETITIONS = 11
+
+
+def commands(size: int) -> dict[str, list[str]]:
+    """Both jobs join all ranks and leave again."""
+    python = sys.executable
+    run = [python, "-m", "farandole.cli", "run", "-np", str(size)]
+    torchrun = [python, "-m", "torch.distributed.run", "--nproc-per-node", str(size)]
+    return {
+        OURS: [*run, python, str(HERE / "noop.py")],
+        TORCHRUN: [*torchrun, str(HERE / "noop_torch.py")],
+        IMPORT: [python, "-c", "import torch"],
+    }
+
+
+def cases(size: int, quick: bool) -> Iterator[Case]:
+    turns = {name: partial(run, command) for name, command in commands(size).items()}
+    yield Case("start", f"no-op job, {size} ranks", interleave(turns, repetitions=1 if quick else REPETITIONS))
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    if done.returncode:
+        raise BenchmarkError(f"{' '.join(command)} ended with exit code {done.returncode}; it wrote:\n{done.stderr}")

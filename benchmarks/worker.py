@@ -1,0 +1,54 @@
+"""One rank of a benchmark: ``python -m benchmarks.worker`` with a plan (JSON) as its argument. Started by crew.py."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import threading
+
+from benchmarks.crew import MARK, Plan
+
+
+def main() -> None:
+    plan = Plan(**json.loads(sys.argv[1]))
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["FARANDOLE_RANK"])
+    os.environ.update(plan.environment(rank))
+    watch_the_parent()
+
+    import farandole.torch as hvd
+    import torch
+    from benchmarks.peers import Gloo, Mpi, Ours
+
+    torch.set_num_threads(1)
+    hvd.init()
+    peers = [Ours(), Gloo(rank, plan.size, plan.meeting)]
+    if "OMPI_COMM_WORLD_RANK" in os.environ:
+        peers.append(Mpi())
+    for name in plan.benchmarks:
+        for case in importlib.import_module(f"benchmarks.{name}").cases(peers, plan.quick):
+            if rank == 0:
+                print(MARK + json.dumps(vars(case)), flush=True)
+    for peer in reversed(peers):
+        peer.close()
+
+
+def watch_the_parent() -> None:
+    """End with the process that hosts the store, however it ends: mpirun alone would let the ranks run on."""
+    from farandole.errors import HorovodInternalError
+    from farandole.store import StoreClient
+
+    client = StoreClient(os.environ["FARANDOLE_STORE"], os.environ["FARANDOLE_SECRET"])
+
+    def wait() -> None:
+        try:
+            client.get("never", timeout=1e9)
+        except (HorovodInternalError, ConnectionError):
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""One field is one knob: reading, writing, refusing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole.config import LOG_LEVELS, Settings, knobs
+from farandole.errors import SettingsError
+
+KNOBS = {each.name: each for each in knobs()}
+
+# A new flag is a promise to users: it is added here on purpose.
+FLAGS = [
+    "--transport", "--fusion-threshold-mb", "--bucket-mb", "--cycle-time-ms", "--cache-capacity", "--no-stall-check",
+    "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds", "--start-timeout", "--log-level",
+    "--log-without-timestamp",
+]  # fmt: skip
+
+# Names that users of Horovod set in their scripts; they must go on working.
+HOROVOD = {
+    "HOROVOD_FUSION_THRESHOLD": ("fusion_threshold", "1024", 1024),
+    "HOROVOD_CYCLE_TIME": ("cycle_time", "3.5", 3.5),
+    "HOROVOD_CACHE_CAPACITY": ("cache_capacity", "0", 0),
+    "HOROVOD_STALL_CHECK_DISABLE": ("stall_check_disable", "1", True),
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": ("stall_warning_seconds", "5", 5.0),
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": ("stall_shutdown_seconds", "9", 9.0),
+    "HOROVOD_START_TIMEOUT": ("start_timeout", "77", 77.0),
+    "HOROVOD_LOG_LEVEL": ("log_level", "INFO", "INFO"),
+    "HOROVOD_LOG_HIDE_TIME": ("log_hide_time", "true", True),
+    "HOROVOD_RANK": ("rank", "3", 3),
+    "HOROVOD_SIZE": ("size", "4", 4),
+    "HOROVOD_LOCAL_RANK": ("local_rank", "1", 1),
+    "HOROVOD_LOCAL_SIZE": ("local_size", "2", 2),
+    "HOROVOD_CROSS_RANK": ("cross_rank", "1", 1),
+    "HOROVOD_CROSS_SIZE": ("cross_size", "2", 2),
+    "HOROVOD_HOSTNAME": ("hostname", "h1", "h1"),
+}
+
+
+def test_without_variables_there_is_one_rank_and_no_job() -> None:
+    settings = Settings.from_env({})
+    assert settings == Settings()
+    assert (settings.rank, settings.size, settings.store) == (0, 1, "")
+
+
+@pytest.mark.parametrize("variable", HOROVOD)
+def test_a_variable_of_horovod_is_read(variable: str) -> None:
+    name, text, value = HOROVOD[variable]
+    assert getattr(Settings.from_env({variable: text}), name) == value
+
+
+def test_every_variable_of_horovod_is_in_the_list_above() -> None:
+    assert {each.horovod for each in KNOBS.values() if each.horovod} == HOROVOD.keys()
+
+
+def test_our_variable_wins_over_horovods() -> None:
+    env = {"HOROVOD_CACHE_CAPACITY": "7", "FARANDOLE_CACHE_CAPACITY": "8"}
+    assert Settings.from_env(env).cache_capacity == 8
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert Settings.from_env({"FARANDOLE_RANK": "", "HOROVOD_RANK": "2"}).rank == 2
+
+
+def test_the_list_of_flags() -> None:
+    assert [each.flag for each in KNOBS.values() if each.flag] == FLAGS
+
+
+@pytest.mark.parametrize("each", KNOBS.values(), ids=KNOBS)
+def test_every_knob_is_documented_and_of_its_type(each) -> None:
+    assert each.doc
+    assert type(each.default) is each.kind
+    assert each.variable == f"FARANDOLE_{each.name.upper()}"
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        (
+            {"HOROVOD_RANK": "one"},
+            "HOROVOD_RANK='one' cannot be read: it must be a whole number (rank of this process)",
+        ),
+        ({"FARANDOLE_CYCLE_TIME": "(None,)"}, "FARANDOLE_CYCLE_TIME='(None,)' cannot be read: it must be a number"),
+        ({"FARANDOLE_LOG_HIDE_TIME": "maybe"}, "FARANDOLE_LOG_HIDE_TIME='maybe' cannot be read: it must be 0 or 1"),
+        ({"HOROVOD_SIZE": "-1"}, "FARANDOLE_SIZE=-1 must be >= 0"),
+        ({"HOROVOD_START_TIMEOUT": "-3"}, "--start-timeout=-3.0 must be >= 0"),
+        ({"FARANDOLE_TRANSPORT": "mpi"}, "--transport='mpi' is not a wire; choose one of auto, shm, tcp"),
+        ({"HOROVOD_LOG_LEVEL": "loud"}, "--log-level='loud' is not a level; choose one of trace, debug, info"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_rule(env: dict[str, str], says: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_env(env)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
+def test_yes(text: str) -> None:
+    assert Settings.from_env({"FARANDOLE_STALL_CHECK_DISABLE": text}).stall_check_disable is True
+
+
+@pytest.mark.parametrize("text", ["0", "false", "No", "off"])
+def test_no(text: str) -> None:
+    assert Settings.from_env({"FARANDOLE_HOMOGENEOUS": text}).homogeneous is False
+
+
+VALUES = {
+    int: st.integers(0, 1 << 40),
+    float: st.floats(0, 1e9),
+    bool: st.booleans(),
+    str: st.text("az09:-", min_size=1),
+}
+CHOICES = {"transport": st.sampled_from(["auto", "shm", "tcp"]), "log_level": st.sampled_from(LOG_LEVELS)}
+
+
+@given(st.fixed_dictionaries({}, optional={k: CHOICES.get(k, VALUES[each.kind]) for k, each in KNOBS.items()}))
+def test_settings_survive_the_environment(values: dict[str, object]) -> None:
+    settings = Settings(**values)
+    assert Settings.from_env(settings.to_env()) == settings
+
+
+def test_only_what_differs_travels() -> None:
+    assert Settings(rank=1, size=2).to_env() == {
+        "FARANDOLE_RANK": "1", "HOROVOD_RANK": "1", "FARANDOLE_SIZE": "2", "HOROVOD_SIZE": "2",
+    }  # fmt: skip
+
+
+def test_settings_cannot_be_changed_or_misspelt() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().rank = 1
+    with pytest.raises(TypeError, match="fusion_treshold"):
+        Settings(fusion_treshold=1)

@@ -1,0 +1,68 @@
+"""The exception tree: what programs catch, and the texts that they match on."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from farandole import errors
+
+TREE = {
+    "HorovodInternalError": RuntimeError,
+    "PeerLostError": errors.HorovodInternalError,
+    "ShutDownError": errors.HorovodInternalError,
+    "HostsUpdatedInterrupt": RuntimeError,
+    "JobFailedError": RuntimeError,
+    "NotInitializedError": ValueError,
+    "SettingsError": ValueError,
+    "AuthenticationError": ConnectionError,
+    "RendezvousError": ConnectionError,
+}
+DEFINED = {
+    name: each
+    for name, each in vars(errors).items()
+    if inspect.isclass(each) and issubclass(each, Exception) and each.__module__ == errors.__name__
+}
+
+
+@pytest.mark.parametrize("name", DEFINED)
+def test_every_exception_stands_where_programs_expect_it(name: str) -> None:
+    assert DEFINED[name].__bases__ == (TREE[name],)
+
+
+def test_the_docstring_draws_the_tree() -> None:
+    drawn: dict[str, str] = {}
+    path: list[str] = []
+    for line in errors.__doc__.splitlines()[1:]:
+        found = re.match(r"([\s│├└─]*)(\w+)", line)
+        if found:
+            depth = len(found[1]) // 4
+            path = [*path[:depth], found[2]]
+            drawn[found[2]] = path[depth - 1] if depth else ""
+    assert {name: parent for name, parent in drawn.items() if parent} == {
+        name: parent.__name__ for name, parent in TREE.items()
+    }
+
+
+def test_texts_that_programs_match_on() -> None:
+    assert str(errors.NotInitializedError()) == "Horovod has not been initialized; use hvd.init()."
+    assert str(errors.ShutDownError()).startswith("Horovod has been shut down. This was caused by an exception on one")
+    assert errors.DUPLICATE_NAME.startswith(
+        "Requested to allreduce, allgather, or broadcast a tensor with the same name"
+    )
+
+
+def test_details_travel_with_the_exception() -> None:
+    assert str(errors.ShutDownError("Rank 1 left.")).endswith("the first shutdown message. Rank 1 left.")
+    assert errors.PeerLostError("gone", rank=3).rank == 3
+    assert errors.HostsUpdatedInterrupt(skip_sync=True).skip_sync is True
+    failed = errors.JobFailedError("x", rank=2, host="h", exit_code=137, remote_traceback="t")
+    assert (failed.rank, failed.host, failed.exit_code, failed.remote_traceback) == (2, "h", 137, "t")
+
+
+def test_a_late_rank_is_named_with_the_cure() -> None:
+    text = str(errors.RendezvousError.late([1, 3], 30.0))
+    assert text.startswith("ranks 1, 3 did not reach init() within 30 s.")
+    assert "--start-timeout" in text

@@ -1,0 +1,90 @@
+"""What users import is a list, and the list is checked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import farandole
+
+# horovod.torch's names for this stage, and the errors that its users catch.
+TORCH = [
+    "init",
+    "shutdown",
+    "is_initialized",
+    "rank",
+    "size",
+    "local_rank",
+    "local_size",
+    "cross_rank",
+    "cross_size",
+    "is_homogeneous",
+    "allreduce",
+    "allreduce_async",
+    "allreduce_",
+    "allreduce_async_",
+    "grouped_allreduce",
+    "grouped_allreduce_async",
+    "grouped_allreduce_",
+    "grouped_allreduce_async_",
+    "allgather",
+    "allgather_async",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "broadcast",
+    "broadcast_async",
+    "broadcast_",
+    "broadcast_async_",
+    "alltoall",
+    "alltoall_async",
+    "reducescatter",
+    "reducescatter_async",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "barrier",
+    "poll",
+    "synchronize",
+    "broadcast_parameters",
+    "broadcast_optimizer_state",
+    "broadcast_object",
+    "allgather_object",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Average",
+    "Sum",
+    "Min",
+    "Max",
+    "Product",
+]
+
+
+def test_the_package_exports_what_it_lists() -> None:
+    assert farandole.__all__ == ["Runner", "__version__", "errors", "run"]
+    for name in farandole.__all__:
+        assert getattr(farandole, name) is not None
+    assert set(farandole.__all__) <= set(dir(farandole))
+
+
+def test_a_misspelt_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'rnu'"):
+        farandole.rnu  # noqa: B018
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    done = subprocess.run([sys.executable, "-m", "farandole.cli", "--version"], capture_output=True, text=True)
+    assert done.stdout.strip() == farandole.__version__
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_farandole_torch_has_the_names_of_horovod(name: str) -> None:
+    hvd = pytest.importorskip("farandole.torch", reason="torch is not installed")
+    assert hasattr(hvd, name)
+    assert name in hvd.__all__
+
+
+def test_the_operations_are_horovods_numbers() -> None:
+    hvd = pytest.importorskip("farandole.torch", reason="torch is not installed")
+    assert [int(op) for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product)] == [0, 1, 3, 4, 5]
