@@ -10,55 +10,19 @@ import pytest
 import farandole
 
 # horovod.torch's names for this stage, and the errors that its users catch.
-TORCH = [
-    "init",
-    "shutdown",
-    "is_initialized",
-    "rank",
-    "size",
-    "local_rank",
-    "local_size",
-    "cross_rank",
-    "cross_size",
-    "is_homogeneous",
-    "allreduce",
-    "allreduce_async",
-    "allreduce_",
-    "allreduce_async_",
-    "grouped_allreduce",
-    "grouped_allreduce_async",
-    "grouped_allreduce_",
-    "grouped_allreduce_async_",
-    "allgather",
-    "allgather_async",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "broadcast",
-    "broadcast_async",
-    "broadcast_",
-    "broadcast_async_",
-    "alltoall",
-    "alltoall_async",
-    "reducescatter",
-    "reducescatter_async",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "barrier",
-    "poll",
-    "synchronize",
-    "broadcast_parameters",
-    "broadcast_optimizer_state",
-    "broadcast_object",
-    "allgather_object",
-    "Compression",
-    "DistributedOptimizer",
-    "HorovodInternalError",
-    "Average",
-    "Sum",
-    "Min",
-    "Max",
-    "Product",
-]
+TORCH = """
+init shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous
+allreduce allreduce_async allreduce_ allreduce_async_
+grouped_allreduce grouped_allreduce_async grouped_allreduce_ grouped_allreduce_async_
+allgather allgather_async grouped_allgather grouped_allgather_async
+broadcast broadcast_async broadcast_ broadcast_async_
+alltoall alltoall_async
+reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async
+barrier poll synchronize
+broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object
+Compression DistributedOptimizer HorovodInternalError
+Average Sum Min Max Product
+"""
 
 
 def test_the_package_exports_what_it_lists() -> None:
@@ -78,13 +42,17 @@ def test_the_version_is_that_of_the_distribution() -> None:
     assert done.stdout.strip() == farandole.__version__
 
 
-@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize("name", TORCH.split())
 def test_farandole_torch_has_the_names_of_horovod(name: str) -> None:
-    hvd = pytest.importorskip("farandole.torch", reason="torch is not installed")
+    pytest.importorskip("torch", reason="torch is not installed")
+    import farandole.torch as hvd
+
     assert hasattr(hvd, name)
     assert name in hvd.__all__
 
 
 def test_the_operations_are_horovods_numbers() -> None:
-    hvd = pytest.importorskip("farandole.torch", reason="torch is not installed")
+    pytest.importorskip("torch", reason="torch is not installed")
+    import farandole.torch as hvd
+
     assert [int(op) for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product)] == [0, 1, 3, 4, 5]
