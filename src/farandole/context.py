@@ -6,6 +6,7 @@ The one room that assembles store, transport and engine. Without a launcher ``in
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 from functools import partial
@@ -58,7 +59,14 @@ def shutdown() -> None:
         place.engine.shutdown()
 
 
+def _forget() -> None:
+    """A forked child (a data loader's worker, say) is not a rank: it must neither join in nor say goodbye."""
+    global _place, _store
+    _place = _store = None
+
+
 atexit.register(shutdown)
+os.register_at_fork(after_in_child=_forget)
 
 
 def is_initialized() -> bool:

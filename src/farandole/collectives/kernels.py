@@ -48,9 +48,9 @@ def _reduce_plain(out: Array, parts: Sequence[Array], ufunc: Any, scale: float) 
         if out is not parts[0]:
             out[:] = parts[0]
     else:
-        ufunc(parts[0], parts[1], out)
+        ufunc(parts[0], parts[1], out=out)
         for part in parts[2:]:
-            ufunc(out, part, out)
+            ufunc(out, part, out=out)
     if scale != 1.0:
         np.multiply(out, scale, out)
 

@@ -11,6 +11,7 @@ collective needs no other thread. The background thread drives while nobody wait
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -345,5 +346,6 @@ class Engine:
     def _leave(self) -> None:
         """Say goodbye, if it is this rank's turn to post; nobody is waited for."""
         if self._ended is None and not self._posted and self.size > 1:
-            self.transport.board.post(wire.encode([], [], shutdown=True))
+            with contextlib.suppress(PeerLostError):  # the others are gone already
+                self.transport.board.post(wire.encode([], [], shutdown=True))
         self._fail_all(ShutDownError())

@@ -1,0 +1,143 @@
+"""Agreement is a pure function: the same messages give the same decisions, in whatever rounds they come."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from farandole.engine.negotiation import Negotiation, mismatch
+from farandole.types import DType, Kind, ReduceOp, Request
+
+
+def ask(name: str, **kwargs: object) -> tuple[str, Request]:
+    return name, Request(name, **{"kind": Kind.ALLREDUCE, "shape": (4,), **kwargs})  # type: ignore[arg-type]
+
+
+def test_runs_what_everybody_asked_for_in_the_order_of_completion() -> None:
+    negotiation = Negotiation(2)
+    assert negotiation.step([[ask("a"), ask("b")], []]) == []
+    assert negotiation.missing() == {"a": (1,), "b": (1,)}
+    done = negotiation.step([[], [ask("b"), ask("a")]])
+    assert [response.names for response in done] == [("b",), ("a",)]
+    assert negotiation.idle
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_ranks_may_ask_in_any_order_in_any_rounds(seed: int) -> None:
+    chance = random.Random(seed)
+    size = chance.randint(1, 4)
+    names = [f"t{i}" for i in range(chance.randint(1, 12))]
+    left = [chance.sample(names, len(names)) for _ in range(size)]
+    copies = [Negotiation(size) for _ in range(size)]
+    ran: list[str] = []
+    while any(left):
+        cuts = [chance.randint(0, len(mine)) for mine in left]
+        messages = [[ask(name) for name in mine[:cut]] for mine, cut in zip(left, cuts, strict=True)]
+        left = [mine[cut:] for mine, cut in zip(left, cuts, strict=True)]
+        answers = [copy.step(messages) for copy in copies]
+        assert all(answer == answers[0] for answer in answers)
+        ran += [name for response in answers[0] for name in response.names]
+    assert sorted(ran) == sorted(names)
+    assert copies[0].idle
+
+
+def test_a_group_waits_for_its_last_member() -> None:
+    negotiation = Negotiation(2)
+    members = [ask(f"g_{i}of3", group="g", group_size=3) for i in range(3)]
+    assert negotiation.step([members, members[:2]]) == []
+    (response,) = negotiation.step([[], members[2:]])
+    assert response.names == ("g_0of3", "g_1of3", "g_2of3")
+
+
+def test_one_bad_member_fails_its_whole_group() -> None:
+    negotiation = Negotiation(2)
+    good, bad = ask("g_0of2", group="g", group_size=2), ask("g_1of2", group="g", group_size=2, shape=(5,))
+    (response,) = negotiation.step([[good, ask("g_1of2", group="g", group_size=2)], [good, bad]])
+    assert response.names == ("g_0of2", "g_1of2")
+    assert response.error.startswith("Mismatched ALLREDUCE tensor shapes")
+
+
+def test_allgather_tells_every_rank_s_first_dimension() -> None:
+    rows = [ask("x", kind=Kind.ALLGATHER, shape=(n, 3)) for n in (2, 0, 5)]
+    (response,) = Negotiation(3).step([[row] for row in rows])
+    assert response.parts == ((2, 0, 5),)
+
+
+def test_alltoall_tells_every_rank_s_splits() -> None:
+    one, two = ask("x", kind=Kind.ALLTOALL, shape=(4,)), ask("x", kind=Kind.ALLTOALL, shape=(3,), splits=(3, 0))
+    (response,) = Negotiation(2).step([[one], [two]])
+    assert response.parts == ((2, 2), (3, 0))
+
+
+BASE = Request("x", Kind.ALLREDUCE, shape=(2, 3))
+GATHER = BASE._replace(kind=Kind.ALLGATHER)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        (
+            BASE,
+            BASE._replace(dtype=DType.INT32),
+            "Mismatched data types: One rank had type float32, but another rank had type int32.",
+        ),
+        (
+            BASE,
+            GATHER,
+            "Mismatched operations: One rank did an ALLREDUCE, but another rank did an ALLGATHER.",
+        ),
+        (
+            BASE,
+            BASE._replace(shape=(2, 4)),
+            "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [2, 3], "
+            "but another rank sent a tensor of shape [2, 4].",
+        ),
+        (
+            GATHER,
+            GATHER._replace(shape=(2,)),
+            "Mismatched ALLGATHER tensor shapes: One rank sent a tensor of rank 2, "
+            "but another rank sent a tensor of rank 1.",
+        ),
+        (
+            GATHER,
+            GATHER._replace(shape=(9, 4)),
+            "Mismatched ALLGATHER tensor shapes: One rank sent a tensor with dimension 1 equal to 3, "
+            "but another rank sent a tensor with dimension 1 equal to 4.",
+        ),
+        (
+            BASE,
+            BASE._replace(prescale=0.5),
+            "Mismatched prescale and/or postscale factors: One rank sent factors (1.0, 1.0), "
+            "but another rank sent factors (0.5, 1.0).",
+        ),
+        (
+            BASE,
+            BASE._replace(op=ReduceOp.MAX),
+            "Mismatched reduction operation: One rank sent reduction op SUM, but another rank sent reduction op MAX.",
+        ),
+        (
+            BASE._replace(kind=Kind.BROADCAST),
+            BASE._replace(kind=Kind.BROADCAST, root=1),
+            "Mismatched BROADCAST root ranks: One rank specified root rank 0, but another rank specified root rank 1.",
+        ),
+        (
+            BASE,
+            BASE._replace(device="GPU"),
+            "Mismatched ALLREDUCE CPU/GPU device selection: One rank specified device CPU, "
+            "but another rank specified device GPU.",
+        ),
+        (
+            GATHER._replace(shape=()),
+            GATHER._replace(shape=()),
+            "Process-set rank zero tried to ALLGATHER a rank-zero tensor.",
+        ),
+    ],
+)
+def test_disagreements_in_horovod_s_words(first: Request, second: Request, text: str) -> None:
+    assert mismatch([first, second]) == text
+
+
+def test_what_may_differ() -> None:
+    assert mismatch([GATHER, GATHER._replace(shape=(7, 3))]) == ""
+    assert mismatch([BASE, BASE, BASE]) == ""
