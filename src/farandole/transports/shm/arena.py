@@ -29,8 +29,11 @@ SMALL = 32 << 10
 STAGING = SMALLS + 2 * SMALL
 
 _AT = PROGRESS // 8
-_SPIN_SECONDS = 100e-6
-_SPINS = 2000  # of about 50 ns
+# Waiting: poll; then poll and let others run; then sleep. Sleeping at once would be worse than it looks: a rank that
+# is woken tends to be put on the core of the one that wakes it, and two ranks that take turns on one core never look
+# to the scheduler as if they needed two.
+_SPINS = 400  # of about 50 ns; not where ranks outnumber cores: there polling steals the core of who is waited for
+_YIELD_SECONDS, _YIELD_SECONDS_CROWDED = 1e-3, 1e-4
 _CHECK_SECONDS = 0.02  # how often a sleeper looks whether its peers are alive
 _LONGEST_SLEEP = 0.05
 
@@ -53,9 +56,8 @@ class Arena:
         self._of_fd = {sock.fileno(): peer for peer, sock in self.peers.items()}
         for fd in self._of_fd:
             self._poll.register(fd, select.POLLIN | select.POLLHUP)
-        # With more ranks than cores, polling steals the core of the rank that is waited for.
-        self._spin_seconds = 0.0 if crowded else _SPIN_SECONDS
         self._spins = range(1 if crowded else _SPINS)
+        self._yield_seconds = _YIELD_SECONDS_CROWDED if crowded else _YIELD_SECONDS
         self._checked = time.monotonic()
         self._published = 0
         self.rings = 0
@@ -93,7 +95,7 @@ class Arena:
         for _ in self._spins:
             if words[_AT] >= stage:
                 return
-        self.wait_until(lambda: words[_AT] >= stage, self.patience, spin=False, peer=peer)
+        self.wait_until(lambda: words[_AT] >= stage, self.patience, peer=peer)
 
     # Waiting.
 
@@ -103,11 +105,12 @@ class Arena:
         Raises PeerLostError when a peer is gone or the arena was aborted; also, if ``peer`` is given, when time is up.
         """
         deadline = time.monotonic() + seconds
-        if spin and self._spin_seconds:
-            until = time.perf_counter() + self._spin_seconds
-            while time.perf_counter() < until:
+        if spin:
+            until = time.monotonic() + min(seconds, self._yield_seconds)
+            while time.monotonic() < until:
                 if condition():
                     return True
+                os.sched_yield()
         words, bell = self.words[self.rank], self._bells[self.rank]
         pause = 0.002
         try:
