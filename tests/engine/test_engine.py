@@ -250,7 +250,7 @@ def test_a_stalled_rank_ends_the_job_after_the_limit() -> None:
                 release.wait(20)
                 return ""
             with pytest.raises(
-                HorovodInternalError, match="rank 1 stayed away from grad for more than 0.8 s"
+                HorovodInternalError, match=r"rank 1 stayed away from grad for more than 0\.8 s"
             ) as caught:
                 engine.run([entry("grad", np.ones(2, np.float32))])
             return str(caught.value)

@@ -125,7 +125,7 @@ def test_factors_fold_into_one(op: ReduceOp, pre: float, post: float, expected: 
         (Request("x", Kind.ALLTOALL, shape=(3,), splits=(1, 1)), "1 rows would be lost"),
         (Request("x", Kind.ALLTOALL, shape=(3,), splits=(4, -1)), "splits must not be negative"),
         (Request("x", Kind.REDUCESCATTER, shape=(3,), op=ReduceOp.MAX), "only supports AVERAGE and SUM"),
-        (Request("x", Kind.ALLREDUCE, DType.BOOL, (3,), ReduceOp.AVERAGE), "the average of bool is not defined"),
+        (Request("x", Kind.ALLREDUCE, DType.BOOL, (3,), ReduceOp.AVERAGE), "averages and multiples of bool are not defined"),
     ],
 )
 def test_requests_that_no_rank_could_run(request_: Request, text: str) -> None:

@@ -28,8 +28,12 @@ def check(request: Request, size: int) -> None:
 
 
 def _check_op(request: Request) -> None:
-    if request.op is ReduceOp.AVERAGE and request.dtype is DType.BOOL:
-        raise ValueError(f"{request.name}: the average of bool is not defined; use Min (all true) or Max (any true).")
+    if request.dtype is not DType.BOOL:
+        return
+    if request.op is ReduceOp.AVERAGE or (request.prescale, request.postscale) != (1.0, 1.0):
+        raise ValueError(
+            f"{request.name}: averages and multiples of bool are not defined; use Min (all true) or Max (any true)."
+        )
 
 
 def _check_rows(request: Request) -> None:

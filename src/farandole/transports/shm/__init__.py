@@ -8,9 +8,7 @@ small slots (``pipeline``), allocated ones are reduced where they stand (``regio
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 
-from farandole.errors import RendezvousError
 from farandole.transports.shm.arena import SMALL, Arena, crowded
 from farandole.transports.shm.meeting import Meeting
 from farandole.transports.shm.pipeline import staging
@@ -31,47 +29,17 @@ def connect(
     that did not come within ``timeout`` seconds. ``patience``: seconds to wait for a rank inside a collective.
     """
     peers = Meeting(rank, size, secret, scope).gather(timeout) if size > 1 else {}
-    return _assemble(rank, size, secret, scope, peers, patience)
+    return join(rank, size, secret, scope, peers, patience=patience)
 
 
-def connect_if_shared(
-    rank: int,
-    size: int,
-    secret: str,
-    scope: str,
-    timeout: float,
-    agree: Callable[[str, bool], bool],
-    *,
-    patience: float = 600.0,
-) -> ShmTransport | None:
-    """Like ``connect``; None, on all ranks, if any two of them cannot share memory (other hosts, other containers).
-
-    ``agree(topic, mine)`` tells every rank whether all said True.
-    """
-    meeting = Meeting(rank, size, secret, scope)
-    peers: dict[int, socket.socket] = {}
-    try:
-        agree("door", True)
-        peers = meeting.gather(timeout, doors_open=True)
-        reached = True
-    except RendezvousError:
-        reached = False
-    finally:
-        meeting.close()
-    if agree("reached", reached):
-        return _assemble(rank, size, secret, scope, peers, patience)
-    for sock in peers.values():
-        sock.close()
-    return None
-
-
-def _assemble(
-    rank: int, size: int, secret: str, scope: str, peers: dict[int, socket.socket], patience: float
+def join(
+    rank: int, size: int, secret: str, scope: str, peers: dict[int, socket.socket], *, patience: float = 600.0
 ) -> ShmTransport:
+    """The transport over sockets that a ``Meeting`` has made: one to every other rank. Collective."""
     chunk = _BUDGET // staging(size, 1) // 4096 * 4096
     chunk = max(_SMALLEST_CHUNK, min(_LARGEST_CHUNK, chunk))
     arena = Arena(rank, size, peers, staging(size, chunk), crowded=crowded(size), patience=patience)
     return ShmTransport(arena, chunk, scope, secret)
 
 
-__all__ = ["SMALL", "ShmTransport", "connect", "connect_if_shared"]
+__all__ = ["SMALL", "Meeting", "ShmTransport", "connect", "join"]

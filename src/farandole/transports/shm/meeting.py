@@ -14,10 +14,12 @@ import threading
 import time
 
 from farandole.errors import AuthenticationError, PeerLostError, RendezvousError
-from farandole.handshake import authenticate, derive
+from farandole.handshake import authenticate, derive, recv_exactly
 from farandole.log import logger
 
 _RANK = struct.Struct("<I")
+_WELCOME = b"+"  # the peer is counted in: when all have dialled, all know all
+_ANSWER_SECONDS = 5.0
 _PENDING = 64  # strangers that may be in a handshake at one time
 
 
@@ -42,15 +44,18 @@ class Meeting:
         self._porter = threading.Thread(target=self._accept, name="farandole-shm-door", daemon=True)
         self._porter.start()
 
-    def gather(self, timeout: float, *, doors_open: bool = False) -> dict[int, socket.socket]:
-        """Sockets to all other ranks. Raises RendezvousError naming the ranks that did not come in time.
+    def look_around(self) -> None:
+        """Connect to the lower ranks that are on this host, now that every rank's door is known to be open."""
+        for peer in range(self.rank):
+            with contextlib.suppress(RendezvousError):
+                self._dial(peer, time.monotonic(), 0.0)
 
-        ``doors_open``: every rank's door is known to be open, so one that cannot be found is not on this host.
-        """
+    def gather(self, timeout: float) -> dict[int, socket.socket]:
+        """Sockets to all other ranks. Raises RendezvousError naming the ranks that did not come in time."""
         deadline = time.monotonic() + timeout
         try:
             for peer in range(self.rank):
-                self._dial(peer, time.monotonic() if doors_open else deadline, timeout)
+                self._dial(peer, deadline, timeout)
             with self._changed:
                 everybody = self._changed.wait_for(
                     lambda: len(self.peers) == self.size - 1, max(0.0, deadline - time.monotonic())
@@ -84,9 +89,13 @@ class Meeting:
                 sock.connect(address(self.secret, self.scope, peer))
                 authenticate(sock, self.secret, f"shm|{self.scope}", server=False)
                 sock.sendall(_RANK.pack(self.rank))
+                sock.settimeout(_ANSWER_SECONDS)
+                if recv_exactly(sock, 1) != _WELCOME:
+                    raise AuthenticationError(f"rank {peer} did not answer")
+                sock.settimeout(None)
                 self._admit(peer, sock)
                 return
-            except (OSError, AuthenticationError):
+            except (OSError, PeerLostError):
                 sock.close()
                 if time.monotonic() > deadline:
                     raise RendezvousError.late(self._missing(), timeout) from None
@@ -116,6 +125,7 @@ class Meeting:
             if not self.rank < peer < self.size or peer in self.peers:
                 raise AuthenticationError(f"a peer says it is rank {peer}, which is not awaited")
             self._admit(peer, sock)
+            sock.sendall(_WELCOME)
         except (OSError, struct.error) as error:
             sock.close()
             if not self._warned:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from numpy import multiply
@@ -141,7 +141,7 @@ def allreduce(arena: Arena, slots: Slots, buffers: Sequence[Buffer], op: ReduceO
 
     def deal(step: int) -> list[Range]:
         marks = [min(total, (step * size + owner) * share) for owner in range(size + 1)]
-        return list(zip(marks, marks[1:]))  # noqa: B905
+        return list(pairwise(marks))
 
     def finish(step: int, ranges: list[Range], stage: int) -> None:
         work.take(step, me, *ranges[me])

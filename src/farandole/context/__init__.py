@@ -8,16 +8,16 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import time
-from functools import partial
 from typing import Any, NamedTuple
 
-from farandole import collectives, log
+from farandole import log
 from farandole.config import Settings
+from farandole.context import wiring
 from farandole.contracts import Transport
 from farandole.engine import Engine, StallCheck
-from farandole.errors import NotInitializedError, RendezvousError, SettingsError
+from farandole.errors import NotInitializedError, SettingsError
 from farandole.store import StoreClient
+from farandole.transports import shm
 
 
 class _Place(NamedTuple):
@@ -128,38 +128,9 @@ def store() -> StoreClient | None:
 
 
 def _connect(settings: Settings, scope: str) -> Transport:
-    from farandole.transports import shm
-
-    rank, size, secret, timeout = settings.rank, settings.size, settings.secret, settings.start_timeout
-    if size == 1:
+    if settings.size == 1:
         return shm.connect(0, 1, "", scope)
-    client = _open_store(settings)
-    if settings.transport == "shm":
-        return shm.connect(rank, size, secret, scope, timeout)
-    if settings.transport == "auto":
-        agree = partial(_agree, client, settings, scope)
-        shared = shm.connect_if_shared(rank, size, secret, scope, timeout, agree)
-        if shared is not None:
-            return shared
-    from farandole.transports import tcp
-
-    return collectives.over(tcp.connect(rank, size, secret, scope, client, timeout))
-
-
-def _agree(client: StoreClient, settings: Settings, scope: str, topic: str, mine: bool) -> bool:
-    """Did all ranks say True?"""
-    key = f"agree/{scope}/{topic}"
-    client.set(f"{key}/{settings.rank}", b"1" if mine else b"0")
-    deadline = time.monotonic() + settings.start_timeout
-    votes, missing = [], []
-    for rank in range(settings.size):
-        try:
-            votes.append(client.get(f"{key}/{rank}", max(0.0, deadline - time.monotonic())))
-        except RendezvousError:
-            missing.append(rank)
-    if missing:
-        raise RendezvousError.late(missing, settings.start_timeout)
-    return all(vote == b"1" for vote in votes)
+    return wiring.connect(settings, _open_store(settings), scope)
 
 
 def _open_store(settings: Settings) -> StoreClient:

@@ -1,0 +1,88 @@
+"""Which wires join the ranks of this job: shared memory where it can be shared, TCP between.
+
+Ranks on one host are those that managed to reach each other's Unix sockets, whatever their hosts are called.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+from farandole import collectives
+from farandole.collectives.hierarchical import Hierarchical
+from farandole.config import Settings
+from farandole.contracts import Transport
+from farandole.errors import RendezvousError
+from farandole.log import logger
+from farandole.store import StoreClient
+from farandole.transports import shm
+
+
+def connect(settings: Settings, client: StoreClient, scope: str) -> Transport:
+    """The transport that joins all ranks. Collective."""
+    rank, size, secret, timeout = settings.rank, settings.size, settings.secret, settings.start_timeout
+    if settings.transport == "shm":
+        return shm.connect(rank, size, secret, scope, timeout)
+    if settings.transport == "tcp":
+        return _tcp(settings, client, scope, range(size))
+    meeting = shm.Meeting(rank, size, secret, scope)
+    try:
+        share(client, settings, f"{scope}/door", "")  # every door is open
+        meeting.look_around()
+        share(client, settings, f"{scope}/looked", "")  # nobody knocks any more
+    finally:
+        meeting.close()
+    neighbours = sorted([rank, *meeting.peers])
+    hosts = group([json.loads(text) for text in share(client, settings, f"{scope}/near", json.dumps(neighbours))])
+    logger.debug("ranks that share memory: %s", hosts)
+    mine = next(host for host in hosts if rank in host)
+    if len(mine) == size:
+        return shm.join(rank, size, secret, scope, meeting.peers)
+    peers = {mine.index(peer): sock for peer, sock in meeting.peers.items() if peer in mine}
+    for peer, sock in meeting.peers.items():
+        if peer not in mine:
+            sock.close()
+    flat = _tcp(settings, client, scope, range(size))
+    if len(mine) == 1 or len({len(host) for host in hosts}) > 1:
+        for sock in peers.values():
+            sock.close()
+        return flat
+    index = mine.index(rank)
+    local = shm.join(index, len(mine), secret, f"{scope}/host{hosts.index(mine)}", peers)
+    return Hierarchical(flat, local, _tcp(settings, client, f"{scope}/slice{index}", [host[index] for host in hosts]))
+
+
+def group(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Ranks by host, from what each rank could reach. Pure; the same on all ranks.
+
+    Ranks belong together if each of them reaches the same ranks; one whose view nobody shares stands alone.
+    """
+    hosts: dict[tuple[int, ...], list[int]] = {}
+    for rank, seen in enumerate(neighbours):
+        alike = all(list(neighbours[peer]) == list(seen) for peer in seen)
+        hosts.setdefault(tuple(seen) if alike else (rank,), []).append(rank)
+    return sorted(hosts.values())
+
+
+def share(client: StoreClient, settings: Settings, topic: str, mine: str) -> list[str]:
+    """What every rank says about ``topic``, in rank order. Raises RendezvousError naming the ranks that say nothing."""
+    client.set(f"share/{topic}/{settings.rank}", mine.encode())
+    deadline = time.monotonic() + settings.start_timeout
+    said, missing = [], []
+    for rank in range(settings.size):
+        try:
+            said.append(client.get(f"share/{topic}/{rank}", max(0.0, deadline - time.monotonic())).decode())
+        except RendezvousError:
+            missing.append(rank)
+    if missing:
+        raise RendezvousError.late(missing, settings.start_timeout)
+    return said
+
+
+def _tcp(settings: Settings, client: StoreClient, scope: str, ranks: Sequence[int]) -> Transport:
+    from farandole.transports import tcp
+
+    index = list(ranks).index(settings.rank)
+    link = tcp.connect(index, len(ranks), settings.secret, scope, client, settings.start_timeout, client.host)
+    return collectives.over(link)

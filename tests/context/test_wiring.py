@@ -1,0 +1,99 @@
+"""Who shares a host, and that ranks find each other over whatever wires there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from farandole.collectives.hierarchical import Hierarchical
+from farandole.config import Settings
+from farandole.context import wiring
+from farandole.errors import RendezvousError
+from farandole.handshake import new_secret
+from farandole.store import StoreClient, StoreServer
+from farandole.transports import shm
+from tests.pool import threads
+
+
+@pytest.mark.parametrize(
+    ("seen", "hosts"),
+    [
+        ([[0]], [[0]]),
+        ([[0, 1], [0, 1]], [[0, 1]]),
+        ([[0, 2], [1, 3], [0, 2], [1, 3]], [[0, 2], [1, 3]]),
+        ([[0, 1], [0, 1], [2]], [[0, 1], [2]]),
+        ([[0, 1], [0, 1, 2], [1, 2]], [[0], [1], [2]]),  # not everybody of a chain reaches everybody
+    ],
+)
+def test_hosts_are_who_reaches_whom(seen: list[list[int]], hosts: list[list[int]]) -> None:
+    assert wiring.group(seen) == hosts
+
+
+def run(size: int, monkeypatch: pytest.MonkeyPatch, host_of: dict[int, int] | None = None, **settings: object) -> list:
+    """Every rank's wire and the sum of all ranks' numbers over it. ``host_of``: pretend that there are several."""
+    secret = new_secret()
+    server = StoreServer(secret)
+    if host_of:
+        dial = shm.Meeting._dial
+
+        def far(self: shm.Meeting, peer: int, deadline: float, timeout: float) -> None:
+            if host_of[self.rank] != host_of[peer]:
+                raise RendezvousError.late([peer], timeout)
+            dial(self, peer, deadline, timeout)
+
+        monkeypatch.setattr(shm.Meeting, "_dial", far)
+
+    def join(rank: int) -> object:
+        client = StoreClient(server.address, secret)
+        mine = Settings(rank=rank, size=size, secret=secret, store=server.address, **settings)  # type: ignore[arg-type]
+        try:
+            return wiring.connect(mine, client, "test")
+        finally:
+            client.close()
+
+    def body(wire: object) -> tuple[str, float]:
+        import numpy as np
+
+        from farandole.types import Buffer, DType, ReduceOp
+
+        array = np.full(100_000, wire.rank + 1, np.float32)  # type: ignore[attr-defined]
+        wire.allreduce([Buffer(array, array, DType.FLOAT32)], ReduceOp.SUM)  # type: ignore[attr-defined]
+        wire.barrier()  # type: ignore[attr-defined]
+        return type(wire).__name__, float(array.max())
+
+    try:
+        return threads(size, join, body)
+    finally:
+        server.close()
+
+
+def test_one_host_shares_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(3, monkeypatch) == [("ShmTransport", 6.0)] * 3
+
+
+def test_tcp_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(2, monkeypatch, transport="tcp") == [("Collectives", 3.0)] * 2
+
+
+def test_two_hosts_of_two_get_a_hierarchy(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(4, monkeypatch, {0: 0, 1: 0, 2: 1, 3: 1}) == [(Hierarchical.__name__, 10.0)] * 4
+
+
+def test_ranks_dealt_in_turn_get_a_hierarchy_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(4, monkeypatch, {0: 0, 1: 1, 2: 0, 3: 1}) == [(Hierarchical.__name__, 10.0)] * 4
+
+
+def test_uneven_hosts_use_one_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(3, monkeypatch, {0: 0, 1: 0, 2: 1}) == [("Collectives", 6.0)] * 3
+
+
+def test_who_is_late_is_named() -> None:
+    secret = new_secret()
+    server = StoreServer(secret)
+    client = StoreClient(server.address, secret)
+    try:
+        settings = Settings(rank=1, size=4, secret=secret, store=server.address, start_timeout=0.2)
+        with pytest.raises(RendezvousError, match=r"ranks 0, 2, 3 did not reach init\(\) within 0\.2 s"):
+            wiring.share(client, settings, "anything", "")
+    finally:
+        client.close()
+        server.close()
