@@ -142,6 +142,8 @@ class StoreServer:
             handshake.send_frame(sock, _FOUND)
             return True
         found = self._wait(key, seconds if verb == _GET else 0.0)
+        if found is None and self._closed:
+            return False  # hang up: "nobody set it" would be a false story
         handshake.send_frame(sock, _MISSING if found is None else _FOUND)
         if found is not None:
             handshake.send_frame(sock, memoryview(found))
@@ -244,6 +246,7 @@ class StoreClient:
                 sock = socket.create_connection((host, int(port)), timeout=self.timeout)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 handshake.authenticate(sock, self.secret, PURPOSE, server=False, seconds=self.timeout)
+                self.host = sock.getsockname()[0]  # this host's interface towards the driver
                 return sock
             except BaseException as error:
                 if sock is not None:
