@@ -126,8 +126,8 @@ class Binding(Protocol):
         Without ``like``: of the array's own type, on the host.
         """
 
-    def cast(self, tensor: Any, dtype: DType | None, like: Any = None) -> Any:
-        """``tensor`` as ``dtype`` (or as ``like``'s type) if it holds floating point numbers, else itself."""
+    def cast(self, tensor: Any, dtype: Any) -> Any:
+        """``tensor`` as ``dtype`` (a DType or the framework's own) if it holds floating point numbers, else itself."""
 
 
 class Strategy(Protocol):

@@ -1,0 +1,53 @@
+"""Python objects between ranks: cloudpickle in uint8 arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from farandole import context
+from farandole.engine import Engine, Entry
+from farandole.frontend import serials
+from farandole.types import Buffer, DType, Kind, Request
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """``root_rank``'s ``obj`` on every rank (there: the object itself). Anything that cloudpickle can send."""
+    engine = context.engine()
+    label, serial = _label(engine, "broadcast_object", name)
+    if engine.size == 1 and root_rank == 0:
+        return obj
+    data = _pickled(obj) if engine.rank == root_rank else np.empty(0, dtype=np.uint8)
+    length = np.array([data.size], dtype=np.int64)
+    engine.run([_entry(Kind.BROADCAST, f"{label}.sz", length, DType.INT64, root_rank, serial)])
+    if engine.rank != root_rank:
+        data = np.empty(int(length[0]), dtype=np.uint8)
+    engine.run([_entry(Kind.BROADCAST, f"{label}.t", data, DType.UINT8, root_rank, serial)])
+    return obj if engine.rank == root_rank else cloudpickle.loads(data.data)
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """Every rank's ``obj``, in rank order."""
+    engine = context.engine()
+    label, serial = _label(engine, "allgather_object", name)
+    if engine.size == 1:
+        return [obj]
+    entry = _entry(Kind.ALLGATHER, label, _pickled(obj), DType.UINT8, 0, serial)
+    ((flat, sizes),) = engine.run([entry])
+    ends = np.cumsum(sizes)
+    return [cloudpickle.loads(flat[end - size : end].data) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _label(engine: Engine, verb: str, name: str | None) -> tuple[str, int]:
+    return (f"{verb}.noname", serials.next_for(engine)) if name is None else (f"{verb}.{name}", 0)
+
+
+def _pickled(obj: Any) -> Any:
+    return np.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=np.uint8)
+
+
+def _entry(kind: Kind, name: str, array: Any, dtype: DType, root: int, serial: int) -> Entry:
+    request = Request(name, kind, dtype, array.shape, root=root)
+    return Entry(request, Buffer(array, array, dtype), serial)

@@ -1,0 +1,328 @@
+"""Every step ends with the same gradients on all ranks: buckets, reduced while backward still computes.
+
+A *round* reduces all buckets once. A bucket is launched as soon as its gradients are in and its predecessor is
+launched, so the order is the same on all ranks. When backward ends, the ranks tell each other how many buckets they
+launched; a bucket that somebody could not fill (a parameter without a gradient) is filled with zeros, and all wait:
+gradients are final when ``backward()`` returns. If a gradient comes after that (a second loss), a further round
+brings it in: averaging what is already average changes nothing.
+
+The first step's buckets are made in reverse order of the parameters and use the gradients' own memory. Then rank 0
+tells in which order gradients really came, and the buckets are laid out for good, in memory of the transport.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from farandole import context
+from farandole.engine import Engine, Entry
+from farandole.frontend import serials
+from farandole.frontend.objects import allgather_object
+from farandole.strategies.buckets import ALIGNMENT, Bucket, FlatBucket, Gradient, LooseBucket, Terms, partition
+from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+
+TOO_MANY = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+    "backward_passes_per_step to accumulate gradients locally."
+)
+DROPPED = (
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
+    "This is prohibited as it can cause a race condition."
+)
+_UNPLANNED = -1  # "I have a gradient that is in no bucket"
+
+
+class Allreduce:
+    """See ``contracts.Strategy``. ``flat=False`` keeps gradients in their own memory (always so when compressed)."""
+
+    def __init__(
+        self, gradients: Sequence[Gradient], terms: Terms, *, passes: int = 1,
+        groups: int | Sequence[Sequence[int]] = (), flat: bool = True,
+    ) -> None:  # fmt: skip
+        self.gradients = list(gradients)
+        self.terms, self.groups, self.flat = terms, groups, flat
+        self._passes = passes
+        self._lock = threading.RLock()  # hooks may come from one thread per device
+        self._engine: Engine | None = None
+        self._buckets: list[Bucket] = []
+        self._members: list[list[int]] = []  # by bucket
+        self._home: list[tuple[Bucket, int] | None] = []
+        self._outside: list[int] = []  # in no bucket
+        self._planned: list[int] = []
+        self._laid_out = False
+        self._order: list[int] | None = None  # the order in which gradients came, while it is being recorded
+        self._rounds = 0
+        self._dirty = False
+        self._begin()
+
+    # What the framework calls.
+
+    def ready(self, index: int, gradient: Any) -> None:
+        """One more backward pass has added to gradient ``index``."""
+        with self._lock:
+            if not self._dirty:
+                self._open()
+                self._skip_frozen()
+            if not self._left[index]:
+                if not self._closed or self.gradients[index].holds(gradient):
+                    raise AssertionError(TOO_MANY)
+                self._begin()  # the reduced gradients were thrown away (a step was skipped): start over
+            self._left[index] -= 1
+            self._dirty = True
+            if self._closed:
+                self._check_late(index)
+            if self._left[index]:
+                return
+            self._due = True
+            home = self._home[index]
+            if self._closed or home is None or index in self._frozen:
+                return
+            if self._order is not None:
+                self._order.append(index)
+            bucket, slot = home
+            bucket.put(slot, gradient)
+            self._in[index] = True
+            if not bucket.left:
+                self._launch()
+
+    def end_of_backward(self) -> None:
+        """A backward pass is over. Makes gradients final, if this was the last pass of the step for some of them."""
+        if self._due:
+            self._settle()
+
+    def before_step(self) -> None:
+        """All gradients are final when this returns, also those that were never computed."""
+        self._open()
+        while not self._tight and not self._settle():
+            pass
+        self._begin()
+
+    def after_step(self, named_parameters: Sequence[tuple[str, Any]] = ()) -> None:
+        """After the first step: lay out the buckets in the order in which gradients came."""
+        if self._order is not None and self._rounds and not self._dirty:
+            self._plan(self._order, flat=self.flat)
+            self._order = None
+
+    def anything_new(self) -> bool:
+        """Has any rank computed gradients since the last ``before_step``? Collective."""
+        self._open()
+        return self._agree(0 if self._dirty else 1) == 0
+
+    def check_droppable(self) -> None:
+        """Raise AssertionError if gradients cannot be thrown away now; if they can, expect new ones."""
+        if self._dirty:
+            raise AssertionError(DROPPED)
+        if self._closed:
+            self._begin()
+
+    def set_passes(self, passes: int) -> None:
+        """Expect ``passes`` backward passes per step from now on."""
+        self._passes = passes
+        self._begin()
+
+    def extend(self, gradients: Sequence[Gradient]) -> None:
+        """More parameters. They are laid out with the others when their first gradient comes."""
+        self._outside += range(len(self.gradients), len(self.gradients) + len(gradients))
+        self.gradients += gradients
+        self._home += [None] * len(gradients)
+        self._in += [False] * len(gradients)
+        self._left += [self._passes] * len(gradients)
+
+    # A round.
+
+    def _begin(self) -> None:
+        """Expect a step's gradients."""
+        count = len(self.gradients)
+        self._left = [self._passes] * count  # backward passes to come
+        self._in = [False] * count  # sent in this round, or brought by other ranks
+        self._frozen: set[int] = set()  # in a bucket, but without hope of a gradient
+        self._closed = False  # the round is over: gradients are final, unless more come
+        self._tight = False  # ... and no more can come, on no rank
+        self._dirty = False  # gradients were computed since the round began, or ended
+        self._due = False
+        self._reopen()
+
+    def _reopen(self) -> None:
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.open()
+
+    def _skip_frozen(self) -> None:
+        """No bucket waits for parameters that are frozen now."""
+        if self._closed:
+            return
+        for index, home in enumerate(self._home):
+            if home is not None and not self._in[index] and not self.gradients[index].trainable():
+                self._frozen.add(index)
+                home[0].put(home[1], None)
+
+    def _launch(self, *, again: bool = False) -> None:
+        assert self._engine is not None
+        while self._next < len(self._buckets) and not self._buckets[self._next].left:
+            self._buckets[self._next].launch(self._engine, again=again)
+            self._next += 1
+
+    def _settle(self) -> bool:
+        """Bring in all gradients that any rank has now; True if no rank can have more. Collective."""
+        try:
+            with self._lock:
+                return self._settle_once()
+        except Exception:
+            self._begin()  # the engine goes on after an error, and so does this
+            raise
+
+    def _settle_once(self) -> bool:
+        everything = len(self._buckets)
+        agreed = self._agree(self._launched())
+        self._due = False
+        if self._closed and agreed == everything:
+            return True
+        again = self._closed
+        if again:
+            self._reopen()
+        self._fill(again=again)
+        self._finish()
+        if agreed == _UNPLANNED:
+            self._plan(self._order or self._planned, flat=self._laid_out)
+            self._fill(again=True)
+            self._finish()
+        self._closed, self._dirty = True, False
+        self._rounds += 1
+        self._tight = agreed == everything
+        return self._tight
+
+    def _launched(self) -> int:
+        """What this rank tells the others: the number of buckets that it launched without holes."""
+        if any(self.gradients[index].current() is not None for index in (*self._outside, *self._frozen)):
+            return _UNPLANNED
+        if self._closed:
+            return 0 if self._dirty else len(self._buckets)
+        return self._next
+
+    def _fill(self, *, again: bool) -> None:
+        """Put in what is not in yet, and launch the rest."""
+        if again and self.terms.op is ReduceOp.SUM:
+            assert self._engine is not None
+            for index in self._unsent():
+                self.gradients[index].scale(self._engine.size)  # a mean of these, and all ranks' sum comes out
+        for index, home in enumerate(self._home):
+            if home is not None and (again or not (self._in[index] or index in self._frozen)):
+                gradient = self.gradients[index].current()
+                home[0].put(home[1], gradient)
+                self._in[index] = gradient is not None
+        self._launch(again=again)
+
+    def _unsent(self) -> list[int]:
+        """Gradients of this rank that were in no round yet."""
+        return [
+            index
+            for index, gradient in enumerate(self.gradients)
+            if not self._in[index] and gradient.current() is not None
+        ]
+
+    def _check_late(self, index: int) -> None:
+        if self._in[index] and self.terms.op is ReduceOp.SUM:  # old and new are one number by now
+            raise AssertionError(TOO_MANY)
+
+    def _finish(self) -> None:
+        for bucket, indexes in zip(self._buckets, self._members, strict=True):
+            empty = bucket.finish()
+            for slot, index in enumerate(indexes):
+                self._in[index] = slot not in empty
+
+    # Agreement.
+
+    def _agree(self, value: int) -> int:
+        """The smallest ``value`` of all ranks."""
+        assert self._engine is not None
+        self._word[0] = value
+        self._engine.run(self._ballot)
+        return int(self._word[0])
+
+    def _open(self) -> None:
+        """Make a first plan, if there is none with the engine of today."""
+        engine = context.engine()
+        if engine is self._engine:
+            return
+        self._engine, self._rounds = engine, 0
+        self._name = f"optimizer.{serials.next_for(engine)}"
+        self._word = np.zeros(1, dtype=np.int64)
+        self._ballot = (
+            Entry(
+                Request(f"{self._name}.launched", Kind.ALLREDUCE, DType.INT64, (1,), ReduceOp.MIN),
+                Buffer(self._word, self._word, DType.INT64),
+            ),
+        )
+        self._check_alike()
+        self._order = []
+        self._plan(self._order, flat=False)
+        self._begin()
+
+    def _check_alike(self) -> None:
+        identity = [gradient.identity for gradient in self.gradients]
+        digests = allgather_object(hashlib.sha256(repr(identity).encode()).digest(), f"{self._name}.alike")
+        odd = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+        if odd is None:
+            return
+        tables = allgather_object(identity, f"{self._name}.tables")
+        mine, theirs = tables[0], tables[odd]
+        if len(mine) != len(theirs):
+            what = f"rank 0 has {len(mine)} parameters, rank {odd} has {len(theirs)}"
+        else:
+            one, two = next((one, two) for one, two in zip(mine, theirs, strict=True) if one != two)
+            what = f"rank 0 has {one}, rank {odd} has {two} (name, shape, layout, type)"
+        self._engine = None
+        raise ValueError(f"all ranks must optimize the same parameters in the same order, but {what}")
+
+    def _plan(self, order: list[int], *, flat: bool) -> None:
+        """Lay out the buckets. Collective: rank 0's ``order`` counts, and what any rank trains is in."""
+        assert self._engine is not None
+        trainable = [gradient.trainable() or gradient.current() is not None for gradient in self.gradients]
+        views = allgather_object((order, trainable), f"{self._name}.plan")
+        first = list(dict.fromkeys(views[0][0]))
+        known = set(first)
+        wanted = [any(each) for each in zip(*(trainable for _, trainable in views), strict=True)]
+        rest = [index for index in reversed(range(len(wanted))) if index not in known]
+        final = [index for index in first + rest if wanted[index]]
+        self._members = partition(final, self.gradients, context.settings().bucket_bytes, self._groups_of(final))
+        self._buckets = self._flat(self._members) if flat else self._loose(self._members)
+        self._planned, self._laid_out = final, flat
+        self._home = [None] * len(self.gradients)
+        for bucket, indexes in zip(self._buckets, self._members, strict=True):
+            for slot, index in enumerate(indexes):
+                self._home[index] = (bucket, slot)
+        self._outside = [index for index, home in enumerate(self._home) if home is None]
+        self._frozen.clear()
+        self._reopen()
+
+    def _groups_of(self, order: Sequence[int]) -> Sequence[Sequence[int]]:
+        if not isinstance(self.groups, int):
+            return self.groups
+        ends = [len(order) * number // self.groups for number in range(self.groups + 1)]
+        return [order[begin:end] for begin, end in pairwise(ends)]
+
+    def _loose(self, members: Sequence[Sequence[int]]) -> list[Bucket]:
+        return [
+            LooseBucket(f"{self._name}.bucket.{number}", [self.gradients[index] for index in indexes], self.terms)
+            for number, indexes in enumerate(members)
+        ]
+
+    def _flat(self, members: Sequence[Sequence[int]]) -> list[Bucket]:
+        """All buckets in one piece of the transport's memory."""
+        assert self._engine is not None
+        gradients = [[self.gradients[index] for index in indexes] for indexes in members]
+        sizes = [FlatBucket.nbytes(each) for each in gradients]
+        memory = self._engine.allocate(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
+        buckets: list[Bucket] = []
+        begin = 0
+        for number, (each, size) in enumerate(zip(gradients, sizes, strict=True)):
+            name = f"{self._name}.bucket.{number}"
+            buckets.append(FlatBucket(name, each, self.terms, memory[begin : begin + size]))
+            begin += -(-size // ALIGNMENT) * ALIGNMENT
+        return buckets

@@ -1,0 +1,233 @@
+"""Gradients that travel together.
+
+``FlatBucket``: the gradients are views of one piece of memory that the transport reduces where it stands.
+``LooseBucket``: each gradient stays where its framework put it (or is made smaller first), and all are submitted as a
+group. Both carry a flag per gradient, so that after the reduction every rank knows which parameters were used by
+nobody: those keep what they had, as they would on one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from farandole.engine import Engine, Entry, Handle
+from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_ONE = {DType.FLOAT16: np.float16(1), DType.BFLOAT16: np.uint16(0x3F80)}
+ALIGNMENT = 64
+
+
+class Gradient(Protocol):
+    """The gradient of one parameter, as its framework sees it."""
+
+    dtype: DType
+    count: int
+    identity: tuple[Any, ...]  # what must be the same on all ranks: name, shape, layout, type
+
+    def trainable(self) -> bool:
+        """May a gradient come?"""
+
+    def current(self) -> Any:
+        """The gradient as it stands; None if there is none or it is frozen."""
+
+    def place(self, array: Array) -> None:
+        """From now on the gradient travels in ``array``."""
+
+    def store(self, gradient: Any) -> None:
+        """Copy ``gradient`` to its place; where possible the place becomes the parameter's gradient."""
+
+    def load(self) -> None:
+        """What stands in the place becomes the parameter's gradient."""
+
+    def pack(self, gradient: Any) -> Buffer:
+        """What to send for ``gradient`` (for zeros, if it is None) when it has no place."""
+
+    def unpack(self) -> None:
+        """What came back for ``pack`` becomes the parameter's gradient."""
+
+    def holds(self, gradient: Any) -> bool:
+        """Is this the very object that was stored or packed last?"""
+
+    def scale(self, factor: float) -> None:
+        """Multiply the parameter's gradient."""
+
+
+class Terms(NamedTuple):
+    """How gradients are reduced."""
+
+    op: ReduceOp
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+    def mean(self) -> Terms:
+        """Terms that leave alone what is the same on all ranks."""
+        return Terms(ReduceOp.AVERAGE)
+
+
+class Bucket:
+    """Some gradients, on their way to a step. ``left`` is how many of them are not in yet."""
+
+    def __init__(self, name: str, gradients: Sequence[Gradient], terms: Terms) -> None:
+        self.name, self.gradients, self.terms = name, gradients, terms
+        self.left = 0
+        self._holes: list[int] = []
+        self._handle: Handle | None = None
+
+    def open(self) -> None:
+        """Begin a round."""
+        self._holes = []
+        self._handle = None
+        self.left = len(self.gradients)
+
+    def put(self, slot: int, gradient: Any) -> None:
+        """The gradient is in; None leaves a hole, which counts as zeros."""
+        self.left -= 1
+        if gradient is None:
+            self._holes.append(slot)
+        self._take(slot, gradient)
+
+    def launch(self, engine: Engine, *, again: bool = False) -> None:
+        """Send what is in. ``again``: most of it has been reduced already."""
+        self._handle = engine.submit(self._entries(again))
+
+    def finish(self) -> list[int]:
+        """Wait; the gradients are final then. The slots of the holes that stayed empty on all ranks."""
+        if self._handle is None:
+            return []
+        handle, self._handle = self._handle, None
+        handle.wait()
+        return self._give(self._holes)
+
+    def _take(self, slot: int, gradient: Any) -> None:
+        raise NotImplementedError
+
+    def _entries(self, again: bool) -> Sequence[Entry]:
+        raise NotImplementedError
+
+    def _give(self, holes: Sequence[int]) -> list[int]:
+        raise NotImplementedError
+
+
+class FlatBucket(Bucket):
+    def __init__(self, name: str, gradients: Sequence[Gradient], terms: Terms, memory: Array) -> None:
+        """``memory``: uint8, ``nbytes(gradients)`` long."""
+        super().__init__(name, gradients, terms)
+        dtype = gradients[0].dtype
+        flat = memory.view(dtype.storage)
+        flat.fill(0)
+        begin = 0
+        self._places = []
+        for gradient in gradients:
+            place = flat[begin : begin + gradient.count]
+            gradient.place(place)
+            self._places.append(place)
+            begin += gradient.count
+        self._flags = flat[begin:]
+        self._one = _ONE.get(dtype, 1)
+        buffer = Buffer(flat, flat, dtype)
+        self._first, self._again = (
+            (Entry(Request(name, Kind.ALLREDUCE, dtype, flat.shape, *_order(each)), buffer),)
+            for each in (terms, terms.mean())
+        )
+
+    @staticmethod
+    def nbytes(gradients: Sequence[Gradient]) -> int:
+        """Memory for the gradients and their flags."""
+        return (sum(gradient.count for gradient in gradients) + len(gradients)) * gradients[0].dtype.itemsize
+
+    def open(self) -> None:
+        super().open()
+        self._flags.fill(self._one)
+
+    def _take(self, slot: int, gradient: Any) -> None:
+        if gradient is None:
+            self._places[slot].fill(0)
+            self._flags[slot] = 0
+        else:
+            self.gradients[slot].store(gradient)
+
+    def _entries(self, again: bool) -> Sequence[Entry]:
+        return self._again if again else self._first
+
+    def _give(self, holes: Sequence[int]) -> list[int]:
+        if not holes:
+            for gradient in self.gradients:
+                gradient.load()
+            return []
+        empty = [slot for slot in holes if not self._flags[slot]]
+        for slot, gradient in enumerate(self.gradients):
+            if slot not in empty:
+                gradient.load()
+        return empty
+
+
+class LooseBucket(Bucket):
+    def __init__(self, name: str, gradients: Sequence[Gradient], terms: Terms) -> None:
+        super().__init__(name, gradients, terms)
+        self._buffers: list[Buffer | None] = [None] * len(gradients)
+        self._flags = np.ones(len(gradients), dtype=np.float32)
+        self._members = len(gradients) + 1
+
+    def open(self) -> None:
+        super().open()
+        self._flags.fill(1)
+
+    def _take(self, slot: int, gradient: Any) -> None:
+        self._buffers[slot] = self.gradients[slot].pack(gradient)
+        if gradient is None:
+            self._flags[slot] = 0
+
+    def _entries(self, again: bool) -> Sequence[Entry]:
+        terms = self.terms.mean() if again else self.terms
+        buffers = [buffer for buffer in self._buffers if buffer is not None]
+        buffers.append(Buffer(self._flags, self._flags, DType.FLOAT32))
+        return [
+            Entry(
+                Request(
+                    f"{self.name}_{number}of{self._members}", Kind.ALLREDUCE, buffer.dtype, buffer.data.shape,
+                    *_order(terms), (), self.name, self._members,
+                ),
+                buffer,
+            )
+            for number, buffer in enumerate(buffers, 1)
+        ]  # fmt: skip
+
+    def _give(self, holes: Sequence[int]) -> list[int]:
+        empty = [slot for slot in holes if not self._flags[slot]]
+        for slot, gradient in enumerate(self.gradients):
+            if slot not in empty:
+                gradient.unpack()
+        self._buffers = [None] * len(self.gradients)
+        return empty
+
+
+def _order(terms: Terms) -> tuple[ReduceOp, int, float, float]:
+    """Op, root, prescale and postscale, as they stand in a Request."""
+    return terms.op, 0, terms.prescale, terms.postscale
+
+
+def partition(
+    order: Sequence[int], gradients: Sequence[Gradient], limit: int, groups: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """Deal ``order`` to buckets of about ``limit`` bytes, one type each, filled in this order.
+
+    ``groups`` stay together whatever their size. Buckets are sorted by their last member: that is when they are full.
+    """
+    bucket_of = {index: number for number, group in enumerate(groups) for index in group}
+    closed: list[list[int]] = []
+    open_ones: dict[Any, list[int]] = {}
+    for index in order:
+        dtype = gradients[index].dtype
+        key = (dtype, bucket_of.get(index))
+        bucket = open_ones.setdefault(key, [])
+        bucket.append(index)
+        if index not in bucket_of and sum(gradients[each].count for each in bucket) * dtype.itemsize >= limit:
+            closed.append(open_ones.pop(key))
+    position = {index: place for place, index in enumerate(order)}
+    return sorted([*closed, *open_ones.values()], key=lambda bucket: position[bucket[-1]])

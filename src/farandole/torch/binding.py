@@ -1,0 +1,96 @@
+"""Torch tensors as flat numpy arrays, and back: zero-copy for what is contiguous on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from farandole.types import Buffer, DType
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+DTYPES = {
+    torch.uint8: DType.UINT8, torch.int8: DType.INT8, torch.int16: DType.INT16, torch.int32: DType.INT32,
+    torch.int64: DType.INT64, torch.float16: DType.FLOAT16, torch.bfloat16: DType.BFLOAT16,
+    torch.float32: DType.FLOAT32, torch.float64: DType.FLOAT64, torch.bool: DType.BOOL,
+}  # fmt: skip
+_TORCH = {ours: theirs for theirs, ours in DTYPES.items()}
+_BF16 = torch.bfloat16
+
+
+class TorchBinding:
+    """See ``contracts.Binding``."""
+
+    def buffer(self, tensor: Any) -> Buffer:
+        try:
+            dtype = DTYPES[tensor.dtype]
+        except (KeyError, AttributeError, TypeError):
+            raise _unsupported(tensor) from None
+        if not _direct(tensor):
+            tensor = _staged(tensor)
+        elif tensor.requires_grad:
+            tensor = tensor.detach()
+        if dtype is DType.BFLOAT16:  # numpy has no such type: its bits
+            array = tensor.view(torch.int16).numpy().view(np.uint16).reshape(-1)
+        else:
+            array = tensor.numpy().reshape(-1)
+        return Buffer(array, array, dtype)
+
+    def settle(self, tensor: Any, buffer: Buffer) -> None:
+        if not _direct(tensor):
+            with torch.no_grad():
+                tensor.copy_(self.tensor(buffer.out, tensor.shape, _HOST.get(tensor.dtype)))
+
+    def tensor(self, array: Array, shape: Sequence[int], like: Any = None) -> Any:
+        if like is None:
+            return torch.from_numpy(array).reshape(shape)
+        if like.dtype is _BF16:
+            tensor = torch.from_numpy(array.view(np.int16)).view(_BF16)
+        else:
+            tensor = torch.from_numpy(array)
+        if len(shape) != 1:
+            tensor = tensor.reshape(shape)
+        return tensor if like.is_cpu else tensor.to(like.device)
+
+    def cast(self, tensor: Any, dtype: Any) -> Any:
+        return tensor.to(_TORCH.get(dtype, dtype)) if tensor.is_floating_point() else tensor
+
+
+_HOST = {dtype: torch.empty(0, dtype=dtype) for dtype in DTYPES}  # stand-ins for "like this, on the host"
+
+
+def is_dense(tensor: Any) -> bool:
+    """Do the elements fill their memory without gaps or overlaps, in whatever order of dimensions?"""
+    expected = 1
+    for stride, length in sorted(
+        (stride, length) for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length != 1
+    ):
+        if stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _direct(tensor: Any) -> bool:
+    """Can numpy look at this memory as one flat array?"""
+    return bool(tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_neg())
+
+
+def _staged(tensor: Any) -> Any:
+    """A contiguous copy on the host; pinned if it comes from a GPU."""
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"Tensor of layout {tensor.layout} is not supported. Densify it first: tensor.to_dense().")
+    tensor = tensor.detach()
+    if tensor.is_cuda:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+
+
+def _unsupported(value: Any) -> Exception:
+    if isinstance(value, torch.Tensor):
+        return ValueError(f"Tensor type {value.type()} is not supported.")
+    return TypeError(f"a torch.Tensor is needed, not {type(value).__name__}: use torch.as_tensor(value)")

@@ -1,0 +1,52 @@
+"""The collectives on torch tensors, and compression."""
+
+from __future__ import annotations
+
+from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.frontend.ops import Collectives
+from farandole.torch.binding import TorchBinding
+from farandole.types import DType
+
+binding = TorchBinding()
+_collectives = Collectives(binding)
+
+allreduce = _collectives.allreduce
+allreduce_ = _collectives.allreduce_
+allreduce_async = _collectives.allreduce_async
+allreduce_async_ = _collectives.allreduce_async_
+grouped_allreduce = _collectives.grouped_allreduce
+grouped_allreduce_ = _collectives.grouped_allreduce_
+grouped_allreduce_async = _collectives.grouped_allreduce_async
+grouped_allreduce_async_ = _collectives.grouped_allreduce_async_
+allgather = _collectives.allgather
+allgather_async = _collectives.allgather_async
+grouped_allgather = _collectives.grouped_allgather
+grouped_allgather_async = _collectives.grouped_allgather_async
+broadcast = _collectives.broadcast
+broadcast_ = _collectives.broadcast_
+broadcast_async = _collectives.broadcast_async
+broadcast_async_ = _collectives.broadcast_async_
+alltoall = _collectives.alltoall
+alltoall_async = _collectives.alltoall_async
+reducescatter = _collectives.reducescatter
+reducescatter_async = _collectives.reducescatter_async
+grouped_reducescatter = _collectives.grouped_reducescatter
+grouped_reducescatter_async = _collectives.grouped_reducescatter_async
+barrier = _collectives.barrier
+poll = _collectives.poll
+synchronize = _collectives.synchronize
+
+
+class Compression:
+    """How gradients travel: ``none``, ``fp16``, ``bf16``, or a subclass of ``Compressor`` of your own."""
+
+    Compressor = Compressor
+    none = NoneCompressor
+
+    class fp16(CastCompressor):
+        binding = binding
+        dtype = DType.FLOAT16
+
+    class bf16(CastCompressor):
+        binding = binding
+        dtype = DType.BFLOAT16

@@ -1,0 +1,133 @@
+"""The gradients of torch parameters, and the moment when backward ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from farandole.strategies.allreduce import Allreduce
+from farandole.torch.binding import DTYPES, is_dense
+from farandole.torch.functions import binding
+from farandole.types import Buffer, DType
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_engine = torch.autograd.Variable._execution_engine
+_task = torch._C._current_graph_task_id
+_node = getattr(torch._C, "_current_autograd_node", lambda: None)
+
+
+class TorchGradient:
+    """See ``strategies.buckets.Gradient``."""
+
+    __slots__ = ("_as_dense", "_compressor", "_last", "_parameter", "_sent", "_view", "count", "dtype", "identity")
+
+    def __init__(self, name: str, parameter: Any, compressor: Any, sparse_as_dense: bool) -> None:
+        if parameter.dtype not in DTYPES:
+            raise ValueError(f"Tensor type {parameter.type()} is not supported. (parameter {name!r})")
+        self._parameter, self._compressor, self._as_dense = parameter, compressor, sparse_as_dense
+        self.dtype: DType = DTYPES[parameter.dtype]
+        self.count: int = parameter.numel()
+        layout = parameter.stride() if is_dense(parameter) else "contiguous"
+        self.identity: tuple[Any, ...] = (name, tuple(parameter.shape), layout, self.dtype.value)
+        self._view: Any = None
+        self._last: Any = None
+        self._sent: Any = None
+
+    def trainable(self) -> bool:
+        return bool(self._parameter.requires_grad)
+
+    def current(self) -> Any:
+        parameter = self._parameter
+        return parameter.grad if parameter.requires_grad else None
+
+    def place(self, array: Array) -> None:
+        parameter = self._parameter
+        if self.dtype is DType.BFLOAT16:
+            flat = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        else:
+            flat = torch.from_numpy(array)
+        # the layout that autograd gives to gradients: its additions stay in order of memory
+        self._view = flat.as_strided(parameter.shape, parameter.stride()) if is_dense(parameter) else None
+        if self._view is None:
+            self._view = flat.view(parameter.shape)
+
+    def store(self, gradient: Any) -> None:
+        view = self._view
+        if gradient is not view:
+            view.copy_(self._dense(gradient).detach())
+            if self._parameter.is_cpu:
+                self._parameter.grad = gradient = view
+        self._last = gradient
+
+    def load(self) -> None:
+        parameter, view = self._parameter, self._view
+        if parameter.grad is view:
+            return
+        if parameter.is_cpu:
+            parameter.grad = self._last = view
+        else:
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.detach().copy_(view)
+            self._last = parameter.grad
+
+    def pack(self, gradient: Any) -> Buffer:
+        dense = torch.zeros_like(self._parameter) if gradient is None else self._dense(gradient)
+        small, token = self._compressor.compress(dense.detach())
+        buffer = binding.buffer(small)
+        self._sent = small, token, buffer
+        self._last = gradient
+        return buffer
+
+    def unpack(self) -> None:
+        small, token, buffer = self._sent
+        self._sent = None
+        binding.settle(small, buffer)
+        result = self._compressor.decompress(small, token)
+        parameter = self._parameter
+        if parameter.grad is None or parameter.grad.is_sparse:
+            parameter.grad = self._last = result
+        elif result.data_ptr() != parameter.grad.data_ptr():
+            parameter.grad.detach().copy_(result)
+
+    def holds(self, gradient: Any) -> bool:
+        return gradient is self._last
+
+    def scale(self, factor: float) -> None:
+        self._parameter.grad.detach().mul_(factor)
+
+    def _dense(self, gradient: Any) -> Any:
+        if not gradient.is_sparse:
+            return gradient
+        if not self._as_dense:
+            raise ValueError(
+                f"the gradient of {self.identity[0]!r} is sparse: use DistributedOptimizer(..., sparse_as_dense=True), "
+                "or an Embedding with sparse=False"
+            )
+        return gradient.to_dense()
+
+
+def end_of_backward(strategy: Allreduce) -> Callable[[], None]:
+    """A function to call from hooks: it sees to it that ``strategy`` hears when this backward ends."""
+    seen = -1
+
+    def done() -> None:
+        outer = _node()
+        if outer is None:
+            strategy.end_of_backward()
+        else:  # a backward inside a backward (activation checkpoints): look again when the outer one goes on
+            outer.register_hook(lambda *_: _engine.queue_callback(done))
+
+    def watch() -> None:
+        nonlocal seen
+        task = _task()
+        if task != seen:
+            seen = task
+            _engine.queue_callback(done)
+
+    return watch

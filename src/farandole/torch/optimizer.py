@@ -1,0 +1,308 @@
+"""DistributedOptimizer: any torch optimizer, stepping with the gradients of all ranks."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from farandole import context
+from farandole.frontend.compression import NoneCompressor
+from farandole.strategies.allreduce import Allreduce
+from farandole.strategies.buckets import Terms
+from farandole.torch.functions import allreduce
+from farandole.torch.gradients import TorchGradient, end_of_backward
+from farandole.types import ReduceOp
+
+Closure = Callable[[], Any]
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Any]] | None = None,
+    compression: Any = NoneCompressor, backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Any = None, sparse_as_dense: bool = False,
+) -> Any:  # fmt: skip
+    """``optimizer``, with gradients reduced over all ranks while backward computes them.
+
+    Gradients are final when ``loss.backward()`` returns (of the last of ``backward_passes_per_step`` passes): clip
+    them, unscale them, read them. The result is of a subclass of ``optimizer``'s class, of the same name, and shares
+    its ``param_groups``, state and options. A closure's loss is averaged over the ranks, as are its gradients.
+
+    ``groups``: lists of parameters that travel together, or how many buckets to make of all.
+    ``gradient_predivide_factor``: divide by it before summing, and by size / factor afterwards.
+    """
+    if isinstance(optimizer, _Distributed):
+        raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
+    terms = _terms(op, gradient_predivide_factor)
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    names = _names(optimizer, named_parameters)
+    _check_groups(groups)
+    _check_passes(backward_passes_per_step)
+    base = type(optimizer)
+    body = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    distributed = type(base.__name__, (_Distributed, base), body)
+    wrapped: Any = object.__new__(distributed)
+    wrapped.__dict__.update(optimizer.__dict__)
+    wrapped.__dict__.pop("step", None)  # a scheduler's patch, which calls the step of the optimizer it was made for
+    wrapped._farandole = _Exchange(
+        wrapped, weakref.ref(optimizer), names, groups, terms, compression, backward_passes_per_step, sparse_as_dense
+    )
+    return wrapped
+
+
+class _Distributed:
+    """What a distributed optimizer does differently from its base class."""
+
+    _farandole: _Exchange
+    param_groups: list[dict[str, Any]]
+    state: Any
+
+    def step(self, closure: Closure | None = None, **options: Any) -> Any:
+        """Wait for the gradients of all ranks, and step. In ``skip_synchronize()``: just step."""
+        exchange = self._farandole
+        exchange.before_step(closure is not None)
+        if closure is not None:
+            options["closure"] = exchange.averaged(closure)
+        value = super().step(**options)  # type: ignore[misc]
+        exchange.after_step()
+        return value
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch would run the step hooks here, and once more in the base
+
+    def zero_grad(self, *args: Any, **options: Any) -> None:
+        if self._farandole.strategy is not None:
+            self._farandole.strategy.check_droppable()
+        super().zero_grad(*args, **options)  # type: ignore[misc]
+
+    def synchronize(self) -> None:
+        """Complete the reduction of all gradients. Only needed to change gradients that some rank did not compute."""
+        self._farandole.synchronize()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """``step()`` inside takes the gradients as they are. Use it after ``synchronize()``."""
+        self._farandole.skip = True
+        try:
+            yield
+        finally:
+            self._farandole.skip = False
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Add up the gradients of ``passes`` backward passes before they are reduced."""
+        _check_passes(passes)
+        if self._farandole.strategy is not None:
+            self._farandole.strategy.set_passes(passes)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)  # type: ignore[misc]
+        self._farandole.look_around()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Load into the containers that are shared with the optimizer that was wrapped (and with its schedulers)."""
+        groups, values = self.param_groups, self.state
+        super().__setstate__(state)  # type: ignore[misc]
+        if self.param_groups is not groups:
+            groups[:] = self.param_groups
+            self.param_groups = groups
+        if self.state is not values:
+            loaded = dict(self.state)
+            values.clear()
+            values.update(loaded)
+            self.state = values
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are of the optimizer that was wrapped: to distribute one, wrap it."""
+        base = type(self).__mro__[2]
+        plain: Any = object.__new__(base)
+        plain.__dict__.update(self.__dict__)
+        for name in ("_farandole", "step"):
+            plain.__dict__.pop(name, None)
+        return plain.__reduce_ex__(protocol)
+
+
+class _Exchange:
+    """What a distributed optimizer knows beyond its base class."""
+
+    def __init__(
+        self, optimizer: Any, original: weakref.ref[Any], names: dict[int, str], groups: Any, terms: Terms,
+        compression: Any, passes: int, sparse_as_dense: bool,
+    ) -> None:  # fmt: skip
+        self.skip = False
+        self.strategy: Allreduce | None = None
+        self._synchronized = False
+        self._original = original
+        self._optimizer = weakref.ref(optimizer)
+        self._names, self._options = names, (compression, sparse_as_dense)
+        self._known: dict[int, int] = {}  # id of a parameter -> its index
+        self._bare: list[tuple[int, Any]] = []  # parameters that have no hook, for they are frozen
+        self._count = 0
+        self._hooks: list[Any] = []
+        weakref.finalize(optimizer, _remove, self._hooks).atexit = False
+        if context.size() == 1:
+            return
+        self.strategy = Allreduce([], terms, passes=passes, flat=compression is NoneCompressor)
+        self._watch = end_of_backward(self.strategy)
+        self.look_around()
+        if isinstance(groups, list):
+            self.strategy.groups = [
+                [self._known[id(parameter)] for parameter in group if id(parameter) in self._known] for group in groups
+            ]
+        else:
+            self.strategy.groups = groups or ()
+
+    def look_around(self) -> None:
+        """Hook parameters that are new, or trainable now."""
+        optimizer, strategy = self._optimizer(), self.strategy
+        if strategy is None or optimizer is None:
+            return
+        if self._count != sum(len(group["params"]) for group in optimizer.param_groups):
+            fresh = []
+            for number, group in enumerate(optimizer.param_groups):
+                for place, parameter in enumerate(group["params"]):
+                    if id(parameter) not in self._known:
+                        name = self._names.get(id(parameter), f"allreduce.noname.{number}.{place}")
+                        fresh.append(TorchGradient(name, parameter, *self._options))
+                        self._known[id(parameter)] = len(self._known)
+                        self._bare.append((self._known[id(parameter)], parameter))
+            strategy.extend(fresh)
+            self._count = len(self._known)
+        if any(parameter.requires_grad for _, parameter in self._bare):
+            bare = []
+            for index, parameter in self._bare:
+                if parameter.requires_grad:
+                    self._hooks.append(
+                        parameter.register_post_accumulate_grad_hook(_hook(strategy, index, self._watch))
+                    )
+                else:
+                    bare.append((index, parameter))
+            self._bare = bare
+
+    def synchronize(self) -> None:
+        if self.strategy is not None:
+            self.look_around()
+            self.strategy.before_step()
+            self._synchronized = True
+
+    def before_step(self, with_closure: bool) -> None:
+        original = self._original()
+        if original is not None and "step" in original.__dict__:  # a scheduler watches that one
+            original._opt_called = True
+        if self.strategy is None or self.skip or with_closure:
+            return
+        self.look_around()
+        if not self._synchronized:
+            self.strategy.before_step()
+            return
+        warnings.warn(
+            "optimizer.step() came after optimizer.synchronize(), but not inside optimizer.skip_synchronize(): wrap "
+            "it, or the ranks have to ask each other once more whether there is something to reduce",
+            stacklevel=4,
+        )
+        if self.strategy.anything_new():
+            self.strategy.before_step()
+
+    def after_step(self) -> None:
+        self._synchronized = False
+        if self.strategy is not None:
+            self.strategy.after_step()
+
+    def averaged(self, closure: Closure) -> Closure:
+        """The closure, with the gradients and the loss of all ranks: all ranks take the same decisions on it."""
+        if self.strategy is None or self.skip:
+            return closure
+        strategy = self.strategy
+
+        def on_all_ranks() -> Any:
+            loss = closure()
+            self.look_around()
+            strategy.before_step()
+            if loss is None:
+                return None
+            mean = allreduce(torch.as_tensor(loss).detach())
+            return mean if isinstance(loss, torch.Tensor) else mean.item()
+
+        return on_all_ranks
+
+
+def _hook(strategy: Allreduce, index: int, watch: Callable[[], None]) -> Callable[[Any], None]:
+    ready = strategy.ready
+
+    def hook(parameter: Any) -> None:
+        ready(index, parameter.grad)
+        watch()
+
+    return hook
+
+
+def _remove(hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+# What may be passed to DistributedOptimizer.
+
+
+def _terms(op: int, predivide: float) -> Terms:
+    if predivide != 1.0:
+        if op != ReduceOp.AVERAGE:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        if not predivide > 0:
+            raise ValueError(f"gradient_predivide_factor must be > 0, not {predivide}")
+        return Terms(ReduceOp.AVERAGE, 1.0 / predivide, predivide)
+    if op == ReduceOp.ADASUM:
+        raise NotImplementedError("Adasum is not available; use op=Average or op=Sum")
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError(f"op={op!r} makes no sense of gradients; use Average or Sum")
+    return Terms(ReduceOp(op))
+
+
+def _names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) -> dict[int, str]:
+    """Names by the parameter's id; none if none were given."""
+    if named_parameters is None:
+        return {}
+    named = list(named_parameters)
+    if any(not isinstance(pair, tuple) for pair in named):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+            "model.named_parameters()."
+        )
+    names = [name for name, _ in named]
+    duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if duplicates:
+        raise ValueError(
+            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}"
+        )
+    result = {id(parameter): name for name, parameter in named}
+    unnamed = [id(each) for group in optimizer.param_groups for each in group["params"] if id(each) not in result]
+    if unnamed:
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named. Python object ids: "
+            f"{', '.join(map(str, unnamed))}"
+        )
+    return result
+
+
+def _check_groups(groups: Any) -> None:
+    if groups is None:
+        return
+    if not (isinstance(groups, list) or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0)):
+        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+    if isinstance(groups, list):
+        if not all(isinstance(group, (list, tuple)) for group in groups):
+            raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+        members = [parameter for group in groups for parameter in group]
+        if not all(isinstance(parameter, torch.Tensor) for parameter in members):
+            raise ValueError("groups must consist of torch.Tensor.")
+        if len({id(parameter) for parameter in members}) < len(members):
+            raise ValueError("A parameter can only appear once in groups.")
+
+
+def _check_passes(passes: int) -> None:
+    if passes <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")

@@ -1,0 +1,92 @@
+"""Start alike: parameters and optimizer state from one rank to all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from farandole import context
+from farandole.engine import Entry
+from farandole.frontend import serials
+from farandole.frontend.objects import broadcast_object
+from farandole.frontend.trees import put_together, take_apart
+from farandole.torch.functions import binding
+from farandole.types import Kind, Request
+
+
+def broadcast_parameters(params: Any, root_rank: int) -> None:
+    """Overwrite tensors with ``root_rank``'s. ``params``: ``model.state_dict()``, or (name, tensor) pairs."""
+    if isinstance(params, Mapping):
+        named = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, (str, torch.Tensor)):
+        named = [pair if isinstance(pair, tuple) else (f"{i}", pair) for i, pair in enumerate(params)]
+    else:
+        raise ValueError(f"invalid params of type: {type(params)}")
+    _broadcast([(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)], root_rank)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
+    """Give every rank ``root_rank``'s optimizer state and options (learning rate, momentum, ...).
+
+    Ranks may hold other state than the root, or none: what the root has is what all have afterwards. Tensors that
+    fit are overwritten where they are.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    tree, tensors = take_apart(_described(optimizer, parameters), torch.is_tensor)
+    forms = [(tuple(tensor.shape), tensor.dtype, tensor.is_cpu) for tensor in tensors]
+    root_tree, root_forms = broadcast_object((tree, forms), root_rank, "optimizer_state")
+    if context.rank() != root_rank:
+        if tree != root_tree or forms != root_forms:
+            device = parameters[0].device if parameters else torch.device("cpu")
+            tensors = [
+                torch.zeros(shape, dtype=dtype, device="cpu" if on_cpu else device)
+                for shape, dtype, on_cpu in root_forms
+            ]
+        _adopt(optimizer, parameters, put_together(root_tree, tensors))
+    _broadcast([(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)], root_rank)
+
+
+def _described(optimizer: torch.optim.Optimizer, parameters: list[Any]) -> dict[str, Any]:
+    """Options and state, with numbers in the place of parameters."""
+    return {
+        "groups": [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups],
+        "state": {
+            index: optimizer.state[parameter]
+            for index, parameter in enumerate(parameters)
+            if parameter in optimizer.state
+        },
+    }
+
+
+def _adopt(optimizer: torch.optim.Optimizer, parameters: list[Any], tree: dict[str, Any]) -> None:
+    for group, options in zip(optimizer.param_groups, tree["groups"], strict=True):
+        for key in [key for key in group if key != "params" and key not in options]:
+            del group[key]
+        group.update(options)
+    for index, parameter in enumerate(parameters):
+        state = tree["state"].get(index)
+        if state is None:
+            optimizer.state.pop(parameter, None)
+        else:
+            optimizer.state[parameter] = state
+
+
+def _broadcast(named: list[tuple[str, Any]], root: int) -> None:
+    """All tensors in place, as one unit."""
+    engine = context.engine()
+    if not named or (engine.size == 1 and root == 0):
+        return
+    serial = serials.next_for(engine)
+    entries = []
+    for name, tensor in named:
+        buffer = binding.buffer(tensor)
+        request = Request(
+            f"broadcast.{name}", Kind.BROADCAST, buffer.dtype, tuple(tensor.shape), root=root,
+            group="broadcast.state", group_size=len(named),
+        )  # fmt: skip
+        entries.append(Entry(request, buffer, serial))
+    engine.run(entries)
+    for (_, tensor), entry in zip(named, entries, strict=True):
+        binding.settle(tensor, entry.buffer)
