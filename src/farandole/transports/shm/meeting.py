@@ -90,7 +90,7 @@ class Meeting:
                 authenticate(sock, self.secret, f"shm|{self.scope}", server=False)
                 sock.sendall(_RANK.pack(self.rank))
                 sock.settimeout(_ANSWER_SECONDS)
-                if recv_exactly(sock, 1) != _WELCOME:
+                if bytes(recv_exactly(sock, 1) or b"") != _WELCOME:
                     raise AuthenticationError(f"rank {peer} did not answer")
                 sock.settimeout(None)
                 self._admit(peer, sock)
@@ -102,8 +102,9 @@ class Meeting:
                 time.sleep(pause)  # the peer is not there yet
                 pause = min(pause * 1.5, 0.02)
 
-    def _admit(self, peer: int, sock: socket.socket) -> None:
-        with self._changed:
+    def _admit(self, peer: int, sock: socket.socket, answer: bytes = b"") -> None:
+        with self._changed:  # nobody may use the socket before the answer is sent
+            sock.sendall(answer)
             self.peers[peer] = sock
             self._changed.notify_all()
 
@@ -124,8 +125,7 @@ class Meeting:
             (peer,) = _RANK.unpack(sock.recv(_RANK.size, socket.MSG_WAITALL))
             if not self.rank < peer < self.size or peer in self.peers:
                 raise AuthenticationError(f"a peer says it is rank {peer}, which is not awaited")
-            self._admit(peer, sock)
-            sock.sendall(_WELCOME)
+            self._admit(peer, sock, _WELCOME)
         except (OSError, struct.error) as error:
             sock.close()
             if not self._warned:
