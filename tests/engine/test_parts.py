@@ -27,6 +27,8 @@ requests = st.builds(
     op=st.sampled_from(ReduceOp),
     root=st.integers(0, 100),
     prescale=st.floats(allow_nan=False),
+    postscale=st.floats(allow_nan=False),
+    device=st.sampled_from(["CPU", "GPU"]),
     splits=st.lists(st.integers(0, 9), max_size=3).map(tuple),
     group=st.text(max_size=5),
     group_size=st.integers(1, 9),
