@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"farandole: {error}\n")
         return 2
     except JobFailedError as error:
-        if error.exit_code != 128 + signal.SIGPIPE:  # nobody reads any more: `farandole run ... | head`
+        if error.exit_code == 128 + signal.SIGPIPE:  # nobody reads any more: `farandole run ... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nor complains when Python flushes stdout at exit
+        else:
             sys.stderr.write(f"farandole: {error}\n")
         return error.exit_code
     except KeyboardInterrupt:

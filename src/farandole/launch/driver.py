@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
@@ -31,6 +32,7 @@ from farandole.types import Slot
 
 TERM_GRACE = 3.0  # seconds between SIGTERM and SIGKILL when a job is ended
 TIDY_GRACE = 1.0  # the same for what ranks leave running when they end well
+GATHER = 0.2  # seconds in which the others' failures are awaited, so that the message can tell of them
 SETTLE = 2.0  # seconds that the rank which caused the failure gets to write its traceback and exit
 TICK = 0.1
 PAUSE = 0.25  # seconds after which an unfinished line is shown on a terminal
@@ -125,7 +127,7 @@ class Watch:
         self._streams = streams
         self._status = StatusLine(job.err, streams)
         self._events: list[Event] = []
-        self._reported: list[tuple[int, Value]] = []  # outcomes that arrived, not looked at yet
+        self._reported: deque[tuple[int, Value]] = deque()  # outcomes that arrived, not looked at yet
         self._codes: dict[int, int] = {}
         self._signals: list[int] = []
         self._restore: dict[int, Any] = {}
@@ -200,6 +202,8 @@ class Watch:
         self._status.tick(len(self.workers) - len(self._codes), len(self.workers))
         if self._signals:
             raise Interrupted(self._signals[0])
+        if self._streams.out.broken or self._streams.err.broken:
+            raise Interrupted(signal.SIGPIPE)
 
     def _pump(self, seconds: float) -> None:
         """Pass on what the ranks print."""
@@ -221,8 +225,6 @@ class Watch:
                 self._streams.pause(rank, name)
         except BlockingIOError:
             return
-        except BrokenPipeError:
-            self._signals.append(signal.SIGPIPE)
         if not data:
             self._selector.unregister(fd)
             os.close(fd)
@@ -237,13 +239,18 @@ class Watch:
                 self._take_reports()
                 if code is not None:
                     self._codes[rank] = code
-                    self._events.append(Event(rank, code=code))
+                    self._add(Event(rank, code=code))
         self._take_reports()
 
     def _take_reports(self) -> None:
         while self._reported:
-            rank, data = self._reported.pop(0)
-            self._events.append(Event(rank, outcome=Outcome.from_bytes(data)))
+            rank, data = self._reported.popleft()
+            self._add(Event(rank, outcome=Outcome.from_bytes(data)))
+
+    def _add(self, event: Event) -> None:
+        self._events.append(event)
+        if event.bad:
+            self._streams.ending.add(event.rank)
 
     # ---- judging ----
 
@@ -264,7 +271,13 @@ class Watch:
         settled = time.monotonic() + SETTLE
         while time.monotonic() < settled and verdict.rank >= 0 and self._unsettled(verdict.rank):
             self._step(TICK / 4)
+        gathered = time.monotonic() + GATHER
+        while time.monotonic() < gathered and len(self._codes) < len(self.workers):
+            self._step(TICK / 4)
         verdict = self._verdict() or verdict
+        self._end_workers()
+        if not self._job.verbose:
+            self._streams.close(drop=set(range(self._job.np)) - set(verdict.apart))
         raise JobFailedError(
             verdict.message, rank=verdict.rank, host=self._slots[verdict.rank].host if verdict.rank >= 0 else "",
             exit_code=verdict.exit_code, remote_traceback=verdict.traceback,

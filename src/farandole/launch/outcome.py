@@ -22,7 +22,6 @@ from farandole.errors import HorovodInternalError, PeerLostError, ShutDownError
 
 VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first victim
 EXIT_PATIENCE = 0.3  # the same after a plain exit code, which may be a victim's that caught its exception
-TAIL_LINES = 20
 _TEXT_LIMIT = 64 << 10
 
 
@@ -154,13 +153,14 @@ class Event(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Who is the cause (-1: nobody that can be named). ``patience``: seconds in which a better cause may still show."""
+    """Who is the cause (-1: nobody can be named). ``patience``: seconds in which a better cause may still show."""
 
     rank: int
     patience: float
     exit_code: int
     message: str
     traceback: str = ""
+    apart: tuple[int, ...] = ()  # ranks that failed in a way of their own: their last words are worth showing too
 
 
 class _Rank(NamedTuple):
@@ -186,7 +186,7 @@ def explain(events: Sequence[Event], hosts: Sequence[str], tails: Mapping[int, s
     ``events`` in the order they were seen, without what the driver's own signals did. A rank that reported an error
     of its own or was killed by a signal is the cause before one that merely exited with a code (it may have caught
     what a victim gets); SIGKILL, which no failure of another rank brings about, comes before all. Victims are never
-    the cause. ``hosts``: per rank; ``tails``: per rank, its last lines on stderr.
+    the cause. ``hosts``: per rank; ``tails``: per rank, what it wrote to stderr last.
     """
     ranks = _standings(events, len(hosts))
     failed = [each for each in ranks if each.standing not in ("running", "finished")]
@@ -235,7 +235,7 @@ def _blame(
     if shown:
         lines.append(shown.rstrip("\n"))
     elif tail:
-        lines.append("Its last lines on stderr:\n" + "\n".join(tail.split("\n")[-TAIL_LINES:]))
+        lines.append(f"Its last lines on stderr:\n{tail}")
     same = [each.rank for each in ranks if each.rank != cause.rank and _alike(each, cause, tails)]
     victims = [each.rank for each in ranks if each.standing == "victim"]
     early = [each.rank for each in ranks if each.standing == "finished"]
@@ -245,7 +245,9 @@ def _blame(
         lines.append(f"{_ranks(victims)} failed only in consequence.")
     if early and victims:
         lines.append(f"{_ranks(early)} had finished before.")
-    return Verdict(cause.rank, patience, exit_status(cause.code), "\n".join(lines), shown)
+    apart = [each.rank for each in ranks if each.standing in ("error", "signal", "exit") and each.rank not in same]
+    apart.remove(cause.rank)
+    return Verdict(cause.rank, patience, exit_status(cause.code), "\n".join(lines), shown, tuple(apart))
 
 
 def _alike(each: _Rank, cause: _Rank, tails: Mapping[int, str]) -> bool:
@@ -265,7 +267,7 @@ def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str]) -> Verdict:
     code = next((exit_status(each.code) for each in victims if each.code), 1)
     first = min(victims, key=lambda each: each.order)
     assert first.outcome is not None
-    said = f"Rank {first.rank} said: {first.outcome.kind}: {_first_line(first.outcome.message)}"
+    said = f"Rank {first.rank} said:\n{first.outcome.traceback or first.outcome.message}".rstrip("\n")
     if early:
         message = (
             f"{_ranks(early)} on {_places(early, hosts)} finished (exit code 0) while "

@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TextIO
 
 from farandole.errors import SettingsError
@@ -15,6 +15,10 @@ from farandole.log import logger
 
 LONGEST = 1 << 20  # characters of an unfinished line that are kept back
 TAIL = 8 << 10
+TAIL_LINES = 20
+HOLD = 1.0  # seconds for which a traceback is kept back: if its rank ends, the driver shows it, once
+HOLD_LIMIT = 64 << 10
+_TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|  File \".*\", line \d+)", re.MULTILINE)
 _PIECES = re.compile(r"[^\r\n]*[\r\n]")
 Key = tuple[int, str]
 
@@ -58,6 +62,7 @@ class Console:
     def __init__(self, sink: TextIO) -> None:
         self.sink = sink
         self.muted = False
+        self.broken = False  # whoever read us has gone
         self.terminal = is_terminal(sink)
         self._open: Key | None = None
         self._returned = False  # the unfinished line ended with a carriage return
@@ -112,8 +117,7 @@ class Console:
                 self.sink.write(text.encode(encoding, "replace").decode(encoding))
             self.sink.flush()
         except BrokenPipeError:
-            self.muted = True
-            raise
+            self.muted = self.broken = True
         except (OSError, ValueError) as error:
             self.muted = True
             logger.warning("output cannot be shown any more: %s; the job goes on", error)
@@ -184,6 +188,8 @@ class Streams:
         self.out = Console(out)
         # Two names of one terminal share one cursor.
         self.err = self.out if out is err or _same_terminal(out, err) else Console(err)
+        self._held: dict[int, tuple[float, str]] = {}  # per rank: since when, and what, from a traceback on
+        self.ending: set[int] = set()  # ranks that have failed: what is held of them stays so
         self.before_write: Callable[[], None] = lambda: None  # takes a status line away
 
     def feed(self, rank: int, name: str, data: bytes) -> None:
@@ -196,29 +202,69 @@ class Streams:
         self._show((rank, name), self._lines[rank, name].take())
 
     def show_stale(self, seconds: float) -> None:
-        """On a terminal, an unfinished line (a prompt, a progress bar) is shown when its rank pauses."""
+        """Show what was kept back too long: tracebacks of ranks that live on, and, on a terminal, an unfinished line
+        (a prompt, a progress bar) whose rank pauses."""
         now = time.monotonic()
+        for rank in [rank for rank, (since, _) in self._held.items() if now - since > HOLD]:
+            if rank not in self.ending:
+                self._release(rank)
         for (rank, name), lines in self._lines.items():
             if lines.pending and now - lines.fed > seconds and (self.out if name == "stdout" else self.err).terminal:
                 self.pause(rank, name)
 
     def tails(self) -> dict[int, str]:
-        """The last lines that each rank wrote to stderr, as they would look on a terminal."""
-        found = {rank: lines.tail for (rank, name), lines in self._lines.items() if name == "stderr"}
-        return {rank: re.sub(r"[^\n]*\r(?!\n)", "", text).replace("\r\n", "\n") for rank, text in found.items() if text}
+        """What each rank wrote to stderr last: its traceback if it ended with one, else some lines."""
+        found = {}
+        for (rank, name), lines in self._lines.items():
+            if rank in self._held:
+                found[rank] = self._held[rank][1]
+            elif name == "stderr" and lines.tail.strip():
+                text = re.sub(r"[^\n]*\r(?!\n)", "", lines.tail).replace("\r\n", "\n")  # as on a terminal
+                found[rank] = "\n".join(text.rstrip("\n").split("\n")[-TAIL_LINES:])
+        return found
 
-    def close(self) -> None:
+    def close(self, drop: Collection[int] = ()) -> None:
+        """Show what is left, except the tracebacks of the ranks in ``drop``. May be called twice."""
+        for key in self._lines:
+            self.pause(*key)
+        for rank in sorted(self._held):
+            if rank in drop:
+                del self._held[rank]
+            else:
+                self._release(rank)
         self.out.finish()
         self.err.finish()
         if self._files is not None:
             self._files.close()
 
     def _show(self, key: Key, text: str) -> None:
+        if key[1] == "stderr":
+            text = self._hold(key[0], text)
         if text:
-            self.before_write()
-            stamp = time.ctime() if self._timestamp else ""
-            console = self.out if key[1] == "stdout" else self.err
-            console.write(key, f"{stamp}[{key[0]}]<{key[1]}>:", text)
+            self._write(key, text)
+
+    def _hold(self, rank: int, text: str) -> str:
+        """Keep back everything from a traceback on; returns what comes before it."""
+        if rank in self._held:
+            since, before = self._held[rank]
+            self._held[rank] = since, before + text
+            if len(before) + len(text) > HOLD_LIMIT:
+                self._release(rank)
+            return ""
+        found = _TRACEBACK.search(text)
+        if found is None:
+            return text
+        self._held[rank] = time.monotonic(), text[found.start() :]
+        return text[: found.start()]
+
+    def _release(self, rank: int) -> None:
+        self._write((rank, "stderr"), self._held.pop(rank)[1])
+
+    def _write(self, key: Key, text: str) -> None:
+        self.before_write()
+        stamp = time.ctime() if self._timestamp else ""
+        console = self.out if key[1] == "stdout" else self.err
+        console.write(key, f"{stamp}[{key[0]}]<{key[1]}>:", text)
 
 
 def is_terminal(stream: TextIO) -> bool:

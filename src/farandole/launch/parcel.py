@@ -8,7 +8,7 @@ from typing import Any
 
 from farandole.errors import SettingsError
 
-_DEPTH = 4
+_DEPTH = 8
 
 
 def pack(value: Any, what: str) -> bytes:

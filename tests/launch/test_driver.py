@@ -1,0 +1,268 @@
+"""Whole jobs of the command line, and every way in which they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launch import tools
+from tests.launch.tools import Marked, read_pids, wait_until
+
+PY = sys.executable
+# Writes its pid, so that the test knows when it runs, and then works for ever.
+SLEEPER = """
+import os, sys, time
+path = os.path.join(sys.argv[1], f"rank{os.environ['HOROVOD_RANK']}.pid")
+with open(path + "~", "w") as file: file.write(f"{os.getpid()}\\n")
+os.rename(path + "~", path)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Path:
+    path = tmp_path / "sleeper.py"
+    path.write_text(SLEEPER)
+    return path
+
+
+class TestGoodEnds:
+    def test_who_is_who(self, jobs: Marked) -> None:
+        code = """
+import os, sys
+names = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"]
+print(*(os.environ["HOROVOD_" + name] for name in names), os.environ["HOROVOD_CONTROLLER"], *sys.argv[1:], sep=",")
+assert all(os.environ["FARANDOLE_" + name] == os.environ["HOROVOD_" + name] for name in names)
+assert os.environ["PYTHONUNBUFFERED"] == "1" and os.environ["HOROVOD_CPU_OPERATIONS"] == "gloo"
+"""
+        done = jobs.run("run", "-np", "3", "--", PY, "-c", code, "--flag", "-x", "--", "a b")
+        assert done.returncode == 0, done.stderr
+        assert sorted(done.stdout.splitlines()) == [
+            f"[{rank}]<stdout>:{rank},3,{rank},3,0,1,gloo,--flag,-x,--,a b" for rank in range(3)
+        ]
+        assert done.stderr == "", "no status line in a pipe"
+
+    def test_one_rank(self, jobs: Marked, tmp_path: Path) -> None:
+        done = jobs.run("run", "-np", "1", "--output-dir", str(tmp_path / "logs"), "echo", "hello")
+        assert (done.returncode, done.stdout) == (0, "[0]<stdout>:hello\n")
+        assert (tmp_path / "logs" / "rank.0" / "stdout").read_text() == "hello\n"
+
+    def test_much_output_is_complete_and_in_order(self, jobs: Marked, tmp_path: Path) -> None:
+        code = "import sys\nfor i in range(100000): sys.stdout.write(f'line {i}\\n')"
+        done = jobs.run("run", "-np", "2", "--output-dir", str(tmp_path), PY, "-c", code)
+        lines = done.stdout.splitlines()
+        expected = [f"line {number}" for number in range(100_000)]
+        for rank in range(2):
+            prefix = f"[{rank}]<stdout>:"
+            assert [line[len(prefix) :] for line in lines if line.startswith(prefix)] == expected
+            assert (tmp_path / f"rank.{rank}" / "stdout").read_text().splitlines() == expected
+        assert len(lines) == 200_000
+
+    def test_the_secret_is_in_no_command_line(self, jobs: Marked) -> None:
+        code = """
+import os
+secret = os.environ["FARANDOLE_SECRET"].encode()
+assert len(secret) == 64
+for name in os.listdir("/proc"):
+    if name.isdigit():
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file: assert secret not in file.read()
+        except OSError: pass
+"""
+        assert jobs.run("run", "-np", "2", PY, "-c", code).returncode == 0
+
+    def test_what_a_rank_leaves_running_ends_with_the_job(self, jobs: Marked) -> None:
+        done = jobs.run("run", "-np", "2", "bash", "-c", "sleep 1000 & echo done")
+        assert done.returncode == 0
+        assert done.stdout.count("done") == 2
+
+    def test_a_reader_that_went_away(self, jobs: Marked) -> None:
+        process = jobs.start("run", "-np", "2", "yes")
+        assert process.stdout is not None
+        assert process.stdout.readline().endswith("y\n")
+        process.stdout.close()
+        assert process.wait(tools.LIMIT) == 128 + signal.SIGPIPE
+        process.stdout = None
+        assert jobs.finish(process).stderr == ""
+
+
+class TestARankFails:
+    def test_its_traceback_stands_first_and_once(self, jobs: Marked) -> None:
+        code = """
+import os, time
+if os.environ["HOROVOD_RANK"] == "1": raise ValueError("boom")
+time.sleep(1000)
+"""
+        done = jobs.run("run", "-np", "3", PY, "-c", code)
+        assert done.returncode == 1
+        assert done.stderr.count("Traceback") == done.stderr.count("ValueError: boom") == 1
+        assert "Rank 1 on localhost exited with code 1" in done.stderr
+
+    def test_its_own_code(self, jobs: Marked) -> None:
+        done = jobs.run("run", "-np", "2", PY, "-c", "import sys; sys.exit(7)")
+        assert done.returncode == 7
+        assert "exited with code 7" in done.stderr
+
+    def test_a_signal(self, jobs: Marked) -> None:
+        code = "if [ $HOROVOD_RANK = 1 ]; then echo last words >&2; kill -SEGV $$; fi; sleep 1000"
+        done = jobs.run("run", "-np", "2", "bash", "-c", code)
+        assert done.returncode == 128 + signal.SIGSEGV
+        assert "Rank 1 on localhost died of signal 11 (SIGSEGV): a crash in native code" in done.stderr
+        assert "Its last lines on stderr:\nlast words" in done.stderr
+
+    def test_kill_9(self, jobs: Marked, sleeper: Path, tmp_path: Path) -> None:
+        process = jobs.start("run", "-np", "3", PY, str(sleeper), str(tmp_path))
+        pids = read_pids(tmp_path, 3)
+        os.kill(pids["rank2"], signal.SIGKILL)
+        began = time.monotonic()
+        done = jobs.finish(process)
+        assert time.monotonic() - began < tools.LIMIT
+        assert done.returncode == 137
+        assert "Rank 2 on localhost died of signal 9 (SIGKILL): killed, perhaps by the out-of-memory" in done.stderr
+
+    def test_others_that_do_not_want_to_go(self, jobs: Marked, tmp_path: Path) -> None:
+        code = f"""
+if [ $HOROVOD_RANK = 1 ]; then while [ ! -e {tmp_path}/up ]; do sleep 0.01; done; exit 3; fi
+trap '' TERM; touch {tmp_path}/up; while true; do sleep 0.1; done"""
+        began = time.monotonic()
+        done = jobs.run("run", "-np", "2", "bash", "-c", code)
+        assert done.returncode == 3
+        assert time.monotonic() - began < tools.LIMIT + 1
+
+    def test_a_script_with_a_syntax_error(self, jobs: Marked, tmp_path: Path) -> None:
+        script = tmp_path / "bad.py"
+        script.write_text("def f(:\n")
+        done = jobs.run("run", "-np", "2", PY, str(script))
+        assert done.returncode == 1
+        assert done.stderr.count("SyntaxError") == 1
+        assert "failed in the same way" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("command", "code", "text"),
+        [
+            ("no-such-program", 127, "the command 'no-such-program' was not found (exited"),
+            ("no-such.py", 127, "a script needs its interpreter in front: python no-such.py"),
+            ("/etc/passwd", 126, "the command '/etc/passwd' cannot be executed"),
+        ],
+    )
+    def test_a_command_that_cannot_run(self, jobs: Marked, command: str, code: int, text: str) -> None:
+        done = jobs.run("run", "-np", "2", command, "argument")
+        assert done.returncode == code
+        assert done.stderr.count(text) == 1
+        assert "Traceback" not in done.stderr
+        assert len(done.stderr.splitlines()) <= 2
+
+    def test_with_verbose_every_traceback_is_shown(self, jobs: Marked) -> None:
+        done = jobs.run("run", "-np", "2", "--verbose", PY, "-c", "raise ValueError('boom')")
+        assert done.stderr.count("ValueError: boom") == 3
+        assert "farandole: 2 ranks on localhost:2, launcher local" in done.stderr
+
+
+class TestTheDriverEnds:
+    # A shell with a child: what a rank starts has to go too.
+    def start(self, jobs: Marked, sleeper: Path, folder: Path) -> subprocess.Popen[str]:
+        process = jobs.start("run", "-np", "2", "bash", "-c", f"{PY} {sleeper} {folder}; sleep 1000")
+        read_pids(folder, 2)
+        return process
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_by_a_signal(self, jobs: Marked, sleeper: Path, tmp_path: Path, number: signal.Signals) -> None:
+        process = self.start(jobs, sleeper, tmp_path)
+        process.send_signal(number)
+        began = time.monotonic()
+        done = jobs.finish(process)
+        assert time.monotonic() - began < tools.LIMIT
+        assert done.returncode == 128 + number
+        assert done.stderr == f"farandole: the job was ended by {number.name}\n"
+
+    def test_by_kill_9(self, jobs: Marked, sleeper: Path, tmp_path: Path) -> None:
+        process = self.start(jobs, sleeper, tmp_path)
+        process.kill()
+        began = time.monotonic()
+        jobs.finish(process)
+        assert time.monotonic() - began < tools.LIMIT
+
+    def test_by_kill_9_with_ranks_that_do_not_want_to_go(self, jobs: Marked, tmp_path: Path) -> None:
+        code = f"trap '' TERM; (setsid sleep 1000 &); touch {tmp_path}/$HOROVOD_RANK; while true; do sleep 0.1; done"
+        process = jobs.start("run", "-np", "2", "bash", "-c", code)
+        assert wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
+        process.kill()
+        jobs.finish(process)
+
+    def test_the_nanny_is_killed_and_then_the_driver(self, jobs: Marked, sleeper: Path, tmp_path: Path) -> None:
+        """Without a nanny the ranks themselves still die with their parent."""
+        process = jobs.start("run", "-np", "2", PY, str(sleeper), str(tmp_path))
+        pids = set(read_pids(tmp_path, 2).values())
+        (nanny,) = set(jobs.left()) - pids - {process.pid}
+        os.kill(nanny, signal.SIGKILL)
+        process.kill()
+        jobs.finish(process)
+
+    def test_a_second_interrupt_does_not_wait(self, jobs: Marked, tmp_path: Path) -> None:
+        code = f"trap '' TERM; touch {tmp_path}/$HOROVOD_RANK; while true; do sleep 0.1; done"
+        process = jobs.start("run", "-np", "1", "bash", "-c", code)
+        assert wait_until((tmp_path / "0").exists)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        again = threading.Timer(0.5, process.send_signal, (signal.SIGINT,))
+        again.start()
+        assert jobs.finish(process).returncode == 130
+        again.join()
+        assert time.monotonic() - began < 2.5
+
+
+def test_a_full_disk_under_the_output_directory(jobs: Marked, tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"rank.{rank}").mkdir()
+        (tmp_path / f"rank.{rank}" / "stdout").symlink_to("/dev/full")
+    done = jobs.run("run", "-np", "2", "--output-dir", str(tmp_path), "bash", "-c", "echo one; echo two")
+    assert done.returncode == 0
+    assert done.stdout.count("<stdout>:") == 4
+    assert done.stderr.count("No space left on device; the job goes on") == 1
+
+
+def test_a_stranger_at_the_store(jobs: Marked, tmp_path: Path) -> None:
+    code = """
+import os, socket
+host, _, port = os.environ["FARANDOLE_STORE"].partition(":")
+for _ in range(3):
+    with socket.create_connection((host, int(port))) as sock:
+        try:
+            sock.sendall(b"x" * 200)
+            while sock.recv(100): pass
+        except ConnectionError: pass
+"""
+    done = jobs.run("run", "-np", "2", PY, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("a stranger at ('127.0.0.1'") == 1
+
+
+def test_a_status_line_on_a_terminal_only(jobs: Marked) -> None:
+    """``script`` gives the command a terminal; the line comes after two seconds."""
+    import pty
+
+    main, side = pty.openpty()
+    command = [PY, "-m", "farandole.cli", "run", "-np", "2", "sleep", "2.6"]
+    env = {**jobs.env, "TERM": "xterm", "COLUMNS": "80"}
+    with subprocess.Popen(command, env=env, stdin=side, stdout=side, stderr=side, start_new_session=True) as process:
+        os.close(side)
+        shown = b""
+        while True:
+            try:
+                piece = os.read(main, 4096)
+            except OSError:  # the terminal's other side is closed
+                break
+            if not piece:
+                break
+            shown += piece
+        os.close(main)
+        assert process.wait(10) == 0
+    assert b"2 of 2 ranks running, 0:00:02" in shown
+    assert shown.endswith(b"\r\x1b[2K"), "taken away in the end"

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+
+from farandole.errors import PeerLostError, RendezvousError, ShutDownError
+from farandole.handshake import new_secret
+from farandole.launch.outcome import Event, Outcome, describe, exit_status, explain
+from farandole.store import StoreServer
+
+HOSTS = ["alpha", "alpha", "beta", "beta"]
+VICTIM = Outcome(status="victim", kind="PeerLostError", message="rank 1 went away", lost=1, traceback="T0")
+ERROR = Outcome(status="error", kind="ValueError", message="boom\nmore", traceback="Traceback ...\nValueError: boom")
+
+
+def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    try:
+        raise error from cause
+    except BaseException as caught:
+        return caught
+
+
+class TestOutcome:
+    def test_an_error_of_its_own(self) -> None:
+        outcome = Outcome.of(raised(ValueError("boom")))
+        assert (outcome.status, outcome.kind, outcome.message) == ("error", "ValueError", "boom")
+        assert "ValueError: boom" in outcome.traceback
+        assert outcome.host
+
+    @pytest.mark.parametrize("error", [PeerLostError("gone", 3), ShutDownError("rank 1 left")])
+    def test_a_victim(self, error: Exception) -> None:
+        assert Outcome.of(raised(error)).status == "victim"
+
+    def test_a_victim_that_raised_something_else(self) -> None:
+        assert Outcome.of(raised(RuntimeError("training failed"), PeerLostError("gone", 3))).lost == 3
+
+    def test_a_victim_that_hides_what_it_handled(self) -> None:
+        def handle() -> None:
+            try:
+                raise ShutDownError
+            except ShutDownError:
+                raise KeyError("in the handler") from None
+
+        with pytest.raises(KeyError) as caught:
+            handle()
+        assert Outcome.of(caught.value).status == "victim"
+
+    def test_a_missing_rank_is_no_victims_tale(self) -> None:
+        assert Outcome.of(raised(RendezvousError("rank 1 is missing"))).status == "error"
+
+    def test_exceptions_that_go_in_circles(self) -> None:
+        first, second = ValueError("a"), ValueError("b")
+        first.__cause__, second.__cause__ = second, first
+        assert Outcome.of(first).status == "error"
+
+    def test_travels_as_bytes(self) -> None:
+        assert Outcome.from_bytes(VICTIM.to_bytes()) == VICTIM
+
+
+class TestExplain:
+    def test_nothing_happened(self) -> None:
+        assert explain([], HOSTS) is None
+        assert explain([Event(0, code=0), Event(1, outcome=Outcome(status="ok"))], HOSTS) is None
+
+    def test_an_error(self) -> None:
+        verdict = explain([Event(2, outcome=ERROR), Event(2, code=1), Event(0, outcome=VICTIM)], HOSTS)
+        assert verdict is not None
+        assert (verdict.rank, verdict.patience, verdict.exit_code) == (2, 0.0, 1)
+        assert verdict.message == (
+            "Rank 2 on beta failed: ValueError: boom (exited with code 1)\n"
+            "Traceback ...\nValueError: boom\nRank 0 failed only in consequence."
+        )
+        assert verdict.traceback == ERROR.traceback
+
+    def test_a_signal(self) -> None:
+        verdict = explain([Event(3, outcome=VICTIM), Event(1, code=-9)], HOSTS)
+        assert verdict is not None
+        assert (verdict.rank, verdict.exit_code) == (1, 137)
+        assert "died of signal 9 (SIGKILL): killed, perhaps by the out-of-memory killer" in verdict.message
+
+    def test_a_code_and_the_last_lines(self) -> None:
+        verdict = explain([Event(0, code=3)], HOSTS, {0: "usage: train.py\nerror: no data\n"})
+        assert verdict is not None
+        assert verdict.patience > 0, "it may have caught what a victim gets"
+        assert verdict.message.endswith("code 3\nIts last lines on stderr:\nusage: train.py\nerror: no data")
+
+    def test_the_same_failure_everywhere_is_told_once(self) -> None:
+        events = [Event(rank, code=2) for rank in (1, 0, 2, 3)]
+        verdict = explain(events, HOSTS, dict.fromkeys(range(4), "SyntaxError: invalid syntax"))
+        assert verdict is not None
+        assert verdict.message.count("SyntaxError") == 1
+        assert "Ranks 0, 2-3 failed in the same way." in verdict.message
+        assert (verdict.patience, verdict.apart) == (0.0, ())
+
+    def test_another_failure_is_told_apart(self) -> None:
+        verdict = explain([Event(1, outcome=ERROR), Event(0, code=4)], HOSTS)
+        assert verdict is not None
+        assert verdict.apart == (0,)
+
+    def test_a_victim_waits_for_its_cause(self) -> None:
+        verdict = explain([Event(0, outcome=VICTIM)], HOSTS)
+        assert verdict is not None
+        assert verdict.patience == 3.0
+        assert verdict.rank == 1, "the one that was lost"
+        assert "lost the connection to rank 1 on alpha" in verdict.message
+
+    def test_a_rank_that_finished_early(self) -> None:
+        shut = Outcome(status="victim", kind="ShutDownError", message="Horovod has been shut down.")
+        events = [Event(1, outcome=Outcome(status="ok")), Event(1, code=0)]
+        events += [event for rank in (0, 2, 3) for event in (Event(rank, outcome=shut), Event(rank, code=1))]
+        verdict = explain(events, HOSTS)
+        assert verdict is not None
+        assert (verdict.rank, verdict.exit_code, verdict.patience) == (1, 1, 0.0)
+        assert "Rank 1 on alpha finished (exit code 0) while ranks 0, 2-3 still waited" in verdict.message
+
+    def test_only_victims(self) -> None:
+        events = [Event(0, outcome=VICTIM), Event(1, outcome=VICTIM)]
+        verdict = explain(events, HOSTS[:2])
+        assert verdict is not None
+        assert verdict.rank == -1
+
+    def test_sys_exit_after_catching_a_lost_peer_is_not_the_cause(self) -> None:
+        events = [Event(0, outcome=Outcome(status="ok")), Event(0, code=1), Event(2, code=-11)]
+        verdict = explain(events, HOSTS)
+        assert verdict is not None
+        assert verdict.rank == 2
+
+
+class Story(NamedTuple):
+    size: int
+    cause: int
+    victims: set[int]
+    events: list[Event]
+
+
+def story(rng: random.Random) -> Story:
+    """A job in which one rank fails and some others in consequence, its events seen in any order."""
+    size = rng.randint(1, 9)
+    cause = rng.randrange(size)
+    cause_events = rng.choice([
+        [Event(cause, outcome=ERROR), Event(cause, code=1)],
+        [Event(cause, outcome=ERROR)],
+        [Event(cause, code=-rng.choice([4, 6, 7, 8, 9, 11, 15]))],
+        [Event(cause, outcome=Outcome(status="ok")), Event(cause, code=-11)],
+        [Event(cause, code=rng.choice([1, 2, 137, 255]))],
+        [Event(cause, outcome=Outcome(status="ok")), Event(cause, code=3)],
+    ])  # fmt: skip
+    victims = {rank for rank in range(size) if rank != cause and rng.random() < 0.7}
+    per_rank = {cause: cause_events}
+    for rank in victims:
+        lost = Outcome(status="victim", kind="PeerLostError", message="gone", lost=rng.choice([cause, *victims]))
+        ends = [[], [Event(rank, code=1)], [Event(rank, code=-6)], [Event(rank, code=0)]]
+        per_rank[rank] = [Event(rank, outcome=lost), *rng.choice(ends)]
+    events: list[Event] = []
+    queues = [list(queue) for queue in per_rank.values()]
+    while queues:
+        queue = rng.choice(queues)
+        events.append(queue.pop(0))
+        queues = [each for each in queues if each]
+    return Story(size, cause, victims, events)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_victims_are_never_blamed(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(500):
+        told = story(rng)
+        hosts = ["here"] * told.size
+        final = explain(told.events, hosts)
+        assert final is not None
+        assert final.rank == told.cause, told
+        for length in range(len(told.events)):
+            verdict = explain(told.events[:length], hosts)
+            if verdict is not None:
+                assert verdict.rank not in {
+                    e.rank for e in told.events[:length] if e.outcome and e.rank in told.victims
+                }
+                assert verdict.rank == told.cause or verdict.patience > 0, "a wrong cause must not be certain"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(1, 1), (7, 7), (255, 255), (-9, 137), (-15, 143), (-2, 130), (0, 1), (None, 1)]
+)
+def test_exit_status(code: int | None, status: int) -> None:
+    assert exit_status(code) == status
+
+
+def test_codes_in_words() -> None:
+    assert describe(5) == "exited with code 5"
+    assert "SIGSEGV" in describe(-11)
+    assert "segmentation fault" in describe(-signal.SIGSEGV)
+    assert "SIGKILL" in describe(137)
+    assert "a shell says so" in describe(137)
+    assert describe(255) == "exited with code 255"
+    assert describe(-63).startswith("died of signal 63")
+
+
+PROGRAM = """
+import sys
+from farandole.launch import outcome
+from farandole.store import StoreClient
+client = StoreClient(sys.argv[1], sys.argv[2])
+outcome.install(client, 3)
+outcome.install(client, 3)
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ("raise ValueError('boom')", "error", 1),
+        ("from farandole.errors import PeerLostError; raise PeerLostError('gone', 2)", "victim", 1),
+        ("sys.exit(3)", "ok", 3),
+        ("pass", "ok", 0),
+        ("client.close(); raise ValueError('boom')", "error", 1),
+        ("sys.excepthook = lambda *_: None; raise ValueError('boom')", "error", 1),
+        (
+            "import os\nif os.fork() == 0: raise KeyError('a child of ours')\nos.wait(); raise ValueError('boom')",
+            "error",
+            1,
+        ),
+    ],
+    ids=["error", "victim", "exit", "end", "closed", "hook-replaced", "forked-child"],
+)
+def test_install_reports_how_the_process_ends(body: str, status: str, code: int) -> None:
+    secret = new_secret()
+    store = StoreServer(secret)
+    try:
+        command = [sys.executable, "-c", PROGRAM.format(body), store.address, secret]
+        done = subprocess.run(command, timeout=30, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        reported = store.get("outcome/3")
+        assert reported is not None
+        outcome = Outcome.from_bytes(reported)
+        assert outcome.status == status
+        if status == "error":
+            assert outcome.kind == "ValueError"
+            assert "boom" in done.stderr or "hook" in body, "the traceback is printed as usual"
+    finally:
+        store.close()

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+
+from farandole.errors import SettingsError
+from farandole.launch.plan import check_np, parse_hosts, plan
+from farandole.types import Slot
+
+
+def test_this_machine_is_the_default() -> None:
+    assert plan(None, 2) == (Slot(0, "localhost", 0, 2, 0, 1, 2), Slot(1, "localhost", 1, 2, 0, 1, 2))
+
+
+def test_one_process_per_rank_and_not_per_slot() -> None:
+    slots = plan("localhost:4", 2)
+    assert [slot.rank for slot in slots] == [0, 1]
+    assert {slot.local_size for slot in slots} == {2}
+
+
+def test_hosts_are_filled_in_order() -> None:
+    slots = plan("a:1,b:3,c:2", 5)
+    assert [(s.rank, s.host, s.local_rank) for s in slots] == [
+        (0, "a", 0), (1, "b", 0), (2, "b", 1), (3, "b", 2), (4, "c", 0)
+    ]  # fmt: skip
+    assert [s.local_size for s in slots] == [1, 3, 3, 3, 1]
+    assert [(s.cross_rank, s.cross_size) for s in slots] == [(0, 3), (1, 3), (0, 1), (0, 1), (2, 3)]
+
+
+def test_unused_hosts_do_not_count() -> None:
+    assert [s.cross_size for s in plan("a:2,b:2,c:2", 4)] == [2, 2, 2, 2]
+
+
+def test_two_names_of_one_machine_are_two_hosts() -> None:
+    assert [s.host for s in plan("localhost:2,127.0.0.1:2", 4)] == ["localhost"] * 2 + ["127.0.0.1"] * 2
+
+
+def test_a_host_named_twice_has_the_sum_of_its_slots() -> None:
+    assert parse_hosts("a:1, b:1,a:2") == [("a", 3), ("b", 1)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 9])
+def test_places_are_distinct_and_consistent(size: int) -> None:
+    slots = plan("a:3,b:1,c:5", size)
+    assert [s.rank for s in slots] == list(range(size))
+    assert len({(s.local_rank, s.cross_rank) for s in slots}) == size
+    assert all(s.local_rank < s.local_size and s.cross_rank < s.cross_size for s in slots)
+
+
+@pytest.mark.parametrize("np", [0, -1, -100])
+def test_np_below_one(np: int) -> None:
+    with pytest.raises(SettingsError, match=f"np={np} must be >= 1"):
+        plan(None, np)
+
+
+@pytest.mark.parametrize(("np", "kind"), [("2", "str"), (None, "NoneType"), (2.0, "float"), (True, "bool")])
+def test_np_that_is_no_number(np: object, kind: str) -> None:
+    with pytest.raises(SettingsError, match=f"is a {kind}: it must be a whole number >= 1"):
+        check_np(np)
+
+
+@pytest.mark.parametrize("hosts", ["", "a", "a:", "a:x", ":2", "a:1,,b:2", "a b:1"])
+def test_hosts_that_cannot_be_read(hosts: str) -> None:
+    with pytest.raises(ValueError, match="Invalid host input, please make sure it has format as"):
+        plan(hosts, 1)
+
+
+def test_too_few_slots() -> None:
+    with pytest.raises(ValueError, match=r"Requested more processes \(4\) than there are available slots \(3\)"):
+        plan("a:1,b:2", 4)

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import farandole
+from farandole import cli, registry
+from farandole.config import knobs
+from farandole.errors import SettingsError
+from farandole.launch import driver
+from farandole.launch.job import Job
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that the command line would have started."""
+    jobs: list[Job] = []
+    monkeypatch.setattr(driver, "run", jobs.append)
+    return jobs
+
+
+class TestRun:
+    def test_the_command_begins_at_the_first_word_that_is_no_flag(self, started: list[Job]) -> None:
+        assert cli.main(["run", "-np", "2", "--verbose", "python", "train.py", "-np", "7", "--lr", "0.1"]) == 0
+        (job,) = started
+        assert (job.np, list(job.command)) == (2, ["python", "train.py", "-np", "7", "--lr", "0.1"])
+        assert job.verbose
+
+    def test_or_after_two_dashes(self, started: list[Job]) -> None:
+        assert cli.main(["run", "--num-proc=3", "--", "-odd-name", "--", "x"]) == 0
+        assert list(started[0].command) == ["-odd-name", "--", "x"]
+        assert started[0].np == 3
+
+    def test_every_setting_has_its_flag(self, started: list[Job]) -> None:
+        values = {int: "3", float: "2.5", str: "x"}
+        special = {"transport": "tcp", "log_level": "debug"}
+        flags: list[str] = []
+        for each in knobs():
+            if each.flag:
+                flags += [each.flag] if each.kind is bool else [each.flag, special.get(each.name, values[each.kind])]
+        assert cli.main(["run", "-np", "1", *flags, "true"]) == 0
+        settings = started[0].settings
+        for each in knobs():
+            if each.flag:
+                wanted = {int: int(3 * each.scale), float: 2.5, bool: True, str: special.get(each.name)}[each.kind]
+                assert getattr(settings, each.name) == wanted, each.name
+
+    def test_a_flag_wins_over_the_environment(self, started: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOROVOD_CYCLE_TIME", "7")
+        monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "8")
+        assert cli.main(["run", "-np", "1", "--cycle-time-ms", "1.0", "true"]) == 0
+        assert (started[0].settings.cycle_time, started[0].settings.cache_capacity) == (1.0, 8)
+
+    def test_a_fraction_of_a_mebibyte(self, started: list[Job]) -> None:
+        assert cli.main(["run", "-np", "1", "--fusion-threshold-mb", "0.5", "true"]) == 0
+        assert started[0].settings.fusion_threshold == 1 << 19
+
+    def test_being_a_rank_oneself_says_nothing_about_the_new_job(
+        self, started: list[Job], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FARANDOLE_RANK", "5")
+        monkeypatch.setenv("HOROVOD_STORE", "x:1")
+        assert cli.main(["run", "-np", "1", "true"]) == 0
+        assert (started[0].settings.rank, started[0].settings.store) == (0, "")
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            ("", "-np is missing"),
+            ("true", "-np is missing"),
+            ("-np 2", "the command to run is missing"),
+            ("-np 2 --", "the command to run is missing"),
+            ("-np", "expected one argument"),
+            ("-np 0 true", "np=0 must be >= 1"),
+            ("-np -3 true", "np=-3 must be >= 1"),
+            ("-np two true", "np='two' is a str: it must be a whole number >= 1"),
+            ("-np 2.5 true", "np='2.5' is a str: it must be a whole number >= 1"),
+            ("-np 2 --output-dri x true", "no flag '--output-dri'; did you mean '--output-dir'?"),
+            ("-np 2 --out x true", "no flag '--out'"),
+            ("-n 2 true", "no flag '-n'; did you mean '-np'?"),
+            ("-np 2 --verbose=1 true", "ignored explicit argument '1'"),
+            ("-np 2 --cycle-time-ms soon true", "--cycle-time-ms='soon' cannot be read: it must be a number"),
+            ("-np 2 --cache-capacity 1.5 true", "--cache-capacity='1.5' cannot be read: it must be a whole number"),
+            ("-np 2 --fusion-threshold-mb x true", "--fusion-threshold-mb='x' cannot be read"),
+            ("-np 2 --start-timeout -1 true", "--start-timeout=-1.0 must be >= 0"),
+            ("-np 2 --transport carrier-pigeon true", "choose one of auto, shm, tcp"),
+            ("-np 2 --launcher lcal true", "there is no launcher 'lcal' (known: auto, local); did you mean 'local'?"),
+            ("-np 2 -H a true", "Invalid host input"),
+            ("-np 3 -H localhost:2 true", "Requested more processes (3) than there are available slots (2)"),
+            ("-np 2 -H elsewhere:2 true", "on this machine only"),
+            ("-np 1 --output-dir /dev/null/x true", "--output-dir='/dev/null/x' cannot be used"),
+        ],
+    )
+    def test_mistakes(self, arguments: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["run", *arguments.split()]) == 2
+        shown = capsys.readouterr()
+        assert text in shown.err
+        assert shown.err.startswith("farandole: ")
+        assert len(shown.err.splitlines()) == 1, "one clear message"
+        assert shown.out == ""
+
+    def test_help_lists_every_flag(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["run", "--help"]) == 0
+        text = capsys.readouterr().out
+        assert all(each.flag in text for each in knobs())
+        assert "--output-dir" in text
+
+    def test_the_flags_are_these(self) -> None:
+        """A new flag is a decision: it is written here too."""
+        names = {name for action in cli.run_parser()._actions for name in action.option_strings}
+        assert names == {each.flag for each in knobs() if each.flag} | {
+            "-np", "--num-proc", "-H", "--hosts", "--launcher", "--output-dir", "--prefix-timestamp", "--verbose",
+            "-h", "--help",
+        }  # fmt: skip
+
+
+class TestOthers:
+    def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["--version"]) == 0
+        assert capsys.readouterr().out.strip() == farandole.__version__
+        assert farandole.__version__[0].isdigit()
+
+    @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+    def test_help(self, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(arguments) == 0
+        assert "farandole run -np N" in capsys.readouterr().out
+
+    def test_a_misspelt_command(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["rnu", "-np", "2"]) == 2
+        assert "no command 'rnu'; did you mean 'run'?" in capsys.readouterr().err
+
+    def test_config_shows_every_setting(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["config"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        shown = [each for each in knobs() if each.flag]
+        assert len(lines) == len(shown) + 1
+        for each, line in zip(shown, lines[1:], strict=True):
+            assert each.flag in line
+            assert each.variable in line
+            assert each.horovod in line
+            assert line.endswith(each.doc)
+
+    def test_config_takes_no_arguments(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["config", "x"]) == 2
+        assert "takes no arguments" in capsys.readouterr().err
+
+    def test_bench_passes_its_arguments_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        fake = type(sys)("benchmarks.__main__")
+        fake.main = lambda argv: len(argv)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "benchmarks", type(sys)("benchmarks"))
+        monkeypatch.setitem(sys.modules, "benchmarks.__main__", fake)
+        assert cli.main(["bench", "allreduce", "--np", "2"]) == 3
+
+    def test_bench_outside_of_a_clone(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        monkeypatch.setitem(sys.modules, "benchmarks", None)
+        assert cli.main(["bench"]) == 2
+        assert "In a clone of the project: pip install -e '.[bench]' && farandole bench" in capsys.readouterr().err
+
+
+class TestPublicNames:
+    def test_are_these(self) -> None:
+        assert set(farandole.__all__) == {"run", "Runner", "errors", "__version__"}
+        assert set(farandole.__all__) <= set(dir(farandole))
+        for name in farandole.__all__:
+            assert getattr(farandole, name) is not None
+
+    def test_others_do_not_exist(self) -> None:
+        with pytest.raises(AttributeError, match="no attribute 'runn'"):
+            farandole.runn  # noqa: B018
+
+    def test_the_command_line_imports_nothing_heavy(self) -> None:
+        code = "import sys, farandole.cli, farandole.launch.driver; print(*sys.modules)"
+        command = [sys.executable, "-c", code]
+        loaded = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        assert not {"numpy", "cloudpickle", "psutil", "rich", "asyncio", "importlib.metadata"} & set(loaded.split())
+
+
+class TestRegistry:
+    def test_built_in(self) -> None:
+        assert registry.names("launcher")[0] == "local"
+        assert registry.load("launcher", "local").name == "local"
+        assert registry.best("launcher").name == "local"
+
+    def test_another_distributions_launcher(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        info = tmp_path / "other-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Name: other\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(
+            "[farandole.launchers]\nmoon = other_launcher:Moon\nmars = no_such:Mars\n"
+        )
+        (tmp_path / "other_launcher.py").write_text(
+            "class Moon:\n    name = 'moon'\n    def affinity(self): return 2\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        assert registry.names("launcher") == ["local", "mars", "moon"]
+        assert registry.load("launcher", "moon").name == "moon"
+        with pytest.raises(SettingsError, match=r"'mars' needs a package .* No module named 'no_such'"):
+            registry.load("launcher", "mars")

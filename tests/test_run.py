@@ -1,0 +1,336 @@
+"""``farandole.run`` and ``farandole.Runner``: functions, results, and what cannot be sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import farandole
+from farandole.errors import JobFailedError, SettingsError
+from tests.launch.tools import LIMIT, Marked, marked, read_pids, wait_until
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Marked]:
+    """Ranks of jobs that this process starts are marked too."""
+    with marked() as found:
+        name, _, value = found.mark.partition("=")
+        monkeypatch.setenv(name, value)
+        yield found
+        assert wait_until(lambda: not found.left(), LIMIT), "ranks are left"
+
+
+def whoami() -> tuple[int, int]:
+    return int(os.environ["FARANDOLE_RANK"]), int(os.environ["HOROVOD_SIZE"])
+
+
+@pytest.mark.usefixtures("jobs")
+class TestResults:
+    def test_come_in_rank_order(self) -> None:
+        assert farandole.run(whoami, np=3) == [(0, 3), (1, 3), (2, 3)]
+
+    def test_one_rank_is_the_default(self) -> None:
+        assert farandole.run(whoami) == [(0, 1)]
+
+    def test_arguments(self) -> None:
+        def join(a: str, b: str, *, c: str) -> str:
+            return a + b + c
+
+        assert farandole.run(join, ("x", "y"), {"c": "z"}, np=2) == ["xyz", "xyz"]
+
+    def test_a_lambda_and_what_it_closes_over(self) -> None:
+        factor = 6
+        assert farandole.run(lambda x: x * factor, (7,)) == [42]
+
+    def test_a_large_argument_and_result(self) -> None:
+        data = random.Random(0).randbytes(1 << 20) * 48
+        began = time.monotonic()
+        (result,) = farandole.run(lambda x: x + b"!", (data,))
+        assert result == data + b"!"
+        assert time.monotonic() - began < 15
+
+    def test_classes_of_main_are_the_same_classes_when_they_return(self) -> None:
+        script = """
+import farandole
+class Box:
+    def __init__(self, value): self.value = value
+def make(value):
+    import pickle
+    return pickle.loads(pickle.dumps(Box(value)))  # by name, as torch.save does
+boxes = farandole.run(make, (5,), np=2)
+assert [type(box) is Box and box.value for box in boxes] == [5, 5]
+print("ran once")
+"""
+        done = subprocess.run(
+            [sys.executable, "-"], input=script, capture_output=True, text=True, timeout=30, check=False
+        )
+        assert (done.stdout, done.stderr) == ("ran once\n", "")
+
+    def test_a_script_without_a_main_guard_runs_once_and_finds_its_neighbours(self, tmp_path: Path) -> None:
+        (tmp_path / "neighbour.py").write_text("def double(x): return 2 * x\n")
+        script = tmp_path / "sub" / "script.py"
+        script.parent.mkdir()
+        script.write_text(
+            f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+            "import farandole, neighbour\nprint('script')\nprint(farandole.run(lambda: neighbour.double(4), np=2))\n"
+        )
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=30, check=False)
+        assert (done.stdout, done.stderr) == ("script\n[8, 8]\n", "")
+
+    def test_a_file_of_ours_in_the_way(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "socket.py").write_text("raise RuntimeError('not the socket you want')\n")
+        monkeypatch.chdir(tmp_path)
+        if sys.version_info >= (3, 11):
+            assert farandole.run(lambda: 1) == [1]
+
+    def test_extra_environment_and_settings(self) -> None:
+        names = ["MINE", "HOROVOD_CYCLE_TIME", "FARANDOLE_CACHE_CAPACITY", "HOROVOD_LOG_LEVEL"]
+        (seen,) = farandole.run(
+            lambda: [os.environ.get(name) for name in names],
+            env={"MINE": "x", "HOROVOD_CYCLE_TIME": "2.5", "HOROVOD_LOG_LEVEL": "info"},
+            cache_capacity=7, log_level="error",
+        )  # fmt: skip
+        assert seen == ["x", "2.5", "7", "error"]
+
+    def test_a_default_overrides_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "5")
+        read = lambda: os.environ.get("HOROVOD_CACHE_CAPACITY")  # noqa: E731
+        assert farandole.run(read) == ["5"]
+        assert farandole.run(read, cache_capacity=1024) == [None]
+
+    def test_output_goes_where_ours_goes(self) -> None:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            farandole.run(lambda: (print("hello"), print("oh", file=sys.stderr)), np=2)
+        assert sorted(out.getvalue().splitlines()) == ["[0]<stdout>:hello", "[1]<stdout>:hello"]
+        assert sorted(err.getvalue().splitlines()) == ["[0]<stderr>:oh", "[1]<stderr>:oh"]
+
+    def test_inside_a_running_event_loop(self) -> None:
+        async def main() -> list[Any]:
+            return farandole.run(lambda: asyncio.run(asyncio.sleep(0, 5)), np=2)
+
+        assert asyncio.run(main()) == [5, 5]
+
+    def test_in_another_thread(self) -> None:
+        results: list[Any] = []
+        thread = threading.Thread(target=lambda: results.extend(farandole.run(whoami, np=2)))
+        thread.start()
+        thread.join(30)
+        assert results == [(0, 2), (1, 2)]
+
+    def test_a_function_that_exits(self) -> None:
+        assert farandole.run(lambda: sys.exit(0), np=2) == [None, None]
+
+    def test_a_job_inside_a_job(self) -> None:
+        def outer() -> list[Any]:
+            import farandole
+
+            return farandole.run(lambda: os.environ["HOROVOD_SIZE"], np=2)
+
+        assert farandole.run(outer, np=1) == [["2", "2"]]
+
+    def test_nothing_stays_open(self) -> None:
+        farandole.run(whoami, np=2)
+        before = sorted(os.listdir("/proc/self/fd"))
+        threads = threading.active_count()
+        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+        farandole.run(whoami, np=2)
+        with pytest.raises(JobFailedError), contextlib.redirect_stderr(io.StringIO()):
+            farandole.run(lambda: 1 / 0, np=2)
+        assert sorted(os.listdir("/proc/self/fd")) == before
+        assert threading.active_count() == threads
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+class TestRunner:
+    @pytest.mark.usefixtures("jobs")
+    def test_gives_the_value_of_rank_0(self) -> None:
+        assert farandole.Runner(np=2).run(lambda scale: (whoami(), scale), scale=3) == ((0, 2), 3)
+
+    def test_checks_np_at_once(self) -> None:
+        with pytest.raises(SettingsError, match="np=-1 must be >= 1"):
+            farandole.Runner(np=-1)
+
+
+@pytest.mark.usefixtures("jobs")
+class TestFailures:
+    def test_an_exception(self, capfd: pytest.CaptureFixture[str]) -> None:
+        def fail() -> None:
+            if whoami()[0] == 1:
+                raise ValueError("boom")
+            time.sleep(1000)
+
+        with pytest.raises(JobFailedError, match=r"(?s)^Rank 1 on localhost failed: ValueError: boom") as caught:
+            farandole.run(fail, np=2)
+        error = caught.value
+        assert (error.rank, error.host, error.exit_code) == (1, "localhost", 1)
+        assert error.remote_traceback.endswith("ValueError: boom\n")
+        assert "worker.py" not in error.remote_traceback, "only the user's frames"
+        assert "ValueError" not in capfd.readouterr().err, "the exception tells it already"
+
+    @pytest.mark.parametrize(
+        ("fail", "code", "text"),
+        [
+            (lambda: sys.exit(4), 4, "exited with code 4"),
+            (lambda: os._exit(5), 5, "exited with code 5"),
+            (lambda: os._exit(0), 1, "exited with code 0 before its function returned"),
+            (lambda: os.kill(os.getpid(), 9), 137, "killed, perhaps by the out-of-memory killer"),
+            (lambda: os.abort(), 134, "SIGABRT"),
+        ],
+        ids=["sys.exit", "os._exit", "os._exit(0)", "kill", "abort"],
+    )
+    def test_other_ends(self, fail: Any, code: int, text: str) -> None:
+        with pytest.raises(JobFailedError, match=re.escape(text)) as caught:
+            farandole.run(fail, np=2)
+        assert caught.value.exit_code == code
+
+    def test_a_function_that_cannot_be_pickled(self) -> None:
+        lock = threading.Lock()
+        with pytest.raises(SettingsError) as caught:
+            farandole.run(lambda: lock.acquire(), np=2)
+        text = str(caught.value)
+        assert "<lambda>" in text
+        assert "variable 'lock' is a _thread.lock, which cannot be pickled" in text
+        assert "create them inside the function" in text
+
+    def test_an_argument_that_cannot_be_pickled(self) -> None:
+        class Model:
+            def __init__(self) -> None:
+                self.layers = [1, {"lock": threading.Lock()}]
+
+        with pytest.raises(SettingsError, match=r"its \[1\]\[0\].layers\[1\]\['lock'\] is a _thread.lock"):
+            farandole.run(print, (Model(),))
+
+    def test_a_result_that_cannot_be_pickled(self) -> None:
+        with pytest.raises(JobFailedError, match=r"the result of .* its \['x'\]\[0\] is a generator") as caught:
+            farandole.run(lambda: {"x": [(i for i in range(3))]}, np=2)
+        assert str(caught.value).startswith("Rank ")
+
+    def test_a_result_that_cannot_be_read_here(self) -> None:
+        def make() -> Any:
+            class Odd:
+                def __reduce__(self) -> Any:
+                    return (int, ("no number",))
+
+            return Odd()
+
+        with pytest.raises(JobFailedError, match=r"the result of rank 0 .* cannot be read here: ValueError"):
+            farandole.run(make)
+
+    def test_a_module_that_the_ranks_do_not_have(self, tmp_path: Path) -> None:
+        (tmp_path / "passing.py").write_text("def f(): pass\n")
+        sys.path.insert(0, str(tmp_path))
+        try:
+            import passing  # type: ignore[import-not-found]
+
+            (tmp_path / "passing.py").unlink()
+            with pytest.raises(JobFailedError, match="No module named 'passing'"):
+                farandole.run(passing.f)
+        finally:
+            sys.path.remove(str(tmp_path))
+            sys.modules.pop("passing", None)
+
+    def test_a_kill_while_others_wait(self, tmp_path: Path) -> None:
+        def work() -> None:
+            rank = whoami()[0]
+            with open(tmp_path / f"{rank}.tmp", "w") as file:
+                file.write(f"{os.getpid()}\n")
+            os.rename(tmp_path / f"{rank}.tmp", tmp_path / f"{rank}.pid")
+            time.sleep(1000)
+
+        killer = threading.Thread(target=lambda: os.kill(read_pids(tmp_path, 2)["1"], signal.SIGKILL))
+        killer.start()
+        with pytest.raises(JobFailedError) as caught:
+            farandole.run(work, np=2)
+        killer.join()
+        assert caught.value.rank == 1
+
+    def test_ctrl_c_is_a_keyboard_interrupt(self) -> None:
+        def interrupt() -> None:
+            os.kill(parent, signal.SIGINT)
+            time.sleep(1000)
+
+        parent = os.getpid()
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                farandole.run(interrupt)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+class TestWrongCalls:
+    @pytest.mark.parametrize("np", [0, -2, "2", None, 1.5, True])
+    def test_np(self, np: Any) -> None:
+        with pytest.raises(SettingsError, match="must be"):
+            farandole.run(whoami, np=np)
+
+    @pytest.mark.parametrize(
+        ("call", "text"),
+        [
+            (lambda: farandole.run(5), "must be a function"),
+            (lambda: farandole.run(whoami, "ab"), "must be a tuple or list of arguments; for one argument"),
+            (lambda: farandole.run(whoami, (), [1]), "must be a dict"),
+            (lambda: farandole.run(whoami, env={"X": 1}), r"env\['X'\]=1 must be text"),
+            (lambda: farandole.run(whoami, env={"X=Y": "1"}), "cannot be an environment variable"),
+            (lambda: farandole.run(whoami, cycle_tme=1.0), "no setting 'cycle_tme'; did you mean 'cycle_time'?"),
+            (lambda: farandole.run(whoami, cycle_time="1"), "cycle_time='1' is a str; it must be of type float"),
+            (lambda: farandole.run(whoami, cache_capacity=-1), "must be >= 0"),
+            (lambda: farandole.run(whoami, rank=1), "no setting 'rank'"),
+            (lambda: farandole.run(whoami, env={"HOROVOD_CYCLE_TIME": "x"}), "HOROVOD_CYCLE_TIME='x' cannot be read"),
+            (lambda: farandole.run(whoami, launcher="locl"), "no launcher 'locl' .*did you mean 'local'?"),
+            (lambda: farandole.run(whoami, hosts="a"), "Invalid host input"),
+            (lambda: farandole.run(whoami, hosts="a:1", np=2), "Requested more processes"),
+            (lambda: farandole.run(whoami, hosts="elsewhere:1"), "on this machine only"),
+        ],
+    )
+    def test_others(self, call: Any, text: str) -> None:
+        with pytest.raises(SettingsError, match=text):
+            call()
+
+
+def allreduce_for_ever(victim: int, how: str) -> None:
+    """All ranks exchange; ``victim`` ends in the middle of it, at a random moment."""
+    import numpy as np
+
+    from farandole import context
+    from farandole.engine.engine import Entry
+    from farandole.types import Buffer, DType, Kind, Request
+
+    context.init()
+    delay = random.SystemRandom().uniform(0.0, 0.1)
+    if context.rank() == victim and how == "kill":
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    ends = time.monotonic() + delay
+    while True:
+        if context.rank() == victim and how == "raise" and time.monotonic() > ends:
+            raise ValueError("boom")
+        data = np.ones(1000, np.float32)
+        request = Request("x", Kind.ALLREDUCE, DType.FLOAT32, data.shape)
+        context.engine().run([Entry(request, Buffer(data, data, DType.FLOAT32))])
+
+
+@pytest.mark.usefixtures("jobs")
+@pytest.mark.parametrize("seed", range(10))
+def test_the_rank_that_failed_is_blamed_and_no_victim(seed: int, capfd: pytest.CaptureFixture[str]) -> None:
+    rng = random.Random(seed)
+    victim, how = rng.randrange(3), rng.choice(["kill", "raise"])
+    with pytest.raises(JobFailedError) as caught:
+        farandole.run(allreduce_for_ever, (victim, how), np=3)
+    assert caught.value.rank == victim
+    assert ("boom" in caught.value.remote_traceback) == (how == "raise")
+    assert "PeerLostError" not in capfd.readouterr().err, "victims do not fill the screen"

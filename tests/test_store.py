@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import logging
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from farandole import store as module
+from farandole.errors import AuthenticationError, PeerLostError, RendezvousError
+from farandole.handshake import authenticate, new_secret
+from farandole.store import StoreClient, StoreServer
+from tests.launch.tools import wait_until
+
+SECRET = new_secret()
+
+
+@pytest.fixture
+def server() -> Iterator[StoreServer]:
+    server = StoreServer(SECRET)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(server: StoreServer) -> Iterator[StoreClient]:
+    client = StoreClient(server.address, SECRET, timeout=5.0)
+    yield client
+    client.close()
+
+
+def stranger(server: StoreServer) -> socket.socket:
+    host, _, port = server.address.partition(":")
+    return socket.create_connection((host, int(port)), timeout=5.0)
+
+
+def trusted(server: StoreServer) -> socket.socket:
+    sock = stranger(server)
+    authenticate(sock, SECRET, module.PURPOSE, server=False)
+    return sock
+
+
+class TestValues:
+    def test_what_is_set_can_be_got(self, server: StoreServer, client: StoreClient) -> None:
+        client.set("a", b"1")
+        client.set("b", b"")
+        assert client.get("a", 1.0) == b"1"
+        assert client.get("b", 1.0) == b""
+        assert server.get("a") == b"1"
+        server.set("a", b"2")
+        assert client.try_get("a") == b"2"
+        assert client.try_get("c") is None
+
+    def test_a_key_may_be_anything(self, client: StoreClient) -> None:
+        for key in ("", "ä/🎉", "x" * 10_000):
+            client.set(key, key.encode())
+            assert client.get(key, 1.0) == key.encode()
+
+    def test_popping_forgets(self, server: StoreServer, client: StoreClient) -> None:
+        client.set("a", b"1")
+        assert server.pop("a") == b"1"
+        assert server.pop("a") is None
+
+    def test_a_large_value(self, client: StoreClient) -> None:
+        value = random.Random(1).randbytes(1 << 20) * 64
+        began = time.monotonic()
+        client.set("large", value)
+        assert client.get("large", 5.0) == value
+        assert time.monotonic() - began < 10
+
+    def test_hooks_hear_of_what_the_ranks_set(self, server: StoreServer, client: StoreClient) -> None:
+        heard: list[tuple[str, bytes]] = []
+        server.hooks.append(lambda key, value: heard.append((key, bytes(value))))
+        client.set("a", b"1")
+        assert heard == [("a", b"1")]
+
+
+class TestWaiting:
+    def test_until_it_is_set(self, server: StoreServer, client: StoreClient) -> None:
+        timer = threading.Timer(0.1, server.set, ("late", b"x"))
+        timer.start()
+        assert client.get("late", 10.0) == b"x"
+        timer.join()
+
+    def test_in_vain(self, client: StoreClient) -> None:
+        with pytest.raises(RendezvousError, match=r"nobody set 'never' .* within 0.05 s"):
+            client.get("never", 0.05)
+        client.set("a", b"still usable")
+        assert client.get("a", 1.0) == b"still usable"
+
+    def test_one_thread_waits_while_another_sets(self, client: StoreClient) -> None:
+        found: list[bytes] = []
+        waiter = threading.Thread(target=lambda: found.append(client.get("x", 10.0)))
+        waiter.start()
+        client.set("y", b"1")
+        client.set("x", b"2")
+        waiter.join(10)
+        assert found == [b"2"]
+
+    def test_many_threads(self, client: StoreClient) -> None:
+        failures: list[BaseException] = []
+
+        def work(number: int) -> None:
+            try:
+                for turn in range(20):
+                    client.set(f"{number}/{turn}", f"{number}.{turn}".encode())
+                    other = (number + 1) % 8
+                    assert client.get(f"{other}/{turn}", 10.0) == f"{other}.{turn}".encode()
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert not failures
+
+    def test_the_server_goes_away(self, server: StoreServer, client: StoreClient) -> None:
+        timer = threading.Timer(0.1, server.close)
+        timer.start()
+        with pytest.raises(PeerLostError):
+            client.get("never", 30.0)
+        timer.join()
+        with pytest.raises((PeerLostError, RendezvousError)):
+            client.set("a", b"1")
+
+    def test_the_client_is_closed(self, client: StoreClient) -> None:
+        timer = threading.Timer(0.1, client.close)
+        timer.start()
+        with pytest.raises(PeerLostError):
+            client.get("never", 30.0)
+        timer.join()
+        with pytest.raises(PeerLostError):
+            client.set("a", b"1")
+
+
+class TestNobodyThere:
+    def test_no_server(self) -> None:
+        server = StoreServer(SECRET)
+        server.close()
+        with pytest.raises(RendezvousError, match=f"no job's store answers at {server.address}"):
+            StoreClient(server.address, SECRET, timeout=1.0)
+
+    @pytest.mark.parametrize("address", ["", "host", "host:", ":", "host:http"])
+    def test_no_address(self, address: str) -> None:
+        with pytest.raises(RendezvousError, match="must be host:port"):
+            StoreClient(address, SECRET)
+
+    def test_closing_leaves_no_thread_and_no_socket(self) -> None:
+        before = {thread.ident for thread in threading.enumerate()}
+        server = StoreServer(SECRET)
+        clients = [StoreClient(server.address, SECRET) for _ in range(5)]
+        silent = stranger(server)
+        server.close()
+        server.close()
+        for each in clients:
+            each.close()
+        silent.close()
+        assert wait_until(lambda: {thread.ident for thread in threading.enumerate()} <= before)
+
+
+class TestStrangers:
+    """Refused, logged once, the job unharmed."""
+
+    def check(self, server: StoreServer, client: StoreClient) -> None:
+        client.set("alive", b"1")
+        newcomer = StoreClient(server.address, SECRET, timeout=5.0)
+        assert newcomer.get("alive", 5.0) == b"1"
+        newcomer.close()
+
+    def test_another_secret(self, server: StoreServer, client: StoreClient) -> None:
+        with pytest.raises(AuthenticationError):
+            StoreClient(server.address, new_secret(), timeout=5.0)
+        self.check(server, client)
+
+    def test_one_warning_however_many_come(
+        self, server: StoreServer, client: StoreClient, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.WARNING, "farandole"):
+            for _ in range(20):
+                with stranger(server) as sock:
+                    sock.sendall(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" * 4)
+            assert wait_until(lambda: server.refused == 20)
+            self.check(server, client)
+        assert len(caplog.records) == 1
+        assert "stranger" in caplog.text
+        assert "127.0.0.1" in caplog.text
+
+    @pytest.mark.parametrize("seed", range(25))
+    def test_garbage(self, seed: int, server: StoreServer, client: StoreClient) -> None:
+        rng = random.Random(seed)
+        for _ in range(8):
+            with stranger(server) as sock:
+                pieces = rng.choice([
+                    [rng.randbytes(rng.randint(0, 300))],
+                    [b"\xff" * 8, b"\xff" * 4096],
+                    [struct.pack("<Q", 1 << rng.randint(0, 63)), rng.randbytes(rng.randint(0, 100))],
+                    [rng.randbytes(32), rng.randbytes(32)],
+                    [bytes([byte]) for byte in rng.randbytes(20)],
+                ])  # fmt: skip
+                try:
+                    for piece in pieces:
+                        sock.sendall(piece)
+                except OSError:
+                    pass  # hung up on, as it should be
+        assert wait_until(lambda: server.refused == 8)
+        self.check(server, client)
+
+    def test_silence_does_not_keep_a_rank_out(self, server: StoreServer, client: StoreClient) -> None:
+        silent = [stranger(server) for _ in range(3 * module.MAX_PENDING)]
+        assert wait_until(lambda: sum(not known for known in server._sockets.values()) <= module.MAX_PENDING)
+        self.check(server, client)
+        assert wait_until(lambda: server.refused >= 2 * module.MAX_PENDING)
+        for sock in silent:
+            sock.close()
+        assert wait_until(lambda: server.refused == 3 * module.MAX_PENDING)
+        self.check(server, client)
+
+    def test_a_replayed_session(self, server: StoreServer, client: StoreClient) -> None:
+        sent: list[bytes] = []
+        with stranger(server) as sock:
+
+            class Recorder:
+                def __getattr__(self, name: str) -> object:
+                    return getattr(sock, name)
+
+                def sendall(self, data: bytes) -> None:
+                    sent.append(data)
+                    sock.sendall(data)
+
+            authenticate(Recorder(), SECRET, module.PURPOSE, server=False)  # type: ignore[arg-type]
+        with stranger(server) as sock:
+            sock.sendall(b"".join(sent) + struct.pack("<Q", 10) + struct.pack("<Bd", 3, 0.0) + b"x")
+        assert wait_until(lambda: server.refused == 1)
+        assert server.get("x") is None
+        self.check(server, client)
+
+    @pytest.mark.parametrize("seed", range(25))
+    def test_nonsense_after_the_handshake(self, seed: int, server: StoreServer, client: StoreClient) -> None:
+        """Even one that knows the secret can harm only its own connection."""
+        rng = random.Random(seed)
+        with trusted(server) as sock:
+            body = rng.randbytes(rng.randint(0, 60))
+            length = rng.choice([len(body), len(body) + 1, (1 << 41) + seed, 1 << 39])
+            sock.sendall(struct.pack("<Q", length) + body)
+        self.check(server, client)
+        assert wait_until(lambda: len(server._sockets) == 1)

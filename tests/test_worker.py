@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from farandole.config import Settings
+from farandole.handshake import new_secret
+from farandole.launch.driver import worker_command
+from farandole.launch.plan import plan
+from farandole.store import StoreServer
+from farandole.worker import environment, identify
+
+
+def run_worker(**env: str) -> subprocess.CompletedProcess[str]:
+    clean = {key: text for key, text in os.environ.items() if not key.startswith(("FARANDOLE_", "HOROVOD_"))}
+    return subprocess.run(
+        worker_command(), env={**clean, **env}, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def test_identity_of_a_rank_on_uneven_hosts() -> None:
+    settings = identify(Settings(), plan("a:1,b:2", 3), 2)
+    assert (settings.rank, settings.size, settings.local_rank, settings.local_size) == (2, 3, 1, 2)
+    assert (settings.cross_rank, settings.cross_size, settings.hostname, settings.homogeneous) == (0, 1, "b", False)
+    assert identify(Settings(), plan("a:1,b:1", 2), 1).homogeneous
+
+
+def test_variables_of_rank_0_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    settings = identify(Settings(cycle_time=3.0), plan(None, 1), 0)
+    env = environment(settings)
+    assert {name: env[f"HOROVOD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")} == {
+        "RANK": "0", "SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"
+    }  # fmt: skip
+    assert env["HOROVOD_HOSTNAME"] == "localhost"
+    assert env["HOROVOD_CYCLE_TIME"] == env["FARANDOLE_CYCLE_TIME"] == "3.0"
+    assert "OMP_NUM_THREADS" not in env, "one rank may have all cores"
+    assert Settings.from_env(env) == settings
+
+
+def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert environment(identify(Settings(), plan(None, 3), 0))["OMP_NUM_THREADS"] == "2"
+    assert environment(identify(Settings(), plan(None, 16), 0))["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert "OMP_NUM_THREADS" not in environment(identify(Settings(), plan(None, 3), 0)), "the user knows better"
+
+
+def test_by_hand() -> None:
+    done = run_worker()
+    assert done.returncode == 2
+    assert "started by a launcher" in done.stderr
+
+
+def test_the_driver_is_gone() -> None:
+    secret = new_secret()
+    store = StoreServer(secret)
+    store.close()
+    done = run_worker(
+        FARANDOLE_STORE=store.address, FARANDOLE_SECRET=secret, FARANDOLE_LAUNCHER="local", FARANDOLE_RANK="3",
+        FARANDOLE_LOCAL_RANK="3",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert f"rank 3 cannot join its job: no job's store answers at {store.address}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_another_jobs_store() -> None:
+    store = StoreServer(new_secret())
+    try:
+        done = run_worker(
+            FARANDOLE_STORE=store.address, FARANDOLE_SECRET=new_secret(), FARANDOLE_LAUNCHER="local",
+            FARANDOLE_RANK="0", FARANDOLE_LOCAL_RANK="0",
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert "rank 0 cannot join its job" in done.stderr
+    finally:
+        store.close()
+
+
+def test_starting_a_command_imports_nothing_heavy() -> None:
+    code = "import sys, farandole.worker; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True).stdout
+    assert not {"numpy", "cloudpickle", "psutil", "rich", "subprocess", "asyncio", "argparse"} & set(loaded.split())
