@@ -111,6 +111,7 @@ print("ran once")
         read = lambda: os.environ.get("HOROVOD_CACHE_CAPACITY")  # noqa: E731
         assert farandole.run(read) == ["5"]
         assert farandole.run(read, cache_capacity=1024) == [None]
+        assert farandole.run(read, cache_capacity=1024, env={"HOROVOD_CACHE_CAPACITY": "6"}) == [None]
 
     def test_output_goes_where_ours_goes(self) -> None:
         out, err = io.StringIO(), io.StringIO()
@@ -243,6 +244,20 @@ class TestFailures:
         finally:
             sys.path.remove(str(tmp_path))
             sys.modules.pop("passing", None)
+
+    def test_a_rank_that_never_comes(self) -> None:
+        def work() -> None:
+            from farandole import context
+
+            if whoami()[0] == 1:
+                time.sleep(1000)
+            context.init()
+
+        began = time.monotonic()
+        with pytest.raises(JobFailedError, match=r"RendezvousError.*1") as caught:
+            farandole.run(work, np=2, start_timeout=1.0)
+        assert caught.value.rank == 0
+        assert time.monotonic() - began < 6
 
     def test_a_kill_while_others_wait(self, tmp_path: Path) -> None:
         def work() -> None:

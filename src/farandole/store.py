@@ -31,6 +31,7 @@ class StoreServer:
 
     def __init__(self, secret: str, host: str = "127.0.0.1") -> None:
         self.refused = 0
+        self.muted = False  # no more warnings
         self.hooks: list[Callable[[str, Value], None]] = []
         self._secret = secret
         self._values: dict[str, Value] = {}
@@ -118,7 +119,7 @@ class StoreServer:
     def _refuse(self, peer: object, error: Exception) -> None:
         with self._changed:
             self.refused += 1
-            first = self.refused == 1 and not self._closed
+            first = self.refused == 1 and not self._closed and not self.muted
         if first:
             logger.warning(
                 "a stranger at %s connected to the job's store and was refused (%s); "

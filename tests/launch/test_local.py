@@ -103,10 +103,22 @@ def test_other_hosts_are_not_ours() -> None:
 
 def test_a_program_that_cannot_be_started_leaves_nothing(jobs: Marked) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(SettingsError, match="rank 0 of 2 could not be started"):
+    with pytest.raises(SettingsError, match=r"2 ranks could not be started, only 0: .*nowhere"):
         Local().start(plan(None, 2), ["/nowhere/at/all"], {"FARANDOLE_STORE": "x"})
     assert len(os.listdir("/proc/self/fd")) == before
     assert not jobs.left()
+
+
+def test_too_many_ranks_for_this_machine_leave_nothing(jobs: Marked, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr("farandole.launch.launchers.local.Nanny.start", refuse)
+    with pytest.raises(SettingsError, match=r"2 ranks could not be started, only 2: .*Resource temporarily"):
+        start(jobs, 2, "sleep 1000")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert wait_until(lambda: not jobs.left(), 5.0)
 
 
 class TestNanny:

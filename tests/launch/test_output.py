@@ -240,6 +240,35 @@ class TestConsole:
         streams.feed(0, "stdout", b"Ann\n")
         assert out.getvalue() == "[0]<stdout>:name? Ann\n"
 
+    def test_progress_bars_of_two_ranks_take_turns_on_a_terminal(self) -> None:
+        """Of either habit: the carriage return in front or behind."""
+        out = Terminal()
+        streams = Streams(2, out, io.StringIO())
+        streams.feed(0, "stdout", b"\r10%")
+        streams.show_stale(0.0)
+        streams.feed(1, "stdout", b"20%\r")
+        streams.feed(0, "stdout", b"\r30%")
+        streams.show_stale(0.0)
+        streams.feed(1, "stdout", b"\n")
+        streams.feed(0, "stdout", b"\r40%\r\n")
+        assert out.getvalue() == (
+            "[0]<stdout>:10%"
+            "\r\x1b[2K[1]<stdout>:20%\r"
+            "\r\x1b[2K[0]<stdout>:30%"
+            "\r\x1b[2K[1]<stdout>:20%\n"  # its last state stays
+            "[0]<stdout>:40%\n"
+        )
+
+    def test_a_lonely_progress_bar_overwrites_itself(self) -> None:
+        out = Terminal()
+        streams = Streams(2, out, io.StringIO())
+        for percent in (b"10%", b"20%", b"30%"):
+            streams.feed(0, "stdout", b"\r" + percent)
+            streams.show_stale(0.0)
+        streams.feed(0, "stdout", b"\n")
+        line = "".join(f"[0]<stdout>:{percent}%\r" for percent in (10, 20, 30))
+        assert out.getvalue() == line.removesuffix("\r") + "\n"
+
     def test_and_not_in_a_pipe(self) -> None:
         streams, out, _ = make()
         streams.feed(0, "stdout", b"name? ")

@@ -18,22 +18,24 @@ from types import FrameType
 from typing import Any
 
 from farandole import handshake, registry
+from farandole.config import knobs
 from farandole.contracts import Launcher, Worker
 from farandole.errors import JobFailedError
 from farandole.launch import parcel
 from farandole.launch.job import Job
 from farandole.launch.outcome import Event, Outcome, Verdict, explain
-from farandole.launch.output import Streams
+from farandole.launch.output import Streams, is_terminal
 from farandole.launch.plan import plan
 from farandole.launch.status import StatusLine
 from farandole.log import logger
 from farandole.store import StoreServer, Value
 from farandole.types import Slot
 
-TERM_GRACE = 3.0  # seconds between SIGTERM and SIGKILL when a job is ended
+TERM_GRACE = 2.5  # seconds between SIGTERM and SIGKILL when a job is ended
 TIDY_GRACE = 1.0  # the same for what ranks leave running when they end well
 GATHER = 0.2  # seconds in which the others' failures are awaited, so that the message can tell of them
 SETTLE = 2.0  # seconds that the rank which caused the failure gets to write its traceback and exit
+DRAIN = 0.5  # seconds for which the pipes of a rank that has exited are still read
 TICK = 0.1
 PAUSE = 0.25  # seconds after which an unfinished line is shown on a terminal
 
@@ -97,7 +99,9 @@ def _describe(job: Job, slots: Sequence[Slot]) -> bytes:
 
 def _environment(job: Job, store: StoreServer, secret: str, launcher: str) -> dict[str, str]:
     settings = replace(job.settings, store=store.address, secret=secret, launcher=launcher, size=job.np)
-    return {**job.env, **settings.to_env(), "PYTHONUNBUFFERED": "1"}
+    known = {name for each in knobs() for name in (each.variable, each.horovod) if name}  # read into the settings
+    mine = {name: value for name, value in job.env.items() if name not in known}
+    return {**mine, **settings.to_env(), "PYTHONUNBUFFERED": "1"}
 
 
 @contextlib.contextmanager
@@ -107,7 +111,8 @@ def _visible_log() -> Iterator[None]:
         yield
         return
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("farandole: %(message)s"))
+    clear = "\r\x1b[2K" if is_terminal(sys.stderr) else ""  # a status line may stand there
+    handler.setFormatter(logging.Formatter(f"{clear}farandole: %(message)s"))
     logger.addHandler(handler)
     try:
         yield
@@ -137,6 +142,7 @@ class Watch:
         os.set_blocking(self._wake_out, False)
         self._selector.register(self._wake_in, selectors.EVENT_READ, None)
         self._open: dict[int, set[str]] = {}
+        self._silent: dict[int, float] = {}  # per rank, when the last of its pipes closed
         store.hooks.append(self._on_set)
 
     def __enter__(self) -> Watch:
@@ -195,8 +201,9 @@ class Watch:
 
     def _step(self, seconds: float) -> None:
         """Wait for something to happen, pass output on, note who reported or ended."""
-        # A rank whose pipes have closed is about to exit: look again soon.
-        exiting = any(not names and rank not in self._codes for rank, names in self._open.items())
+        # A rank whose pipes have just closed is about to exit: look again soon.
+        recently = time.monotonic() - DRAIN
+        exiting = any(since > recently and rank not in self._codes for rank, since in self._silent.items())
         self._pump(min(seconds, 0.005) if exiting else seconds)
         self._note()
         self._status.tick(len(self.workers) - len(self._codes), len(self.workers))
@@ -229,6 +236,8 @@ class Watch:
             self._selector.unregister(fd)
             os.close(fd)
             self._open[rank].discard(name)
+            if not self._open[rank]:
+                self._silent[rank] = time.monotonic()
 
     def _note(self) -> None:
         """Outcomes before exits: a rank reports before it ends, and before others can notice."""
@@ -269,7 +278,10 @@ class Watch:
             self._step(TICK / 4)
             verdict = self._verdict() or verdict
         settled = time.monotonic() + SETTLE
-        while time.monotonic() < settled and verdict.rank >= 0 and self._unsettled(verdict.rank):
+        while time.monotonic() < settled and verdict.rank >= 0 and verdict.rank not in self._codes:
+            self._step(TICK / 4)
+        drained = time.monotonic() + DRAIN
+        while time.monotonic() < drained and verdict.rank in self._codes and self._open[verdict.rank]:
             self._step(TICK / 4)
         gathered = time.monotonic() + GATHER
         while time.monotonic() < gathered and len(self._codes) < len(self.workers):
@@ -282,9 +294,6 @@ class Watch:
             verdict.message, rank=verdict.rank, host=self._slots[verdict.rank].host if verdict.rank >= 0 else "",
             exit_code=verdict.exit_code, remote_traceback=verdict.traceback,
         )  # fmt: skip
-
-    def _unsettled(self, rank: int) -> bool:
-        return rank not in self._codes or bool(self._open.get(rank))
 
     def _collect(self) -> None:
         for slot in self._slots:
@@ -317,6 +326,7 @@ class Watch:
 
     def _end_workers(self) -> None:
         """SIGTERM, a grace, SIGKILL for everything that is left."""
+        self._store.muted = True  # ranks that are killed while they connect are no strangers
         if self._is_tidy():
             return
         for worker in self.workers:

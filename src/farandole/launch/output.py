@@ -32,6 +32,7 @@ class Lines:
         self._rest = ""
         self.tail = ""
         self.fed = 0.0  # when the last bytes came
+        self.returned = False  # the last piece ended with a carriage return
 
     def feed(self, data: bytes) -> str:
         """Everything up to the last end of a piece."""
@@ -43,6 +44,8 @@ class Lines:
         if len(text) - end > LONGEST:
             end = len(text)
         self._rest = text[end:]
+        if end:
+            self.returned = text[end - 1] == "\r"
         return text[:end]
 
     def take(self) -> str:
@@ -56,8 +59,9 @@ class Lines:
 
 
 class Console:
-    """One text stream that several ranks write to. It remembers whose unfinished line stands there, so that one
-    rank's progress bar overwrites itself, but never another rank's line."""
+    """One text stream that several ranks write to. It remembers whose unfinished line stands there, so that a
+    progress bar overwrites itself. On a terminal the bars of several ranks take turns on one line; elsewhere each
+    turn is a line of its own."""
 
     def __init__(self, sink: TextIO) -> None:
         self.sink = sink
@@ -66,13 +70,20 @@ class Console:
         self.terminal = is_terminal(sink)
         self._open: Key | None = None
         self._returned = False  # the unfinished line ended with a carriage return
+        self._bar = ""  # the unfinished line, if it is a progress bar
+        self._erased: dict[Key, str] = {}  # bars that had to make room for another rank's line
 
-    def write(self, key: Key, prefix: str, text: str) -> None:
-        """``text``: pieces, of which only the last may lack an end."""
+    def write(self, key: Key, prefix: str, text: str, progress: bool = False) -> None:
+        """``text``: pieces, of which only the last may lack an end; ``progress``: that one is a progress bar."""
+        if self._open != key and not text.strip("\r"):
+            return  # a return to the start of a line that does not stand here
         parts: list[str] = []
         if self._open is not None and self._open != key:
-            parts.append("\n")
-            self._open = None
+            parts.append(self._make_room(self._open))
+        if key in self._erased:
+            bar = self._erased.pop(key)
+            text = bar + text if text[0] == "\n" else text
+        bar = _last_bar(text, progress) or (self._bar if self._open == key and text == "\r" else "")
         if self._open == key:
             if self._returned and text[0] == "\n":
                 parts.append("\n")  # "\r\n" that was cut in two
@@ -81,17 +92,17 @@ class Console:
                 end = _first_end(text)
                 parts.append(text[:end])
                 text = text[end:]
-        if "\r" in text:
-            text = text.replace("\r\n", "\n")
-        if "\r" in text:
-            pieces = _PIECES.findall(text)
-            pieces.append(text[sum(map(len, pieces)) :])
-            parts += [prefix + piece for piece in pieces if piece not in ("", "\r")]
-        elif text:
-            ended = text.endswith("\n")
-            body = text[:-1] if ended else text
-            parts.append(prefix + body.replace("\n", "\n" + prefix) + ("\n" if ended else ""))
+        parts.append(_prefixed(prefix, text))
+        self._bar = bar
         self._emit(key, "".join(parts))
+
+    def _make_room(self, owner: Key) -> str:
+        """For another rank's line, where ``owner``'s unfinished one stands."""
+        self._open = None
+        if not (self.terminal and self._bar):
+            return "\n"
+        self._erased[owner] = self._bar
+        return "\r\x1b[2K"
 
     def finish(self) -> None:
         """End the line that somebody left unfinished."""
@@ -121,6 +132,27 @@ class Console:
         except (OSError, ValueError) as error:
             self.muted = True
             logger.warning("output cannot be shown any more: %s; the job goes on", error)
+
+
+def _prefixed(prefix: str, text: str) -> str:
+    if "\r" in text:
+        text = text.replace("\r\n", "\n")
+    if "\r" in text:
+        pieces = _PIECES.findall(text)
+        pieces.append(text[sum(map(len, pieces)) :])
+        return "".join(prefix + piece for piece in pieces if piece not in ("", "\r"))
+    if not text:
+        return ""
+    body = text.removesuffix("\n")
+    return prefix + body.replace("\n", "\n" + prefix) + text[len(body) :]
+
+
+def _last_bar(text: str, progress: bool) -> str:
+    """The unfinished line that ``text`` ends with, if it is a progress bar: after or before a carriage return."""
+    line = text.rsplit("\n", 1)[-1]
+    if not (progress or line.endswith("\r")):
+        return ""
+    return line.rstrip("\r").rsplit("\r", 1)[-1]
 
 
 def _first_end(text: str) -> int:
@@ -199,7 +231,8 @@ class Streams:
 
     def pause(self, rank: int, name: str) -> None:
         """The stream has been silent, or has ended: show its unfinished line."""
-        self._show((rank, name), self._lines[rank, name].take())
+        lines = self._lines[rank, name]
+        self._show((rank, name), lines.take(), lines.returned)
 
     def show_stale(self, seconds: float) -> None:
         """Show what was kept back too long: tracebacks of ranks that live on, and, on a terminal, an unfinished line
@@ -237,11 +270,11 @@ class Streams:
         if self._files is not None:
             self._files.close()
 
-    def _show(self, key: Key, text: str) -> None:
+    def _show(self, key: Key, text: str, progress: bool = False) -> None:
         if key[1] == "stderr":
             text = self._hold(key[0], text)
         if text:
-            self._write(key, text)
+            self._write(key, text, progress)
 
     def _hold(self, rank: int, text: str) -> str:
         """Keep back everything from a traceback on; returns what comes before it."""
@@ -260,11 +293,11 @@ class Streams:
     def _release(self, rank: int) -> None:
         self._write((rank, "stderr"), self._held.pop(rank)[1])
 
-    def _write(self, key: Key, text: str) -> None:
+    def _write(self, key: Key, text: str, progress: bool = False) -> None:
         self.before_write()
         stamp = time.ctime() if self._timestamp else ""
         console = self.out if key[1] == "stdout" else self.err
-        console.write(key, f"{stamp}[{key[0]}]<{key[1]}>:", text)
+        console.write(key, f"{stamp}[{key[0]}]<{key[1]}>:", text, progress)
 
 
 def is_terminal(stream: TextIO) -> bool:

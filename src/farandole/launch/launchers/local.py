@@ -43,12 +43,12 @@ class Local:
             for slot in slots:
                 who = {"FARANDOLE_RANK": str(slot.rank), "FARANDOLE_LOCAL_RANK": str(slot.local_rank)}
                 workers.append(LocalWorker(slot, command, {**base, **env, **who}, watcher))
+            watcher.start(worker.group for worker in workers)
         except OSError as error:
             for worker in workers:
-                worker.kill()
+                worker.abandon()
             watcher.end()
-            raise SettingsError(f"rank {len(workers)} of {len(slots)} could not be started: {error}") from error
-        watcher.start(worker.group for worker in workers)
+            raise SettingsError(f"{len(slots)} ranks could not be started, only {len(workers)}: {error}") from error
         return workers
 
     def where_am_i(self, env: Mapping[str, str]) -> tuple[int, int]:
@@ -106,6 +106,14 @@ class LocalWorker:
         if self.alive():
             nanny.signal_group(self.group, signal.SIGKILL)
         self._watcher.untidy = True
+
+    def abandon(self) -> None:
+        """Undo the start, when the job cannot begin."""
+        self.kill()
+        self._process.wait()
+        for fd in (self.stdout, self.stderr):
+            if fd is not None:
+                os.close(fd)
 
 
 class Nanny:

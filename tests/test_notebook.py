@@ -1,0 +1,43 @@
+"""``farandole.run`` in a notebook: functions of its cells, output in the cell, inside the kernel's event loop."""
+
+from __future__ import annotations
+
+import pytest
+
+nbclient = pytest.importorskip("nbclient")
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("ipykernel")
+
+CELLS = [
+    "import os, farandole\nfactor = 10",
+    """
+class Result:
+    def __init__(self, value):
+        self.value = value
+
+def train(x):
+    print("training", x)
+    return Result(factor * x + int(os.environ["HOROVOD_RANK"]))
+""",
+    "results = farandole.run(train, (4,), np=2)\n[(type(each) is Result, each.value) for each in results]",
+    """
+try:
+    farandole.Runner(np=2).run(lambda: 1 / 0)
+except farandole.errors.JobFailedError as error:
+    print(error)
+""",
+]
+
+
+def test_cells_run_on_two_ranks() -> None:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+
+    def stream(cell: int, name: str) -> str:
+        outputs = notebook.cells[cell].outputs
+        return "".join(each["text"] for each in outputs if each["output_type"] == "stream" and each["name"] == name)
+
+    assert sorted(stream(2, "stdout").splitlines()) == ["[0]<stdout>:training 4", "[1]<stdout>:training 4"]
+    assert notebook.cells[2].outputs[-1]["data"]["text/plain"] == "[(True, 40), (True, 41)]"
+    assert "failed: ZeroDivisionError: division by zero" in stream(3, "stdout")
+    assert stream(3, "stderr") == ""
