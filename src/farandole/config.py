@@ -75,6 +75,10 @@ class Settings:
         0.0, "seconds after which a stalled job is ended; 0 = never",
         flag="--stall-check-shutdown-time-seconds", horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
     )  # fmt: skip
+    join_mean_of_present: bool = knob(
+        False, "after join(), averages are over the ranks that still have data, not over all",
+        flag="--join-mean-of-present",
+    )  # fmt: skip
     start_timeout: float = knob(
         30.0, "seconds for all ranks to reach init()", flag="--start-timeout", horovod="HOROVOD_START_TIMEOUT"
     )

@@ -118,14 +118,18 @@ class Response(NamedTuple):
     """What all ranks decided: run these requests now, as one unit, or fail them with ``error``.
 
     ``names``: the requests, in the order in which every rank runs them.
+    ``requests``: per name, what some rank asked for, for ranks that have joined and asked for nothing.
     ``parts``: per name, what each rank contributes: the first dimension (allgather) or its splits (alltoall).
     ``error``: empty, or the text that every rank raises for these names.
+    ``absent``: ranks that have joined: they have no data for this.
     """
 
     kind: Kind
     names: tuple[str, ...]
+    requests: tuple[Request, ...]
     parts: tuple[tuple[Any, ...], ...] = ()
     error: str = ""
+    absent: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -331,3 +331,31 @@ def test_a_failure_inside_a_collective_ends_all_ranks_with_the_reason(monkeypatc
         return str(caught.value)
 
     assert all("rank 1 failed inside a collective: MemoryError: no room" in text for text in ranks(2, body))
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_ranks_run_out_of_data_one_after_the_other(present: bool) -> None:
+    ops = [ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT]
+    dtypes = [np.float32, np.float64, np.float16, np.int32, np.uint8]
+
+    def body(engine: Engine) -> int:
+        for step in range(3 + engine.rank):
+            have = [rank for rank in range(3) if step < 3 + rank]
+            for op in ops:
+                for dtype in dtypes:
+                    array = np.full(4, engine.rank + 2, dtype)
+                    engine.run([entry(f"{op.name}.{np.dtype(dtype)}", array, op=op)])
+                    values = [rank + 2 for rank in have]
+                    expected = {
+                        ReduceOp.SUM: sum(values),
+                        ReduceOp.AVERAGE: sum(values) / (len(have) if present else 3),
+                        ReduceOp.MIN: min(values),
+                        ReduceOp.MAX: max(values),
+                        ReduceOp.PRODUCT: np.prod(values),
+                    }[op]
+                    want = np.asarray(expected).astype(dtype)
+                    assert np.allclose(array.astype(float), float(want), rtol=1e-3), (step, op, dtype, array)
+        (last,) = engine.run([entry("join", np.zeros(0, np.uint8), Kind.JOIN)])
+        return last
+
+    assert engines(3, body, join_mean_of_present=present) == [2, 2, 2]

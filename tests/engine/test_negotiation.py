@@ -141,3 +141,39 @@ def test_disagreements_in_horovod_s_words(first: Request, second: Request, text:
 def test_what_may_differ() -> None:
     assert mismatch([GATHER, GATHER._replace(shape=(7, 3))]) == ""
     assert mismatch([BASE, BASE, BASE]) == ""
+
+
+JOINING = ("join", Request("join", Kind.JOIN))
+
+
+def test_a_rank_that_joined_is_not_waited_for() -> None:
+    negotiation = Negotiation(3)
+    assert negotiation.step([[ask("a")], [JOINING], []]) == []
+    (response,) = negotiation.step([[], [], [ask("a")]])
+    assert (response.names, response.absent, response.error) == (("a",), (1,), "")
+    assert not negotiation.idle, "nothing may be remembered while somebody has joined"
+
+
+def test_joining_releases_what_waited_only_for_that_rank() -> None:
+    negotiation = Negotiation(2)
+    assert negotiation.step([[ask("a"), ask("b")], []]) == []
+    done = negotiation.step([[], [JOINING]])
+    assert [(response.names, response.absent) for response in done] == [(("a",), (1,)), (("b",), (1,))]
+
+
+def test_join_ends_when_all_have_joined_and_tells_who_was_last() -> None:
+    negotiation = Negotiation(3)
+    negotiation.step([[], [JOINING], []])
+    negotiation.step([[], [], [JOINING]])
+    (response,) = negotiation.step([[JOINING], [], []])
+    assert (response.kind, response.parts) == (Kind.JOIN, ((0,),))
+    assert negotiation.idle
+    assert negotiation.step([[JOINING], [JOINING], [JOINING]])[0].parts == ((2,),), "and may begin again"
+
+
+@pytest.mark.parametrize("kind", [Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER, Kind.BARRIER])
+def test_what_cannot_be_done_without_everybody(kind: Kind) -> None:
+    negotiation = Negotiation(2)
+    negotiation.step([[JOINING], []])
+    (response,) = negotiation.step([[], [ask("a", kind=kind)]])
+    assert response.error.startswith(f"{kind.name.capitalize()} is not supported with Join at this time.")

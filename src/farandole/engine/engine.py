@@ -25,7 +25,7 @@ from farandole.contracts import Observer, Transport, Waiting
 from farandole.engine import wire
 from farandole.engine.cache import SignatureCache
 from farandole.engine.check import check
-from farandole.engine.execute import execute
+from farandole.engine.execute import execute, nothing
 from farandole.engine.fusion import Unit, plan
 from farandole.engine.handle import Entry, Handle
 from farandole.engine.negotiation import Named, Negotiation
@@ -57,6 +57,7 @@ class Engine:
         self.transport, self.rank, self.size = transport, transport.rank, transport.size
         self.observers = list(observers)
         self._threshold = settings.fusion_threshold
+        self._mean_of_present = settings.join_mean_of_present
         self._negotiation = Negotiation(self.size)
         self._cache = SignatureCache(settings.cache_capacity)
         self._decisions: dict[bytes, list[_Unit]] = {}
@@ -84,7 +85,7 @@ class Engine:
 
         Results: ALLREDUCE, BROADCAST, BARRIER: None (the result stands in ``buffer.out``); ALLGATHER: (flat array of
         the dtype's storage type, every rank's first dimension); ALLTOALL: (flat array, rows received from each rank);
-        REDUCESCATTER: flat array with this rank's rows.
+        REDUCESCATTER: flat array with this rank's rows; JOIN: the rank that joined last.
         Raises ValueError for requests that are wrong by themselves, HorovodInternalError for a name in use or when
         the engine has been shut down; nothing is queued then.
         """
@@ -245,7 +246,7 @@ class Engine:
             self._decided_in = self._cache.generation
         decision = self._decisions.get(key) if key else None
         if decision is None:
-            decision, batch = self._decide(messages, batch)
+            decision, batch = self._decide(messages, batch, in_step=bool(key))
             if key and self._negotiation.idle and len(self._decisions) < _REMEMBERED:
                 self._decisions[key] = decision
         for done, remembered in enumerate(decision):
@@ -256,27 +257,41 @@ class Engine:
                 self._waiting.update((item.entry.name, item) for item in left)
                 raise
 
-    def _decide(self, messages: Sequence[bytes], batch: list[_Item]) -> tuple[list[_Unit], list[_Item]]:
-        """Negotiate; the units to run, and the items that their positions point into."""
+    def _decide(
+        self, messages: Sequence[bytes], batch: list[_Item], *, in_step: bool
+    ) -> tuple[list[_Unit], list[_Item]]:
+        """Negotiate; the units to run, and the items that their positions point into.
+
+        ``in_step``: all ranks posted the same and nobody waited; if all of it runs now, the items are the batch.
+        """
         decoded = [wire.decode(message) for message in messages]
         named = [self._named(message) for message in decoded]
         self._cache.learn([request for message in decoded for request, _ in message.new])
-        before = len(self._waiting)
         for item in batch:
             self._waiting[item.entry.name] = item
         for rank, message in enumerate(decoded):
             if message.shutdown:
                 raise ShutDownError(self._story(rank))
         responses = self._negotiation.step(named)
-        if not before and len(batch) == sum(len(response.names) for response in responses):
-            items = batch  # in the order in which the message names them: the decision may be remembered
+        waiting = self._waiting
+        if in_step and len(batch) == sum(len(response.names) for response in responses):
+            items = batch
         else:
-            items = [self._waiting[name] for response in responses for name in response.names]
+            items = [
+                waiting.get(name) or self._stand_in(name, request)
+                for response in responses
+                for name, request in zip(response.names, response.requests, strict=True)
+            ]
         positions = {item.entry.name: position for position, item in enumerate(items)}
-        units = plan(responses, lambda name: self._waiting[name].entry.request, self._threshold)
+        units = plan(responses, lambda name: waiting[name].entry.request if name in waiting else None, self._threshold)
         for item in items:
-            del self._waiting[item.entry.name]
+            waiting.pop(item.entry.name, None)
         return [_Unit(unit, tuple(positions[name] for name in unit.names)) for unit in units], items
+
+    def _stand_in(self, name: str, request: Request) -> _Item:
+        """This rank has joined: it takes part in what others ask for, with data that changes nothing."""
+        entry = Entry(request._replace(name=name), nothing(request))
+        return _Item(entry, Handle(1, self._drive), 0, monotonic())
 
     def _named(self, message: wire.Message) -> list[Named]:
         request_of = self._cache.request
@@ -293,7 +308,8 @@ class Engine:
             return
         for observer in self.observers:
             observer.started(unit.kind, unit.names, sum(buffer.data.nbytes for buffer in buffers))
-        results = execute(unit, buffers, self.transport)
+        present = self.size - len(unit.absent)
+        results = execute(unit, buffers, self.transport, present if self._mean_of_present else self.size)
         for observer in self.observers:
             observer.finished(unit.kind, unit.names)
         for item, result in zip(items, results, strict=True):
@@ -307,7 +323,11 @@ class Engine:
         if now - self._looked < _TICK / 2:
             return
         self._looked = now
-        items = [*self._waiting.items(), *((item.entry.name, item) for item in self._batch)]
+        items = [
+            (item.entry.name, item)
+            for item in (*self._waiting.values(), *self._batch)
+            if item.entry.request.kind is not Kind.JOIN  # whoever joins means to wait
+        ]
         if not items or not self.observers:
             return
         absent = self._negotiation.missing()

@@ -10,7 +10,7 @@ import numpy as np
 from farandole.collectives.kernels import shares
 from farandole.contracts import Transport
 from farandole.engine.fusion import Unit
-from farandole.types import Buffer, Kind, ReduceOp, Request
+from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 Parts = Sequence[tuple[int, ...]]
 
 
-def execute(unit: Unit, buffers: Sequence[Buffer], transport: Transport) -> list[Any]:
-    """The results of the unit's collectives, as ``Engine.submit`` describes them."""
+def execute(unit: Unit, buffers: Sequence[Buffer], transport: Transport, divisor: int = 0) -> list[Any]:
+    """The results of the unit's collectives, as ``Engine.submit`` describes them.
+
+    ``divisor``: by what an average is divided, when that is not the number of ranks.
+    """
     if unit.kind is Kind.ALLREDUCE:
-        op, scale = reduction(unit.requests[0], transport.size)
+        op, scale = reduction(unit.requests[0], transport.size - len(unit.absent), divisor or transport.size)
         transport.allreduce(buffers, op, scale)
         return [None] * len(buffers)
     run = _RUN[unit.kind]
@@ -34,13 +37,16 @@ def execute(unit: Unit, buffers: Sequence[Buffer], transport: Transport) -> list
     ]
 
 
-def reduction(request: Request, size: int) -> tuple[ReduceOp, float]:
-    """Fold average, prescale and postscale into one factor, applied once to the result."""
+def reduction(request: Request, present: int, divisor: int) -> tuple[ReduceOp, float]:
+    """Fold average, prescale and postscale into one factor, applied once to the result.
+
+    ``present``: how many ranks have data; ``divisor``: by what an average is divided.
+    """
     op, pre, post = request.op, request.prescale, request.postscale
     if op is ReduceOp.AVERAGE:
-        return ReduceOp.SUM, pre * post / size if (pre, post) != (1.0, 1.0) else 1.0 / size
+        return ReduceOp.SUM, pre * post / divisor if (pre, post) != (1.0, 1.0) else 1.0 / divisor
     if op is ReduceOp.PRODUCT:
-        return op, float(pre**size) * post
+        return op, float(pre**present) * post
     if pre < 0 and op in (ReduceOp.MIN, ReduceOp.MAX):  # a negative factor turns the order round
         return (ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN), pre * post
     return op, pre * post
@@ -72,9 +78,38 @@ def _reducescatter(request: Request, buffer: Buffer, parts: Parts, transport: Tr
     row = _row(request.shape)
     counts = [rows * row for rows in shares(request.shape[0], transport.size)]
     out = np.empty(counts[transport.rank], dtype=request.dtype.storage)
-    op, scale = reduction(request, transport.size)
+    op, scale = reduction(request, transport.size, transport.size)
     transport.reducescatter(Buffer(buffer.data, out, request.dtype), counts, op, scale)
     return out
+
+
+def nothing(request: Request) -> Buffer:
+    """What a rank that has no data puts in: it changes no result."""
+    dtype, op = request.dtype, request.op
+    count = 1
+    for length in request.shape:
+        count *= length
+    array = np.full(count, _neutral(dtype, op), dtype=dtype.storage)
+    return Buffer(array, array, dtype)
+
+
+def _neutral(dtype: DType, op: ReduceOp) -> Any:
+    if op in (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.ADASUM):
+        return 0
+    if dtype is DType.BFLOAT16:  # the bits of 1, inf and -inf
+        return {ReduceOp.PRODUCT: 0x3F80, ReduceOp.MIN: 0x7F80, ReduceOp.MAX: 0xFF80}[op]
+    if op is ReduceOp.PRODUCT:
+        return 1
+    if dtype is DType.BOOL:
+        return op is ReduceOp.MIN
+    if dtype.is_float:
+        return np.inf if op is ReduceOp.MIN else -np.inf
+    limits = np.iinfo(dtype.storage)
+    return limits.max if op is ReduceOp.MIN else limits.min
+
+
+def _join(request: Request, buffer: Buffer, parts: Parts, transport: Transport) -> Any:
+    return parts[0][0]
 
 
 def _barrier(request: Request, buffer: Buffer, parts: Parts, transport: Transport) -> Any:
@@ -101,4 +136,5 @@ _RUN: dict[Kind, Callable[[Request, Buffer, Parts, Transport], Any]] = {
     Kind.BROADCAST: _broadcast,
     Kind.REDUCESCATTER: _reducescatter,
     Kind.BARRIER: _barrier,
+    Kind.JOIN: _join,
 }

@@ -9,16 +9,18 @@ from farandole.types import Kind, Request, Response
 
 
 class Unit(NamedTuple):
-    """Collectives that run together. ``requests`` are this rank's own; ``parts`` as in Response."""
+    """Collectives that run together. ``requests`` are this rank's own, or another's where this rank has joined;
+    ``parts`` and ``absent`` as in Response."""
 
     kind: Kind
     names: tuple[str, ...]
     requests: tuple[Request, ...]
     parts: tuple[tuple[int, ...], ...] = ()
     error: str = ""
+    absent: tuple[int, ...] = ()
 
 
-def plan(responses: Sequence[Response], own: Callable[[str], Request], threshold: int) -> list[Unit]:
+def plan(responses: Sequence[Response], own: Callable[[str], Request | None], threshold: int) -> list[Unit]:
     """Fuse allreduces of one dtype, operation and scale until ``threshold`` bytes are together.
 
     A tensor that does not fit leaves room for later, smaller ones; a group stays together whatever its size. The
@@ -27,13 +29,14 @@ def plan(responses: Sequence[Response], own: Callable[[str], Request], threshold
     units: list[Unit] = []
     open_units: dict[tuple[object, ...], tuple[int, int]] = {}  # what must agree -> (position, bytes so far)
     for response in responses:
-        requests = tuple(own(name) for name in response.names)
+        absent = response.absent
+        requests = tuple(own(name) or asked for name, asked in zip(response.names, response.requests, strict=True))
         if response.error or response.kind is not Kind.ALLREDUCE:
-            units.append(Unit(response.kind, response.names, requests, response.parts, response.error))
+            units.append(Unit(response.kind, response.names, requests, response.parts, response.error, absent))
             continue
         for names, members in _by_dtype(response.names, requests):
             first = members[0]
-            key = (first.dtype, first.op, first.prescale, first.postscale)
+            key = (first.dtype, first.op, first.prescale, first.postscale, absent)
             nbytes = sum(_nbytes(request) for request in members)
             position, filled = open_units.get(key, (-1, 0))
             if position >= 0 and filled + nbytes <= threshold:
@@ -41,7 +44,7 @@ def plan(responses: Sequence[Response], own: Callable[[str], Request], threshold
                 units[position] = unit._replace(names=unit.names + names, requests=unit.requests + members)
                 open_units[key] = (position, filled + nbytes)
             else:
-                units.append(Unit(Kind.ALLREDUCE, names, members))
+                units.append(Unit(Kind.ALLREDUCE, names, members, absent=absent))
                 if position < 0 or nbytes < filled:
                     open_units[key] = (len(units) - 1, nbytes)
     return units

@@ -14,6 +14,17 @@ from farandole.types import Kind, ReduceOp, Request, Response
 Named = tuple[str, Request]  # the name may carry a serial number that the request does not
 
 
+JOIN = "join"
+_NOT_WITH_JOIN = {
+    Kind.ALLGATHER: "Allgather is not supported with Join at this time. "
+    "Specify sparse_to_dense=True if using DistributedOptimizer",
+    Kind.ALLTOALL: "Alltoall is not supported with Join at this time.",
+    Kind.BROADCAST: "Broadcast is not supported with Join at this time.",
+    Kind.REDUCESCATTER: "Reducescatter is not supported with Join at this time.",
+    Kind.BARRIER: "Barrier is not supported with Join at this time.",
+}
+
+
 class Negotiation:
     """The state of agreement among ``size`` ranks."""
 
@@ -21,6 +32,7 @@ class Negotiation:
         self.size = size
         self._asked: dict[str, list[Request | None]] = {}
         self._groups: dict[str, list[str]] = {}
+        self._joined: list[int] = []  # in the order in which they joined
 
     @property
     def idle(self) -> bool:
@@ -28,58 +40,76 @@ class Negotiation:
         return not self._asked
 
     def missing(self) -> dict[str, tuple[int, ...]]:
-        """For each name that some ranks asked for: the ranks that have not."""
+        """For each name that some ranks asked for: the ranks that have not, and will have to."""
         return {
-            name: tuple(rank for rank, request in enumerate(asked) if request is None)
+            name: tuple(rank for rank, request in enumerate(asked) if request is None and rank not in self._joined)
             for name, asked in self._asked.items()
         }
 
     def step(self, messages: Sequence[Sequence[Named]]) -> list[Response]:
         """Take in what each rank asked for in this round; return what all ranks run now, in order."""
-        completed: list[str] = []
+        touched: dict[str, None] = {}
+        joined = len(self._joined)
         for rank, asked in enumerate(messages):
             for name, request in asked:
                 row = self._asked.get(name)
                 if row is None:
                     row = self._asked[name] = [None] * self.size
                 row[rank] = request
-                if None not in row:
-                    completed.append(name)
-        return [response for name in completed for response in self._complete(name)]
+                touched.pop(name, None)  # the order is that in which the last rank asks
+                touched[name] = None
+                if request.kind is Kind.JOIN:
+                    self._joined.append(rank)
+        if len(self._joined) > joined:  # nobody waits for them any more
+            touched = dict.fromkeys([*touched, *self._asked])
+            touched[JOIN] = touched.pop(JOIN)  # what can still run with some ranks comes first
+        return [response for name in touched if self._complete(name) for response in self._release(name)]
 
-    def _complete(self, name: str) -> list[Response]:
-        requests = self._asked[name]
-        first = requests[0]
-        assert first is not None
+    def _complete(self, name: str) -> bool:
+        row = self._asked[name]
+        if None not in row:
+            return True
+        return name != JOIN and all(row[rank] is not None or rank in self._joined for rank in range(self.size))
+
+    def _release(self, name: str) -> list[Response]:
+        """The answer for a name that is complete; for the last member of a group: for the whole group."""
+        first = next(request for request in self._asked[name] if request is not None)
         if not first.group:
-            return [self._answer((name,))]
+            return [self._answer(name)]
         serial = name[len(first.name) :]
         group = first.group + serial
         members = self._groups.setdefault(group, [])
         members.append(name)
         if len(members) < first.group_size:
             return []
-        return self._release(self._groups.pop(group))
+        return self._release_group(self._groups.pop(group))
 
-    def _release(self, members: list[str]) -> list[Response]:
-        """The answers for a whole group: if one member fails, all do."""
-        names = tuple(sorted(members, key=lambda name: _member_order(name)))
-        answers = [self._answer((name,)) for name in names]
-        for answer in answers:
-            if answer.error:
-                return [Response(answer.kind, names, error=answer.error)]
-        return [Response(answers[0].kind, names, tuple(part for answer in answers for part in answer.parts))]
+    def _release_group(self, members: list[str]) -> list[Response]:
+        """If one member fails, all do."""
+        answers = [self._answer(name) for name in sorted(members, key=_member_order)]
+        names = tuple(name for answer in answers for name in answer.names)
+        requests = tuple(request for answer in answers for request in answer.requests)
+        parts = tuple(part for answer in answers for part in answer.parts)
+        error = next((answer.error for answer in answers if answer.error), "")
+        return [Response(answers[0].kind, names, requests, parts, error, answers[0].absent)]
 
-    def _answer(self, names: tuple[str]) -> Response:
-        requests = [request for request in self._asked.pop(names[0]) if request is not None]
-        error = mismatch(requests)
-        parts: tuple[tuple[int, ...], ...] = ()
+    def _answer(self, name: str) -> Response:
+        row = self._asked.pop(name)
+        requests = [request for request in row if request is not None]
+        absent = tuple(rank for rank, request in enumerate(row) if request is None)
         kind = requests[0].kind
+        error = mismatch(requests)
+        if absent and not error:
+            error = _NOT_WITH_JOIN.get(kind, "")
+        parts: tuple[tuple[int, ...], ...] = ()
         if not error and kind is Kind.ALLGATHER:
             parts = (tuple(request.shape[0] for request in requests),)
         elif not error and kind is Kind.ALLTOALL:
             parts = tuple(tuple(splits_of(request, self.size)) for request in requests)
-        return Response(kind, names, parts, error)
+        elif kind is Kind.JOIN:
+            parts = ((self._joined[-1],),)
+            self._joined.clear()
+        return Response(kind, (name,), (requests[0],), parts, error, absent)
 
 
 def _member_order(name: str) -> tuple[int, str]:
