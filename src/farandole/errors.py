@@ -53,6 +53,11 @@ class ShutDownError(HorovodInternalError):
         super().__init__(f"{SHUT_DOWN} {detail}".rstrip())
 
 
+class RequestError(HorovodInternalError, ValueError):
+    """A collective was asked for that no rank could run. Horovod raises its internal error for these, so that is what
+    old programs catch; it is just as much a bad value."""
+
+
 class HostsUpdatedInterrupt(RuntimeError):
     """The set of hosts changed. ``skip_sync`` is True if hosts were only removed."""
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from farandole.errors import RequestError
 from farandole.types import DType, Kind, ReduceOp, Request
 
 
 def check(request: Request, size: int) -> None:
-    """Raise ValueError if no rank could run this."""
+    """Raise RequestError if no rank could run this."""
     kind = request.kind
     if kind is Kind.ALLREDUCE:
         _check_op(request)
     elif kind is Kind.REDUCESCATTER:
         if request.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-            raise ValueError("Reducescatter currently only supports AVERAGE and SUM.")
+            raise RequestError("Reducescatter currently only supports AVERAGE and SUM.")
         _check_op(request)
         _check_rows(request)
     elif kind is Kind.BROADCAST:
         if not 0 <= request.root < size:
-            raise ValueError(
+            raise RequestError(
                 f"broadcast received invalid root rank {request.root} for provided process set of {size} ranks"
             )
     elif kind is Kind.ALLGATHER:
@@ -31,37 +32,37 @@ def _check_op(request: Request) -> None:
     if request.dtype is not DType.BOOL:
         return
     if request.op is ReduceOp.AVERAGE or (request.prescale, request.postscale) != (1.0, 1.0):
-        raise ValueError(
+        raise RequestError(
             f"{request.name}: averages and multiples of bool are not defined; use Min (all true) or Max (any true)."
         )
 
 
 def _check_rows(request: Request) -> None:
     if not request.shape:
-        raise ValueError(f"Process-set rank zero tried to {request.kind.name} a rank-zero tensor.")
+        raise RequestError(f"Process-set rank zero tried to {request.kind.name} a rank-zero tensor.")
 
 
 def _check_splits(request: Request, size: int) -> None:
     rows, splits = request.shape[0], request.splits
     if not splits:
         if rows % size:
-            raise ValueError(
+            raise RequestError(
                 "splits not provided, but first dimension of tensor is not an even multiple of the number of workers. "
                 f"({rows} rows, {size} workers)"
             )
         return
     if len(splits) != size:
-        raise ValueError(
+        raise RequestError(
             f"Number of entries in splits does not equal number of workers. ({len(splits)} entries, {size} workers)"
         )
     if min(splits) < 0:
-        raise ValueError(f"splits must not be negative: {list(splits)}")
+        raise RequestError(f"splits must not be negative: {list(splits)}")
     if sum(splits) > rows:
-        raise ValueError(
+        raise RequestError(
             f"Sum of splits entries is greater than the first dimension of tensor. (sum {sum(splits)}, {rows} rows)"
         )
     if sum(splits) < rows:
-        raise ValueError(
+        raise RequestError(
             f"Sum of splits entries is smaller than the first dimension of tensor: {rows - sum(splits)} rows would be "
             f"lost. (sum {sum(splits)}, {rows} rows)"
         )

@@ -29,7 +29,7 @@ from farandole.engine.execute import execute, nothing
 from farandole.engine.fusion import Unit, plan
 from farandole.engine.handle import Entry, Handle
 from farandole.engine.negotiation import Named, Negotiation
-from farandole.errors import DUPLICATE_NAME, HorovodInternalError, PeerLostError, ShutDownError
+from farandole.errors import DUPLICATE_NAME, HorovodInternalError, PeerLostError, RequestError, ShutDownError
 from farandole.types import Buffer, DType, Kind, Request
 
 _TICK = 0.5  # seconds between two looks at what waits
@@ -86,8 +86,8 @@ class Engine:
         Results: ALLREDUCE, BROADCAST, BARRIER: None (the result stands in ``buffer.out``); ALLGATHER: (flat array of
         the dtype's storage type, every rank's first dimension); ALLTOALL: (flat array, rows received from each rank);
         REDUCESCATTER: flat array with this rank's rows; JOIN: the rank that joined last.
-        Raises ValueError for requests that are wrong by themselves, HorovodInternalError for a name in use or when
-        the engine has been shut down; nothing is queued then.
+        Raises RequestError for requests that are wrong by themselves or have a name that is in use, HorovodInternalError
+        when the engine has ended; nothing is queued then.
         """
         handle = self._enqueue(entries)
         if self._parked:
@@ -140,7 +140,7 @@ class Engine:
                 if not entry.serial:
                     if entry.request.name in names:
                         names.difference_update(each.request.name for each in entries[:done] if not each.serial)
-                        raise HorovodInternalError(f"{DUPLICATE_NAME} (name: {entry.request.name!r})")
+                        raise RequestError(f"{DUPLICATE_NAME} (name: {entry.request.name!r})")
                     names.add(entry.request.name)
             for place, entry in enumerate(entries):
                 self._queue.append(_Item(entry, handle, place, now))
