@@ -13,6 +13,7 @@ TREE = {
     "HorovodInternalError": RuntimeError,
     "PeerLostError": errors.HorovodInternalError,
     "ShutDownError": errors.HorovodInternalError,
+    "RequestError": errors.HorovodInternalError,
     "HostsUpdatedInterrupt": RuntimeError,
     "JobFailedError": RuntimeError,
     "NotInitializedError": ValueError,
@@ -29,7 +30,11 @@ DEFINED = {
 
 @pytest.mark.parametrize("name", DEFINED)
 def test_every_exception_stands_where_programs_expect_it(name: str) -> None:
-    assert DEFINED[name].__bases__ == (TREE[name],)
+    assert DEFINED[name].__bases__[0] is TREE[name]
+
+
+def test_a_bad_request_is_a_bad_value_too() -> None:
+    assert issubclass(errors.RequestError, ValueError)
 
 
 def test_the_docstring_draws_the_tree() -> None:
