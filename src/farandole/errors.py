@@ -3,7 +3,8 @@
 RuntimeError
 ├── HorovodInternalError       a collective failed; the job may go on after restore and re-init
 │   ├── PeerLostError          another rank went away: this rank is a victim, not the cause
-│   └── ShutDownError          the engine was shut down, here or on another rank
+│   ├── ShutDownError          the engine was shut down, here or on another rank
+│   └── RequestError           a request that is wrong by itself (a ValueError, too); nobody else hears of it
 ├── HostsUpdatedInterrupt      the set of hosts changed (elastic jobs)
 └── JobFailedError             a job ended badly; says which rank was the cause and shows why
 ValueError
