@@ -47,7 +47,7 @@ def DistributedOptimizer(
     base = type(optimizer)
     body = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     distributed = type(base.__name__, (_Distributed, base), body)
-    wrapped: Any = object.__new__(distributed)
+    wrapped = _blank(distributed)
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped.__dict__.pop("step", None)  # a scheduler's patch, which calls the step of the optimizer it was made for
     wrapped._farandole = _Exchange(
@@ -119,11 +119,15 @@ class _Distributed:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are of the optimizer that was wrapped: to distribute one, wrap it."""
         base = type(self).__mro__[2]
-        plain: Any = object.__new__(base)
+        plain = _blank(base)
         plain.__dict__.update(self.__dict__)
         for name in ("_farandole", "step"):
             plain.__dict__.pop(name, None)
-        return plain.__reduce_ex__(protocol)
+        return _blank, (base,), plain.__getstate__()
+
+
+def _blank(base: type) -> Any:
+    return object.__new__(base)
 
 
 class _Exchange:

@@ -1,0 +1,62 @@
+"""Unnamed collectives are numbered per engine; objects and compression without a framework."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole.frontend import serials
+from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.types import DType
+from tests.job import job
+
+
+class Thing:
+    """Stands for an engine."""
+
+
+def test_numbers_start_anew_with_every_engine() -> None:
+    one, other = Thing(), Thing()
+    assert [serials.next_for(one) for _ in range(3)] == [1, 2, 3]  # type: ignore[arg-type]
+    assert [serials.next_for(other) for _ in range(2)] == [1, 2]  # type: ignore[arg-type]
+    del other
+    gc.collect()
+    assert serials.next_for(Thing()) == 1  # type: ignore[arg-type]
+
+
+def test_a_compressor_must_say_how() -> None:
+    with pytest.raises(NotImplementedError, match=r"compress\(tensor\)"):
+        Compressor.compress(1)
+    with pytest.raises(NotImplementedError, match="decompress"):
+        Compressor.decompress(1, None)
+    assert NoneCompressor.decompress(*NoneCompressor.compress("t")) == "t"
+
+
+def test_casting_goes_through_the_binding() -> None:
+    class Numpy:
+        def cast(self, tensor: Any, dtype: Any) -> Any:
+            return tensor.astype(getattr(dtype, "value", dtype)) if tensor.dtype.kind == "f" else tensor
+
+    class Half(CastCompressor):
+        binding = Numpy()  # type: ignore[assignment]
+        dtype = DType.FLOAT16
+
+    small, token = Half.compress(np.ones(2))
+    assert small.dtype == np.float16
+    assert Half.decompress(small, token).dtype == np.float64
+    assert Half.compress(np.ones(2, dtype=np.int32))[0].dtype == np.int32
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_objects_need_no_framework(n: int) -> None:
+    def check(rank: int) -> Any:
+        from farandole.frontend.objects import allgather_object, broadcast_object
+
+        everybody = allgather_object({"rank": rank, "text": "x" * rank})
+        last = broadcast_object([rank], root_rank=n - 1)
+        return [each["rank"] for each in everybody], [len(each["text"]) for each in everybody], last
+
+    assert job(n, check) == [(list(range(n)), list(range(n)), [n - 1])] * n

@@ -1,0 +1,605 @@
+"""One rank with batch B and n ranks with B/n take the same steps, whatever the program does with its optimizer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.job import job
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+STEPS = 4
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.01),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1, foreach=True),
+    "fused": lambda params: torch.optim.Adam(params, lr=0.01, fused=True),
+}
+
+
+class Net(torch.nn.Module):
+    """A small net, with a piece that some inputs do not use and a convolution in channels_last."""
+
+    def __init__(self, dtype: Any = torch.float32) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(2, 3, 3, padding=1, dtype=dtype).to(memory_format=torch.channels_last)
+        self.side = torch.nn.Linear(5, 5, dtype=dtype)
+        self.body = torch.nn.Sequential(
+            torch.nn.Linear(3 * 4 * 4, 5, dtype=dtype), torch.nn.Tanh(), torch.nn.Linear(5, 2, dtype=dtype)
+        )
+
+    def forward(self, x: Any, side: bool = True) -> Any:
+        h = self.conv(x.to(memory_format=torch.channels_last)).flatten(1)
+        h = self.body[1](self.body[0](h))
+        return self.body[2](h + self.side(h) if side else h)
+
+
+def net(dtype: Any = torch.float32) -> Any:
+    torch.manual_seed(1)
+    return Net(dtype)
+
+
+def data(step: int = 0, dtype: Any = torch.float32, rows: int = 12) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(100 + step)
+    return (
+        torch.randn(rows, 2, 4, 4, generator=generator).to(dtype),
+        torch.randn(rows, 2, generator=generator).to(dtype),
+    )
+
+
+def part(rank: int, n: int, *tensors: Any) -> Any:
+    return tuple(tensor.chunk(n)[rank] for tensor in tensors)
+
+
+def loss_of(model: Any, x: Any, y: Any, **options: Any) -> Any:
+    return torch.nn.functional.mse_loss(model(x, **options), y)
+
+
+def values(model: Any) -> list[Any]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def assert_close(found: list[Any], wanted: list[Any], tolerance: float = 1e-6) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+def assert_all_close(results: list[list[Any]], wanted: list[Any], tolerance: float = 1e-6) -> None:
+    for result in results:
+        assert_close(result, wanted, tolerance)
+    for result in results[1:]:  # and the same bits on all ranks
+        assert all(torch.equal(one, other) for one, other in zip(result, results[0], strict=True))
+
+
+def alone(make: Callable[[Any], Any], steps: int = STEPS) -> list[Any]:
+    """What one rank with the whole batch gets."""
+    model = net()
+    optimizer = make(model.parameters())
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, *data(step)).backward()
+        optimizer.step()
+    return values(model)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_n_ranks_are_one(name: str, n: int) -> None:
+    make = OPTIMIZERS[name]
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(make(model.parameters()), named_parameters=model.named_parameters())
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, *part(rank, n, *data(step))).backward()
+            optimizer.step()
+        return values(model)
+
+    assert_all_close(job(n, train), alone(make))
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"groups": 2}, {"num_groups": 3}, {"gradient_predivide_factor": 2.0}, {"groups": "body"},
+        {"compression": "none"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_variants_of_wrapping(options: dict[str, Any], to_none: bool) -> None:
+    make = OPTIMIZERS["momentum"]
+
+    def train(rank: int) -> Any:
+        import warnings
+
+        import farandole.torch as hvd
+
+        model = net()
+        chosen = dict(options)
+        if chosen.get("groups") == "body":
+            chosen["groups"] = [list(model.body.parameters()), [model.conv.weight]]
+        if "compression" in chosen:
+            chosen["compression"] = hvd.Compression.none
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            optimizer = hvd.DistributedOptimizer(make(model.parameters()), **chosen)
+        for step in range(STEPS):
+            optimizer.zero_grad(set_to_none=to_none)
+            loss_of(model, *part(rank, 2, *data(step))).backward()
+            optimizer.step()
+        return values(model)
+
+    assert_all_close(job(2, train, bucket_bytes=256), alone(make))
+
+
+def test_over_tcp() -> None:
+    make = OPTIMIZERS["momentum"]
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(make(model.parameters()))
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, *part(rank, 2, *data(step))).backward()
+            optimizer.step()
+        return values(model)
+
+    assert_all_close(job(2, train, wire="tcp", bucket_bytes=256), alone(make))
+
+
+def test_gradients_are_views_of_buckets_from_the_second_step_on() -> None:
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        places = []
+        for step in range(3):
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            loss_of(model, *part(rank, 2, *data(step))).backward()
+            places.append(sorted((each.grad.data_ptr(), each.grad.nbytes) for each in model.parameters()))
+            assert model.conv.weight.grad.stride() == model.conv.weight.stride()
+            optimizer.step()
+        return [
+            all(place + size == following for (place, size), (following, _) in pairwise(each)) for each in places
+        ], places[1] == places[2]
+
+    assert job(2, train) == [([False, True, True], True)] * 2
+
+
+def test_gradients_are_final_when_backward_returns() -> None:
+    model = net()
+    loss_of(model, *data()).backward()
+    wanted = [parameter.grad for parameter in model.parameters()]
+
+    def gradients(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+        found = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss_of(model, *part(rank, 2, *data())).backward()
+            found.append([parameter.grad.clone() for parameter in model.parameters()])
+            optimizer.step()
+        return found
+
+    for found in job(2, gradients):
+        for each in found:
+            assert_close(each, wanted)
+
+
+def test_sum() -> None:
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), op=hvd.Sum)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, *part(rank, 2, *data(step))).backward()
+            optimizer.step()
+        return values(model)
+
+    assert_all_close(job(2, train), alone(OPTIMIZERS["sgd"]))
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16", "own"])
+def test_compression(compression: str) -> None:
+    make = OPTIMIZERS["sgd"]
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        class Doubled(hvd.Compression.Compressor):
+            @staticmethod
+            def compress(tensor: Any) -> Any:
+                return tensor.double(), tensor.dtype
+
+            @staticmethod
+            def decompress(tensor: Any, ctx: Any) -> Any:
+                return tensor.to(ctx)
+
+        chosen = Doubled if compression == "own" else getattr(hvd.Compression, compression)
+        model = net()
+        optimizer = hvd.DistributedOptimizer(make(model.parameters()), compression=chosen)
+        for step in range(STEPS):
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            loss_of(model, *part(rank, 2, *data(step))).backward()
+            assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
+            optimizer.step()
+        return values(model)
+
+    tolerance = {"fp16": 2e-3, "bf16": 2e-2, "own": 1e-6}[compression]
+    assert_all_close(job(2, train), alone(make), tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_other_types(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    model = net(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        loss_of(model, *data(step, kind)).backward()
+        optimizer.step()
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net(kind)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(2):
+            optimizer.zero_grad()
+            loss_of(model, *part(rank, 2, *data(step, kind))).backward()
+            optimizer.step()
+        return values(model)
+
+    assert_all_close(job(2, train), values(model), 1e-12 if dtype == "float64" else 3e-2)
+
+
+def test_mixed_types_in_one_model() -> None:
+    def build() -> Any:
+        model = net()
+        model.extra = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+        return model
+
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        return loss_of(model, x, y) + (model.extra * y.double().mean()).sum()
+
+    def run(rank: int, n: int, wrap: Callable[[Any], Any]) -> Any:
+        model = build()
+        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(3):
+            optimizer.zero_grad()
+            loss(model, *part(rank, n, *data(step))).backward()
+            optimizer.step()
+        return values(model)
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        return run(rank, 2, hvd.DistributedOptimizer)
+
+    assert_all_close(job(2, train), run(0, 1, lambda optimizer: optimizer))
+
+
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+@pytest.mark.parametrize("to_none", [True, False])
+def test_accumulation(to_none: bool, op: str) -> None:
+    """3 passes of a third each; and a change to 1 pass on the way."""
+    scale = 1 if op == "Average" else 2
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1 / scale, momentum=0.5),
+            backward_passes_per_step=3, op=getattr(hvd, op),
+        )  # fmt: skip
+        for step in range(STEPS):
+            optimizer.zero_grad(set_to_none=to_none)
+            if step == 2:
+                optimizer.set_backward_passes_per_step(1)
+            x, y = part(rank, 2, *data(step))
+            if step < 2:
+                for each_x, each_y in zip(x.chunk(3), y.chunk(3), strict=True):
+                    (loss_of(model, each_x, each_y) / 3).backward()
+            else:
+                loss_of(model, x, y).backward()
+            optimizer.step()
+        return values(model)
+
+    assert_all_close(job(2, train), alone(lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.5)))
+
+
+def test_fewer_passes_than_announced() -> None:
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=2)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, *part(rank, 2, *data(step))).backward()
+            optimizer.step()
+        return values(model)
+
+    assert_all_close(job(2, train), alone(OPTIMIZERS["sgd"]))
+
+
+def test_clipping_with_and_without_synchronize() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, *data(step)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+
+    def train(rank: int) -> Any:
+        import warnings
+
+        import farandole.torch as hvd
+
+        warnings.simplefilter("error")
+        model = net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, *part(rank, 2, *data(step))).backward()
+            if step % 2:
+                optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            if step % 2:
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            else:
+                optimizer.step()
+        return values(model)
+
+    assert_all_close(job(2, train), values(model))
+
+
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_step_after_synchronize_warns_and_does_not_reduce_twice(op: str) -> None:
+    def train(rank: int) -> Any:
+        import warnings
+
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1 if op == "Average" else 0.05), op=getattr(hvd, op)
+        )
+        loss_of(model, *part(rank, 2, *data())).backward()
+        optimizer.synchronize()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.step()
+        assert ["skip_synchronize" in str(each.message) for each in caught] == [True]
+        return values(model)
+
+    assert_all_close(job(2, train), alone(OPTIMIZERS["sgd"], 1))
+
+
+def test_closure() -> None:
+    """SGD and L-BFGS: the closure's loss and gradients are those of the whole batch."""
+    makers = [
+        lambda params: torch.optim.SGD(params, lr=0.1),
+        lambda params: torch.optim.LBFGS(params, lr=0.5, max_iter=6, line_search_fn="strong_wolfe"),
+    ]
+
+    def run(rank: int, n: int, make: Callable[[Any], Any], wrap: Callable[[Any], Any]) -> Any:
+        model = net(torch.float64).to(memory_format=torch.contiguous_format)  # L-BFGS looks at gradients as flat
+        optimizer = wrap(make(model.parameters()))
+        losses = []
+        for step in range(3):
+            x, y = part(rank, n, *data(step, torch.float64))
+
+            def closure(x: Any = x, y: Any = y) -> Any:
+                optimizer.zero_grad()
+                loss = loss_of(model, x, y)
+                loss.backward()
+                return loss
+
+            losses.append(float(optimizer.step(closure).detach()))
+        return [*values(model), torch.tensor(losses)]
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        return [run(rank, 2, make, hvd.DistributedOptimizer) for make in makers]
+
+    results = job(2, train)
+    for number, make in enumerate(makers):
+        assert_all_close([result[number] for result in results], run(0, 1, make, lambda each: each), 1e-6)
+
+
+def test_grad_scaler_with_ranks_that_use_different_parameters() -> None:
+    """An overflow on one rank is an overflow on all: they skip the same steps."""
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        scales = []
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            x, y = part(rank, 2, *data(step))
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = loss_of(model, x, y, side=rank == 0 or step % 2 == 0)
+            if step == 1 and rank == 1:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return values(model), scales
+
+    results = job(2, train)
+    assert [scales for _, scales in results] == [[1024.0, 512.0, 512.0, 512.0]] * 2
+    assert all(torch.equal(one, other) for one, other in zip(results[0][0], results[1][0], strict=True))
+    assert all(torch.isfinite(each).all() for each in results[0][0])
+
+
+def test_grad_scaler_matches_one_rank_with_a_fused_optimizer() -> None:
+    def run(rank: int, n: int, wrap: Callable[[Any], Any]) -> Any:
+        model = net()
+        optimizer = wrap(torch.optim.Adam(model.parameters(), lr=0.01, fused=True))
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, *part(rank, n, *data(step)))).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return values(model)
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        return run(rank, 2, hvd.DistributedOptimizer)
+
+    assert_all_close(job(2, train), run(0, 1, lambda each: each), 1e-5)
+
+
+def test_skipped_steps_without_zero_grad_of_the_optimizer() -> None:
+    """``model.zero_grad()`` throws gradients away behind the optimizer's back."""
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(STEPS):
+            model.zero_grad()
+            loss_of(model, *part(rank, 2, *data(9))).backward()  # nobody steps with these
+            model.zero_grad()
+            loss_of(model, *part(rank, 2, *data(step))).backward()
+            optimizer.step()
+        return values(model)
+
+    assert_all_close(job(2, train), alone(OPTIMIZERS["sgd"]))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_model(backend: str) -> None:
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net()
+        compiled = torch.compile(model, backend=backend)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(compiled, *part(rank, 2, *data(step))).backward()
+            optimizer.step()
+        return values(model)
+
+    assert_all_close(job(2, train), alone(OPTIMIZERS["sgd"]))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpoints(reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        torch.manual_seed(2)
+        layers = [torch.nn.Linear(4, 4) for _ in range(3)]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([each for layer in layers for each in layer.parameters()], lr=0.1)
+        )
+        rounds = []
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            torch.manual_seed(3 + step)
+            (h,) = part(rank, 2, torch.randn(8, 4, requires_grad=True))
+            for layer in layers:
+                h = checkpoint(layer, h, use_reentrant=reentrant)
+            before = optimizer._farandole.strategy._rounds
+            h.square().mean().backward()
+            rounds.append(optimizer._farandole.strategy._rounds - before)
+            optimizer.step()
+        assert rounds == [1] * STEPS  # not one per checkpoint
+        return [value for layer in layers for value in values(layer)]
+
+    torch.manual_seed(2)
+    layers = [torch.nn.Linear(4, 4) for _ in range(3)]
+    optimizer = torch.optim.SGD([each for layer in layers for each in layer.parameters()], lr=0.1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        torch.manual_seed(3 + step)
+        h = torch.randn(8, 4, requires_grad=True)
+        for layer in layers:
+            h = layer(h)
+        h.square().mean().backward()
+        optimizer.step()
+    assert_all_close(job(2, train), [value for layer in layers for value in values(layer)])
+
+
+def test_one_rank_passes_through() -> None:
+    import farandole.torch as hvd
+
+    hvd.init()
+    try:
+        make = OPTIMIZERS["momentum"]
+        model = net()
+        optimizer = hvd.DistributedOptimizer(make(model.parameters()), backward_passes_per_step=2)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, *data(step)).backward()
+            optimizer.synchronize()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        optimizer.set_backward_passes_per_step(1)
+        assert all(not parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+        assert_close(values(model), alone(make), 0.0)
+    finally:
+        hvd.shutdown()
+
+
+def test_copies_are_independent() -> None:
+    """A model and its optimizer may be copied; the copy is not distributed."""
+
+    def train(rank: int) -> Any:
+        import pickle
+
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01))
+        loss_of(model, *part(rank, 2, *data())).backward()
+        optimizer.step()
+        other, plain = copy.deepcopy((model, optimizer))
+        restored = pickle.loads(pickle.dumps(optimizer))
+        assert type(plain) is type(restored) is torch.optim.Adam
+        assert type(copy.copy(optimizer)) is torch.optim.Adam
+        assert plain.param_groups[0]["params"][0] is next(other.parameters())
+        assert restored.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
+        before = values(model)
+        plain.zero_grad()
+        loss_of(other, *data(1)).backward()
+        plain.step()
+        return all(torch.equal(one, two) for one, two in zip(before, values(model), strict=True))
+
+    assert job(2, train) == [True, True]

@@ -1,0 +1,163 @@
+"""What ranks start from: parameters, optimizer state, objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.job import job
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+def test_broadcast_parameters() -> None:
+    def check(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        torch.manual_seed(rank)
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last), torch.nn.BatchNorm2d(2)
+        )
+        model[1].num_batches_tracked += rank
+        hvd.broadcast_parameters(model.state_dict(), root_rank=1)
+        halves = [("half", torch.full((2, 2), float(rank)).bfloat16()), ("flag", torch.tensor(rank == 1))]
+        hvd.broadcast_parameters(halves, 1)
+        hvd.broadcast_parameters(model.named_parameters(), 0)
+        hvd.broadcast_parameters({}, 0)
+        return [*model.state_dict().values(), *(tensor for _, tensor in halves)]
+
+    one, other = job(2, check)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert (other[-1].item(), other[-2].float().sum().item()) == (True, 4.0)
+    torch.manual_seed(1)
+    assert torch.equal(one[0], torch.nn.Conv2d(2, 2, 3).weight)
+
+
+@pytest.mark.parametrize("params", [3, "weight", torch.ones(2), None], ids=["int", "str", "tensor", "none"])
+def test_parameters_that_are_none(params: Any) -> None:
+    import farandole.torch as hvd
+
+    hvd.init()
+    try:
+        with pytest.raises(ValueError, match="invalid params of type: "):
+            hvd.broadcast_parameters(params, 0)
+    finally:
+        hvd.shutdown()
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.1, amsgrad=True),
+    "adam with a tensor as rate": lambda params: torch.optim.Adam(params, lr=torch.tensor(0.1)),
+    "adamw": lambda params: torch.optim.AdamW(params),
+    "nadam": lambda params: torch.optim.NAdam(params),
+    "radam": lambda params: torch.optim.RAdam(params),
+    "adamax": lambda params: torch.optim.Adamax(params),
+    "adagrad": lambda params: torch.optim.Adagrad(params),
+    "adadelta": lambda params: torch.optim.Adadelta(params),
+    "rmsprop": lambda params: torch.optim.RMSprop(params, momentum=0.5, centered=True),
+    "rprop": lambda params: torch.optim.Rprop(params),
+    "asgd": lambda params: torch.optim.ASGD(params),
+    "adafactor": lambda params: torch.optim.Adafactor(params),
+    "lbfgs": lambda params: torch.optim.LBFGS(params, max_iter=3),
+}
+
+
+def stepped(make: Callable[[Any], Any], rank: int, steps: int) -> tuple[Any, Any]:
+    torch.manual_seed(rank)
+    model = torch.nn.Linear(3, 2).double()
+    optimizer = make(model.parameters())
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], float):
+            group["lr"] *= rank + 1
+    x = torch.randn(4, 3).double()
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimizer.step(closure)
+    return model, optimizer
+
+
+def flat(tree: Any) -> list[Any]:
+    """The leaves of a state dict, in order."""
+    if isinstance(tree, dict):
+        return [leaf for key in tree for leaf in (key, *flat(tree[key]))]
+    if isinstance(tree, (list, tuple)):
+        return [leaf for each in tree for leaf in flat(each)]
+    return [tree]
+
+
+def alike(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+@pytest.mark.parametrize("steps", [(2, 2), (2, 0), (0, 2), (3, 1)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_broadcast_optimizer_state(name: str, steps: tuple[int, int]) -> None:
+    """Rank 1 gets what rank 0 has, and goes on exactly like it."""
+    make = OPTIMIZERS[name]
+
+    def check(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model, optimizer = stepped(make, rank, steps[rank])
+        before = flat(optimizer.state_dict()) if rank == 0 else None
+        if rank == 0:
+            before = [each.clone() if isinstance(each, torch.Tensor) else each for each in before]
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        state = [each.clone() if isinstance(each, torch.Tensor) else each for each in flat(optimizer.state_dict())]
+        optimizer.zero_grad()
+        model(torch.ones(1, 3).double()).sum().backward()
+        if name != "lbfgs":
+            optimizer.step()
+        return before, state, [parameter.detach() for parameter in model.parameters()]
+
+    (before, state, values), (_, other_state, other_values) = job(2, check)
+    assert all(alike(a, b) for a, b in zip(before, state, strict=True))
+    assert all(alike(a, b) for a, b in zip(state, other_state, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(values, other_values, strict=True))
+
+
+def test_broadcast_state_of_a_distributed_optimizer() -> None:
+    def check(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model, optimizer = stepped(OPTIMIZERS["momentum"], rank, 2 if rank == 0 else 0)
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        optimizer.zero_grad()
+        model(torch.ones(1, 3).double() * rank).sum().backward()
+        optimizer.step()
+        scheduler.step()
+        return [parameter.detach() for parameter in model.parameters()], optimizer.param_groups[0]["lr"]
+
+    (one, rate), (other, other_rate) = job(2, check)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert rate == other_rate == 0.05
+
+
+def test_objects() -> None:
+    def check(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        factor = rank + 2
+        function = hvd.broadcast_object(lambda x: x * factor, root_rank=1)
+        assert function(10) == 30
+        assert hvd.broadcast_object(None if rank else {"epoch": 3}, 0, name="resume") == {"epoch": 3}
+        assert hvd.allgather_object(["x"] * rank) == [[], ["x"]]
+        assert hvd.allgather_object(torch.full((rank,), 1.0), name="t")[1].tolist() == [1.0]
+
+    job(2, check)
