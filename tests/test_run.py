@@ -332,7 +332,9 @@ def allreduce_for_ever(victim: int, how: str) -> None:
         threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
     ends = time.monotonic() + delay
     while True:
-        if context.rank() == victim and how == "raise" and time.monotonic() > ends:
+        if context.rank() == victim and how != "kill" and time.monotonic() > ends:
+            if how == "return":
+                return
             raise ValueError("boom")
         data = np.ones(1000, np.float32)
         request = Request("x", Kind.ALLREDUCE, DType.FLOAT32, data.shape)
@@ -349,3 +351,12 @@ def test_the_rank_that_failed_is_blamed_and_no_victim(seed: int, capfd: pytest.C
     assert caught.value.rank == victim
     assert ("boom" in caught.value.remote_traceback) == (how == "raise")
     assert "PeerLostError" not in capfd.readouterr().err, "victims do not fill the screen"
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_rank_that_finishes_early_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(JobFailedError, match=r"^Rank 1 .* finished \(exit code 0\) while ranks 0, 2") as caught:
+        farandole.run(allreduce_for_ever, (1, "return"), np=3)
+    assert caught.value.exit_code == 1
+    assert "ShutDownError" in caught.value.remote_traceback
+    assert capfd.readouterr().err == ""

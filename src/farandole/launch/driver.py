@@ -148,7 +148,8 @@ class Watch:
     def __enter__(self) -> Watch:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                # Ignored (nohup), or handled by something that Python could not put back: not ours to take.
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._restore[number] = signal.signal(number, self._on_signal)
         return self
 
