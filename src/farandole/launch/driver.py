@@ -50,7 +50,7 @@ class Interrupted(JobFailedError):
 
 
 def run(job: Job) -> list[Any]:
-    """Run the job and return what its function gave, in rank order (None for each rank of a command).
+    """Run the job and return what its function gave, in rank order (nothing for a command).
 
     Raises JobFailedError when it fails (Interrupted when a signal ended it), SettingsError when it cannot start.
     """
