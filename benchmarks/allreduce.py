@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import farandole.torch as hvd
 import torch
+
+import farandole.torch as hvd
 from benchmarks.samples import GLOO, GLOO_FLAT, Case, interleave
 
 # (name, bytes, operations per sample): small ones are repeated until a sample is long enough to time.
@@ -27,10 +28,13 @@ def cases(peers: Sequence[Any], quick: bool) -> Iterator[Case]:
     for name, nbytes, per_sample in SIZES[:3] if quick else SIZES:
         tensor = torch.empty(nbytes // 4)
         contenders = {peer.name: partial(peer.allreduce, tensor) for peer in peers}
+        settle = settlers(peers)
         for contender, run in contenders.items():
-            check(contender, run, [tensor])
+            check(contender, run, settle, [tensor])
         per_sample = min(per_sample, 5) if quick else per_sample
-        samples = interleave(contenders, repetitions=repetitions, per_sample=per_sample, before=hvd.barrier)
+        samples = interleave(
+            contenders, repetitions=repetitions, per_sample=per_sample, before=hvd.barrier, after=settle
+        )  # fmt: skip
         yield Case("allreduce", name, samples, per_sample, nbytes)
     yield many(peers, 5 if quick else TENSORS, repetitions)
 
@@ -40,22 +44,30 @@ def many(peers: Sequence[Any], count: int, repetitions: int) -> Case:
     flat = torch.empty(count * ELEMENTS)
     tensors = list(torch.empty(count, ELEMENTS).unbind())
     contenders: dict[str, Callable[[], Any]] = {peer.name: partial(peer.many, tensors) for peer in peers}
+    settle = settlers(peers)
     for contender, run in contenders.items():
-        check(contender, run, tensors)
+        check(contender, run, settle, tensors)
     for peer in peers:
         if peer.name == GLOO:
             contenders[GLOO_FLAT] = partial(peer.allreduce, flat)
-            check(GLOO_FLAT, contenders[GLOO_FLAT], [flat])
-    samples = interleave(contenders, repetitions=repetitions, per_sample=2, before=hvd.barrier)
+            check(GLOO_FLAT, contenders[GLOO_FLAT], settle, [flat])
+    samples = interleave(contenders, repetitions=repetitions, per_sample=2, before=hvd.barrier, after=settle)
     return Case("allreduce", f"{count} x {ELEMENTS:,} floats", samples, 2, count * ELEMENTS * 4)
 
 
-def check(contender: str, run: Callable[[], object], tensors: list[torch.Tensor]) -> None:
+def settlers(peers: Sequence[Any]) -> dict[str, Callable[[], None]]:
+    return {peer.name: peer.settle for peer in peers if hasattr(peer, "settle")}
+
+
+def check(
+    contender: str, run: Callable[[], object], settle: Mapping[str, Callable[[], None]], tensors: list[torch.Tensor]
+) -> None:
     """Times mean nothing when the sums are wrong. Leaves zeros, which stay what they are under any number of sums."""
     for tensor in tensors:
         tensor.fill_(hvd.rank() + 1.0)
     hvd.barrier()
     run()
+    settle.get(contender, hvd.barrier)()
     expected = hvd.size() * (hvd.size() + 1) / 2
     if not all(bool((tensor == expected).all()) for tensor in tensors):
         raise SystemExit(f"{contender} computed a wrong sum")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 import farandole.torch as hvd
-import torch
 from benchmarks.samples import GLOO, MPI, OURS
 
 
@@ -60,6 +60,11 @@ class Mpi:
     def many(self, tensors: list[torch.Tensor]) -> None:
         start = self.mpi.COMM_WORLD.Iallreduce
         self.mpi.Request.Waitall([start(self.mpi.IN_PLACE, each.numpy(), op=self.mpi.SUM) for each in tensors])
+
+    def settle(self) -> None:
+        """MPI moves data only inside its own calls: without this, the last rank of a turn may wait for ever for what
+        another one, which is no longer inside MPI, has still to send."""
+        self.mpi.COMM_WORLD.Barrier()
 
     def close(self) -> None:
         self.mpi.Finalize()

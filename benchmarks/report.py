@@ -28,9 +28,10 @@ COLUMNS = (ALONE, TOGETHER, OURS, DDP, GLOO, GLOO_FLAT, MPI, TORCHRUN, IMPORT)
 
 def seconds(value: float) -> str:
     """Three digits and a unit."""
-    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):
-        if abs(value) < limit:
-            return f"{value * factor:.3g} {unit}" if abs(value * factor) < 1000 else f"{value * factor:.0f} {unit}"
+    for factor, unit in ((1e6, "µs"), (1e3, "ms")):
+        text = f"{value * factor:.3g}"
+        if abs(float(text)) < 1000:
+            return f"{text} {unit}"
     return f"{value:.3g} s"
 
 

@@ -69,15 +69,19 @@ def interleave(
     repetitions: int,
     per_sample: int = 1,
     before: Callable[[], object] = lambda: None,
+    after: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, list[float]]:
     """Time A, B, C, A, B, C, ...: what disturbs the machine for a while disturbs all of them.
 
-    Each runs once untimed first. ``before`` runs untimed before each sample (it lines the ranks up).
+    Each runs once untimed first. ``before`` runs untimed before each sample (it lines the ranks up), ``after[name]``
+    after those of one contender.
     """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
-    for run in contenders.values():
+    settle = {name: (after or {}).get(name, lambda: None) for name in contenders}
+    for name, run in contenders.items():
         before()
         run()
+        settle[name]()
     for _ in range(repetitions):
         for name, run in contenders.items():
             before()
@@ -85,4 +89,5 @@ def interleave(
             for _ in range(per_sample):
                 run()
             samples[name].append((time.perf_counter() - start) / per_sample)
+            settle[name]()
     return samples

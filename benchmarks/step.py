@@ -6,12 +6,12 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import farandole.torch as hvd
-import torch
 from benchmarks.samples import ALONE, DDP, OURS, TOGETHER, Case, interleave
-from torch import nn
 
 STEPS = 5
 REPETITIONS = 31

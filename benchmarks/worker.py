@@ -17,8 +17,9 @@ def main() -> None:
     os.environ.update(plan.environment(rank))
     watch_the_parent()
 
-    import farandole.torch as hvd
     import torch
+
+    import farandole.torch as hvd
     from benchmarks.peers import Gloo, Mpi, Ours
 
     torch.set_num_threads(1)

@@ -1,0 +1,181 @@
+"""``farandole bench``: its arithmetic, its refusals, and one quick run from end to end. No time is asserted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks import crew, report
+from benchmarks.__main__ import ALL, checked, main
+from benchmarks.samples import ALONE, DDP, GLOO, GLOO_FLAT, MPI, OURS, TOGETHER, TORCHRUN, Case, interleave
+
+ROOT = Path(__file__).parent.parent
+
+
+def case(**samples: list[float]) -> Case:
+    return Case("allreduce", "4 KiB", {OURS: [1.0, 2.0, 3.0], **samples}, 5, 4096)
+
+
+def test_contenders_take_turns() -> None:
+    order: list[str] = []
+    turns = {name: lambda name=name: order.append(name) for name in "ab"}
+    samples = interleave(turns, repetitions=2, per_sample=2, before=lambda: order.append("|"))
+    assert "".join(order) == "|a|b" + "|aa|bb" * 2
+    assert {name: len(values) for name, values in samples.items()} == {"a": 2, "b": 2}
+
+
+def test_a_sample_is_the_mean_of_its_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 18.0])
+    monkeypatch.setattr("benchmarks.samples.time.perf_counter", lambda: next(clock))
+    assert interleave({"a": lambda: None}, repetitions=1, per_sample=4) == {"a": [2.0]}
+
+
+def test_median_spread_and_ratio() -> None:
+    found = case(Gloo=[8.0, 9.0, 7.0])
+    assert (found.median(OURS), found.ratio(GLOO)) == (2.0, 4.0)
+    assert found.spread(GLOO) == pytest.approx((7.2, 8.8))
+    assert case(Gloo=[5.0]).spread(GLOO) == (5.0, 5.0)
+
+
+def test_the_added_time_is_counted_from_one_process() -> None:
+    step = Case("step", "m", {ALONE: [0.010], TOGETHER: [0.012], OURS: [0.014], DDP: [0.022]}, 5)
+    assert (step.added(OURS), step.added(DDP)) == pytest.approx((0.004, 0.012))
+    rows = [table for table in report.tables([step]) if "added" in str(table.title)]
+    assert [list(column.cells) for column in rows[0].columns] == [["m"], ["4 ms"], ["12 ms"], ["3.0x"]]
+
+
+def test_the_table_has_a_row_per_case_and_a_dash_where_somebody_took_no_part() -> None:
+    other = Case("allreduce", "many", {OURS: [1e-6], GLOO: [2e-6], GLOO_FLAT: [3e-6]})
+    (table,) = report.tables([case(Gloo=[4.0, 4.0, 4.0]), other])
+    cells = {str(column.header): list(column.cells) for column in table.columns}
+    assert cells["case"] == ["4 KiB", "many"]
+    assert cells[GLOO] == ["4 s (4 s - 4 s) 2.0x", "2 µs (2 µs - 2 µs) 2.0x"]
+    assert cells[GLOO_FLAT][0] == "-"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(4.2e-6, "4.2 µs"), (0.00099951, "1 ms"), (0.0123456, "12.3 ms"), (2.0, "2 s"), (-0.002, "-2 ms")],
+)
+def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
+    assert report.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["alreduce"], "there is no benchmark 'alreduce'; choose from allreduce, step, start"),
+        (["--np", "1"], "--np=1 must be at least 2"),
+        (["--json", "/no/such/folder/x.json"], "--json=/no/such/folder/x.json cannot be written"),
+        (["--plot", "picture.pdf"], "--plot=picture.pdf must end in .png"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_at_once(arguments, says, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_everything_is_measured_when_nothing_is_named() -> None:
+    assert checked([]).what == list(ALL)
+    assert checked(["start", "allreduce", "-np", "4"]).what == ["allreduce", "start"]
+    assert checked(["start", "-np", "4"]).size == 4
+
+
+def bench(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "farandole.cli", "bench", *arguments], cwd=folder, text=True, timeout=110,
+        stdin=subprocess.DEVNULL, capture_output=True,
+    )  # fmt: skip
+
+
+def test_a_quick_run_gives_table_json_and_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    done = bench("allreduce", "step", "--quick", "--json", "out.json", "--plot", "out.png", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = ["4 KiB", "64 KiB", "1 MiB", "5 x 10,000 floats", "MLP, 4.2 M parameters", "conv net, 1.2 M parameters"]
+    for name in names:
+        assert f"| {name} " in done.stdout
+        assert f"{name} done" in done.stderr
+
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["np"] == 2
+    assert found["unit"] == "seconds"
+    assert found["machine"]["versions"]["torch"]
+    assert [each["name"] for each in found["cases"]] == names
+    for each in found["cases"]:
+        expected = {ALONE, TOGETHER, OURS, DDP} if each["benchmark"] == "step" else {OURS, GLOO}
+        assert expected <= each["contenders"].keys()
+        for contender in each["contenders"].values():
+            assert len(contender["samples"]) == 3
+            assert 0 < contender["p10"] <= contender["median"] <= contender["p90"]
+    assert GLOO_FLAT in found["cases"][3]["contenders"]
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_open_mpi_takes_part_where_it_is_installed(tmp_path: Path) -> None:
+    if crew.mpirun(2) is None:
+        pytest.skip("mpi4py or mpirun is not installed")
+    done = bench("allreduce", "--quick", "--json", "out.json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert all(MPI in each["contenders"] for each in found["cases"])
+
+
+def test_without_mpi_the_ranks_are_plain_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "mpirun", lambda size: None)
+    cases = list(crew.measure(["allreduce"], 3, quick=True))
+    assert {name for each in cases for name in each.samples} == {OURS, GLOO, GLOO_FLAT}
+
+
+def test_the_start_is_measured_beside_torchrun(tmp_path: Path) -> None:
+    done = bench("start", "--quick", "--json", "out.json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads((tmp_path / "out.json").read_text())["cases"]
+    assert {OURS, TORCHRUN, "import torch"} == found["contenders"].keys()
+
+
+def test_a_rank_that_fails_is_reported_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(crew.BenchmarkError, match=r"No module named 'benchmarks\.nonsense'"):
+        list(crew.measure(["nonsense"], 2, quick=True))
+    assert children() == []
+
+
+def test_ranks_end_with_the_benchmark() -> None:
+    cases = crew.measure(["allreduce", "step"], 2, quick=True)
+    assert next(cases).name == "4 KiB"
+    ranks = children()
+    assert ranks != []
+    cases.close()
+    assert psutil.wait_procs(ranks, timeout=10)[1] == []
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_ranks_end_when_the_benchmark_is_killed(tmp_path: Path) -> None:
+    benchmark = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks", "allreduce", "step"], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    with benchmark:
+        assert benchmark.stderr is not None
+        for line in benchmark.stderr:
+            if "done" in line:
+                break
+        ranks = psutil.Process(benchmark.pid).children(recursive=True)
+        benchmark.kill()
+    assert ranks != []
+    assert psutil.wait_procs(ranks, timeout=10)[1] == []
+
+
+def children() -> list[psutil.Process]:
+    """The ranks (and mpirun) that this process has started."""
+    found = psutil.Process().children(recursive=True)
+    return [each for each in found if "benchmarks.worker" in " ".join(each.cmdline())]

@@ -1,0 +1,165 @@
+"""What the documents say is so: their commands run, their tables are current, their links lead somewhere.
+
+A fenced block takes part when a word after the language says how:
+
+``python save=hello.py``   the block is a file, for the blocks that follow on the page
+``python run``             the block runs, and prints what follows it in a block ``text output``
+``console run``            each line that begins with ``$`` runs in a shell; every other line is one of its output,
+                           in any order (ranks print when they print); ``...`` stands for anything
+``console run fails``      the last command exits with a code other than 0
+
+``python tests/test_docs.py --write`` brings docs/settings.md up to date.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from farandole.config import knobs
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TASKS = ["start.md", "run.md", "torch.md", "bench.md", "settings.md", "architecture.md"]
+SETTINGS = ROOT / "docs" / "settings.md"
+BEGIN, END = "<!-- table: made by tests/test_docs.py --write -->", "<!-- end of table -->"
+
+
+class Block(NamedTuple):
+    line: int
+    words: list[str]
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    found, inside, start, words = [], [], 0, []
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if line.startswith("```") and not start:
+            start, words, inside = number, line[3:].split(), []
+        elif line.startswith("```"):
+            found.append(Block(start, words, "\n".join(inside) + "\n"))
+            start = 0
+        else:
+            inside.append(line)
+    assert not start, f"{page.name}:{start}: the block is never closed"
+    return found
+
+
+def environment() -> dict[str, str]:
+    """A shell in which ``farandole`` and ``python`` are those of this interpreter, and no job is going on."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FARANDOLE_", "HOROVOD_"))}
+    return {**kept, "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}", "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+
+def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment(), text=True, timeout=100,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def matches(expected: str, line: str) -> bool:
+    pattern = "*".join(re.sub(r"([\[\]*?])", r"[\1]", part) for part in expected.split("..."))
+    return fnmatch.fnmatchcase(line.rstrip(), pattern.rstrip())
+
+
+def run_console(block: Block, folder: Path) -> None:
+    commands = [line[2:] for line in block.text.splitlines() if line.startswith("$ ")]
+    expected = [line for line in block.text.splitlines() if line.strip() and not line.startswith("$ ")]
+    done = shell("set -e\n" + "\n".join(commands), folder)
+    assert (done.returncode != 0) == ("fails" in block.words), done.stdout
+    for line in expected:
+        assert any(matches(line, each) for each in done.stdout.splitlines()), f"no line {line!r} in:\n{done.stdout}"
+
+
+def run_python(block: Block, output: Block | None, folder: Path) -> None:
+    (folder / "block.py").write_text(block.text)
+    done = shell("python block.py", folder)
+    assert done.returncode == 0, done.stdout
+    if output is not None:
+        assert done.stdout == output.text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_blocks_of_a_page_do_what_they_say(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    every = blocks(page)
+    for number, block in enumerate(every):
+        following = every[number + 1] if number + 1 < len(every) else None
+        saves = [word.removeprefix("save=") for word in block.words if word.startswith("save=")]
+        if saves:
+            (tmp_path / saves[0]).write_text(block.text)
+        if "run" not in block.words:
+            continue
+        print(f"{page.name}:{block.line}")  # pytest shows it when the block fails
+        if block.words[0] == "console":
+            run_console(block, tmp_path)
+        else:
+            run_python(block, following if following and "output" in following.words else None, tmp_path)
+
+
+def links(page: Path) -> Iterator[str]:
+    for target in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", page.read_text()):
+        link = (target[0] or target[1]).split("#")[0]
+        if link and "://" not in link:
+            yield link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    assert [link for link in links(page) if not (page.parent / link).exists()] == []
+
+
+def test_every_task_has_its_page_and_the_readme_leads_to_it() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for name in TASKS:
+        assert (ROOT / "docs" / name).is_file()
+        assert f"docs/{name}" in readme
+
+
+def test_the_checker_sees_a_wrong_output(tmp_path: Path) -> None:
+    run_console(Block(1, ["console", "run"], "$ echo '[0] one'; echo two three\ntwo ...\n[0] one\n"), tmp_path)
+    with pytest.raises(AssertionError, match="no line 'three'"):
+        run_console(Block(1, ["console", "run"], "$ echo one\nthree\n"), tmp_path)
+    with pytest.raises(AssertionError):
+        run_console(Block(1, ["console", "run"], "$ false\n"), tmp_path)
+    run_console(Block(1, ["console", "run", "fails"], "$ false\n"), tmp_path)
+
+
+def table() -> str:
+    """Every setting, from the fields of Settings."""
+    rows = ["| flag | variable | Horovod's name | default | meaning |", "|---|---|---|---|---|"]
+    internal = ["| variable | Horovod's name | default | meaning |", "|---|---|---|---|"]
+    for each in knobs():
+        horovod = f"`{each.horovod}`" if each.horovod else ""
+        value = str(int(each.default) if isinstance(each.default, bool) else each.default)
+        default = f"`{value}`" if value else ""
+        if each.flag:
+            rows.append(f"| `{each.flag}` | `{each.variable}` | {horovod} | {default} | {each.doc} |")
+        else:
+            internal.append(f"| `{each.variable}` | {horovod} | {default} | {each.doc} |")
+    return "\n".join([*rows, "", "What launchers set in each process, for programs to read:", "", *internal])
+
+
+def with_table(page: str) -> str:
+    before, _, rest = page.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+
+
+def test_the_table_of_settings_is_current() -> None:
+    page = SETTINGS.read_text()
+    assert page == with_table(page), "run: python tests/test_docs.py --write"
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
+    SETTINGS.write_text(with_table(SETTINGS.read_text()))
