@@ -151,3 +151,8 @@ class TestFrames:
         pair[0].sendall(b"\xff" * 8)
         with pytest.raises(PeerLostError, match="announced a message"):
             recv_frame(pair[1])
+
+
+def test_a_secret_that_is_none_is_said_to_be() -> None:
+    with pytest.raises(AuthenticationError, match="must be hexadecimal digits"):
+        handshake.derive("not hex", "anything")

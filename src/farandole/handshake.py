@@ -28,14 +28,23 @@ def new_secret() -> str:
 
 def derive(secret: str, purpose: str) -> str:
     """A name (32 hex digits) that only those who know the secret can guess."""
-    return hmac.digest(bytes.fromhex(secret), purpose.encode(), "sha256").hex()[:32]
+    return hmac.digest(_key(secret), purpose.encode(), "sha256").hex()[:32]
+
+
+def _key(secret: str) -> bytes:
+    try:
+        return bytes.fromhex(secret)
+    except ValueError:
+        raise AuthenticationError(
+            "the job's secret (FARANDOLE_SECRET) must be hexadecimal digits, as farandole.handshake.new_secret() makes it"
+        ) from None
 
 
 def authenticate(sock: socket.socket, secret: str, purpose: str, *, server: bool, seconds: float = 5.0) -> None:
     """Prove both ends to each other, or raise AuthenticationError. ``purpose`` keeps sockets of one job apart."""
     deadline = time.monotonic() + seconds
     mine = os.urandom(NONCE)
-    key = bytes.fromhex(secret)
+    key = _key(secret)
 
     def sign(role: str, client: bytes, accepting: bytes) -> bytes:
         return hmac.digest(key, f"{role}|{purpose}|".encode() + client + accepting, "sha256")

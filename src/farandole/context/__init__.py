@@ -129,6 +129,8 @@ def store() -> StoreClient | None:
 
 def _connect(settings: Settings, scope: str) -> Transport:
     if settings.size == 1:
+        if settings.store:
+            _open_store(settings)  # the driver is told how this rank ends
         return shm.connect(0, 1, "", scope)
     return wiring.connect(settings, _open_store(settings), scope)
 
