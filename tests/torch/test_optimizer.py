@@ -271,14 +271,16 @@ def test_other_types(dtype: str) -> None:
     assert_all_close(job(2, train), values(model), 1e-12 if dtype == "float64" else 3e-2)
 
 
-def test_mixed_types_in_one_model() -> None:
+def test_mixed_types_scalars_and_empty_parameters_in_one_model() -> None:
     def build() -> Any:
         model = net()
         model.extra = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+        model.number = torch.nn.Parameter(torch.tensor(2.0))
+        model.nothing = torch.nn.Parameter(torch.ones(0, 2))
         return model
 
     def loss(model: Any, x: Any, y: Any) -> Any:
-        return loss_of(model, x, y) + (model.extra * y.double().mean()).sum()
+        return loss_of(model, x, y) + (model.extra * y.double().mean()).sum() + model.number**2 + model.nothing.sum()
 
     def run(rank: int, n: int, wrap: Callable[[Any], Any]) -> Any:
         model = build()

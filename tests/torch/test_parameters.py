@@ -506,6 +506,28 @@ def test_sparse_gradients() -> None:
     assert_all_close(job(2, train), run(0, 1, lambda optimizer: optimizer))
 
 
+def test_nothing_to_train_and_steps_without_synchronize() -> None:
+    def run(rank: int, n: int, wrap: Wrap) -> Any:
+        frozen = torch.nn.Linear(2, 2).requires_grad_(False)
+        optimizer = wrap(torch.optim.SGD(frozen.parameters(), lr=0.1))
+        for _ in range(3):
+            optimizer.zero_grad()
+            optimizer.step()
+        model = net()
+        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(STEPS):
+            model.zero_grad(set_to_none=False)
+            loss_of(model, *part(rank, n, *data(step))).backward()
+            if n == 1:
+                optimizer.step()
+            else:
+                with optimizer.skip_synchronize():  # gradients are final anyway
+                    optimizer.step()
+        return values(model)
+
+    both(run)
+
+
 def test_a_type_that_cannot_travel() -> None:
     def train(rank: int) -> Any:
         import farandole.torch as hvd

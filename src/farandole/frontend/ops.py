@@ -17,6 +17,7 @@ from farandole import context
 from farandole.collectives.kernels import shares
 from farandole.contracts import Binding
 from farandole.engine import Entry, Handle
+from farandole.errors import RequestError
 from farandole.frontend import serials
 from farandole.frontend.compression import NoneCompressor
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
@@ -365,7 +366,7 @@ def _op(average: bool | None, op: int | None) -> ReduceOp:
 def _splits(splits: Any) -> tuple[int, ...]:
     values = np.asarray(splits)
     if values.ndim != 1:
-        raise ValueError(f"alltoall expects a 1D splits tensor (got {values.ndim} dimensions)")
+        raise RequestError(f"alltoall expects a 1D splits tensor (got {values.ndim} dimensions)")
     if values.dtype.kind not in "iu" and values.size:
-        raise ValueError(f"alltoall expects splits to contain 32-bit integer elements. (got {values.dtype.name})")
+        raise RequestError(f"alltoall expects splits to contain 32-bit integer elements. (got {values.dtype.name})")
     return tuple(values.tolist())

@@ -108,6 +108,8 @@ class Allreduce:
         if self._order is not None and self._rounds and not self._dirty:
             self._plan(self._order, flat=self.flat)
             self._order = None
+        if self._closed and not self._dirty:  # the program stepped without ``before_step``
+            self._begin()
 
     def anything_new(self) -> bool:
         """Has any rank computed gradients since the last ``before_step``? Collective."""
@@ -318,6 +320,8 @@ class Allreduce:
         assert self._engine is not None
         gradients = [[self.gradients[index] for index in indexes] for indexes in members]
         sizes = [FlatBucket.nbytes(each) for each in gradients]
+        if not members:
+            return []
         memory = self._engine.allocate(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
         buckets: list[Bucket] = []
         begin = 0
