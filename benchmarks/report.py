@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
@@ -74,10 +75,21 @@ def added(steps: Sequence[Case]) -> Table:
 
 
 def show(cases: Sequence[Case]) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=200)
-    for table in tables(cases):
-        console.print(table)
-        console.print()
+    """Print the tables: fitted to a terminal, or in full into a pipe."""
+    if sys.stdout.isatty():
+        Console().print(*tables(cases), sep="\n")
+    else:
+        print(text(cases))
+
+
+def text(cases: Sequence[Case]) -> str:
+    """The tables in Markdown."""
+    console = Console(file=io.StringIO(), width=250, color_system=None)
+    with console.capture() as capture:
+        for table in tables(cases):
+            console.print(table)
+            console.print()
+    return "\n".join(line.rstrip() for line in capture.get().strip().splitlines())
 
 
 def machine() -> dict[str, Any]:
@@ -119,3 +131,9 @@ def document(cases: Sequence[Case], size: int, command: Sequence[str]) -> dict[s
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def read_json(path: Path) -> tuple[list[Case], dict[str, Any]]:
+    """The cases of a file that ``--json`` wrote, and the whole of it."""
+    content = json.loads(path.read_text())
+    return [Case.from_record(each) for each in content["cases"]], content

@@ -60,7 +60,14 @@ class Case:
             }
             for name in self.samples
         }
-        return {**asdict(self), "samples": None, "contenders": contenders}
+        facts = {name: value for name, value in asdict(self).items() if name != "samples"}
+        return {**facts, "contenders": contenders}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Case:
+        """The case that gave this ``record``."""
+        facts = {name: value for name, value in record.items() if name != "contenders"}
+        return cls(**facts, samples={name: each["samples"] for name, each in record["contenders"].items()})
 
 
 def interleave(

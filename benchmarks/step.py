@@ -32,7 +32,7 @@ def conv_net() -> nn.Module:
 # (name, model, shape of one batch)
 MODELS: list[tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = [
     ("MLP, 4.2 M parameters", mlp, (32, 1024)),
-    ("conv net, 1.2 M parameters", conv_net, (16, 1, 28, 28)),
+    ("conv net, 1.2 M parameters", conv_net, (32, 1, 28, 28)),
 ]
 
 

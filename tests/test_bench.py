@@ -106,7 +106,8 @@ def test_a_quick_run_gives_table_json_and_plot(tmp_path: Path) -> None:
         assert f"| {name} " in done.stdout
         assert f"{name} done" in done.stderr
 
-    found = json.loads((tmp_path / "out.json").read_text())
+    cases, found = report.read_json(tmp_path / "out.json")
+    assert report.text(cases) == done.stdout.rstrip()
     assert found["np"] == 2
     assert found["unit"] == "seconds"
     assert found["machine"]["versions"]["torch"]
@@ -161,8 +162,9 @@ def test_ranks_end_with_the_benchmark() -> None:
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 def test_ranks_end_when_the_benchmark_is_killed(tmp_path: Path) -> None:
     benchmark = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks", "allreduce", "step"], cwd=ROOT, stderr=subprocess.PIPE, text=True,
-        stdout=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(tmp_path)},
+        [sys.executable, "-m", "benchmarks", "allreduce", "step", "--quick"],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     with benchmark:
         assert benchmark.stderr is not None

@@ -8,7 +8,8 @@ A fenced block takes part when a word after the language says how:
                            in any order (ranks print when they print); ``...`` stands for anything
 ``console run fails``      the last command exits with a code other than 0
 
-``python tests/test_docs.py --write`` brings docs/settings.md up to date.
+``python -m tests.test_docs --write`` brings the tables up to date: that of docs/settings.md from the settings, and
+those of README.md from docs/bench.json, which ``farandole bench --json docs/bench.json --plot docs/bench.png`` writes.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from typing import NamedTuple
 
 import pytest
 
+from benchmarks import report
 from farandole.config import knobs
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TASKS = ["start.md", "run.md", "torch.md", "bench.md", "settings.md", "architecture.md"]
 SETTINGS = ROOT / "docs" / "settings.md"
-BEGIN, END = "<!-- table: made by tests/test_docs.py --write -->", "<!-- end of table -->"
+README, RUNS = ROOT / "README.md", ROOT / "docs" / "bench.json"
+BEGIN, END = "<!-- table: made by python -m tests.test_docs --write -->", "<!-- end of table -->"
 
 
 class Block(NamedTuple):
@@ -150,16 +153,35 @@ def table() -> str:
     return "\n".join([*rows, "", "What launchers set in each process, for programs to read:", "", *internal])
 
 
-def with_table(page: str) -> str:
+def bench_table() -> str:
+    """The tables of the run that the README shows, with what they were measured on."""
+    cases, content = report.read_json(RUNS)
+    facts = content["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
+    load = f"load {facts['load_before']:.2f} before the run"
+    setting = f"{content['np']} ranks on {facts['usable_cores']} cores ({facts['processor']}), {load}"
+    return (
+        f"`{' '.join(content['command'])}`: {setting}, Python {facts['python']}, {versions}. "
+        f"Median, (10th - 90th percentile), times as long as ours.\n\n{report.text(cases)}"
+    )
+
+
+def with_table(page: str, new: str) -> str:
     before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{new}\n\n{END}{after}"
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_run() -> None:
+    page = README.read_text()
+    assert page == with_table(page, bench_table()), "run: python -m tests.test_docs --write"
 
 
 def test_the_table_of_settings_is_current() -> None:
     page = SETTINGS.read_text()
-    assert page == with_table(page), "run: python tests/test_docs.py --write"
+    assert page == with_table(page, table()), "run: python -m tests.test_docs --write"
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
-    SETTINGS.write_text(with_table(SETTINGS.read_text()))
+    SETTINGS.write_text(with_table(SETTINGS.read_text(), table()))
+    README.write_text(with_table(README.read_text(), bench_table()))
