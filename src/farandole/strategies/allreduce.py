@@ -75,8 +75,6 @@ class Allreduce:
                 self._begin()  # the reduced gradients were thrown away (a step was skipped): start over
             self._left[index] -= 1
             self._dirty = True
-            if self._closed:
-                self._check_late(index)
             if self._left[index]:
                 return
             self._due = True
@@ -143,6 +141,7 @@ class Allreduce:
         count = len(self.gradients)
         self._left = [self._passes] * count  # backward passes to come
         self._in = [False] * count  # sent in this round, or brought by other ranks
+        self._sums: dict[int, Any] = {}  # what is reduced already of gradients that may grow yet (op=Sum)
         self._frozen: set[int] = set()  # in a bucket, but without hope of a gradient
         self._closed = False  # the round is over: gradients are final, unless more come
         self._tight = False  # ... and no more can come, on no rank
@@ -210,9 +209,7 @@ class Allreduce:
     def _fill(self, *, again: bool) -> None:
         """Put in what is not in yet, and launch the rest."""
         if again and self.terms.op is ReduceOp.SUM:
-            assert self._engine is not None
-            for index in self._unsent():
-                self.gradients[index].scale(self._engine.size)  # a mean of these, and all ranks' sum comes out
+            self._prepare_sums()
         for index, home in enumerate(self._home):
             if home is not None and (again or not (self._in[index] or index in self._frozen)):
                 gradient = self.gradients[index].current()
@@ -220,23 +217,22 @@ class Allreduce:
                 self._in[index] = gradient is not None
         self._launch(again=again)
 
-    def _unsent(self) -> list[int]:
-        """Gradients of this rank that were in no round yet."""
-        return [
-            index
-            for index, gradient in enumerate(self.gradients)
-            if not self._in[index] and gradient.current() is not None
-        ]
-
-    def _check_late(self, index: int) -> None:
-        if self._in[index] and self.terms.op is ReduceOp.SUM:  # old and new are one number by now
-            raise AssertionError(TOO_MANY)
+    def _prepare_sums(self) -> None:
+        """What is new counts ``size`` times: from the mean of these comes the sum of what is new."""
+        assert self._engine is not None
+        for index, home in enumerate(self._home):
+            gradient = self.gradients[index]
+            if home is not None and (index in self._sums or not self._in[index]) and gradient.current() is not None:
+                gradient.amplify(self._engine.size, self._sums.get(index))
 
     def _finish(self) -> None:
         for bucket, indexes in zip(self._buckets, self._members, strict=True):
             empty = bucket.finish()
             for slot, index in enumerate(indexes):
                 self._in[index] = slot not in empty
+        if self.terms.op is ReduceOp.SUM:
+            due = (index for index, left in enumerate(self._left) if left and self._in[index])
+            self._sums = {index: self.gradients[index].copy() for index in due}
 
     # Agreement.
 

@@ -54,8 +54,11 @@ class Gradient(Protocol):
     def holds(self, gradient: Any) -> bool:
         """Is this the very object that was stored or packed last?"""
 
-    def scale(self, factor: float) -> None:
-        """Multiply the parameter's gradient."""
+    def copy(self) -> Any:
+        """A copy of the parameter's gradient."""
+
+    def amplify(self, factor: int, old: Any) -> None:
+        """Multiply what the parameter's gradient has on top of ``old`` (None: zeros) by ``factor``."""
 
 
 class Terms(NamedTuple):

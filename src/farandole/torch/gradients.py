@@ -98,8 +98,14 @@ class TorchGradient:
     def holds(self, gradient: Any) -> bool:
         return gradient is self._last
 
-    def scale(self, factor: float) -> None:
-        self._parameter.grad.detach().mul_(factor)
+    def copy(self) -> Any:
+        return self._parameter.grad.detach().clone()
+
+    def amplify(self, factor: int, old: Any) -> None:
+        gradient = self._parameter.grad.detach()
+        gradient.mul_(factor)
+        if old is not None:
+            gradient.sub_(old, alpha=factor - 1)
 
     def _dense(self, gradient: Any) -> Any:
         if not gradient.is_sparse:

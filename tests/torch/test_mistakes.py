@@ -1,0 +1,153 @@
+"""What a program may get wrong, and what becomes of the others when a rank fails."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.job import job
+from tests.torch.test_optimizer import data, loss_of, net, part, values
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+def wrap_alone(**options: Any) -> Any:
+    """DistributedOptimizer with these options, on one rank."""
+    import farandole.torch as hvd
+
+    hvd.init()
+    try:
+        model = net()
+        chosen = {key: value(model) if callable(value) else value for key, value in options.items()}
+        return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **chosen)
+    finally:
+        hvd.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"named_parameters": lambda model: model.parameters()}, ValueError,
+         "named_parameters should be a sequence of tuples (name, parameter), usually produced by"),
+        ({"named_parameters": lambda model: [("a", parameter) for parameter in model.parameters()]}, ValueError,
+         "Parameter names in named_parameters must be unique. Found duplicates: a"),
+        ({"named_parameters": lambda model: list(model.named_parameters())[:-1]}, ValueError,
+         "named_parameters was specified, but one or more model parameters were not named"),
+        ({"groups": -1}, ValueError, "groups should be a non-negative integer or a list of list of torch.Tensor."),
+        ({"groups": "all"}, ValueError, "groups should be a non-negative integer or a list of list of torch.Tensor."),
+        ({"groups": [[1, 2]]}, ValueError, "groups must consist of torch.Tensor."),
+        ({"groups": lambda model: [[model.side.bias], [model.side.bias]]}, ValueError,
+         "A parameter can only appear once in groups."),
+        ({"gradient_predivide_factor": 2.0, "op": 1}, ValueError,
+         "gradient_predivide_factor not supported with op != Average"),
+        ({"gradient_predivide_factor": -1.0}, ValueError, "gradient_predivide_factor must be > 0"),
+        ({"backward_passes_per_step": 0}, ValueError, "backward_passes_per_step must be > 0"),
+        ({"op": 3}, ValueError, "use Average or Sum"),
+        ({"op": 2}, NotImplementedError, "Adasum is not available"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_arguments_that_cannot_be(options: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=re.escape(text)):
+        wrap_alone(**options)
+
+
+def test_num_groups_is_deprecated_and_passes_are_checked_later_too() -> None:
+    with pytest.warns(DeprecationWarning, match="num_groups"):
+        optimizer = wrap_alone(num_groups=2)
+    with pytest.raises(ValueError, match="backward_passes_per_step must be > 0"):
+        optimizer.set_backward_passes_per_step(-1)
+
+
+def test_wrapping_twice_and_wrapping_without_init() -> None:
+    import farandole.torch as hvd
+
+    with pytest.raises(ValueError, match="distributed already"):
+        hvd.DistributedOptimizer(wrap_alone())
+    with pytest.raises(ValueError, match=r"has not been initialized; use hvd\.init"):
+        hvd.DistributedOptimizer(torch.optim.SGD(net().parameters(), lr=0.1))
+
+
+def test_too_many_passes_and_dropped_gradients() -> None:
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        batch = part(rank, 2, *data())
+        loss_of(model, *batch).backward()
+        with pytest.raises(AssertionError, match="Gradients were computed more than backward_passes_per_step times"):
+            loss_of(model, *batch).backward()
+        optimizer.zero_grad()  # all was reduced: nothing races
+        optimizer.set_backward_passes_per_step(2)
+        loss_of(model, *batch).backward()
+        with pytest.raises(AssertionError, match=r"optimizer\.zero_grad\(\) was called after loss\.backward\(\)"):
+            optimizer.zero_grad()
+        loss_of(model, *batch).backward()
+        optimizer.step()
+        optimizer.set_backward_passes_per_step(1)
+        for step in range(2):
+            optimizer.zero_grad()
+            loss_of(model, *part(rank, 2, *data(step))).backward()
+            optimizer.step()
+        return values(model)
+
+    one, other = job(2, train)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_ranks_with_different_parameters_are_told() -> None:
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        layer = torch.nn.Linear(3, 2 + rank)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(layer.parameters(), lr=0.1), named_parameters=layer.named_parameters()
+        )
+        with pytest.raises(ValueError, match="all ranks must optimize the same parameters") as caught:
+            layer(torch.ones(1, 3)).sum().backward()
+        more = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(1 + rank))
+        other = hvd.DistributedOptimizer(torch.optim.SGD(more.parameters(), lr=0.1))
+        with pytest.raises(ValueError, match="rank 0 has 2 parameters, rank 1 has 4"):
+            other.step()
+        hvd.allreduce(torch.ones(2))  # the engine goes on
+        optimizer.zero_grad()
+        return str(caught.value)
+
+    for text in job(2, train):
+        assert "rank 0 has ('weight', (2, 3)" in text
+        assert "rank 1 has ('weight', (3, 3)" in text
+
+
+def test_a_type_that_cannot_travel() -> None:
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        with pytest.raises(ValueError, match=r"Tensor type torch.ComplexFloatTensor is not supported. \(parameter"):
+            hvd.DistributedOptimizer(
+                torch.optim.SGD([torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))], lr=0.1)
+            )
+
+    job(2, train)
+
+
+def test_a_rank_that_dies_ends_the_step_of_the_others() -> None:
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+        from farandole import context
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        loss_of(model, *part(rank, 2, *data())).backward()
+        optimizer.step()
+        if rank == 1:
+            context.engine().abort("rank 1 gave up")
+            return None
+        optimizer.zero_grad()
+        with pytest.raises(hvd.HorovodInternalError):
+            loss_of(model, *part(rank, 2, *data())).backward()
+        return None
+
+    job(2, train)

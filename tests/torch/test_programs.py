@@ -1,0 +1,228 @@
+"""Programs around the optimizer: clipping, closures, mixed precision, compiled models, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.job import job
+from tests.torch.test_optimizer import OPTIMIZERS, STEPS, alone, assert_all_close, data, loss_of, net, part, values
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+def test_clipping_with_and_without_synchronize() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, *data(step)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+
+    def train(rank: int) -> Any:
+        import warnings
+
+        import farandole.torch as hvd
+
+        warnings.simplefilter("error")
+        model = net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, *part(rank, 2, *data(step))).backward()
+            if step % 2:
+                optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            if step % 2:
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            else:
+                optimizer.step()
+        return values(model)
+
+    assert_all_close(job(2, train), values(model))
+
+
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_step_after_synchronize_warns_and_does_not_reduce_twice(op: str) -> None:
+    def train(rank: int) -> Any:
+        import warnings
+
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1 if op == "Average" else 0.05), op=getattr(hvd, op)
+        )
+        loss_of(model, *part(rank, 2, *data())).backward()
+        optimizer.synchronize()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.step()
+        assert ["skip_synchronize" in str(each.message) for each in caught] == [True]
+        return values(model)
+
+    assert_all_close(job(2, train), alone(OPTIMIZERS["sgd"], 1))
+
+
+def test_closure() -> None:
+    """SGD and L-BFGS: the closure's loss and gradients are those of the whole batch."""
+    makers = [
+        lambda params: torch.optim.SGD(params, lr=0.1),
+        lambda params: torch.optim.LBFGS(params, lr=0.5, max_iter=6, line_search_fn="strong_wolfe"),
+    ]
+
+    def run(rank: int, n: int, make: Callable[[Any], Any], wrap: Callable[[Any], Any]) -> Any:
+        model = net(torch.float64).to(memory_format=torch.contiguous_format)  # L-BFGS looks at gradients as flat
+        optimizer = wrap(make(model.parameters()))
+        losses = []
+        for step in range(3):
+            x, y = part(rank, n, *data(step, torch.float64))
+
+            def closure(x: Any = x, y: Any = y) -> Any:
+                optimizer.zero_grad()
+                loss = loss_of(model, x, y)
+                loss.backward()
+                return loss
+
+            losses.append(float(optimizer.step(closure).detach()))
+        return [*values(model), torch.tensor(losses)]
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        return [run(rank, 2, make, hvd.DistributedOptimizer) for make in makers]
+
+    results = job(2, train)
+    for number, make in enumerate(makers):
+        assert_all_close([result[number] for result in results], run(0, 1, make, lambda each: each), 1e-6)
+
+
+def test_grad_scaler_with_ranks_that_use_different_parameters() -> None:
+    """An overflow on one rank is an overflow on all: they skip the same steps."""
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        scales = []
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            x, y = part(rank, 2, *data(step))
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = loss_of(model, x, y, side=rank == 0 or step % 2 == 0)
+            if step == 1 and rank == 1:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return values(model), scales
+
+    results = job(2, train)
+    assert [scales for _, scales in results] == [[1024.0, 512.0, 512.0, 512.0]] * 2
+    assert all(torch.equal(one, other) for one, other in zip(results[0][0], results[1][0], strict=True))
+    assert all(torch.isfinite(each).all() for each in results[0][0])
+
+
+def test_grad_scaler_matches_one_rank_with_a_fused_optimizer() -> None:
+    def run(rank: int, n: int, wrap: Callable[[Any], Any]) -> Any:
+        model = net()
+        optimizer = wrap(torch.optim.Adam(model.parameters(), lr=0.01, fused=True))
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, *part(rank, n, *data(step)))).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return values(model)
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        return run(rank, 2, hvd.DistributedOptimizer)
+
+    assert_all_close(job(2, train), run(0, 1, lambda each: each), 1e-5)
+
+
+def test_skipped_steps_without_zero_grad_of_the_optimizer() -> None:
+    """``model.zero_grad()`` throws gradients away behind the optimizer's back."""
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(STEPS):
+            model.zero_grad()
+            loss_of(model, *part(rank, 2, *data(9))).backward()  # nobody steps with these
+            model.zero_grad()
+            loss_of(model, *part(rank, 2, *data(step))).backward()
+            optimizer.step()
+        return values(model)
+
+    assert_all_close(job(2, train), alone(OPTIMIZERS["sgd"]))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_model(backend: str) -> None:
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net()
+        compiled = torch.compile(model, backend=backend)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(compiled, *part(rank, 2, *data(step))).backward()
+            optimizer.step()
+        return values(model)
+
+    assert_all_close(job(2, train), alone(OPTIMIZERS["sgd"]))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpoints(reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        torch.manual_seed(2)
+        layers = [torch.nn.Linear(4, 4) for _ in range(3)]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([each for layer in layers for each in layer.parameters()], lr=0.1)
+        )
+        rounds = []
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            torch.manual_seed(3 + step)
+            (h,) = part(rank, 2, torch.randn(8, 4, requires_grad=True))
+            for layer in layers:
+                h = checkpoint(layer, h, use_reentrant=reentrant)
+            before = optimizer._farandole.strategy._rounds
+            h.square().mean().backward()
+            rounds.append(optimizer._farandole.strategy._rounds - before)
+            optimizer.step()
+        assert rounds == [1] * STEPS  # not one per checkpoint
+        return [value for layer in layers for value in values(layer)]
+
+    torch.manual_seed(2)
+    layers = [torch.nn.Linear(4, 4) for _ in range(3)]
+    optimizer = torch.optim.SGD([each for layer in layers for each in layer.parameters()], lr=0.1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        torch.manual_seed(3 + step)
+        h = torch.randn(8, 4, requires_grad=True)
+        for layer in layers:
+            h = layer(h)
+        h.square().mean().backward()
+        optimizer.step()
+    assert_all_close(job(2, train), [value for layer in layers for value in values(layer)])
