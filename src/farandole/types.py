@@ -70,7 +70,7 @@ class ReduceOp(IntEnum):
 
 
 class Kind(IntEnum):
-    """The collectives. The names appear in Horovod's error messages."""
+    """The collectives. The names appear in Horovod's error messages. ALLOCATE makes memory on all ranks at once."""
 
     ALLREDUCE = 0
     ALLGATHER = 1
@@ -79,6 +79,7 @@ class Kind(IntEnum):
     REDUCESCATTER = 4
     BARRIER = 5
     JOIN = 6
+    ALLOCATE = 7
 
 
 class Buffer(NamedTuple):

@@ -106,6 +106,21 @@ def test_every_kind(n: int) -> None:
     engines(n, body)
 
 
+def test_memory_may_be_allocated_while_something_waits() -> None:
+    def body(engine: Engine) -> None:
+        late = np.ones(2, np.float32)
+        if engine.rank == 0:
+            handle = engine.submit([entry("late", late)])
+            engine.allocate(1 << 12)
+        else:
+            engine.allocate(1 << 12)
+            handle = engine.submit([entry("late", late)])
+        handle.wait()
+        assert np.all(late == 2)
+
+    engines(2, body)
+
+
 def test_groups_run_as_one_and_mixed_dtypes_are_fine() -> None:
     def body(engine: Engine) -> None:
         arrays = [np.ones(4, np.float32), np.ones(5, np.int32), np.ones(6, np.float32)]

@@ -85,7 +85,8 @@ class Engine:
 
         Results: ALLREDUCE, BROADCAST, BARRIER: None (the result stands in ``buffer.out``); ALLGATHER: (flat array of
         the dtype's storage type, every rank's first dimension); ALLTOALL: (flat array, rows received from each rank);
-        REDUCESCATTER: flat array with this rank's rows; JOIN: the rank that joined last.
+        REDUCESCATTER: flat array with this rank's rows; JOIN: the rank that joined last;
+        ALLOCATE: the memory.
         Raises RequestError for requests that are wrong by themselves or have a name that is in use, HorovodInternalError
         when the engine has ended; nothing is queued then.
         """
@@ -101,13 +102,13 @@ class Engine:
         return self._enqueue(entries).wait()
 
     def allocate(self, nbytes: int) -> Any:
-        """Memory that is reduced where it stands (uint8). Collective: same order on all ranks, nothing in flight."""
-        self._allocated += 1
+        """Memory that is reduced where it stands (uint8). Collective: same sizes in the same order on all ranks."""
+        with self._mutex:
+            self._allocated += 1
+            name = f"allocate.{self._allocated}"
         none = np.empty(0, dtype=np.uint8)
-        request = Request(f"allocate.{self._allocated}", Kind.BARRIER, DType.UINT8, (nbytes,))
-        self.run([Entry(request, Buffer(none, none, DType.UINT8))])  # all ranks are here, and want the same
-        with self._driving:
-            return self.transport.allocate(nbytes)
+        request = Request(name, Kind.ALLOCATE, DType.UINT8, (nbytes,))
+        return self.run([Entry(request, Buffer(none, none, DType.UINT8))])[0]
 
     def shutdown(self) -> None:
         """Leave. What is in flight fails, on this rank and, when they ask for more, on the others."""

@@ -112,6 +112,10 @@ def _join(request: Request, buffer: Buffer, parts: Parts, transport: Transport) 
     return parts[0][0]
 
 
+def _allocate(request: Request, buffer: Buffer, parts: Parts, transport: Transport) -> Any:
+    return transport.allocate(request.shape[0])
+
+
 def _barrier(request: Request, buffer: Buffer, parts: Parts, transport: Transport) -> Any:
     transport.barrier()
 
@@ -137,4 +141,5 @@ _RUN: dict[Kind, Callable[[Request, Buffer, Parts, Transport], Any]] = {
     Kind.REDUCESCATTER: _reducescatter,
     Kind.BARRIER: _barrier,
     Kind.JOIN: _join,
+    Kind.ALLOCATE: _allocate,
 }

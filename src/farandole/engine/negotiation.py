@@ -22,6 +22,7 @@ _NOT_WITH_JOIN = {
     Kind.BROADCAST: "Broadcast is not supported with Join at this time.",
     Kind.REDUCESCATTER: "Reducescatter is not supported with Join at this time.",
     Kind.BARRIER: "Barrier is not supported with Join at this time.",
+    Kind.ALLOCATE: "Allocating shared buffers is not supported with Join at this time.",
 }
 
 
