@@ -12,7 +12,7 @@ bin := $(VENV)/bin
 inputs := $(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
 python := $(VENV)/.python
 install = echo "Installing farandole[$(1)] into $(VENV) (once; torch is a large download) ..." && \
-	$(bin)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
+	$(bin)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
 
 .PHONY: demo test check bench clean
 

@@ -12,10 +12,13 @@ mpl.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from benchmarks.report import TITLES, seconds
-from benchmarks.samples import OURS, Case
+from benchmarks.report import COLUMNS, TITLES, seconds
+from benchmarks.samples import ALONE, DDP, GLOO, GLOO_FLAT, IMPORT, MPI, OURS, TOGETHER, TORCHRUN, Case
 
-COLOURS = ["#d1495b", "#30638e", "#7ea8be", "#edae49", "#66a182"]
+COLOURS = {
+    OURS: "#d1495b", GLOO: "#30638e", DDP: "#30638e", TORCHRUN: "#30638e", GLOO_FLAT: "#7ea8be", MPI: "#edae49",
+    ALONE: "#b0b0b0", TOGETHER: "#808080", IMPORT: "#b0b0b0",
+}  # fmt: skip
 
 
 def draw(path: Path, cases: Sequence[Case], size: int) -> None:
@@ -24,8 +27,15 @@ def draw(path: Path, cases: Sequence[Case], size: int) -> None:
     for case in cases:
         kind = "many" if case.benchmark == "allreduce" and "x" in case.name else case.benchmark
         panels.setdefault(kind, []).append(case)
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(5.2 * len(panels), 4.2), squeeze=False)
-    for axis, (kind, rows) in zip(axes[0], panels.items(), strict=True):
+    columns = 2 if len(panels) > 1 else 1
+    lines_of_panels = -(-len(panels) // columns)
+    figure, axes = pyplot.subplots(
+        lines_of_panels, columns, figsize=(5.4 * columns, 3.8 * lines_of_panels), squeeze=False
+    )  # fmt: skip
+    places = list(axes.flat)
+    for spare in places[len(panels) :]:
+        spare.remove()
+    for axis, (kind, rows) in zip(places, panels.items(), strict=False):
         if kind == "allreduce" and len(rows) > 1:
             lines(axis, rows)
         else:
@@ -40,9 +50,9 @@ def draw(path: Path, cases: Sequence[Case], size: int) -> None:
 
 
 def lines(axis: Axes, rows: Sequence[Case]) -> None:
-    for number, name in enumerate(rows[0].samples):
+    for name in rows[0].samples:
         sizes = [case.bytes for case in rows]
-        colour = COLOURS[number % len(COLOURS)]
+        colour = COLOURS[name]
         spreads = [case.spread(name) for case in rows]
         axis.fill_between(sizes, [low for low, _ in spreads], [high for _, high in spreads], color=colour, alpha=0.2)
         medians = [case.median(name) for case in rows]
@@ -51,19 +61,19 @@ def lines(axis: Axes, rows: Sequence[Case]) -> None:
     axis.set_xticks([case.bytes for case in rows], [case.name for case in rows])
     axis.set_yscale("log")
     axis.yaxis.set_major_formatter(lambda value, _: seconds(value))
-    axis.legend(frameon=False)
+    axis.legend(frameon=False, fontsize=8)
 
 
 def bars(axis: Axes, rows: Sequence[Case]) -> None:
-    names = list(rows[0].samples)
+    names = sorted(rows[0].samples, key=COLUMNS.index)
     width = 0.8 / len(names)
     for number, name in enumerate(names):
         places = [index + (number - (len(names) - 1) / 2) * width for index in range(len(rows))]
         medians = [case.median(name) for case in rows]
         below = [max(0.0, case.median(name) - case.spread(name)[0]) for case in rows]
         above = [max(0.0, case.spread(name)[1] - case.median(name)) for case in rows]
-        colour = COLOURS[number % len(COLOURS)]
+        colour = COLOURS[name]
         axis.bar(places, medians, width, yerr=[below, above], label=name, color=colour, error_kw={"linewidth": 1})
     axis.set_xticks(range(len(rows)), [case.name for case in rows])
     axis.yaxis.set_major_formatter(lambda value, _: seconds(value))
-    axis.legend(frameon=False)
+    axis.legend(frameon=False, fontsize=8)
