@@ -42,7 +42,7 @@ LEVEL = {room: number for number, line in enumerate(ROOMS.split("\n")) for room 
 
 # Rooms that stand already; the others of ROOMS are to come.
 BUILT = [
-    "cli", "worker", "torch", "strategies", "frontend", "context", "engine", "launch", "collectives", "transports",
+    "cli", "worker", "torch", "data", "strategies", "frontend", "context", "engine", "launch", "collectives", "transports",
     "kernels", "store", "config", "registry", "log", "handshake", "contracts", "types", "errors",
 ]  # fmt: skip
 

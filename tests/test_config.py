@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.config import LOG_LEVELS, Settings, knobs
+from farandole.config import LOG_LEVELS, Settings, built_for, knobs
 from farandole.errors import SettingsError
 
 KNOBS = {each.name: each for each in knobs()}
@@ -16,8 +16,10 @@ KNOBS = {each.name: each for each in knobs()}
 # A new flag is a promise to users: it is added here on purpose.
 FLAGS = [
     "--transport", "--fusion-threshold-mb", "--bucket-mb", "--cycle-time-ms", "--cache-capacity", "--no-stall-check",
-    "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds", "--start-timeout", "--log-level",
-    "--log-without-timestamp",
+    "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds", "--timeline-filename",
+    "--timeline-mark-cycles", "--timeline-all-ranks", "--autotune", "--autotune-log-file", "--autotune-warmup-samples",
+    "--autotune-steps-per-sample", "--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise",
+    "--join-mean-of-present", "--start-timeout", "--log-level", "--log-without-timestamp",
 ]  # fmt: skip
 
 # Names that users of Horovod set in their scripts; they must go on working.
@@ -28,6 +30,14 @@ HOROVOD = {
     "HOROVOD_STALL_CHECK_DISABLE": ("stall_check_disable", "1", True),
     "HOROVOD_STALL_CHECK_TIME_SECONDS": ("stall_warning_seconds", "5", 5.0),
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": ("stall_shutdown_seconds", "9", 9.0),
+    "HOROVOD_TIMELINE": ("timeline", "DYNAMIC", "DYNAMIC"),
+    "HOROVOD_TIMELINE_MARK_CYCLES": ("timeline_mark_cycles", "1", True),
+    "HOROVOD_AUTOTUNE": ("autotune", "1", True),
+    "HOROVOD_AUTOTUNE_LOG": ("autotune_log", "log.csv", "log.csv"),
+    "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": ("autotune_warmup_samples", "1", 1),
+    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": ("autotune_steps_per_sample", "5", 5),
+    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": ("autotune_bayes_opt_max_samples", "7", 7),
+    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": ("autotune_gaussian_process_noise", "0.5", 0.5),
     "HOROVOD_START_TIMEOUT": ("start_timeout", "77", 77.0),
     "HOROVOD_LOG_LEVEL": ("log_level", "INFO", "INFO"),
     "HOROVOD_LOG_HIDE_TIME": ("log_hide_time", "true", True),
@@ -88,6 +98,10 @@ def test_every_knob_is_documented_and_of_its_type(each) -> None:
         ({"FARANDOLE_LOG_HIDE_TIME": "maybe"}, "FARANDOLE_LOG_HIDE_TIME='maybe' cannot be read: it must be 0 or 1"),
         ({"HOROVOD_SIZE": "-1"}, "FARANDOLE_SIZE=-1 must be >= 0"),
         ({"HOROVOD_START_TIMEOUT": "-3"}, "--start-timeout=-3.0 must be >= 0"),
+        (
+            {"HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "1.5"},
+            "--autotune-gaussian-process-noise=1.5 must be in [0, 1]",
+        ),
         ({"FARANDOLE_TRANSPORT": "mpi"}, "--transport='mpi' is not a wire; choose one of auto, shm, tcp"),
         ({"HOROVOD_LOG_LEVEL": "loud"}, "--log-level='loud' is not a level; choose one of trace, debug, info"),
     ],
@@ -110,7 +124,10 @@ def test_no(text: str) -> None:
 
 WORDS = st.text("az09:-", min_size=1)
 VALUES = {int: st.integers(0, 1 << 40), float: st.floats(0, 1e9), bool: st.booleans(), str: WORDS}
-CHOICES = {"transport": st.sampled_from(["auto", "shm", "tcp"]), "log_level": st.sampled_from(LOG_LEVELS)}
+CHOICES = {
+    "transport": st.sampled_from(["auto", "shm", "tcp"]), "log_level": st.sampled_from(LOG_LEVELS),
+    "autotune_gaussian_process_noise": st.floats(0, 1),
+}  # fmt: skip
 
 
 @given(st.fixed_dictionaries({}, optional={k: CHOICES.get(k, VALUES[each.kind]) for k, each in KNOBS.items()}))
@@ -123,6 +140,14 @@ def test_only_what_differs_travels() -> None:
     assert Settings(rank=1, size=2).to_env() == {
         "FARANDOLE_RANK": "1", "HOROVOD_RANK": "1", "FARANDOLE_SIZE": "2", "HOROVOD_SIZE": "2",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [
+    "HOROVOD_WITH_PYTORCH", "HOROVOD_WITHOUT_MPI", "HOROVOD_GPU", "HOROVOD_GPU_OPERATIONS", "HOROVOD_GPU_ALLREDUCE",
+    "HOROVOD_CUDA_HOME", "HOROVOD_NCCL_LINK", "HOROVOD_CPU_OPERATIONS", "HOROVOD_BUILD_CUDA_CC_LIST",
+])  # fmt: skip
+def test_variables_that_told_what_to_compile_are_known(name: str) -> None:
+    assert built_for({"PATH": "/bin", "HOROVOD_TIMELINE": "x", "HOROVOD_WITH_EVERYTHING": "1", name: "1"}) == [name]
 
 
 def test_settings_cannot_be_changed_or_misspelt() -> None:

@@ -24,7 +24,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands = {"run": _run, "bench": _bench, "config": _config}
+    commands = {"run": _run, "bench": _bench, "config": _config, "timeline": _timeline}
     first = arguments[0] if arguments else "--help"
     try:
         if first in ("-v", "--version"):
@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 _HELP = f"""usage: {USAGE}
        farandole bench ...      measure (from a clone of the project)
+       farandole timeline merge FILES... -o OUT   the timelines of several ranks as one
        farandole config         every setting: flag, variable, default, meaning
        farandole --version
 
@@ -154,6 +155,21 @@ def _config(arguments: Sequence[str]) -> int:
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
     ]
     return _say("\n".join(lines))
+
+
+def _timeline(arguments: Sequence[str]) -> int:
+    """Merge the timelines that ranks wrote."""
+    parser = _Parser(prog="farandole timeline merge", allow_abbrev=False)
+    parser.add_argument("files", nargs="+", metavar="FILE", help="what the ranks wrote: FILE, FILE.rank1, ...")
+    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="where the merged timeline goes")
+    if not arguments or arguments[0] != "merge":
+        raise SettingsError("usage: farandole timeline merge FILES... -o OUT")
+    options = parser.parse_args(arguments[1:])
+    from farandole.engine import timeline
+
+    merged = timeline.merge([timeline.read(path) for path in options.files])
+    timeline.write(options.output, merged)
+    return _say(f"{len(options.files)} timelines, {len(merged)} events: {options.output}")
 
 
 def _bench(arguments: Sequence[str]) -> int:

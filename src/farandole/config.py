@@ -7,6 +7,7 @@ The command line, the table in the docs and the worker's environment are derived
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -75,6 +76,42 @@ class Settings:
         0.0, "seconds after which a stalled job is ended; 0 = never",
         flag="--stall-check-shutdown-time-seconds", horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
     )  # fmt: skip
+    timeline: str = knob(
+        "", "file for a Chrome trace of all collectives, written by rank 0; DYNAMIC: start_timeline() names it",
+        flag="--timeline-filename", horovod="HOROVOD_TIMELINE",
+    )  # fmt: skip
+    timeline_mark_cycles: bool = knob(
+        False, "a mark in the timeline for every round of agreement",
+        flag="--timeline-mark-cycles", horovod="HOROVOD_TIMELINE_MARK_CYCLES",
+    )  # fmt: skip
+    timeline_all_ranks: bool = knob(
+        False, "every rank writes its timeline, to <file>.rank<N>; see farandole timeline merge",
+        flag="--timeline-all-ranks",
+    )  # fmt: skip
+    autotune: bool = knob(
+        False, "try out sizes of exchanges while training, and keep the fastest",
+        flag="--autotune", horovod="HOROVOD_AUTOTUNE",
+    )  # fmt: skip
+    autotune_log: str = knob(
+        "", "CSV file for what autotune tried, the best in the last row",
+        flag="--autotune-log-file", horovod="HOROVOD_AUTOTUNE_LOG",
+    )  # fmt: skip
+    autotune_warmup_samples: int = knob(
+        3, "samples that autotune throws away at first",
+        flag="--autotune-warmup-samples", horovod="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+    )  # fmt: skip
+    autotune_steps_per_sample: int = knob(
+        10, "training steps that autotune measures as one",
+        flag="--autotune-steps-per-sample", horovod="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+    )  # fmt: skip
+    autotune_bayes_opt_max_samples: int = knob(
+        20, "sizes that autotune tries at most",
+        flag="--autotune-bayes-opt-max-samples", horovod="HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+    )  # fmt: skip
+    autotune_gaussian_process_noise: float = knob(
+        0.8, "how little autotune trusts one measurement, from 0 to 1",
+        flag="--autotune-gaussian-process-noise", horovod="HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+    )  # fmt: skip
     join_mean_of_present: bool = knob(
         False, "after join(), averages are over the ranks that still have data, not over all",
         flag="--join-mean-of-present",
@@ -94,6 +131,9 @@ class Settings:
             value = getattr(self, each.name)
             if each.kind in (int, float) and value < 0:
                 raise SettingsError(f"{each.flag or each.variable}={value} must be >= 0")
+        noise = self.autotune_gaussian_process_noise
+        if noise > 1:
+            raise SettingsError(f"--autotune-gaussian-process-noise={noise} must be in [0, 1]")
         if self.transport not in ("auto", "shm", "tcp"):
             raise SettingsError(f"--transport={self.transport!r} is not a wire; choose one of auto, shm, tcp")
         if self.log_level.lower() not in LOG_LEVELS:
@@ -122,6 +162,17 @@ class Settings:
         }
 
 
+def built_for(env: Mapping[str, str]) -> list[str]:
+    """Variables in ``env`` that told Horovod's installer what to compile. Nothing is compiled here."""
+    return sorted(name for name in env if _COMPILING.fullmatch(name))
+
+
+_COMPILING = re.compile(
+    "HOROVOD_("
+    "(WITH|WITHOUT)_(TENSORFLOW|PYTORCH|MXNET|MPI|GLOO|NVTX)|GPU|GPU_(OPERATIONS|ALLREDUCE|ALLGATHER|BROADCAST|ALLTOALL"
+    "|REDUCESCATTER)|CPU_OPERATIONS|ALLOW_MIXED_GPU_IMPL|(CUDA|ROCM|NCCL)_(HOME|INCLUDE|LIB)|NCCL_LINK|NVTX_INCLUDE"
+    "|CMAKE|BUILD_(ARCH_FLAGS|FLAGS|CUDA_CC_LIST)|DEBUG|SKIP_COMPILE|LOCAL_VERSION)"
+)
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from farandole.types import Buffer, Kind, ReduceOp, Slot
+from farandole.types import Buffer, Kind, ReduceOp, Request, Slot
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -152,15 +152,33 @@ class Waiting(NamedTuple):
 
 
 class Observer(Protocol):
-    """Told by the engine what goes on, on whichever thread drives it. Must be quick."""
+    """Told by the engine what runs, on whichever thread drives it. Must be quick."""
 
     def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
         """A collective (several names: fused) is about to run."""
 
     def finished(self, kind: Kind, names: Sequence[str]) -> None: ...
 
+
+class Watcher(Protocol):
+    """Told by the engine what does not run."""
+
     def waiting(self, collectives: Sequence[Waiting]) -> str:
         """Called about once a second while something waits. A text that is not empty ends the job with that reason."""
+
+
+class Tracer(Observer, Protocol):
+    """An observer that is also told of every round of agreement."""
+
+    clock: float  # seconds by which the job's clock is ahead of this rank's monotonic clock
+
+    def settled(
+        self, asked: Sequence[Sequence[tuple[str, Request]]], since: Sequence[Sequence[float]],
+        agreed: Sequence[str], failed: Sequence[str],
+    ) -> None:  # fmt: skip
+        """All ranks have posted. Per rank: what it asked for in this round, and since when by the job's clock (empty
+        for a rank that does not say). ``agreed`` are the names that run now, in this order; ``failed`` cannot run.
+        """
 
 
 class Worker(Protocol):

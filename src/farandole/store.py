@@ -8,6 +8,7 @@ when the verb is SET. Values are opaque bytes: nothing is unpickled here.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 import threading
@@ -20,8 +21,9 @@ from farandole.log import logger
 
 PURPOSE = "store"
 MAX_PENDING = 64  # strangers (and newcomers) in their handshake; the oldest has to go when one more comes
-_GET, _TRY, _SET = 1, 2, 3
+_GET, _TRY, _SET, _CLOCK = 1, 2, 3, 4
 _HEADER = struct.Struct("<Bd")
+_SECONDS = struct.Struct("<d")
 _MISSING, _FOUND = b"\0", b"\1"
 Value = bytes | bytearray  # what came over the network is kept as it came: it may be large
 
@@ -142,6 +144,10 @@ class StoreServer:
                 hook(key, value)
             handshake.send_frame(sock, _FOUND)
             return True
+        if verb == _CLOCK:
+            handshake.send_frame(sock, _FOUND)
+            handshake.send_frame(sock, _SECONDS.pack(time.monotonic()) + clock_name().encode())
+            return True
         found = self._wait(key, seconds if verb == _GET else 0.0)
         if found is None and self._closed:
             return False  # hang up: "nobody set it" would be a false story
@@ -184,6 +190,12 @@ class StoreClient:
 
     def try_get(self, key: str) -> bytes | None:
         return self._ask(_TRY, key, 0.0)
+
+    def clock(self) -> tuple[float, str]:
+        """The time on the monotonic clock of the driver's host, and that clock's name (see ``clock_name``)."""
+        answer = self._ask(_CLOCK, "", 0.0)
+        assert answer is not None
+        return _SECONDS.unpack_from(answer)[0], answer[_SECONDS.size :].decode()
 
     def close(self) -> None:
         """Hang up. May be called twice; calls that wait, and later ones, raise PeerLostError."""
@@ -261,6 +273,16 @@ class StoreClient:
                     ) from error
                 raise
         raise AssertionError("unreachable")
+
+
+def clock_name() -> str:
+    """What processes with the same monotonic clock have in common: the running kernel, and the time namespace in it."""
+    name = ""
+    with contextlib.suppress(OSError):
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            name = file.read().strip()
+        name += os.readlink("/proc/self/ns/time")
+    return name
 
 
 def _hang_up(sock: socket.socket) -> None:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from farandole import log
 from farandole.config import Settings
 from farandole.context import wiring
+from farandole.context.observers import Observers, note_ignored
 from farandole.contracts import Transport
-from farandole.engine import Engine, StallCheck
+from farandole.engine import Engine
 from farandole.errors import NotInitializedError, SettingsError
 from farandole.store import StoreClient
 from farandole.transports import shm
@@ -23,6 +24,7 @@ from farandole.transports import shm
 class _Place(NamedTuple):
     settings: Settings
     engine: Engine
+    observers: Observers | None = None
 
 
 _lock = threading.RLock()
@@ -44,10 +46,17 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         log.configure(settings.log_level, rank=settings.rank, hide_time=settings.log_hide_time)
         if not 0 <= settings.rank < settings.size:
             raise SettingsError(f"HOROVOD_RANK={settings.rank} is not below HOROVOD_SIZE={settings.size}")
+        note_ignored()
         _generation += 1
         transport = _connect(settings, f"{_generation}")
-        observers = [] if settings.stall_check_disable else [StallCheck(settings, settings.rank)]
-        _place = _Place(settings, Engine(transport, settings, observers))
+        try:
+            observers = Observers(settings, transport, _store)
+            engine = Engine(transport, settings, observers.list)
+            observers.attach(engine)
+        except BaseException as error:
+            transport.abort(f"rank {settings.rank} could not initialise: {error}")
+            raise
+        _place = _Place(settings, engine, observers)
 
 
 def shutdown() -> None:
@@ -57,6 +66,27 @@ def shutdown() -> None:
         place, _place = _place, None
     if place is not None:
         place.engine.shutdown()
+        if place.observers is not None:
+            place.observers.close()
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begin to write a timeline to ``file_path`` (on rank 0). Needs HOROVOD_TIMELINE to be set, to DYNAMIC or a file.
+
+    One that is being written is ended first; ``mark_cycles`` marks every round of agreement.
+    """
+    _observers().start_timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """End the timeline; its file is complete when this returns."""
+    _observers().stop_timeline()
+
+
+def _observers() -> Observers:
+    if _place is None or _place.observers is None:
+        raise NotInitializedError
+    return _place.observers
 
 
 def _forget() -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from farandole.config import Settings
-from farandole.contracts import Observer, Transport, Waiting
+from farandole.contracts import Observer, Tracer, Transport, Waiting, Watcher
 from farandole.engine import wire
 from farandole.engine.cache import SignatureCache
 from farandole.engine.check import check
@@ -53,10 +53,17 @@ class _Unit(NamedTuple):
 class Engine:
     """Runs collectives over one transport. Thread-safe."""
 
-    def __init__(self, transport: Transport, settings: Settings, observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, transport: Transport, settings: Settings, observers: Sequence[Any] = ()) -> None:
+        """``observers``: Observers, Tracers and Watchers, or several in one."""
         self.transport, self.rank, self.size = transport, transport.rank, transport.size
-        self.observers = list(observers)
-        self._threshold = settings.fusion_threshold
+        self.observers: list[Observer] = [each for each in observers if hasattr(each, "started")]
+        self._watchers: list[Watcher] = [each for each in observers if hasattr(each, "waiting")]
+        self.fusion_threshold = settings.fusion_threshold
+        self.bucket_bytes = settings.bucket_bytes  # what a strategy should collect before it submits; rank 0 decides
+        self.bucketed: int | None = None  # what it does collect, if it can change that
+        self._tracers: list[Tracer] = [each for each in observers if hasattr(each, "settled")]
+        self._proposed: int | None = None  # a fusion threshold that is not in force yet
+        self._noting = bool(self._tracers)  # something hangs on what this rank posts
         self._mean_of_present = settings.join_mean_of_present
         self._negotiation = Negotiation(self.size)
         self._cache = SignatureCache(settings.cache_capacity)
@@ -87,8 +94,8 @@ class Engine:
         the dtype's storage type, every rank's first dimension); ALLTOALL: (flat array, rows received from each rank);
         REDUCESCATTER: flat array with this rank's rows; JOIN: the rank that joined last;
         ALLOCATE: the memory.
-        Raises RequestError for requests that are wrong by themselves or have a name that is in use, HorovodInternalError
-        when the engine has ended; nothing is queued then.
+        Raises RequestError for requests that are wrong by themselves or have a name that is in use,
+        HorovodInternalError when the engine has ended; nothing is queued then.
         """
         handle = self._enqueue(entries)
         if self._parked:
@@ -124,6 +131,13 @@ class Engine:
     def abort(self, why: str) -> None:
         """End the engine on all ranks: whatever waits raises HorovodInternalError with ``why``."""
         self.transport.abort(why)
+
+    # What observers call.
+
+    def propose(self, threshold: int) -> None:
+        """Change ``fusion_threshold``, on all ranks in the same round. Rank 0 decides for all."""
+        with self._mutex:
+            self._proposed, self._noting = threshold, True
 
     # Submission.
 
@@ -233,23 +247,35 @@ class Engine:
                 known.append((found, entry.serial))
         if known and new:  # known ones are decoded first
             batch.sort(key=lambda item: number(item.entry.request) is None)
-        self.transport.board.post(wire.encode(known, new) if batch else b"")
+        message = wire.encode(known, new) if batch else b""
+        self.transport.board.post(self._with_note(message) if self._noting and batch else message)
         self._posted = True
+
+    def _with_note(self, message: bytes) -> bytes:
+        with self._mutex:
+            threshold, self._proposed = self._proposed, None
+            self._noting = bool(self._tracers)
+        since = [item.since + self._tracers[0].clock for item in self._batch] if self._tracers else []
+        return wire.with_note(message, wire.Note(threshold, since))
 
     def _settle(self, messages: Sequence[bytes]) -> None:
         """All have posted: decide, and run what is decided."""
         batch, self._batch = self._batch, []
-        first = messages[0]
-        same = self._negotiation.idle and first and messages.count(first) == self.size
-        key = wire.signatures(first) if same else None
         if self._decided_in != self._cache.generation:
             self._decisions.clear()
             self._decided_in = self._cache.generation
-        decision = self._decisions.get(key) if key else None
+        key, decision = self._remembered(messages)
+        since: Sequence[Sequence[float]] = ()
+        if decision is None and any(map(wire.noted, messages)):
+            messages, since = self._read_notes(messages)
+            key, decision = self._remembered(messages)
+        asked = None
         if decision is None:
-            decision, batch = self._decide(messages, batch, in_step=bool(key))
+            decision, batch, asked = self._decide(messages, batch, in_step=bool(key))
             if key and self._negotiation.idle and len(self._decisions) < _REMEMBERED:
                 self._decisions[key] = decision
+        if self._tracers:
+            self._tell(asked, since, decision, batch)
         for done, remembered in enumerate(decision):
             try:
                 self._run(remembered.unit, [batch[position] for position in remembered.positions])
@@ -258,10 +284,42 @@ class Engine:
                 self._waiting.update((item.entry.name, item) for item in left)
                 raise
 
+    def _remembered(self, messages: Sequence[bytes]) -> tuple[bytes | None, list[_Unit] | None]:
+        """What all ranks ask for, if it is the same; and what was decided when they asked for it before."""
+        first = messages[0]
+        if not first or not self._negotiation.idle or messages.count(first) != self.size:
+            return None, None
+        key = wire.signatures(first)
+        return key, self._decisions.get(key) if key else None
+
+    def _read_notes(self, messages: Sequence[bytes]) -> tuple[list[bytes], list[list[float]]]:
+        """The messages alone; what hung on them: since when each rank waits for what it asks for. Obeys rank 0."""
+        pairs = [wire.without_note(message) for message in messages]
+        threshold = pairs[0][1].threshold
+        if threshold is not None:
+            self.fusion_threshold = threshold
+            self._decisions.clear()
+        return [message for message, _ in pairs], [note.since for _, note in pairs]
+
+    def _tell(
+        self, asked: Sequence[Sequence[Named]] | None, since: Sequence[Sequence[float]], decision: Sequence[_Unit],
+        items: Sequence[_Item],
+    ) -> None:  # fmt: skip
+        """Tell the tracers of a round. Without ``asked``: all ranks asked for ``items``."""
+        if asked is None:
+            asked = [[(item.entry.name, item.entry.request) for item in items]] * self.size
+        agreed: list[str] = []
+        failed: list[str] = []
+        for each in decision:
+            names = failed if each.unit.error else agreed
+            names += [items[position].entry.name for position in each.positions]
+        for tracer in self._tracers:
+            tracer.settled(asked, since or [()] * self.size, agreed, failed)
+
     def _decide(
         self, messages: Sequence[bytes], batch: list[_Item], *, in_step: bool
-    ) -> tuple[list[_Unit], list[_Item]]:
-        """Negotiate; the units to run, and the items that their positions point into.
+    ) -> tuple[list[_Unit], list[_Item], list[list[Named]]]:
+        """Negotiate; the units to run, the items that their positions point into, and what each rank asked for.
 
         ``in_step``: all ranks posted the same and nobody waited; if all of it runs now, the items are the batch.
         """
@@ -284,10 +342,11 @@ class Engine:
                 for name, request in zip(response.names, response.requests, strict=True)
             ]
         positions = {item.entry.name: position for position, item in enumerate(items)}
-        units = plan(responses, lambda name: waiting[name].entry.request if name in waiting else None, self._threshold)
+        threshold = self.fusion_threshold
+        units = plan(responses, lambda name: waiting[name].entry.request if name in waiting else None, threshold)
         for item in items:
             waiting.pop(item.entry.name, None)
-        return [_Unit(unit, tuple(positions[name] for name in unit.names)) for unit in units], items
+        return [_Unit(unit, tuple(positions[name] for name in unit.names)) for unit in units], items, named
 
     def _stand_in(self, name: str, request: Request) -> _Item:
         """This rank has joined: it takes part in what others ask for, with data that changes nothing."""
@@ -307,12 +366,17 @@ class Engine:
             for item in items:
                 item.handle.fail(HorovodInternalError(unit.error))
             return
-        for observer in self.observers:
-            observer.started(unit.kind, unit.names, sum(buffer.data.nbytes for buffer in buffers))
+        observers = self.observers
+        if observers:
+            names = [item.entry.name for item in items]  # a remembered unit's may carry old serial numbers
+            nbytes = sum(buffer.data.nbytes for buffer in buffers)
+            for observer in observers:
+                observer.started(unit.kind, names, nbytes)
         present = self.size - len(unit.absent)
         results = execute(unit, buffers, self.transport, present if self._mean_of_present else self.size)
-        for observer in self.observers:
-            observer.finished(unit.kind, unit.names)
+        if observers:
+            for observer in observers:
+                observer.finished(unit.kind, names)
         for item, result in zip(items, results, strict=True):
             item.handle.finish(item.place, result)
 
@@ -329,13 +393,13 @@ class Engine:
             for item in (*self._waiting.values(), *self._batch)
             if item.entry.request.kind is not Kind.JOIN  # whoever joins means to wait
         ]
-        if not items or not self.observers:
+        if not items or not self._watchers:
             return
         absent = self._negotiation.missing()
         silent = tuple(rank for rank in self.transport.board.missing() if rank != self.rank)
         waiting = [Waiting(name, now - item.since, absent.get(name, silent) or silent) for name, item in items]
-        for observer in self.observers:
-            why = observer.waiting(waiting)
+        for watcher in self._watchers:
+            why = watcher.waiting(waiting)
             if why:
                 self.transport.abort(why)
 

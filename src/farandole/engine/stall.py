@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from farandole.config import Settings
 from farandole.contracts import Waiting
 from farandole.log import logger
-from farandole.types import Kind
 
 _NAMES_SHOWN = 6
 
 
 class StallCheck:
-    """An observer of the engine. Texts are Horovod's. Of the ranks that wait, the lowest one speaks."""
+    """A watcher of the engine. Texts are Horovod's. Of the ranks that wait, the lowest one speaks."""
 
     def __init__(self, settings: Settings, rank: int) -> None:
         self.rank = rank
@@ -26,13 +25,8 @@ class StallCheck:
             self.limit = 0.0
         self._warned: set[str] = set()
 
-    def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
-        self._warned.difference_update(names)
-
-    def finished(self, kind: Kind, names: Sequence[str]) -> None:
-        pass
-
     def waiting(self, collectives: Sequence[Waiting]) -> str:
+        self._warned.intersection_update(each.name for each in collectives)
         stalled = [each for each in collectives if each.seconds >= self.warning and each.missing]
         dead = [each for each in stalled if self.limit and each.seconds >= self.limit]
         if dead or any(each.name not in self._warned for each in stalled):

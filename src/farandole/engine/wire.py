@@ -3,6 +3,9 @@
 A message is: flags (1 byte), count (4 bytes), signature numbers (4 bytes each), serial numbers (8 bytes each), and
 then JSON: ``[[serial, name, kind, dtype, shape, ...], ...]`` for the signatures without a number. An empty message
 means: nothing new.
+
+A note may hang on a message: what is of interest but not agreed upon. It comes last, with its length (4 bytes) at the
+very end: a new fusion threshold (8 bytes; -1: none), then since when each request waits (8 bytes each).
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from typing import Any, NamedTuple
 
 from farandole.types import DType, Kind, ReduceOp, Request
 
-SHUTDOWN = 1
+SHUTDOWN, NOTED = 1, 2  # flags
 _HEAD = struct.Struct("<BI")
+_WORD, _LENGTH = struct.Struct("<q"), struct.Struct("<I")
 
 
 class Message(NamedTuple):
@@ -33,6 +37,34 @@ def encode(known: Sequence[tuple[int, int]], new: Sequence[tuple[Request, int]],
     serials = array("Q", [serial for _, serial in known]).tobytes()
     rest = json.dumps([[serial, *request] for request, serial in new]).encode() if new else b""
     return head + numbers + serials + rest
+
+
+class Note(NamedTuple):
+    """``threshold``: fuse so many bytes from this round on, says the rank (only rank 0's word counts)."""
+
+    threshold: int | None
+    since: list[float]
+
+
+def with_note(message: bytes, note: Note) -> bytes:
+    threshold = -1 if note.threshold is None else note.threshold
+    tail = _WORD.pack(threshold) + array("d", note.since).tobytes()
+    return bytes([message[0] | NOTED]) + message[1:] + tail + _LENGTH.pack(len(tail))
+
+
+def noted(message: bytes) -> bool:
+    """Does a note hang on this message?"""
+    return bool(message) and bool(message[0] & NOTED)
+
+
+def without_note(message: bytes) -> tuple[bytes, Note]:
+    if not noted(message):
+        return message, Note(None, [])
+    (length,) = _LENGTH.unpack_from(message, len(message) - _LENGTH.size)
+    end = len(message) - _LENGTH.size - length
+    (threshold,) = _WORD.unpack_from(message, end)
+    since = array("d", message[end + _WORD.size : len(message) - _LENGTH.size]).tolist()
+    return bytes([message[0] & ~NOTED]) + message[1:end], Note(None if threshold < 0 else threshold, since)
 
 
 def signatures(message: bytes) -> bytes | None:

@@ -1,0 +1,86 @@
+"""Who watches the engine of this process, as its settings say: stall check, timeline, autotune."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from farandole.config import Settings, built_for
+from farandole.contracts import Transport
+from farandole.engine import Engine, StallCheck
+from farandole.engine.timeline import Timeline, ahead
+from farandole.errors import SettingsError
+from farandole.log import logger
+from farandole.store import StoreClient, clock_name
+
+DYNAMIC = "DYNAMIC"
+_NOT_ENABLED = "Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage."
+
+
+class Observers:
+    """From ``init`` to ``shutdown``. ``list`` is for the engine of all ranks and for those of process sets."""
+
+    def __init__(self, settings: Settings, transport: Transport, client: StoreClient | None) -> None:
+        """Raises SettingsError if a file cannot be written."""
+        self._settings = settings
+        self.list: list[Any] = [] if settings.stall_check_disable else [StallCheck(settings, settings.rank)]
+        self.timeline: Timeline | None = None
+        self._tuner: Any = None
+        if settings.timeline:
+            clock = ahead(client.clock, clock_name()) if client is not None else 0.0
+            self.timeline = Timeline(settings.rank, settings.size, clock)
+            self.list.append(self.timeline.of(wire_name(transport)))
+            if settings.timeline != DYNAMIC:
+                self.start_timeline(settings.timeline, settings.timeline_mark_cycles)
+
+    def attach(self, engine: Engine) -> None:
+        """Begin to tune the engine of all ranks, if that is asked for and this is rank 0."""
+        settings = self._settings
+        if not settings.autotune or engine.rank:
+            return
+        if engine.size == 1:
+            logger.info("--autotune has nothing to do: there is one rank")
+            return
+        from farandole.engine.autotune import Tuner
+
+        self._tuner = Tuner(engine, settings)
+        engine.observers.append(self._tuner)
+
+    def start_timeline(self, path: str, mark_cycles: bool) -> None:
+        """Rank 0 writes to ``path``; the others, if they were told to write at all, to ``path.rank<N>``."""
+        if self.timeline is None:
+            raise SettingsError(_NOT_ENABLED)
+        rank = self._settings.rank
+        if rank and not self._settings.timeline_all_ranks:
+            return
+        self.timeline.start(f"{path}.rank{rank}" if rank else path, mark_cycles=mark_cycles)
+
+    def stop_timeline(self) -> None:
+        if self.timeline is None:
+            raise SettingsError(_NOT_ENABLED)
+        self.timeline.stop()
+
+    def close(self) -> None:
+        if self.timeline is not None:
+            self.timeline.stop()
+        if self._tuner is not None:
+            self._tuner.close()
+
+
+def wire_name(transport: Any) -> str:
+    """What activities on this transport are called after: SHM, TCP, HIERARCHICAL ..."""
+    carrier = getattr(transport, "link", transport)
+    module = type(carrier).__module__.split(".")
+    return module[module.index("transports") + 1] if "transports" in module else type(carrier).__name__
+
+
+def note_ignored() -> None:
+    """Say once which variables of Horovod's installer are set: nothing is compiled here."""
+    global _noted
+    names = [] if _noted else built_for(os.environ)
+    _noted = True
+    if names:
+        logger.info("ignored, because nothing is compiled: %s", ", ".join(names))
+
+
+_noted = False

@@ -1,0 +1,132 @@
+"""A data loader to derive from, and a mixin that loads batches on another thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from farandole.log import logger
+
+
+class BaseDataLoader:
+    """Derive from this: ``_iterate`` gives the batches of one epoch, ``__len__`` says how many."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def _iterate(self) -> Iterator[Any]:
+        """The batches of one epoch."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._iterate():
+            yield self._process_batch(batch)
+
+    def _process_batch(self, batch: Any) -> Any:
+        """What becomes of a batch before the user gets it (on the user's thread)."""
+        return batch
+
+
+class AsyncDataLoaderMixin:
+    """Mix in before a loader: ``class Fast(AsyncDataLoaderMixin, MyLoader)``. A thread loads batches ahead.
+
+    The thread lives as long as an iteration: it ends with the epoch, with an exception (which is raised where batches
+    are consumed), when iteration is given up, and with ``close_async_loader()``. The next epoch is not begun before it
+    is asked for, so that a ``set_epoch()`` in between counts.
+
+    ``async_loader_queue_size``: how many batches may lie ready; 0 loads each when it is asked for, without a thread.
+    """
+
+    def __init__(
+        self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any
+    ) -> None:
+        self.async_loader_queue_size = async_loader_queue_size
+        self.debug_data_loader = debug_data_loader
+        self._running: list[_Ahead] = []
+        super().__init__(*args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        loader: Any = self
+        if self.async_loader_queue_size <= 0:
+            for batch in loader._iterate():
+                yield loader._process_batch(batch)
+            return
+        ahead = _Ahead(loader, self.async_loader_queue_size)
+        self._running.append(ahead)
+        try:
+            for number, batch in enumerate(ahead.batches()):
+                if self.debug_data_loader:
+                    logger.debug("data loader: batch %d, %d more ready", number, len(ahead.ready))
+                yield loader._process_batch(batch)
+        finally:  # also when the consumer breaks off
+            ahead.close()
+            if ahead in self._running:
+                self._running.remove(ahead)
+
+    def close_async_loader(self) -> None:
+        """End the thread, if there is one; an iteration that is going on ends. May be called at any time, and twice."""
+        while self._running:
+            self._running.pop().close()
+
+
+class _Ahead:
+    """One epoch, loaded by a thread."""
+
+    def __init__(self, loader: Any, size: int) -> None:
+        self.ready: deque[Any] = deque()
+        self._size = size
+        self._changed = threading.Condition()
+        self._closed = False  # nobody wants any more
+        self._ended = False  # nothing comes any more
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._load, args=(loader,), name="farandole-loader", daemon=True)
+        self._thread.start()
+
+    def batches(self) -> Iterator[Any]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self.ready or self._ended or self._closed)
+                if self._closed:
+                    return
+                if not self.ready:
+                    break
+                batch = self.ready.popleft()
+                self._changed.notify_all()
+            yield batch
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self.ready.clear()
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _load(self, loader: Any) -> None:
+        try:
+            batches = loader._iterate()
+            for batch in batches:
+                if not self._put(batch):
+                    break
+            if hasattr(batches, "close"):
+                batches.close()  # here, not whenever it is collected
+        except BaseException as error:
+            self._error = error
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _put(self, batch: Any) -> bool:
+        """Wait for room; False if the batch is not wanted."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self.ready) < self._size or self._closed)
+            if self._closed:
+                return False
+            self.ready.append(batch)
+            self._changed.notify_all()
+            return True

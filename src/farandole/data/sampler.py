@@ -1,0 +1,162 @@
+"""Samplers whose order does not depend on how many ranks there are.
+
+The order of an epoch is one permutation of the whole dataset. Rank r of n takes positions r, r + n, r + 2n ..., so that
+batch k of n ranks with B/n samples each holds the same samples as batch k of one process with B. Where training stands
+is two whole numbers, the epoch and the position up to which samples are done: any number of ranks can go on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from farandole import context
+from farandole.data.permutation import Permutation
+from farandole.errors import SettingsError
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+EVEN = ("pad", "drop", "weights")
+_BLOCK = 1 << 14  # indices computed at a time
+
+
+class DistributedSampler:
+    """A drop-in for ``torch.utils.data.DistributedSampler`` (any ``DataLoader`` takes it as ``sampler=``).
+
+    ``dataset``: anything with a length, or the length itself. What ranks do not divide is dealt as ``even`` says:
+
+    - ``"pad"``: some samples are taken twice, so that all ranks have equally many;
+    - ``"drop"``: the last few are left out of this epoch;
+    - ``"weights"``: like "pad", and ``weights()`` tells how much each sample counts, so that averages over ranks equal
+      those of one process.
+
+    Without ``num_replicas`` and ``rank`` the job's are used, as they are when iteration begins.
+    """
+
+    def __init__(
+        self, dataset: Sized | int, num_replicas: int | None = None, rank: int | None = None, shuffle: bool = True,
+        seed: int = 0, drop_last: bool = False, *, even: str | None = None,
+    ) -> None:  # fmt: skip
+        self.dataset = dataset
+        self.length = dataset if isinstance(dataset, int) else len(dataset)
+        self.shuffle, self.seed = shuffle, seed
+        self.even = even or ("drop" if drop_last else "pad")
+        if self.even not in EVEN:
+            raise SettingsError(f"even={even!r} is not a way to deal samples; choose one of {', '.join(EVEN)}")
+        if self.length < 0:
+            raise SettingsError(f"dataset={dataset!r} must be a dataset or its length, not a negative number")
+        if (num_replicas is None) != (rank is None):
+            raise SettingsError(f"num_replicas={num_replicas} and rank={rank} come together: give both, or neither")
+        if rank is not None and not 0 <= rank < (num_replicas or 0):
+            raise SettingsError(f"rank={rank} must be from 0 to num_replicas - 1 = {(num_replicas or 0) - 1}")
+        self._told = None if rank is None or num_replicas is None else (rank, num_replicas)
+        self._world: tuple[int, int] | None = None  # rank and size for which positions are dealt
+        self.epoch = 0
+        self.position = 0  # how many samples of the epoch's order are done, on all ranks together
+        self._base = 0  # where iteration begins
+
+    # What a data loader calls.
+
+    def __iter__(self) -> Iterator[int]:
+        """This rank's indices, from where the last ``reset`` left the epoch."""
+        rank, size = self._deal()
+        count, base, left, epoch = self._count(), self._base, self.length - self._base, self.epoch
+        order = Permutation(self.length, self.seed, epoch) if self.shuffle else None
+        for begin in range(0, count, _BLOCK):
+            steps = np.arange(begin, min(begin + _BLOCK, count), dtype=np.int64)
+            positions = base + (steps * size + rank) % left
+            yield from (positions if order is None else order(positions)).tolist()
+
+    def __len__(self) -> int:
+        """How many samples this rank takes until the epoch ends."""
+        self._deal()
+        return self._count()
+
+    # Where training stands.
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to another epoch, at its beginning. The current one, if it is half done (after ``load_state_dict``), goes
+        on where it was."""
+        if epoch != self.epoch or self.position >= self.length:
+            self.position = 0
+        self.epoch = epoch
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Batch ``batch_idx``, counted from the last ``reset``, is done, on all ranks (``batch_size`` each)."""
+        _, size = self._deal()
+        done = self._base + min((batch_idx + 1) * batch_size, self._count()) * size
+        self.position = max(self.position, min(done, self.length))
+
+    def record_indices(self, indices: Sequence[int]) -> None:
+        """So many further samples are done, on every rank."""
+        _, size = self._deal()
+        self.position = min(self.position + len(indices) * size, self.length)
+
+    def reset(self) -> None:
+        """Deal what is not done yet, among the ranks that are there now."""
+        self._base, self._world = self.position, None
+
+    def state_dict(self) -> dict[str, int]:
+        """The epoch and how many of its samples are done."""
+        return {"epoch": self.epoch, "processed_num": self.position}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a ``state_dict()``, which may come from a job with another number of ranks."""
+        position = int(state_dict["processed_num"])
+        if not 0 <= position <= self.length:
+            raise SettingsError(
+                f"processed_num={position} is not within the dataset's {self.length} samples: "
+                "the state belongs to another dataset"
+            )
+        self.epoch, self.position = int(state_dict["epoch"]), position
+        self.reset()
+
+    # Weights.
+
+    def weights(self, batch_idx: int, batch_size: int) -> Array:
+        """How much each sample of this rank's batch counts (float32).
+
+        ``mean over ranks of sum(weights * values)`` is the mean of ``values`` over the batch of all ranks, each sample
+        once. Use a loss per sample (``reduction="none"``), and Average. Without padding all weights are 1/batch size.
+        """
+        rank, size = self._deal()
+        steps = np.arange(batch_idx * batch_size, min((batch_idx + 1) * batch_size, self._count()), dtype=np.int64)
+        if not steps.size:
+            return np.empty(0, dtype=np.float32)
+        left = self.length - self._base
+        real = min((int(steps[-1]) + 1) * size, left) - int(steps[0]) * size
+        weight = size / real if self.even == "weights" else 1 / len(steps)
+        own = steps * size + rank < left if self.even == "weights" else np.ones(len(steps), dtype=bool)
+        weights: Array = np.where(own, np.float32(weight), np.float32(0))
+        return weights
+
+    def _count(self) -> int:
+        assert self._world is not None
+        left, size = self.length - self._base, self._world[1]
+        return left // size if self.even == "drop" else -(-left // size)
+
+    def _deal(self) -> tuple[int, int]:
+        """Rank and size; when they have changed, what is left is dealt anew."""
+        world = self._told or (context.rank(), context.size())
+        if world != self._world:
+            self._base, self._world = self.position, world
+        return world
+
+
+class ElasticSampler(DistributedSampler):
+    """Horovod's sampler for elastic jobs: what was recorded as done is not seen again after ranks come or go.
+
+    Call ``record_batch`` after each batch, and ``set_epoch`` at the *end* of an epoch.
+    """
+
+    def __init__(self, dataset: Sized | int, shuffle: bool = True, seed: int = 0, *, even: str = "pad") -> None:
+        super().__init__(dataset, shuffle=shuffle, seed=seed, even=even)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin ``epoch``; nothing of it is done."""
+        self.epoch, self.position = epoch, 0
+        self.reset()

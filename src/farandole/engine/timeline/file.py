@@ -1,0 +1,55 @@
+"""A JSON array that grows on disk and is complete after every write."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+
+from farandole.errors import SettingsError
+
+_CLOSE = b"\n]\n"
+
+
+class ArrayFile:
+    """Each write begins where the closing bracket stands, and ends with a new one: whoever reads the file, even after
+    this process was killed, finds a whole array."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise SettingsError(
+                f"the timeline cannot be written to {path!r}: {error.strerror}; --timeline-filename (HOROVOD_TIMELINE) "
+                "must name a file in a directory that exists and can be written"
+            ) from error
+        self._end = 0  # where the bracket stands
+        self._separator = b"[\n"
+        self.append([])
+
+    def append(self, elements: Sequence[str]) -> None:
+        """Add elements, each a JSON text. Raises OSError, and leaves the file as it was, if there is no room."""
+        text = self._separator + ",\n".join(elements).encode() if elements or not self._end else b""
+        if not text:
+            return
+        try:
+            self._write(text + _CLOSE)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._end)
+                os.pwrite(self._fd, _CLOSE if self._end else b"[]", self._end)
+            raise
+        self._end += len(text)
+        if elements:
+            self._separator = b",\n"
+        else:
+            self._end, self._separator = 1, b"\n"  # an empty array: go on behind its opening bracket
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _write(self, data: bytes) -> None:
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._fd, data[done:], self._end + done)

@@ -1,0 +1,129 @@
+"""The observer: takes notes on the engine's thread, in less than a microsecond each, and writes them on its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic
+
+from farandole.engine.timeline.file import ArrayFile
+from farandole.engine.timeline.story import Finished, Named, Note, Scope, Settled, Started, Story
+from farandole.log import logger
+from farandole.types import Kind
+
+ROOM = 100_000  # notes that may wait to be written
+_PAUSE = 0.04  # seconds between two looks at the notes
+_SLICE = 8  # notes between two writes; a write lets other threads run
+
+
+class Timeline:
+    """From ``init`` to ``shutdown``; writes between ``start`` and ``stop``. ``of`` gives the observer of an engine."""
+
+    def __init__(self, rank: int, size: int, clock: float = 0.0) -> None:
+        """``clock``: seconds by which the job's clock is ahead of this host's monotonic clock."""
+        self.rank, self.size, self.clock = rank, size, clock
+        self._changing = threading.Lock()
+        self._writer: _Writer | None = None
+
+    def start(self, path: str, *, mark_cycles: bool = False) -> None:
+        """Write to ``path`` from now on. Raises SettingsError if that cannot be; what was written before is ended."""
+        with self._changing:
+            story = Story(self.rank, self.size, self.now(), time.time(), mark_cycles=mark_cycles)
+            writer = _Writer(ArrayFile(path), story)
+            before, self._writer = self._writer, writer
+        if before is not None:
+            before.close()
+
+    def stop(self) -> None:
+        """End the file; it is complete when this returns. Does nothing when nothing is written."""
+        with self._changing:
+            writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def of(self, wire: str, ranks: Sequence[int] = (), prefix: str = "") -> EngineTracer:
+        """The observer of an engine over ``wire`` (a word for activities). ``ranks``: its ranks' numbers in the job
+        (default: all); ``prefix``: before every name, to tell engines apart."""
+        return EngineTracer(self, Scope(prefix, wire.upper(), ranks or range(self.size)))
+
+    def now(self) -> float:
+        return monotonic() + self.clock
+
+    def note(self, note: Note) -> None:
+        writer = self._writer
+        if writer is not None:
+            writer.put(note)
+
+
+class EngineTracer:
+    """See ``contracts.Tracer``."""
+
+    def __init__(self, timeline: Timeline, scope: Scope) -> None:
+        self.clock = timeline.clock
+        self._timeline, self._scope = timeline, scope
+
+    def settled(
+        self, asked: Sequence[Sequence[Named]], since: Sequence[Sequence[float]],
+        agreed: Sequence[str], failed: Sequence[str],
+    ) -> None:  # fmt: skip
+        self._timeline.note((self._scope, Settled(monotonic() + self.clock, asked, since, agreed, failed)))
+
+    def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
+        self._timeline.note((self._scope, Started(monotonic() + self.clock, kind, names, nbytes)))
+
+    def finished(self, kind: Kind, names: Sequence[str]) -> None:
+        self._timeline.note((self._scope, Finished(monotonic() + self.clock, kind, names)))
+
+
+class _Writer:
+    """One file and the thread that writes it."""
+
+    def __init__(self, file: ArrayFile, story: Story) -> None:
+        self._file, self._story = file, story
+        self._notes: deque[Note] = deque()
+        self._lost = 0
+        self._end = threading.Event()
+        self._dead = False
+        self._thread = threading.Thread(target=self._run, name="farandole-timeline", daemon=True)
+        self._write(story.opening())
+        self._thread.start()
+
+    def put(self, note: Note) -> None:
+        if len(self._notes) < ROOM:
+            self._notes.append(note)
+        else:
+            self._lost += 1
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._end.set()
+        self._thread.join()
+        self._file.close()
+
+    def _run(self) -> None:
+        while not self._end.wait(_PAUSE):
+            self._drain()
+        self._drain()
+        self._write(self._story.closing())
+
+    def _drain(self) -> None:
+        notes, story = self._notes, self._story
+        while notes:
+            events: list[str] = []
+            for _ in range(min(_SLICE, len(notes))):
+                events += story.events(notes.popleft())
+            self._write(events)
+        if self._lost:
+            lost, self._lost = self._lost, 0
+            self._write(story.lost(lost))
+
+    def _write(self, events: Sequence[str]) -> None:
+        if self._dead:
+            return
+        try:
+            self._file.append(events)
+        except OSError as error:
+            self._dead = True  # training goes on
+            logger.warning("the timeline ends here: %s cannot be written any more: %s", self._file.path, error.strerror)
