@@ -139,7 +139,6 @@ class ReduceKit(Worlds):
     @pytest.mark.parametrize("size", SIZES)
     def test_allreduce_of_nothing(self, size: int) -> None:
         def body(transport: Transport) -> None:
-            transport.allreduce([], ReduceOp.SUM)
             empty = np.zeros(0, np.float32)
             transport.allreduce([in_place(empty, DType.FLOAT32)] * 3, ReduceOp.MAX, 0.5)
             transport.barrier()
@@ -534,8 +533,11 @@ class FailureKit(Worlds):
 
     @pytest.mark.parametrize("waiting", ["allreduce", "large", "barrier", "board", "broadcast", "idle board"])
     def test_abort_wakes_those_who_wait(self, waiting: str) -> None:
+        together = threading.Barrier(3)
+
         def body(transport: Transport) -> str:
             transport.barrier()
+            together.wait(10)
             if transport.rank == 1:
                 time.sleep(0.05)  # let the others wait
                 transport.abort("rank 1 ran out of patience")
@@ -553,8 +555,11 @@ class FailureKit(Worlds):
         assert "ran out of patience" in texts[2]
 
     def test_abort_wakes_its_own_rank(self) -> None:
+        together = threading.Barrier(2)
+
         def body(transport: Transport) -> None:
             transport.barrier()
+            together.wait(10)
             if transport.rank == 0:
                 timer = threading.Timer(0.05, transport.abort, ["enough"])
                 timer.start()
@@ -565,14 +570,17 @@ class FailureKit(Worlds):
                     _wait_forever(transport.board)
             else:
                 with pytest.raises(PeerLostError, match="enough"):
-                    wait_in(transport, "board")
+                    wait_in(transport, "idle board")
 
         self.run(2, body)
 
     def test_abort_reaches_the_splits(self) -> None:
+        together = threading.Barrier(3)
+
         def body(transport: Transport) -> None:
             sub = transport.split([0, 1])
             transport.barrier()
+            together.wait(10)
             if transport.rank == 2:
                 transport.abort("the third one stumbled")
             elif transport.rank == 1:

@@ -1,0 +1,277 @@
+"""The notice board over one connection per peer, which also carries the reason of an abort and the goodbye.
+
+Nothing here blocks except ``wait``: what a peer does not take at once waits in its outbox, and goes on its way
+whenever the board (or the link, which minds the board while it waits for data) looks at the connections. A round is
+collected only when our own message is out, so a rank may leave the board alone after ``collect``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from farandole.errors import HorovodInternalError, PeerLostError
+from farandole.handshake import MAX_FRAME
+
+_POST, _ABORT, _GOODBYE = 0, 1, 2
+_HEADER = struct.Struct("<BQ")
+_SPIN = 30e-6
+_FAREWELL = 1.0  # seconds that a peer has to take our last words
+
+
+class _Peer:
+    """The connection to one rank, and what was read from it."""
+
+    def __init__(self, rank: int, sock: socket.socket) -> None:
+        self.rank, self.sock = rank, sock
+        self.inbox: deque[bytes] = deque()  # messages of rounds not collected yet
+        self.unread = bytearray()  # the beginning of a frame
+        self.outbox: deque[memoryview] = deque()
+        self.open = True
+        self.blocked = False  # it takes nothing more for the moment
+        self.said_goodbye = False
+
+
+class TcpBoard:
+    """One rank's board. ``sockets``: by rank, None in our own place; non-blocking.
+
+    ``parent``: the board of the wire that this one was split from; when that one is lost, so is this one.
+    """
+
+    def __init__(self, rank: int, sockets: Sequence[socket.socket | None], parent: TcpBoard | None = None) -> None:
+        self.rank = rank
+        self._parent = parent
+        self.lost: PeerLostError | None = None  # set once, for good
+        self.connections = select.epoll()  # readable when a peer said something
+        self.stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable for good once the wire is lost
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._mine: deque[bytes] = deque()
+        self._news = False
+        self._closed = False
+        self._lock = threading.RLock()
+        self._peers = {peer: _Peer(peer, sock) for peer, sock in enumerate(sockets) if sock is not None}
+        self._by_fd = {peer.sock.fileno(): peer for peer in self._peers.values()}
+        family = (parent.connections.fileno(), parent.stop) if parent is not None else ()
+        for fd in (*self._by_fd, *family):
+            self.connections.register(fd, select.EPOLLIN)
+        self._waiter = select.poll()
+        for fd in (self.connections.fileno(), self.stop, self._bell):
+            self._waiter.register(fd, select.POLLIN)
+        self._inboxes = [self._peers[each].inbox if each != rank else self._mine for each in range(len(sockets))]
+
+    def post(self, message: bytes) -> None:
+        with self._lock:
+            self.check()
+            if self._mine:
+                raise HorovodInternalError(f"rank {self.rank} posted twice in one round of the board")
+            self._mine.append(bytes(message))
+            self._send_to_all(_POST, message)
+
+    def started(self) -> bool:
+        self.pump()
+        return any(peer.inbox for peer in self._peers.values())
+
+    def missing(self) -> list[int]:
+        self.pump()
+        return [rank for rank, inbox in enumerate(self._inboxes) if not inbox]
+
+    def collect(self) -> list[bytes] | None:
+        with self._lock:
+            self.pump()
+            if not all(self._inboxes) or any(peer.outbox for peer in self._peers.values()):
+                return None
+            return [inbox.popleft() for inbox in self._inboxes]
+
+    def wait(self, seconds: float, *, spin: bool) -> None:
+        now = time.monotonic()
+        deadline, spin_until = now + seconds, now + _SPIN if spin else 0.0
+        while True:
+            self.pump()
+            if self._news:
+                self._news = False
+                return
+            self.check()
+            self._check_needed()
+            now = time.monotonic()
+            if now >= deadline:
+                return
+            if now < spin_until:
+                continue
+            ready = self._waiter.poll(math.ceil((deadline - now) * 1000))
+            if any(fd == self._bell for fd, _ in ready):
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._bell)
+                return
+
+    def ring(self) -> None:
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._bell, 1)
+
+    def check(self) -> None:
+        """Raise if the wire is lost."""
+        if self.lost is not None:
+            raise PeerLostError(str(self.lost), self.lost.rank)
+
+    def _check_needed(self) -> None:
+        """A peer that left in good order is missed only when its message is."""
+        if self._mine:
+            for peer in self._peers.values():
+                if not peer.open and not peer.inbox:
+                    raise left(peer.rank)
+
+    def pump(self) -> bool:
+        """Read what came and send what can be sent, without waiting. True if a waiting thread should look again."""
+        with self._lock:
+            if self._closed:
+                return False
+            before = self._news
+            for fd, events in self.connections.poll(0):
+                peer = self._by_fd.get(fd)
+                if peer is None:
+                    self._ask_parent()
+                    continue
+                if events & select.EPOLLOUT:
+                    self._flush(peer)
+                if events & ~select.EPOLLOUT:
+                    self._read(peer)
+            return self._news and not before
+
+    def _ask_parent(self) -> None:
+        if self._parent is not None:
+            if self._parent.pump():
+                self._parent.ring()
+            if self._parent.lost is not None:
+                self._lose(PeerLostError(str(self._parent.lost)))
+
+    def hear_why(self, rank: int, seconds: float = 1.0) -> PeerLostError:
+        """The data connection to ``rank`` ended: what does its board connection say about that?"""
+        end = time.monotonic() + seconds
+        while self.lost is None and self._peers[rank].open and time.monotonic() < end:
+            self._waiter.poll(50)
+            self.pump()
+        if self.lost is None:
+            return left(rank)
+        return PeerLostError(str(self.lost), self.lost.rank)
+
+    def abort(self, why: str) -> None:
+        """Tell everybody, and let nobody here wait any more."""
+        with self._lock:
+            if self.lost is None and not self._closed:
+                self._lose(PeerLostError(why or "the wire was aborted", self.rank))
+                self._send_to_all(_ABORT, why.encode())
+                self._finish_sending()
+
+    def close(self) -> None:
+        """Say goodbye, unless the wire is lost anyway."""
+        with self._lock:
+            if self._closed:
+                return
+            self._send_to_all(_GOODBYE, b"")
+            self._finish_sending()
+            self._closed = True
+            self._lose(PeerLostError(f"rank {self.rank} has closed its wire", self.rank))
+            for peer in self._peers.values():
+                self._hang_up(peer)
+            self.connections.close()
+            os.close(self.stop)
+            os.close(self._bell)
+
+    def _lose(self, error: PeerLostError) -> None:
+        if self.lost is None:
+            self.lost = error
+            os.eventfd_write(self.stop, 1)
+
+    def _send_to_all(self, kind: int, payload: bytes) -> None:
+        frame = memoryview(_HEADER.pack(kind, len(payload)) + payload)
+        for peer in self._peers.values():
+            if peer.open:
+                peer.outbox.append(frame)
+                if len(peer.outbox) == 1:
+                    self._flush(peer)
+
+    def _finish_sending(self) -> None:
+        """Give the outboxes a moment to empty."""
+        end = time.monotonic() + _FAREWELL
+        while any(peer.outbox for peer in self._peers.values()) and time.monotonic() < end:
+            self.connections.poll(0.05)
+            self.pump()
+
+    def _flush(self, peer: _Peer) -> None:
+        blocked = False
+        try:
+            while peer.outbox:
+                frame = peer.outbox[0]
+                sent = peer.sock.send(frame)
+                if sent == len(frame):
+                    peer.outbox.popleft()
+                else:
+                    peer.outbox[0] = frame[sent:]
+        except BlockingIOError:
+            blocked = True
+        except OSError:
+            peer.outbox.clear()  # it is gone; what it said last is still to be read
+        if blocked != peer.blocked:
+            peer.blocked = blocked
+            self.connections.modify(peer.sock, select.EPOLLIN | (select.EPOLLOUT if blocked else 0))
+            self._news = self._news or not blocked  # the round may be complete now
+
+    def _read(self, peer: _Peer) -> None:
+        try:
+            while True:
+                data = peer.sock.recv(1 << 18)
+                if not data:
+                    break
+                peer.unread += data
+                self._parse(peer)
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._hang_up(peer)
+
+    def _parse(self, peer: _Peer) -> None:
+        while len(peer.unread) >= _HEADER.size:
+            kind, length = _HEADER.unpack_from(peer.unread)
+            if length > MAX_FRAME:
+                self._lose(PeerLostError(f"rank {peer.rank} announced a message of {length} bytes", peer.rank))
+                return
+            end = _HEADER.size + length
+            if len(peer.unread) < end:
+                return
+            payload = bytes(memoryview(peer.unread)[_HEADER.size : end])
+            del peer.unread[:end]
+            if kind == _POST:
+                peer.inbox.append(payload)
+                self._news = True
+            elif kind == _ABORT:
+                self._lose(PeerLostError(payload.decode(errors="replace"), peer.rank))
+            else:
+                peer.said_goodbye = True
+
+    def _hang_up(self, peer: _Peer) -> None:
+        """The connection has ended, at either end."""
+        if not peer.open:
+            return
+        peer.open = False
+        peer.outbox.clear()
+        self.connections.unregister(peer.sock)
+        with contextlib.suppress(OSError):
+            peer.sock.shutdown(socket.SHUT_RDWR)
+        self._by_fd.pop(peer.sock.fileno())
+        peer.sock.close()
+        if not peer.said_goodbye and not self._closed:
+            text = f"rank {peer.rank} was lost: its connection broke (did its process die?)"
+            self._lose(PeerLostError(text, peer.rank))
+
+
+def left(rank: int) -> PeerLostError:
+    return PeerLostError(f"rank {rank} has left (it shut down) while it was still needed", rank)

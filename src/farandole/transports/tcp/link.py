@@ -1,0 +1,198 @@
+"""Moving bytes over the data connections: full duplex, never stuck because everybody sends.
+
+While a send has to wait, whatever arrives from any rank is read: into its place if that is known, else aside (up to a
+limit per peer), for the receive that will ask for it. So ranks may all send first and receive later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from farandole.transports.tcp.board import TcpBoard
+from farandole.transports.tcp.meeting import Meeting, Store
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+ASIDE = 4 << 20  # bytes of one peer that are read before somebody asks for them
+
+
+def connect(
+    rank: int, size: int, secret: str, scope: str, store: Store, timeout: float, host: str = "127.0.0.1"
+) -> TcpLink:
+    """Meet the other ranks through ``store`` and connect to all of them; ``host`` is the interface to listen on.
+
+    ``scope`` keeps wires of one job apart: use a new one for every wire. Raises RendezvousError that names who is
+    missing after ``timeout`` seconds.
+    """
+    return _meet(Meeting(rank, size, secret, scope, store, timeout, host), None)
+
+
+def _meet(meeting: Meeting, parent: TcpBoard | None) -> TcpLink:
+    data, boards = meeting.run() if meeting.size > 1 else ([None], [None])
+    return TcpLink(meeting, data, TcpBoard(meeting.rank, boards, parent))
+
+
+class TcpLink:
+    """One rank's end of the mesh."""
+
+    ahead = 1 << 20
+
+    def __init__(self, meeting: Meeting, sockets: Sequence[socket.socket | None], board: TcpBoard) -> None:
+        self.rank, self.size, self.board = meeting.rank, meeting.size, board
+        self._meeting = meeting
+        self._sockets = sockets
+        self._splits = 0
+        self._children: list[TcpLink] = []
+        self._closed = False
+        self._aside = [bytearray() for _ in range(self.size)]
+        self._paused: set[int] = set()  # peers that we do not read from: aside is full, or they hung up
+        self._watched: dict[int, int] = {}
+        self._by_fd = {sock.fileno(): peer for peer, sock in enumerate(sockets) if sock is not None}
+        self._epoll = select.epoll()
+        for fd in (board.connections.fileno(), board.stop):
+            self._epoll.register(fd, select.EPOLLIN)
+        for peer in self._by_fd.values():
+            self._watch(peer, select.EPOLLIN)
+
+    def sendrecv(self, send: Array | None, dst: int, recv: Array | None, src: int) -> None:
+        """Send ``send`` to ``dst`` while filling ``recv`` from ``src``; None (or nothing in it) skips that half."""
+        self.board.check()
+        outgoing = send.data if send is not None and len(send) else None
+        incoming = recv.data if recv is not None and len(recv) else None
+        if incoming is not None and self._aside[src]:
+            incoming = self._take_aside(incoming, src)
+        while True:
+            if outgoing is not None:
+                outgoing = self._send(outgoing, dst)
+            if incoming is not None:
+                incoming = self._receive(incoming, src)
+            if outgoing is None and incoming is None:
+                return
+            self._wait(dst if outgoing is not None else -1, src if incoming is not None else -1)
+            if incoming is not None and self._aside[src]:
+                incoming = self._take_aside(incoming, src)
+
+    def _send(self, outgoing: memoryview, dst: int) -> memoryview | None:
+        """Send what the kernel takes; returns the rest."""
+        sock = self._sockets[dst]
+        assert sock is not None
+        try:
+            while len(outgoing):
+                outgoing = outgoing[sock.send(outgoing) :]
+        except BlockingIOError:
+            return outgoing
+        except OSError as error:
+            raise self.board.hear_why(dst) from error
+        return None
+
+    def _receive(self, incoming: memoryview, src: int) -> memoryview | None:
+        """Receive what is there; returns what is still to be filled."""
+        sock = self._sockets[src]
+        assert sock is not None
+        try:
+            while len(incoming):
+                count = sock.recv_into(incoming)
+                if not count:
+                    raise self.board.hear_why(src)
+                incoming = incoming[count:]
+        except BlockingIOError:
+            return incoming
+        except OSError as error:
+            raise self.board.hear_why(src) from error
+        return None
+
+    def _take_aside(self, incoming: memoryview, src: int) -> memoryview | None:
+        aside = self._aside[src]
+        count = min(len(aside), len(incoming))
+        incoming[:count] = aside[:count]
+        del aside[:count]
+        if not aside and src in self._paused:
+            self._paused.remove(src)
+            self._watch(src, select.EPOLLIN)
+        return incoming[count:] if count < len(incoming) else None
+
+    def _watch(self, peer: int, events: int) -> None:
+        sock, before = self._sockets[peer], self._watched.get(peer, 0)
+        assert sock is not None
+        self._watched[peer] = events
+        if events and before:
+            self._epoll.modify(sock, events)
+        elif events:
+            self._epoll.register(sock, events)
+        elif before:
+            self._epoll.unregister(sock)  # with no events asked for, its end would still be reported
+
+    def _wait(self, dst: int, src: int) -> None:
+        """Until something can be sent to ``dst`` or came from ``src`` (-1: nobody); mind the others meanwhile."""
+        if dst >= 0:
+            self._watch(dst, select.EPOLLOUT | (0 if dst in self._paused else select.EPOLLIN))
+        try:
+            ready = self._epoll.poll()
+        finally:
+            if dst >= 0:
+                self._watch(dst, 0 if dst in self._paused else select.EPOLLIN)
+        for fd, events in ready:
+            peer = self._by_fd.get(fd)
+            if peer is None:
+                if self.board.pump():
+                    self.board.ring()
+                self.board.check()
+            elif peer != src and events & ~select.EPOLLOUT:
+                self._read_aside(peer)
+
+    def _read_aside(self, peer: int) -> None:
+        sock, aside = self._sockets[peer], self._aside[peer]
+        assert sock is not None
+        try:
+            data = sock.recv(min(1 << 18, ASIDE - len(aside)))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        aside += data
+        if not data or len(aside) >= ASIDE:
+            self._paused.add(peer)  # a peer that hung up is an error when somebody needs it
+            self._watch(peer, 0)
+
+    def split(self, ranks: Sequence[int]) -> TcpLink | None:
+        """A link among ``ranks``, in that order, over connections of its own; None on a rank not among them."""
+        self._splits += 1
+        if self.rank not in ranks:
+            return None
+        was = self._meeting
+        scope = f"{was.scope}/{self._splits}:{'-'.join(map(str, ranks))}"
+        place = list(ranks).index(self.rank)
+        child = _meet(
+            Meeting(place, len(ranks), was.secret, scope, was.store, was.timeout, was.host, self._check), self.board
+        )
+        self._children.append(child)
+        return child
+
+    def _check(self) -> None:
+        self.board.pump()
+        self.board.check()
+
+    def abort(self, why: str) -> None:
+        """Wake every rank that waits, here and in the splits of this wire."""
+        for child in self._children:
+            child.abort(why)
+        self.board.abort(why)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for child in self._children:
+            child.close()
+        self.board.close()
+        self._epoll.close()
+        for sock in self._sockets:
+            if sock is not None:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+                sock.close()

@@ -1,0 +1,89 @@
+"""What must hold when ranks are processes: results, and a peer that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any, ClassVar
+
+import pytest
+
+from farandole.errors import PeerLostError
+from tests.kits.transport import check_sum, rounds, wait_in
+from tests.pool import Died, procs
+
+
+class ProcessKit:
+    wire: ClassVar[str]  # what tests.pool.procs knows it by
+
+    @pytest.mark.parametrize("size", [2, 3])
+    def test_processes_reduce_and_agree(self, size: int) -> None:
+        def body(transport: Any) -> int:
+            for length in (1, 1000, 1_000_000):
+                check_sum(transport, length)
+                rounds(transport, [b"round"])
+            transport.barrier()
+            return int(transport.rank)
+
+        assert procs(size, body, wire=self.wire) == list(range(size))
+
+    @pytest.mark.parametrize("waiting", ["allreduce", "large", "barrier", "board", "idle board"])
+    def test_a_killed_peer_is_named_within_five_seconds(self, waiting: str) -> None:
+        """Rank 1 of 3 dies. Rank 2 notices although, in a ring, it may be waiting for rank 0 only."""
+
+        def body(transport: Any) -> tuple[str, float]:
+            check_sum(transport, 10_000)
+            if transport.rank == 1:
+                transport.barrier()
+                time.sleep(0.1)  # let the others wait
+                os.kill(os.getpid(), signal.SIGKILL)
+            start = time.monotonic()
+            try:
+                transport.barrier()
+                wait_in(transport, waiting)
+            except PeerLostError as error:
+                transport.abort(str(error))  # as the engine does: who notices first tells the others
+                return str(error), time.monotonic() - start
+            return "no error", 0.0
+
+        results = procs(3, body, wire=self.wire, deaths=True, deadline=20)
+        assert results[1] == Died(-signal.SIGKILL)
+        for text, seconds in (results[0], results[2]):
+            assert "rank 1" in text
+            assert seconds < 5.0
+
+    def test_a_peer_killed_in_the_middle_of_a_large_allreduce(self) -> None:
+        def body(transport: Any) -> tuple[int, float]:
+            check_sum(transport, 10_000)
+            if transport.rank == 0:
+                _kill_soon(0.15)
+            start = time.monotonic()
+            try:
+                while True:
+                    check_sum(transport, 2_000_000)
+            except PeerLostError as error:
+                return error.rank, time.monotonic() - start
+
+        results = procs(2, body, wire=self.wire, deaths=True, deadline=20)
+        assert results[0] == Died(-signal.SIGKILL)
+        assert results[1][0] == 0
+        assert results[1][1] < 5.5
+
+    def test_what_a_rank_raises_is_told_to_the_others(self) -> None:
+        def body(transport: Any) -> str:
+            if transport.rank == 1:
+                transport.abort("rank 1 spilled the beans")
+                return ""
+            try:
+                wait_in(transport, "idle board")
+            except PeerLostError as error:
+                return str(error)
+            return "no error"
+
+        assert "spilled the beans" in procs(2, body, wire=self.wire, deadline=20)[0]
+
+
+def _kill_soon(seconds: float) -> None:
+    threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGKILL]).start()
