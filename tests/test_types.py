@@ -36,7 +36,7 @@ def test_operations_have_horovods_numbers() -> None:
 
 def test_collectives_have_the_names_of_horovods_messages() -> None:
     assert [each.name for each in Kind] == [
-        "ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER", "BARRIER", "JOIN",
+        "ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER", "BARRIER", "JOIN", "ALLOCATE",
     ]  # fmt: skip
 
 
