@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -72,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from benchmarks import report
     from benchmarks.crew import BenchmarkError
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leaves through every finally
     cases: list[Case] = []
     begin = time.monotonic()
     say(f"measuring {', '.join(chosen.what)} with {chosen.size} ranks; keep the machine quiet")
@@ -86,6 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BenchmarkError as error:
         say(f"farandole bench: {error}")
         return 1
+    except KeyboardInterrupt:
+        say("farandole bench: interrupted")
+        return 128 + signal.SIGINT
     report.show(cases)
     if chosen.json:
         report.write_json(chosen.json, report.document(cases, chosen.size, arguments))

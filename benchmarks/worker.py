@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import sys
 import threading
+from pathlib import Path
 
 from benchmarks.crew import MARK, Plan
 
@@ -15,7 +17,7 @@ def main() -> None:
     plan = Plan(**json.loads(sys.argv[1]))
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["FARANDOLE_RANK"])
     os.environ.update(plan.environment(rank))
-    watch_the_parent()
+    watch_the_parent(Path(plan.meeting).parent)
 
     import torch
 
@@ -35,8 +37,9 @@ def main() -> None:
         peer.close()
 
 
-def watch_the_parent() -> None:
-    """End with the process that hosts the store, however it ends: mpirun alone would let the ranks run on."""
+def watch_the_parent(folder: Path) -> None:
+    """End with the process that hosts the store, however it ends: mpirun alone would let the ranks run on. Its
+    temporary folder goes too, in case it had no time for that."""
     from farandole.errors import HorovodInternalError
     from farandole.store import StoreClient
 
@@ -44,8 +47,9 @@ def watch_the_parent() -> None:
 
     def wait() -> None:
         try:
-            client.get("never", timeout=1e9)
+            client.get("never", timeout=86400.0)
         except (HorovodInternalError, ConnectionError):
+            shutil.rmtree(folder, ignore_errors=True)
             os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()

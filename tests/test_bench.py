@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -159,8 +159,8 @@ def test_ranks_end_with_the_benchmark() -> None:
     assert psutil.wait_procs(ranks, timeout=10)[1] == []
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-def test_ranks_end_when_the_benchmark_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_nothing_is_left_when_the_benchmark_is_ended(number: int, code: int, tmp_path: Path) -> None:
     benchmark = subprocess.Popen(
         [sys.executable, "-m", "benchmarks", "allreduce", "step", "--quick"],
         cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -172,9 +172,12 @@ def test_ranks_end_when_the_benchmark_is_killed(tmp_path: Path) -> None:
             if "done" in line:
                 break
         ranks = psutil.Process(benchmark.pid).children(recursive=True)
-        benchmark.kill()
+        benchmark.send_signal(number)
+        benchmark.stderr.read()
+    assert benchmark.returncode == code
     assert ranks != []
     assert psutil.wait_procs(ranks, timeout=10)[1] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def children() -> list[psutil.Process]:
