@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -29,14 +30,15 @@ def commands(size: int) -> dict[str, list[str]]:
 
 
 def cases(size: int, quick: bool) -> Iterator[Case]:
-    turns = {name: partial(run, command) for name, command in commands(size).items()}
-    yield Case("start", f"no-op job, {size} ranks", interleave(turns, repetitions=1 if quick else REPETITIONS))
+    with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:  # torchrun leaves its logs behind
+        turns = {name: partial(run, command, folder) for name, command in commands(size).items()}
+        yield Case("start", f"no-op job, {size} ranks", interleave(turns, repetitions=1 if quick else REPETITIONS))
 
 
-def run(command: list[str]) -> None:
+def run(command: list[str], folder: str) -> None:
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder},
     )  # fmt: skip
     if done.returncode:
         raise BenchmarkError(f"{' '.join(command)} ended with exit code {done.returncode}; it wrote:\n{done.stderr}")
