@@ -51,11 +51,12 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         transport = _connect(settings, f"{_generation}")
         try:
             observers = Observers(settings, transport, _store)
-            engine = Engine(transport, settings, observers.list)
-            observers.attach(engine)
         except BaseException as error:
             transport.abort(f"rank {settings.rank} could not initialise: {error}")
+            transport.close()
             raise
+        engine = Engine(transport, settings, observers.list)
+        observers.attach(engine)
         _place = _Place(settings, engine, observers)
 
 

@@ -25,7 +25,7 @@ class Observers:
         self._settings = settings
         self.list: list[Any] = [] if settings.stall_check_disable else [StallCheck(settings, settings.rank)]
         self.timeline: Timeline | None = None
-        self._tuner: Any = None
+        self._tuner = _tuner(settings)
         if settings.timeline:
             clock = ahead(client.clock, clock_name()) if client is not None else 0.0
             self.timeline = Timeline(settings.rank, settings.size, clock)
@@ -34,17 +34,10 @@ class Observers:
                 self.start_timeline(settings.timeline, settings.timeline_mark_cycles)
 
     def attach(self, engine: Engine) -> None:
-        """Begin to tune the engine of all ranks, if that is asked for and this is rank 0."""
-        settings = self._settings
-        if not settings.autotune or engine.rank:
-            return
-        if engine.size == 1:
-            logger.info("--autotune has nothing to do: there is one rank")
-            return
-        from farandole.engine.autotune import Tuner
-
-        self._tuner = Tuner(engine, settings)
-        engine.observers.append(self._tuner)
+        """``engine`` is that of all ranks: the one to tune."""
+        if self._tuner is not None:
+            self._tuner.attach(engine)
+            engine.observers.append(self._tuner)
 
     def start_timeline(self, path: str, mark_cycles: bool) -> None:
         """Rank 0 writes to ``path``; the others, if they were told to write at all, to ``path.rank<N>``."""
@@ -65,6 +58,18 @@ class Observers:
             self.timeline.stop()
         if self._tuner is not None:
             self._tuner.close()
+
+
+def _tuner(settings: Settings) -> Any:
+    """Rank 0's tuner, if one is asked for."""
+    if not settings.autotune or settings.rank:
+        return None
+    if settings.size == 1:
+        logger.info("--autotune has nothing to do: there is one rank")
+        return None
+    from farandole.engine.autotune import Tuner
+
+    return Tuner(settings)
 
 
 def wire_name(transport: Any) -> str:

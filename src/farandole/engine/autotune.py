@@ -185,16 +185,21 @@ class Tuning:
 class Tuner:
     """An observer of rank 0's engine. Sizes that were set to something else than the default are not tuned."""
 
-    def __init__(self, engine: Tuned, settings: Settings) -> None:
-        self._engine, self._settings = engine, settings
+    def __init__(self, settings: Settings) -> None:
+        """Raises SettingsError if the log cannot be written."""
+        self._settings = settings
         self._log = _open(settings.autotune_log)
         self._run: Generator[Point, Sample, Point] | None = None
-        self._point = Point(engine.fusion_threshold, engine.bucket_bytes)
+        self._point = Point(settings.fusion_threshold, settings.bucket_bytes)
         self.done = False
         self._seen: set[str] = set()
         self._steps = 0
         self._bytes = 0
         self._begin: float | None = None  # of the sample
+
+    def attach(self, engine: Tuned) -> None:
+        """Before anything runs."""
+        self._engine = engine
 
     def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
         if self.done:
