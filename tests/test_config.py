@@ -15,7 +15,7 @@ KNOBS = {each.name: each for each in knobs()}
 
 # A new flag is a promise to users: it is added here on purpose.
 FLAGS = [
-    "--transport", "--fusion-threshold-mb", "--bucket-mb", "--cycle-time-ms", "--cache-capacity", "--no-stall-check",
+    "--transport", "--fusion-threshold-mb", "--bucket-mb", "--overlap", "--cycle-time-ms", "--cache-capacity", "--no-stall-check",
     "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds", "--timeline-filename",
     "--timeline-mark-cycles", "--timeline-all-ranks", "--autotune", "--autotune-log-file", "--autotune-warmup-samples",
     "--autotune-steps-per-sample", "--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise",

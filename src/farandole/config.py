@@ -57,6 +57,10 @@ class Settings:
     bucket_bytes: int = knob(
         8 << 20, "bytes of gradients collected before they are exchanged", flag="--bucket-mb", scale=1 << 20
     )
+    overlap: str = knob(
+        "auto", "exchange gradients while backward computes: on, off, or auto (where there are cores to spare)",
+        flag="--overlap",
+    )  # fmt: skip
     cycle_time: float = knob(
         1.0, "accepted for Horovod's sake (ms): the engine is woken by work, not by a clock",
         flag="--cycle-time-ms", horovod="HOROVOD_CYCLE_TIME",
@@ -136,6 +140,8 @@ class Settings:
             raise SettingsError(f"--autotune-gaussian-process-noise={noise} must be in [0, 1]")
         if self.transport not in ("auto", "shm", "tcp"):
             raise SettingsError(f"--transport={self.transport!r} is not a wire; choose one of auto, shm, tcp")
+        if self.overlap not in ("auto", "on", "off"):
+            raise SettingsError(f"--overlap={self.overlap!r} is not one of auto, on, off")
         if self.log_level.lower() not in LOG_LEVELS:
             raise SettingsError(f"--log-level={self.log_level!r} is not a level; choose one of {', '.join(LOG_LEVELS)}")
 
@@ -202,3 +208,8 @@ def parse(each: Knob, variable: str, text: str) -> Any:
 
 def _text(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

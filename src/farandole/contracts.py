@@ -53,7 +53,9 @@ class Link(Protocol):
     rank: int
     size: int
     ahead: int  # a send of up to so many bytes never waits for its receive (0: it may)
-    board: Board
+
+    @property
+    def board(self) -> Board: ...
 
     def sendrecv(self, send: Array | None, dst: int, recv: Array | None, src: int) -> None:
         """Send ``send`` (uint8, 1-D) to ``dst`` while filling ``recv`` from ``src``; None skips that half."""
@@ -71,7 +73,9 @@ class Transport(Protocol):
     rank: int
     size: int
     devices: frozenset[str]
-    board: Board
+
+    @property
+    def board(self) -> Board: ...
 
     def allocate(self, nbytes: int) -> Array:
         """A uint8 array that ``allreduce`` reduces without staging. Collective: same size, same order on all ranks."""

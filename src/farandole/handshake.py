@@ -36,7 +36,7 @@ def _key(secret: str) -> bytes:
         return bytes.fromhex(secret)
     except ValueError:
         raise AuthenticationError(
-            "the job's secret (FARANDOLE_SECRET) must be hexadecimal digits, as farandole.handshake.new_secret() makes it"
+            "the job's secret (FARANDOLE_SECRET) must be hexadecimal digits, as farandole.handshake.new_secret() gives"
         ) from None
 
 

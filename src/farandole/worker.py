@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from farandole import registry
-from farandole.config import Settings
+from farandole.config import Settings, cores
 from farandole.errors import AuthenticationError, PeerLostError, RendezvousError
 from farandole.store import StoreClient
 from farandole.types import Slot
@@ -67,8 +67,7 @@ def environment(settings: Settings) -> dict[str, str]:
     threads = {}
     if settings.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         # Each rank would start a thread per core, and the ranks would fight for the cores.
-        cores = len(os.sched_getaffinity(0))
-        threads["OMP_NUM_THREADS"] = str(max(1, cores // settings.local_size))
+        threads["OMP_NUM_THREADS"] = str(max(1, cores() // settings.local_size))
     return {**settings.to_env(), **names, **fixed, **threads}
 
 

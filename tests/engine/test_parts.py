@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,34 +136,35 @@ def test_requests_that_no_rank_could_run(request_: Request, text: str) -> None:
         check(request_, 2)
 
 
-def test_the_stall_report_names_ranks_and_tensors(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the stall check says."""
+    lines: list[str] = []
+    monkeypatch.setattr("farandole.engine.stall.logger.warning", lambda text, *args: lines.append(text % args))
+    return lines
+
+
+def test_the_stall_report_names_ranks_and_tensors(said: list[str]) -> None:
     stall = StallCheck(Settings(stall_warning_seconds=5, stall_shutdown_seconds=9), rank=0)
-    logging.getLogger("farandole").propagate = True
     waiting = [Waiting("grad.a", 6.0, (1, 3)), Waiting("grad.b", 6.0, (3,)), Waiting("young", 1.0, (2,))]
-    with caplog.at_level(logging.WARNING, "farandole"):
-        assert stall.waiting(waiting) == ""
-        assert stall.waiting(waiting) == ""
-    assert len(caplog.records) == 1, "said once, not every second"
-    text = caplog.records[0].getMessage()
+    assert stall.waiting(waiting) == ""
+    assert stall.waiting(waiting) == ""
+    (text,) = said  # once, not every second
     assert "waiting for remainder of ranks for more than 5 seconds" in text
     assert text.endswith("Missing ranks:\n1: [grad.a]\n3: [grad.a, grad.b]")
     why = stall.waiting([Waiting("grad.a", 9.5, (1, 3))])
     assert why.startswith("ranks 1, 3 stayed away from grad.a for more than 9 s")
 
 
-def test_only_the_lowest_waiting_rank_speaks(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_lowest_waiting_rank_speaks(said: list[str]) -> None:
     stall = StallCheck(Settings(stall_warning_seconds=5), rank=2)
-    logging.getLogger("farandole").propagate = True
-    with caplog.at_level(logging.WARNING, "farandole"):
-        stall.waiting([Waiting("a", 6.0, (1,))])
-        assert not caplog.records
-        stall.waiting([Waiting("b", 6.0, (0, 1))])
-    assert len(caplog.records) == 1
+    stall.waiting([Waiting("a", 6.0, (1,))])
+    assert not said
+    stall.waiting([Waiting("b", 6.0, (0, 1))])
+    assert len(said) == 1
 
 
-def test_a_limit_below_the_warning_is_said_to_be_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("farandole").propagate = True
-    with caplog.at_level(logging.WARNING, "farandole"):
-        stall = StallCheck(Settings(stall_warning_seconds=60, stall_shutdown_seconds=5), rank=0)
-    assert "will not shutdown" in caplog.text
+def test_a_limit_below_the_warning_is_said_to_be_ignored(said: list[str]) -> None:
+    stall = StallCheck(Settings(stall_warning_seconds=60, stall_shutdown_seconds=5), rank=0)
+    assert "will not shutdown" in said[0]
     assert stall.waiting([Waiting("a", 70.0, (1,))]) == ""

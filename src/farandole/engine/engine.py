@@ -87,8 +87,10 @@ class Engine:
 
     # What users of the engine call.
 
-    def submit(self, entries: Sequence[Entry]) -> Handle:
+    def submit(self, entries: Sequence[Entry], *, soon: bool = False) -> Handle:
         """Queue collectives, and return at once. The memory must stay untouched until the handle is done.
+
+        ``soon``: the caller will wait for the handle at once, so the background thread need not be woken.
 
         Results: ALLREDUCE, BROADCAST, BARRIER: None (the result stands in ``buffer.out``); ALLGATHER: (flat array of
         the dtype's storage type, every rank's first dimension); ALLTOALL: (flat array, rows received from each rank);
@@ -99,7 +101,8 @@ class Engine:
         """
         handle = self._enqueue(entries)
         if self._parked:
-            self._wake()
+            if not soon:
+                self._wake()
         elif not self._posted and len(self._queue) <= len(entries):
             self.transport.board.ring()
         return handle

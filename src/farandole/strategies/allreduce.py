@@ -1,8 +1,9 @@
 """Every step ends with the same gradients on all ranks: buckets, reduced while backward still computes.
 
 A *round* reduces all buckets once. A bucket is launched as soon as its gradients are in and its predecessor is
-launched, so the order is the same on all ranks. When backward ends, the ranks tell each other how many buckets they
-launched; a bucket that somebody could not fill (a parameter without a gradient) is filled with zeros, and all wait:
+launched, so the order is the same on all ranks (where there is no core to spare: when backward ends). When backward
+ends, the ranks tell each other how many buckets they filled; one that somebody could not fill (a parameter without a
+gradient) is filled with zeros, and all wait:
 gradients are final when ``backward()`` returns. If a gradient comes after that (a second loss), a further round
 brings it in: averaging what is already average changes nothing.
 
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from farandole import context
+from farandole.config import Settings, cores
 from farandole.engine import Engine, Entry
 from farandole.frontend import serials
 from farandole.frontend.objects import allgather_object
@@ -35,6 +37,8 @@ DROPPED = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
     "This is prohibited as it can cause a race condition."
 )
+# Reducing costs a core while it lasts. Where ranks have one core each, it would only take turns with backward.
+_CORES_PER_RANK = 2
 _UNPLANNED = -1  # "I have a gradient that is in no bucket"
 
 
@@ -58,6 +62,7 @@ class Allreduce:
         self._laid_out = False
         self._order: list[int] | None = None  # the order in which gradients came, while it is being recorded
         self._rounds = 0
+        self._overlap = False
         self._dirty = False
         self._begin()
 
@@ -86,7 +91,7 @@ class Allreduce:
             bucket, slot = home
             bucket.put(slot, gradient)
             self._in[index] = True
-            if not bucket.left:
+            if not bucket.left and self._overlap:
                 self._launch()
 
     def end_of_backward(self) -> None:
@@ -163,10 +168,10 @@ class Allreduce:
                 self._frozen.add(index)
                 home[0].put(home[1], None)
 
-    def _launch(self, *, again: bool = False) -> None:
+    def _launch(self, *, again: bool = False, soon: bool = False) -> None:
         assert self._engine is not None
         while self._next < len(self._buckets) and not self._buckets[self._next].left:
-            self._buckets[self._next].launch(self._engine, again=again)
+            self._buckets[self._next].launch(self._engine, again=again, soon=soon)
             self._next += 1
 
     def _settle(self) -> bool:
@@ -180,7 +185,7 @@ class Allreduce:
 
     def _settle_once(self) -> bool:
         everything = len(self._buckets)
-        agreed = self._agree(self._launched())
+        agreed = self._agree(self._filled())
         self._due = False
         if self._closed and agreed == everything:
             return True
@@ -198,13 +203,13 @@ class Allreduce:
         self._tight = agreed == everything
         return self._tight
 
-    def _launched(self) -> int:
-        """What this rank tells the others: the number of buckets that it launched without holes."""
+    def _filled(self) -> int:
+        """What this rank tells the others: the number of buckets that it filled without holes."""
         if any(self.gradients[index].current() is not None for index in (*self._outside, *self._frozen)):
             return _UNPLANNED
         if self._closed:
             return 0 if self._dirty else len(self._buckets)
-        return self._next
+        return next((place for place, bucket in enumerate(self._buckets) if bucket.left), len(self._buckets))
 
     def _fill(self, *, again: bool) -> None:
         """Put in what is not in yet, and launch the rest."""
@@ -215,7 +220,7 @@ class Allreduce:
                 gradient = self.gradients[index].current()
                 home[0].put(home[1], gradient)
                 self._in[index] = gradient is not None
-        self._launch(again=again)
+        self._launch(again=again, soon=True)
 
     def _prepare_sums(self) -> None:
         """What is new counts ``size`` times: from the mean of these comes the sum of what is new."""
@@ -249,11 +254,12 @@ class Allreduce:
         if engine is self._engine:
             return
         self._engine, self._rounds = engine, 0
+        self._overlap = _spare_cores(context.settings())
         self._name = f"optimizer.{serials.next_for(engine)}"
         self._word = np.zeros(1, dtype=np.int64)
         self._ballot = (
             Entry(
-                Request(f"{self._name}.launched", Kind.ALLREDUCE, DType.INT64, (1,), ReduceOp.MIN),
+                Request(f"{self._name}.filled", Kind.ALLREDUCE, DType.INT64, (1,), ReduceOp.MIN),
                 Buffer(self._word, self._word, DType.INT64),
             ),
         )
@@ -326,3 +332,10 @@ class Allreduce:
             buckets.append(FlatBucket(name, each, self.terms, memory[begin : begin + size]))
             begin += -(-size // ALIGNMENT) * ALIGNMENT
         return buckets
+
+
+def _spare_cores(settings: Settings) -> bool:
+    """Is there a core to reduce on while another one computes?"""
+    if settings.overlap != "auto":
+        return settings.overlap == "on"
+    return cores() >= _CORES_PER_RANK * settings.local_size

@@ -95,9 +95,9 @@ class Bucket:
             self._holes.append(slot)
         self._take(slot, gradient)
 
-    def launch(self, engine: Engine, *, again: bool = False) -> None:
-        """Send what is in. ``again``: most of it has been reduced already."""
-        self._handle = engine.submit(self._entries(again))
+    def launch(self, engine: Engine, *, again: bool = False, soon: bool = False) -> None:
+        """Send what is in. ``again``: most of it has been reduced already. ``soon``: ``finish`` comes at once."""
+        self._handle = engine.submit(self._entries(again), soon=soon)
 
     def finish(self) -> list[int]:
         """Wait; the gradients are final then. The slots of the holes that stayed empty on all ranks."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import socket
 
-from farandole.transports.shm.arena import SMALL, Arena, crowded
+from farandole.config import cores
+from farandole.transports.shm.arena import SMALL, Arena
 from farandole.transports.shm.meeting import Meeting
 from farandole.transports.shm.pipeline import staging
 from farandole.transports.shm.transport import ShmTransport
@@ -38,7 +39,7 @@ def join(
     """The transport over sockets that a ``Meeting`` has made: one to every other rank. Collective."""
     chunk = _BUDGET // staging(size, 1) // 4096 * 4096
     chunk = max(_SMALLEST_CHUNK, min(_LARGEST_CHUNK, chunk))
-    arena = Arena(rank, size, peers, staging(size, chunk), crowded=crowded(size), patience=patience)
+    arena = Arena(rank, size, peers, staging(size, chunk), crowded=size > cores(), patience=patience)
     return ShmTransport(arena, chunk, scope, secret)
 
 

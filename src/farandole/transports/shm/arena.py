@@ -208,8 +208,3 @@ class Arena:
             self._ring(peer)
         for sock in self.peers.values():
             sock.close()
-
-
-def crowded(size: int) -> bool:
-    """Are there more ranks here than cores to run them?"""
-    return size > len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else size > (os.cpu_count() or 1)

@@ -12,7 +12,8 @@ from farandole.types import Buffer, ReduceOp
 if TYPE_CHECKING:
     from farandole.types import Array
 
-PLACE = 7 * 64  # in the control page: where the tensor of the current collective stands, or 0
+PLACE = 7 * 64  # in the control page: where the tensors of the current collective stand, as a hash; or 0
+_MASK = (1 << 64) - 1
 _CHUNK = 128 << 10
 
 
@@ -34,29 +35,33 @@ class Regions:
         return mine
 
     def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float) -> bool:
-        """Reduce in place if every rank's tensor stands at the same place of a region; else do nothing."""
+        """Reduce in place if every rank's tensors stand at the same places of regions; else do nothing."""
         if not self._regions:
             return False
         arena = self._arena
-        place = self._place(buffers[0]) if len(buffers) == 1 else 0
-        arena.words[arena.rank][PLACE // 8] = place
+        places = [self._place(buffer) for buffer in buffers]
+        mark = 0 if None in places else hash(tuple(places)) & _MASK or 1
+        arena.words[arena.rank][PLACE // 8] = mark
         arena.publish()
         arena.await_all(arena.published)
-        if not place or any(arena.words[peer][PLACE // 8] != place for peer in arena.others):
-            arena.publish()  # keeps the next collective's PLACE from being written before all have read this one
-            arena.await_all(arena.published)
-            return False
-        self._reduce(buffers[0], *divmod(place - 1, 1 << 40), op, scale)
-        return True
+        alike = mark and all(arena.words[peer][PLACE // 8] == mark for peer in arena.others)
+        if alike:
+            for buffer, place in zip(buffers, places, strict=True):
+                if place is not None:
+                    self._reduce(buffer, *place, op, scale)
+        arena.publish()  # everything is reduced; and the next collective may overwrite the mark
+        arena.await_all(arena.published)
+        return bool(alike)
 
-    def _place(self, buffer: Buffer) -> int:
+    def _place(self, buffer: Buffer) -> tuple[int, int] | None:
+        """Which region the tensor stands in, and where; None for ordinary memory."""
         if buffer.data is not buffer.out:
-            return 0
+            return None
         address = buffer.data.ctypes.data
         for index, (start, nbytes, _) in enumerate(self._regions):
             if start <= address and address + buffer.data.nbytes <= start + nbytes:
-                return 1 + (index << 40) + address - start
-        return 0
+                return index, address - start
+        return None
 
     def _reduce(self, buffer: Buffer, index: int, offset: int, op: ReduceOp, scale: float) -> None:
         """Each rank reduces its share, chunk by chunk while it is in cache, into everybody's memory."""
@@ -74,5 +79,3 @@ class Regions:
             reduce_into(parts[0], parts, op, dtype, scale)
             for part in parts[1:]:
                 part[:] = parts[0]
-        arena.publish()
-        arena.await_all(arena.published)
