@@ -15,7 +15,8 @@ KNOBS = {each.name: each for each in knobs()}
 
 # A new flag is a promise to users: it is added here on purpose.
 FLAGS = [
-    "--transport", "--fusion-threshold-mb", "--bucket-mb", "--overlap", "--cycle-time-ms", "--cache-capacity", "--no-stall-check",
+    "--transport", "--fusion-threshold-mb", "--bucket-mb", "--overlap", "--cycle-time-ms", "--cache-capacity",
+    "--no-stall-check",
     "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds", "--timeline-filename",
     "--timeline-mark-cycles", "--timeline-all-ranks", "--autotune", "--autotune-log-file", "--autotune-warmup-samples",
     "--autotune-steps-per-sample", "--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise",
@@ -126,7 +127,7 @@ WORDS = st.text("az09:-", min_size=1)
 VALUES = {int: st.integers(0, 1 << 40), float: st.floats(0, 1e9), bool: st.booleans(), str: WORDS}
 CHOICES = {
     "transport": st.sampled_from(["auto", "shm", "tcp"]), "log_level": st.sampled_from(LOG_LEVELS),
-    "autotune_gaussian_process_noise": st.floats(0, 1),
+    "autotune_gaussian_process_noise": st.floats(0, 1), "overlap": st.sampled_from(["auto", "on", "off"]),
 }  # fmt: skip
 
 
