@@ -159,6 +159,25 @@ def test_unnamed_tensors_in_flight_together_lie_side_by_side() -> None:
     assert Counter(each["tid"] for each in events if each["name"] == "ALLREDUCE") == {0: 4, 1: 4}
 
 
+def test_the_engines_of_two_sets_do_not_mix() -> None:
+    story = Story(0, 4, 100.0, 0.0)
+    sets = [Scope("one/", "SHM", [0, 1]), Scope("two/", "SHM", [0, 3])]
+    both = [[("a", REQUEST)]] * 2
+    lines = story.opening()
+    for note in (
+        Settled(101.0, both, [[100.5]] * 2, ["a"], []),
+        Started(102.0, Kind.ALLREDUCE, ["a"], 24),
+        Finished(103.0, Kind.ALLREDUCE, ["a"]),
+    ):
+        for scope in sets:
+            lines += story.events((scope, note))
+    events = [json.loads(line) for line in lines]
+    check(events)
+    for name, ranks_of_set in (("one/a", ["0", "1"]), ("two/a", ["0", "3"])):
+        assert [what for phase, what in of(events, name) if phase == "X"] == ranks_of_set
+        assert len(of(events, name)) == len(life("ALLREDUCE", "SHM", 2))
+
+
 # The file.
 
 

@@ -50,12 +50,12 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         _generation += 1
         transport = _connect(settings, f"{_generation}")
         try:
-            observers = Observers(settings, transport, _store)
+            observers = Observers(settings, _store)
         except BaseException as error:
             transport.abort(f"rank {settings.rank} could not initialise: {error}")
             transport.close()
             raise
-        engine = Engine(transport, settings, observers.list)
+        engine = Engine(transport, settings, observers.of(transport))
         observers.attach(engine)
         _place = _Place(settings, engine, observers)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from farandole.config import Settings, built_for
@@ -18,20 +19,28 @@ _NOT_ENABLED = "Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage."
 
 
 class Observers:
-    """From ``init`` to ``shutdown``. ``list`` is for the engine of all ranks and for those of process sets."""
+    """From ``init`` to ``shutdown``."""
 
-    def __init__(self, settings: Settings, transport: Transport, client: StoreClient | None) -> None:
+    def __init__(self, settings: Settings, client: StoreClient | None) -> None:
         """Raises SettingsError if a file cannot be written."""
         self._settings = settings
-        self.list: list[Any] = [] if settings.stall_check_disable else [StallCheck(settings, settings.rank)]
         self.timeline: Timeline | None = None
         self._tuner = _tuner(settings)
         if settings.timeline:
             clock = ahead(client.clock, clock_name()) if client is not None else 0.0
             self.timeline = Timeline(settings.rank, settings.size, clock)
-            self.list.append(self.timeline.of(wire_name(transport)))
             if settings.timeline != DYNAMIC:
                 self.start_timeline(settings.timeline, settings.timeline_mark_cycles)
+
+    def of(self, transport: Transport, ranks: Sequence[int] = (), prefix: str = "") -> list[Any]:
+        """The observers of one engine. For that of a process set: its ranks' numbers in the job, and what to put before
+        names in the timeline, where two sets may have a tensor of the same name."""
+        each: list[Any] = []
+        if not self._settings.stall_check_disable:
+            each.append(StallCheck(self._settings, transport.rank))
+        if self.timeline is not None:
+            each.append(self.timeline.of(wire_name(transport), ranks, prefix))
+        return each
 
     def attach(self, engine: Engine) -> None:
         """``engine`` is that of all ranks: the one to tune."""
