@@ -62,7 +62,7 @@ class Settings:
         flag="--overlap",
     )  # fmt: skip
     cycle_time: float = knob(
-        1.0, "accepted for Horovod's sake (ms): the engine is woken by work, not by a clock",
+        1.0, "ms for which asynchronous collectives are gathered before the background thread starts on them",
         flag="--cycle-time-ms", horovod="HOROVOD_CYCLE_TIME",
     )  # fmt: skip
     cache_capacity: int = knob(

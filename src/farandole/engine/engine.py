@@ -15,7 +15,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Sequence
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ from farandole.errors import DUPLICATE_NAME, HorovodInternalError, PeerLostError
 from farandole.types import Buffer, DType, Kind, Request
 
 _TICK = 0.5  # seconds between two looks at what waits
+_GATHER_CYCLES = 5  # the background thread waits for more to come for at most so many cycles
 _REMEMBERED = 1024  # decisions kept
 
 
@@ -65,6 +66,7 @@ class Engine:
         self._proposed: int | None = None  # a fusion threshold that is not in force yet
         self._noting = bool(self._tracers)  # something hangs on what this rank posts
         self._mean_of_present = settings.join_mean_of_present
+        self._cycle = settings.cycle_time / 1000
         self._negotiation = Negotiation(self.size)
         self._cache = SignatureCache(settings.cache_capacity)
         self._decisions: dict[bytes, list[_Unit]] = {}
@@ -148,7 +150,9 @@ class Engine:
         handle = Handle(len(entries), self._drive)
         now = monotonic()
         for entry in entries:
-            check(entry.request, self.size)
+            request = entry.request
+            if request.kind is not Kind.ALLREDUCE or request.dtype is DType.BOOL:  # nothing can be wrong with others
+                check(request, self.size)
         with self._mutex:
             self._raise_if_ended()
             if self._closing:
@@ -194,6 +198,7 @@ class Engine:
     def _background(self) -> None:
         while True:
             self._unpark.acquire()
+            self._gather()
             with self._driving:
                 while (self._queue or self._waiting or self._posted) and not self._closing:
                     self._round(spin=False)
@@ -204,6 +209,13 @@ class Engine:
                     self._parked = not self._queue
                     if not self._parked:
                         self._unpark.release()
+
+    def _gather(self) -> None:
+        """Let a program that submits many tensors finish that, and drive itself if it waits for them."""
+        queued, until = -1, monotonic() + _GATHER_CYCLES * self._cycle
+        while len(self._queue) > queued and monotonic() < until and not self._closing:
+            queued = len(self._queue)
+            sleep(self._cycle)
 
     def _round(self, *, spin: bool) -> None:
         """Take the current round one step further; waits for at most a tick."""
