@@ -17,15 +17,13 @@ def job(n: int, fn: Callable[[int], Any], *, wire: str = "", deadline: float = 6
     def body(transport: Any) -> Any:
         from farandole import context
         from farandole.config import Settings
-        from farandole.engine import Engine
 
         told = Settings(rank=transport.rank, size=n, local_rank=transport.rank, local_size=n, **settings)
-        engine = Engine(transport, told)
-        context._place = context._Place(told, engine)
+        context._enter(told, transport)
         try:
             return fn(transport.rank)
         except BaseException as error:
-            engine.abort(f"rank {transport.rank} failed: {error!r}")
+            context.engine().abort(f"rank {transport.rank} failed: {error!r}")
             raise
         finally:
             context.shutdown()

@@ -29,6 +29,7 @@ HOROVOD = {
     "HOROVOD_CYCLE_TIME": ("cycle_time", "3.5", 3.5),
     "HOROVOD_CACHE_CAPACITY": ("cache_capacity", "0", 0),
     "HOROVOD_STALL_CHECK_DISABLE": ("stall_check_disable", "1", True),
+    "HOROVOD_DYNAMIC_PROCESS_SETS": ("dynamic_process_sets", "1", True),
     "HOROVOD_STALL_CHECK_TIME_SECONDS": ("stall_warning_seconds", "5", 5.0),
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": ("stall_shutdown_seconds", "9", 9.0),
     "HOROVOD_TIMELINE": ("timeline", "DYNAMIC", "DYNAMIC"),

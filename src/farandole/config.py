@@ -116,6 +116,9 @@ class Settings:
         0.8, "how little autotune trusts one measurement, from 0 to 1",
         flag="--autotune-gaussian-process-noise", horovod="HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
     )  # fmt: skip
+    dynamic_process_sets: bool = knob(
+        False, "process sets may be added and removed after init()", horovod="HOROVOD_DYNAMIC_PROCESS_SETS"
+    )
     join_mean_of_present: bool = knob(
         False, "after join(), averages are over the ranks that still have data, not over all",
         flag="--join-mean-of-present",

@@ -6,17 +6,21 @@ The one room that assembles store, transport and engine. Without a launcher ``in
 from __future__ import annotations
 
 import atexit
+import operator
 import os
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from farandole import log
 from farandole.config import Settings
 from farandole.context import wiring
 from farandole.context.observers import Observers, note_ignored
+from farandole.context.process_sets import Sets
 from farandole.contracts import Transport
 from farandole.engine import Engine
-from farandole.errors import NotInitializedError, SettingsError
+from farandole.errors import NotInitializedError, RequestError, SettingsError
 from farandole.store import StoreClient
 from farandole.transports import shm
 
@@ -24,7 +28,8 @@ from farandole.transports import shm
 class _Place(NamedTuple):
     settings: Settings
     engine: Engine
-    observers: Observers | None = None
+    observers: Observers
+    sets: Sets
 
 
 _lock = threading.RLock()
@@ -33,12 +38,66 @@ _store: StoreClient | None = None  # one for the life of the process: outcomes a
 _generation = 0  # how many times this process has initialised
 
 
+class ProcessSet:
+    """Some of the ranks. Register it with ``add_process_set`` or ``init(process_sets=[...])`` before use.
+
+    ``process_set_id``: its number while it is registered, else None. ``ranks``: sorted global ranks.
+    """
+
+    def __init__(self, ranks_or_comm: Any) -> None:
+        self.process_set_id: int | None = None
+        self.mpi_comm: Any = None
+        if hasattr(ranks_or_comm, "Get_group"):
+            self.mpi_comm = ranks_or_comm
+            ranks_or_comm = ranks_or_comm.allgather(rank() if is_initialized() else ranks_or_comm.Get_rank())
+        try:
+            self.ranks: list[int] | None = sorted(operator.index(each) for each in ranks_or_comm)
+        except TypeError:
+            raise ValueError(
+                "ProcessSet should be constructed either with a list of process ranks or with an mpi4py communicator "
+                f"(got {ranks_or_comm!r})"
+            ) from None
+
+    def _registered(self) -> tuple[int, ...]:
+        ranks = None if self.process_set_id is None else _entered().sets.ranks(self.process_set_id)
+        if ranks is None:
+            _entered()
+            raise ValueError("Process set does not exist or has not been registered.")
+        return ranks
+
+    def size(self) -> int:
+        """How many ranks it has."""
+        return len(self._registered())
+
+    def rank(self) -> int:
+        """This process's number among its ranks. Raises ValueError outside it."""
+        ranks = self._registered()
+        if rank() not in ranks:
+            raise ValueError("Process is not part of provided process set.")
+        return ranks.index(rank())
+
+    def included(self) -> bool:
+        """Is this process one of its ranks?"""
+        return rank() in self._registered()
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+    __repr__ = __str__
+
+
+global_process_set = ProcessSet([])
+global_process_set.process_set_id, global_process_set.ranks = 0, None
+
+
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the job: afterwards ``rank()``, ``size()`` and the collectives work. Does nothing when already done.
 
+    ``process_sets``: a list of ``ProcessSet`` to register, the same on all ranks; or "dynamic", to add some later.
+    ``comm``: None, or all ranks as a list or an mpi4py communicator.
     Raises RendezvousError naming the ranks that did not come within ``--start-timeout`` seconds.
     """
-    global _place, _generation
+    global _generation
     with _lock:
         if _place is not None:
             return
@@ -46,18 +105,49 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         log.configure(settings.log_level, rank=settings.rank, hide_time=settings.log_hide_time)
         if not 0 <= settings.rank < settings.size:
             raise SettingsError(f"HOROVOD_RANK={settings.rank} is not below HOROVOD_SIZE={settings.size}")
+        _check_comm(comm, settings.size)
         note_ignored()
+        if process_sets == "dynamic":
+            settings, process_sets = replace(settings, dynamic_process_sets=True), None
         _generation += 1
-        transport = _connect(settings, f"{_generation}")
-        try:
-            observers = Observers(settings, _store)
-        except BaseException as error:
-            transport.abort(f"rank {settings.rank} could not initialise: {error}")
-            transport.close()
-            raise
-        engine = Engine(transport, settings, observers.of(transport))
-        observers.attach(engine)
-        _place = _Place(settings, engine, observers)
+        _enter(settings, _connect(settings, f"{_generation}"))
+        for each in process_sets or ():
+            _add(each)
+
+
+def _check_comm(comm: Any, size: int) -> None:
+    if comm is None:
+        return
+    if hasattr(comm, "Get_group"):
+        comm = range(comm.Get_size())
+    if not isinstance(comm, (list, tuple, range)):
+        raise ValueError(
+            f"Invalid type of argument comm: {type(comm)}. It must be None, a list of ranks or an mpi4py comm"
+        )
+    if sorted(comm) != list(range(size)):
+        raise ValueError(
+            f"init(comm={list(comm)}): this job has ranks 0 to {size - 1}, and all of them must be in; for a part of "
+            "them use init(process_sets=[ProcessSet(ranks)])"
+        )
+
+
+def _enter(settings: Settings, transport: Transport) -> None:
+    """Take the place that ``settings`` give, over ``transport``."""
+    global _place
+    try:
+        observers = Observers(settings, _store)
+    except BaseException as error:
+        transport.abort(f"rank {settings.rank} could not initialise: {error}")
+        transport.close()
+        raise
+
+    def engine_of(part: Transport, ranks: tuple[int, ...], number: int) -> Engine:
+        return Engine(part, settings, observers.of(part, ranks, f"process_set.{number}/"))
+
+    engine = Engine(transport, settings, observers.of(transport))
+    observers.attach(engine)
+    global_process_set.ranks = list(range(settings.size))
+    _place = _Place(settings, engine, observers, Sets(engine, engine_of))
 
 
 def shutdown() -> None:
@@ -66,9 +156,45 @@ def shutdown() -> None:
     with _lock:
         place, _place = _place, None
     if place is not None:
-        place.engine.shutdown()
-        if place.observers is not None:
-            place.observers.close()
+        place.sets.shutdown()
+        place.observers.close()
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a set. All ranks must call this, with the same sets in the same order; returns when all have.
+
+    Raises ValueError for a set that is there already, or without HOROVOD_DYNAMIC_PROCESS_SETS=1.
+    """
+    _check_dynamic()
+    each = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    _add(each)
+    return each
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Take a set back, on all ranks; False if it is not registered, or is that of all ranks."""
+    _check_dynamic()
+    number = process_set.process_set_id
+    if number is None or not _entered().sets.remove(number):
+        return False
+    process_set.process_set_id = None
+    return True
+
+
+def process_sets() -> dict[int, list[int]]:
+    """The registered sets: ranks by id."""
+    return _entered().sets.all()
+
+
+def _add(each: ProcessSet) -> None:
+    each.process_set_id = _entered().sets.add(each.ranks or [])
+
+
+def _check_dynamic() -> None:
+    if not _entered().settings.dynamic_process_sets:
+        raise ValueError(
+            "Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding/removing process sets after Horovod initialization."
+        )
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
@@ -76,18 +202,18 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
     One that is being written is ended first; ``mark_cycles`` marks every round of agreement.
     """
-    _observers().start_timeline(file_path, mark_cycles)
+    _entered().observers.start_timeline(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
     """End the timeline; its file is complete when this returns."""
-    _observers().stop_timeline()
+    _entered().observers.stop_timeline()
 
 
-def _observers() -> Observers:
-    if _place is None or _place.observers is None:
+def _entered() -> _Place:
+    if _place is None:
         raise NotInitializedError
-    return _place.observers
+    return _place
 
 
 def _forget() -> None:
@@ -104,18 +230,27 @@ def is_initialized() -> bool:
     return _place is not None
 
 
-def engine() -> Engine:
-    """The engine of all ranks. Raises NotInitializedError before ``init()``."""
+def engine(process_set: ProcessSet = global_process_set) -> Engine:
+    """The engine of a set of ranks; of all, if none is given.
+
+    Raises NotInitializedError before ``init()``; RequestError if the set is not registered, or this rank outside it.
+    """
     if _place is None:
         raise NotInitializedError
-    return _place.engine
+    if process_set is global_process_set:
+        return _place.engine
+    number = process_set.process_set_id
+    if number is None or _place.sets.ranks(number) is None:
+        raise RequestError("Process set provided does not exist, or has not been registered.")
+    found = _place.sets.engine(number)
+    if found is None:
+        raise RequestError(f"Rank {_place.settings.rank} is not a member of the provided process set.")
+    return found
 
 
 def settings() -> Settings:
     """What this process was told. Raises NotInitializedError before ``init()``."""
-    if _place is None:
-        raise NotInitializedError
-    return _place.settings
+    return _entered().settings
 
 
 def rank() -> int:

@@ -33,14 +33,15 @@ def connect(settings: Settings, client: StoreClient, scope: str) -> Transport:
         share(client, settings, f"{scope}/looked", "")  # nobody knocks any more
     finally:
         meeting.close()
-    neighbours = sorted([rank, *meeting.peers])
+    found = meeting.found()
+    neighbours = sorted([rank, *found])
     hosts = group([json.loads(text) for text in share(client, settings, f"{scope}/near", json.dumps(neighbours))])
     logger.debug("ranks that share memory: %s", hosts)
     mine = next(host for host in hosts if rank in host)
     if len(mine) == size:
-        return shm.join(rank, size, secret, scope, meeting.peers)
-    peers = {mine.index(peer): sock for peer, sock in meeting.peers.items() if peer in mine}
-    for peer, sock in meeting.peers.items():
+        return shm.join(rank, size, secret, scope, found)
+    peers = {mine.index(peer): sock for peer, sock in found.items() if peer in mine}
+    for peer, sock in found.items():
         if peer not in mine:
             sock.close()
     flat = _tcp(settings, client, scope, range(size))

@@ -44,6 +44,11 @@ class Meeting:
         self._porter = threading.Thread(target=self._accept, name="farandole-shm-door", daemon=True)
         self._porter.start()
 
+    def found(self) -> dict[int, socket.socket]:
+        """The ranks met so far. A rank that has been welcomed by this one is among them."""
+        with self._changed:
+            return dict(self.peers)
+
     def look_around(self) -> None:
         """Connect to the lower ranks that are on this host, now that every rank's door is known to be open."""
         for peer in range(self.rank):

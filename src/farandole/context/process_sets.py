@@ -1,0 +1,90 @@
+"""Sets of ranks that run collectives among themselves.
+
+A set has an engine of its own, over a split of the wire that joins all ranks, so sets do not wait for each other.
+Sets are made and removed by all ranks together, in the same order; ids are small numbers, used again after removal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from farandole.contracts import Transport
+from farandole.engine import Engine, Entry
+from farandole.errors import HorovodInternalError
+from farandole.types import Buffer, DType, Kind, Request
+
+EngineOf = Callable[[Transport, tuple[int, ...], int], Engine]
+
+
+class Sets:
+    """The registered sets of one job, from ``init`` to ``shutdown``. Id 0 is all ranks."""
+
+    def __init__(self, whole: Engine, engine_of: EngineOf) -> None:
+        """``engine_of(transport, ranks, id)`` makes the engine of a set."""
+        self._engine_of = engine_of
+        self._ranks: dict[int, tuple[int, ...]] = {0: tuple(range(whole.size))}
+        self._engines: dict[int, Engine] = {0: whole}
+        self._changes = 0
+
+    def engine(self, number: int) -> Engine | None:
+        """The set's engine; None on a rank outside it."""
+        return self._engines.get(number)
+
+    def ranks(self, number: int) -> tuple[int, ...] | None:
+        """The set's global ranks, sorted; None if there is no such set."""
+        return self._ranks.get(number)
+
+    def all(self) -> dict[int, list[int]]:
+        return {number: list(ranks) for number, ranks in sorted(self._ranks.items())}
+
+    def add(self, ranks: Sequence[int]) -> int:
+        """Register a set on all ranks; its id. Raises ValueError for ranks that cannot make a set."""
+        members = tuple(sorted(ranks))
+        size = len(self._ranks[0])
+        if not members or len(set(members)) < len(members) or not 0 <= members[0] <= members[-1] < size:
+            raise ValueError(
+                f"ProcessSet({list(ranks)}): a process set needs at least one rank, each once, from 0 to {size - 1}"
+            )
+        if members in self._ranks.values():
+            raise ValueError(f"Attempted to add a duplicate process set: {list(members)}")
+        self._meet("add", members)
+        transport = self._engines[0].transport.split(members)
+        number = next(number for number in range(1, len(self._ranks) + 1) if number not in self._ranks)
+        self._ranks[number] = members
+        if transport is not None:
+            self._engines[number] = self._engine_of(transport, members, number)
+        return number
+
+    def remove(self, number: int) -> bool:
+        """Take a set back on all ranks; False for all ranks' set and for one that is not registered."""
+        if number == 0 or number not in self._ranks:
+            return False
+        self._meet("remove", self._ranks[number])
+        del self._ranks[number]
+        engine = self._engines.pop(number, None)
+        if engine is not None:
+            engine.shutdown()
+        return True
+
+    def shutdown(self) -> None:
+        """Shut down all engines, that of all ranks last."""
+        for number in sorted(self._engines, reverse=True):
+            self._engines[number].shutdown()
+
+    def _meet(self, verb: str, members: tuple[int, ...]) -> None:
+        """All ranks are here, and mean the same set."""
+        self._changes += 1
+        none: Any = np.empty(0, np.uint8)
+        request = Request(f"process_set.{verb}.{self._changes}", Kind.BARRIER, DType.UINT8, members)
+        try:
+            self._engines[0].run([Entry(request, Buffer(none, none, DType.UINT8))])
+        except HorovodInternalError as error:
+            if "Mismatched BARRIER" not in str(error):
+                raise
+            raise ValueError(
+                f"all ranks must {verb} the same process sets in the same order; this rank came with {list(members)} "
+                f"({error})"
+            ) from error

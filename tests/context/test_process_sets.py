@@ -1,0 +1,123 @@
+"""Process sets: who is in, ids, errors, and that sets do not wait for each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole import context
+from farandole.engine import Entry
+from farandole.errors import NotInitializedError, RequestError
+from farandole.types import Buffer, DType, Kind, Request
+from tests.job import job
+
+
+def total(process_set: Any, value: float, name: str = "x") -> float:
+    array = np.full(3, value, np.float32)
+    request = Request(name, Kind.ALLREDUCE, DType.FLOAT32, (3,))
+    context.engine(process_set).run([Entry(request, Buffer(array, array, DType.FLOAT32))])
+    return float(array[0])
+
+
+@pytest.mark.parametrize("wire", ["shm", "tcp"])
+def test_sets_reduce_among_themselves(wire: str) -> None:
+    def fn(rank: int) -> list[Any]:
+        even, odd = context.add_process_set([2, 0]), context.add_process_set(context.ProcessSet([1, 3]))
+        mine = even if rank % 2 == 0 else odd
+        seen = [even.process_set_id, odd.process_set_id, even.ranks, mine.size(), mine.rank(), odd.included()]
+        if rank == 0:  # the even ones go ahead while the odd ones do nothing
+            seen.append(total(even, 1.0))
+        elif rank == 2:
+            seen.append(total(even, 10.0))
+        whole = total(context.global_process_set, 1.0)
+        if rank % 2:
+            seen.append(total(odd, float(rank)))
+        return [*seen, whole, context.process_sets()]
+
+    results = job(4, fn, wire=wire, dynamic_process_sets=True)
+    sets = {0: [0, 1, 2, 3], 1: [0, 2], 2: [1, 3]}
+    assert results == [
+        [1, 2, [0, 2], 2, rank // 2, rank % 2 == 1, 4.0 if rank % 2 else 11.0, 4.0, sets] for rank in range(4)
+    ]
+
+
+def test_ids_are_used_again() -> None:
+    def fn(rank: int) -> list[Any]:
+        one, two = context.add_process_set([0]), context.add_process_set([1])
+        assert context.remove_process_set(one)
+        assert one.process_set_id is None
+        assert not context.remove_process_set(one)
+        assert not context.remove_process_set(context.global_process_set)
+        three = context.add_process_set([1, 2])
+        return [two.process_set_id, three.process_set_id, total(three, 1.0) if rank else 2.0]
+
+    assert job(3, fn, dynamic_process_sets=True) == [[2, 1, 2.0]] * 3
+
+
+def test_what_is_refused() -> None:
+    def fn(rank: int) -> None:
+        made = context.add_process_set([0, 1])
+        with pytest.raises(ValueError, match="Attempted to add a duplicate process set"):
+            context.add_process_set([1, 0])
+        for bad in ([], [0, 0], [0, 3], [-1, 0]):
+            with pytest.raises(ValueError, match="a process set needs at least one rank, each once, from 0 to 2"):
+                context.add_process_set(bad)
+        with pytest.raises(ValueError, match="Process set does not exist or has not been registered"):
+            context.ProcessSet([0]).size()
+        with pytest.raises(RequestError, match="Process set provided does not exist, or has not been registered"):
+            context.engine(context.ProcessSet([0]))
+        if rank == 2:
+            with pytest.raises(ValueError, match="Process is not part of provided process set"):
+                made.rank()
+            with pytest.raises(RequestError, match="Rank 2 is not a member of the provided process set"):
+                context.engine(made)
+
+    job(3, fn, dynamic_process_sets=True)
+
+
+def test_ranks_that_mean_different_sets_are_told() -> None:
+    def fn(rank: int) -> float:
+        with pytest.raises(ValueError, match="all ranks must add the same process sets in the same order"):
+            context.add_process_set([0] if rank else [1])
+        return total(context.global_process_set, 1.0)
+
+    assert job(2, fn, dynamic_process_sets=True) == [2.0, 2.0]
+
+
+def test_sets_are_fixed_unless_asked_for() -> None:
+    def fn(rank: int) -> None:
+        with pytest.raises(ValueError, match="Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding"):
+            context.add_process_set([0])
+
+    job(2, fn)
+
+
+def test_without_init_and_with_nonsense() -> None:
+    with pytest.raises(NotInitializedError):
+        context.add_process_set([0])
+    with pytest.raises(NotInitializedError):
+        context.global_process_set.size()
+    with pytest.raises(ValueError, match="either with a list of process ranks or with an mpi4py communicator"):
+        context.ProcessSet(3)
+    assert str(context.ProcessSet([1, 0])) == "ProcessSet(process_set_id=None, ranks=[0, 1], mpi_comm=None)"
+
+
+def test_static_sets_and_reinit_on_one_rank() -> None:
+    for _ in range(3):
+        mine = context.ProcessSet([0])
+        with pytest.raises(ValueError, match="Attempted to add a duplicate process set"):
+            context.init(process_sets=[mine])  # the same ranks as the set of all
+        context.shutdown()
+        context.init(process_sets="dynamic")
+        assert (context.rank(), context.size(), context.process_sets()) == (0, 1, {0: [0]})
+        context.shutdown()
+        assert not context.is_initialized()
+
+
+@pytest.mark.parametrize("comm", [[1], "x", [0, 1]])
+def test_a_communicator_that_is_not_all_ranks(comm: Any) -> None:
+    with pytest.raises(ValueError, match="comm"):
+        context.init(comm=comm)
+    assert not context.is_initialized()
