@@ -36,7 +36,7 @@ class TestRun:
 
     def test_every_setting_has_its_flag(self, started: list[Job]) -> None:
         values = {int: "3", float: "2.5", str: "x"}
-        special = {"transport": "tcp", "log_level": "debug", "autotune_gaussian_process_noise": "0.5"}
+        special = {"transport": "tcp", "overlap": "on", "log_level": "debug", "autotune_gaussian_process_noise": "0.5"}
         flags: list[str] = []
         for each in knobs():
             if each.flag:
@@ -161,6 +161,7 @@ class TestOthers:
     ) -> None:
         monkeypatch.setattr(sys, "path", [*sys.path])
         monkeypatch.setitem(sys.modules, "benchmarks", None)
+        monkeypatch.setitem(sys.modules, "benchmarks.__main__", None)
         assert cli.main(["bench"]) == 2
         assert "In a clone of the project: pip install -e '.[bench]' && farandole bench" in capsys.readouterr().err
 

@@ -22,24 +22,26 @@ _LARGEST_CHUNK, _SMALLEST_CHUNK = 512 << 10, 64 << 10
 
 
 def connect(
-    rank: int, size: int, secret: str, scope: str, timeout: float = 30.0, *, patience: float = 600.0
-) -> ShmTransport:
+    rank: int, size: int, secret: str, scope: str, timeout: float = 30.0, *, patience: float = 600.0,
+    parent: Arena | None = None,
+) -> ShmTransport:  # fmt: skip
     """The transport of ``rank`` among ``size`` ranks of this host. Collective.
 
     ``scope`` tells apart the transports of one job; all ranks give the same. Raises RendezvousError naming the ranks
     that did not come within ``timeout`` seconds. ``patience``: seconds to wait for a rank inside a collective.
     """
     peers = Meeting(rank, size, secret, scope).gather(timeout) if size > 1 else {}
-    return join(rank, size, secret, scope, peers, patience=patience)
+    return join(rank, size, secret, scope, peers, patience=patience, parent=parent)
 
 
 def join(
-    rank: int, size: int, secret: str, scope: str, peers: dict[int, socket.socket], *, patience: float = 600.0
-) -> ShmTransport:
+    rank: int, size: int, secret: str, scope: str, peers: dict[int, socket.socket], *, patience: float = 600.0,
+    parent: Arena | None = None,
+) -> ShmTransport:  # fmt: skip
     """The transport over sockets that a ``Meeting`` has made: one to every other rank. Collective."""
     chunk = _BUDGET // staging(size, 1) // 4096 * 4096
     chunk = max(_SMALLEST_CHUNK, min(_LARGEST_CHUNK, chunk))
-    arena = Arena(rank, size, peers, staging(size, chunk), crowded=size > cores(), patience=patience)
+    arena = Arena(rank, size, peers, staging(size, chunk), crowded=size > cores(), patience=patience, parent=parent)
     return ShmTransport(arena, chunk, scope, secret)
 
 

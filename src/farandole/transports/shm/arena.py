@@ -42,8 +42,11 @@ class Arena:
     """The arenas of all ranks of one host, seen from one of them."""
 
     def __init__(
-        self, rank: int, size: int, peers: Mapping[int, socket.socket], staging: int, *, crowded: bool, patience: float
-    ) -> None:
+        self, rank: int, size: int, peers: Mapping[int, socket.socket], staging: int,
+        *, crowded: bool, patience: float, parent: Arena | None = None,
+    ) -> None:  # fmt: skip
+        """``parent``: the arena that this is a part of; when that one is aborted, so is this."""
+        self.parent = parent
         self.rank, self.size, self.peers, self.patience = rank, size, dict(peers), patience
         self._handing = threading.Lock()
         views, self.bytes = zip(*self.share(STAGING + staging), strict=True)
@@ -164,14 +167,20 @@ class Arena:
 
     def check(self) -> None:
         """Raise PeerLostError if the arena was aborted or a peer is gone."""
-        for peer in self._aborted_by():
-            raise PeerLostError(self._reason(peer), peer)
+        self.check_abort()
         for fd, _ in self._poll.poll(0):
             peer = self._of_fd[fd]
             if self.words[peer][LEFT // 8]:
                 raise PeerLostError(f"rank {peer} has left: it shut down or its program ended", peer, left=True)
             if self._hung_up(peer):
                 raise PeerLostError(f"rank {peer} died", peer)
+
+    def check_abort(self) -> None:
+        """Raise PeerLostError if this arena or the one that it is a part of was aborted."""
+        for peer in self._aborted_by():
+            raise PeerLostError(self._reason(peer), peer)
+        if self.parent is not None:
+            self.parent.check_abort()
 
     def _aborted_by(self) -> list[int]:
         return [peer for peer in range(self.size) if self.words[peer][ABORTED // 8]]

@@ -205,7 +205,9 @@ class ShmTransport:
             return None
         members = sorted(ranks)
         scope = f"{self._scope}/{self._splits}:{','.join(map(str, members))}"
-        return connect(members.index(self.rank), len(members), self._secret, scope, self._arena.patience)
+        arena = self._arena
+        index = members.index(self.rank)
+        return connect(index, len(members), self._secret, scope, patience=arena.patience, parent=arena)
 
     def abort(self, why: str) -> None:
         self._arena.abort(why)
