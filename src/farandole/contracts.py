@@ -52,7 +52,7 @@ class Link(Protocol):
 
     rank: int
     size: int
-    ahead: int  # a send of up to so many bytes never waits for its receive (0: it may)
+    ahead: int  # so many bytes may be on their way to a rank before a send waits for its receive
 
     @property
     def board(self) -> Board: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,11 @@ UFUNCS = {
 
 def values(dtype: DType, length: int, seed: int) -> np.ndarray[Any, Any]:
     """Random elements. Half types get few significant bits, so that float32 sums of them are exact in any order."""
+    return _values(dtype, length, seed).copy()
+
+
+@lru_cache(maxsize=32)
+def _values(dtype: DType, length: int, seed: int) -> np.ndarray[Any, Any]:
     rng = np.random.default_rng([seed, length])
     if dtype is DType.BOOL:
         return rng.integers(0, 2, length).astype(bool)
@@ -68,13 +74,11 @@ def reduced(
         with np.errstate(over="ignore"):
             return total.astype(np.float16) if dtype is DType.FLOAT16 else to_bfloat16(total)
     if not dtype.is_float and scale != 1.0:
-        exact = [int(value) for value in parts[0]]
-        rule = {ReduceOp.SUM: int.__add__, ReduceOp.MIN: min, ReduceOp.MAX: max, ReduceOp.PRODUCT: int.__mul__}[op]
+        exact = parts[0].astype(np.int64)
         for part in parts[1:]:
-            exact = [rule(a, int(b)) for a, b in zip(exact, part, strict=True)]
-        divisor = round(1 / scale)
-        quotients = [abs(a) // divisor * (1 if a >= 0 else -1) for a in exact]
-        return np.array(quotients, dtype=object).astype(dtype.storage)
+            exact = ufunc(exact, part)
+        quotients = np.sign(exact) * (np.abs(exact) // round(1 / scale))
+        return quotients.astype(dtype.storage)
     total = parts[0].copy()
     for part in parts[1:]:
         total = ufunc(total, part).astype(dtype.storage)

@@ -99,8 +99,8 @@ class ReduceKit(Worlds):
                 assert_reduced(results[rank][index], parts, DType.FLOAT32, ReduceOp.SUM, note=f"rank {rank}")
                 assert results[rank][index].tobytes() == results[0][index].tobytes(), "ranks differ"
 
-    @pytest.mark.parametrize("size", SIZES)
-    @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64, DType.UINT8])
+    @pytest.mark.parametrize("size", [2, 3, 5])
+    @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.FLOAT64, DType.UINT8])
     def test_allreduce_out_of_place_larger_than_any_chunk(self, size: int, dtype: DType) -> None:
         length = 5_000_003 // dtype.itemsize
 
@@ -567,7 +567,7 @@ class FailureKit(Worlds):
                     transport.barrier()
                 timer.join()
                 with pytest.raises(PeerLostError, match="enough"):
-                    _wait_forever(transport.board)
+                    wait_forever(transport.board)
             else:
                 with pytest.raises(PeerLostError, match="enough"):
                     wait_in(transport, "idle board")
@@ -589,7 +589,7 @@ class FailureKit(Worlds):
                     sub.barrier()  # rank 0 never comes
             else:
                 with pytest.raises(PeerLostError, match="stumbled"):
-                    _wait_forever(transport.board)
+                    wait_forever(transport.board)
 
         self.run(3, body)
 
@@ -620,7 +620,7 @@ class FailureKit(Worlds):
         self.run(2, body)
 
 
-def _wait_forever(board: Any) -> None:
+def wait_forever(board: Any) -> None:
     while True:
         board.wait(20.0, spin=False)
 
@@ -630,7 +630,7 @@ def wait_in(transport: Any, where: str) -> None:
     if where == "board":
         transport.board.post(b"hello")
     if "board" in where:
-        _wait_forever(transport.board)
+        wait_forever(transport.board)
     if where == "barrier":
         transport.barrier()
     if where == "broadcast":

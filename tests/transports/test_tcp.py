@@ -1,13 +1,28 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from farandole.collectives import over
-from farandole.handshake import new_secret
+from farandole.errors import PeerLostError, RendezvousError
+from farandole.handshake import MAC, NONCE, new_secret
 from farandole.transports import tcp
+from farandole.transports.tcp import meeting
+from tests import pool
+from tests.kits.link import LinkKit
 from tests.kits.process import ProcessKit
-from tests.kits.transport import TransportKit, fresh_scope
+from tests.kits.transport import TransportKit, check_sum, fresh_scope, rounds, until, wait_forever
 from tests.transports.double_store import ThreadStore
 
 
@@ -17,5 +32,302 @@ class TestTcp(TransportKit):
         return lambda rank: over(tcp.connect(rank, size, secret, scope, store, 10.0))
 
 
+class TestTcpLink(LinkKit):
+    def joiner(self, size: int) -> Callable[[int], Any]:
+        secret, scope, store = new_secret(), fresh_scope(), ThreadStore()
+        return lambda rank: tcp.connect(rank, size, secret, scope, store, 10.0)
+
+
 class TestTcpProcesses(ProcessKit):
     wire = "tcp"
+
+
+def test_missing_ranks_are_named() -> None:
+    store = ThreadStore()
+
+    def connect(rank: int) -> Any:
+        return tcp.connect(rank, 4, "ab" * 32, "w", store, 0.4)
+
+    def body(link: Any) -> None:
+        raise AssertionError("connected to ranks that are not there")
+
+    with pytest.raises(RendezvousError, match=r"ranks 1, 3 did not arrive within 0.4 s"):
+        pool.threads(4, lambda rank: connect(rank) if rank in (0, 2) else _nobody(), body, deadline=10)
+
+
+def _nobody() -> Any:
+    class Nobody:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args: None
+
+    time.sleep(0.5)
+    raise PeerLostError("not a cause")
+
+
+def test_another_secret_does_not_get_in(caplog: pytest.LogCaptureFixture) -> None:
+    store, secrets = ThreadStore(), [new_secret(), new_secret()]
+    with caplog.at_level(logging.WARNING, "farandole"), pytest.raises(RendezvousError, match="did not connect within"):
+        pool.threads(2, lambda rank: tcp.connect(rank, 2, secrets[rank], "w", store, 0.5), lambda link: None)
+    assert sum("was refused" in record.message for record in caplog.records) == 1
+
+
+def test_an_old_address_in_the_store_is_looked_up_again() -> None:
+    store, secret = ThreadStore(), new_secret()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    store.set("tcp/w/0", f"127.0.0.1|{port}".encode())  # nobody listens there any more
+    started = threading.Event()
+
+    def join(rank: int) -> Any:
+        if rank == 0:
+            assert started.wait(10)
+        started.set()
+        return tcp.connect(rank, 2, secret, "w", store, 10.0)
+
+    pool.threads(2, lambda rank: over(join(rank)), check_sum)
+
+
+def test_it_listens_on_the_given_interface_only_and_not_for_long() -> None:
+    store, secret, seen = ThreadStore(), new_secret(), []
+
+    def join(rank: int) -> Any:
+        if rank == 1:
+            until(lambda: store.try_get("tcp/w/0") is not None, "rank 0's address")
+            host, port = (store.try_get("tcp/w/0") or b"").decode().split("|")
+            seen.append((host, int(port)))
+        return over(tcp.connect(rank, 2, secret, "w", store, 10.0, host="127.0.0.2"))
+
+    def body(transport: Any) -> None:
+        check_sum(transport)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(seen[0], timeout=2)
+
+    pool.threads(2, join, body)
+    assert seen[0][0] == "127.0.0.2"
+
+
+class _Besieged:
+    """Rank 0 of two, waiting for rank 1, with its address known to strangers."""
+
+    def __init__(self, secret: str = "") -> None:
+        self.store, self.secret = ThreadStore(), secret or new_secret()
+        self.link: Any = None
+        self.thread = threading.Thread(target=self._connect, daemon=True)
+        self.thread.start()
+        until(lambda: self.store.try_get("tcp/w/0") is not None, "rank 0's address")
+        host, port = (self.store.try_get("tcp/w/0") or b"").decode().split("|")
+        self.address = (host, int(port))
+
+    def _connect(self) -> None:
+        self.link = tcp.connect(0, 2, self.secret, "w", self.store, 20.0)
+
+    def dial(self) -> socket.socket:
+        sock = socket.create_connection(self.address, timeout=10)
+        sock.settimeout(10)
+        return sock
+
+    def relieve(self) -> None:
+        """Rank 1 arrives, and all is well."""
+        other = tcp.connect(1, 2, self.secret, "w", self.store, 20.0)
+        self.thread.join(10)
+        try:
+            pool.threads(2, lambda rank: over((self.link, other)[rank]), _work, deadline=10)
+        finally:
+            for each in filter(None, (self.link, other)):
+                each.close()
+
+
+def _work(transport: Any) -> None:
+    check_sum(transport, 100_000)
+    rounds(transport, [b"fine"])
+
+
+@pytest.fixture
+def besieged(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Besieged]:
+    monkeypatch.setattr(meeting, "PATIENCE", 0.5)
+    place = _Besieged()
+    yield place
+    if place.link is None:
+        place.relieve()
+
+
+def _hung_up(sock: socket.socket) -> bool:
+    """Has the other end closed, after whatever it said?"""
+    try:
+        while sock.recv(4096):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_strangers_are_refused_and_logged_once(besieged: _Besieged, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "farandole"):
+        strangers = [besieged.dial() for _ in range(5)]
+        strangers[0].sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" + b"x" * 200)
+        strangers[1].sendall(b"\xff" * (NONCE + MAC))
+        strangers[2].sendall(os.urandom(100_000))
+        strangers[3].close()
+        for each in (*strangers[:3], strangers[4]):  # the last one says nothing at all
+            assert _hung_up(each)
+            each.close()
+        besieged.relieve()
+    assert sum("was refused" in record.message for record in caplog.records) == 1
+
+
+def test_a_recorded_handshake_is_worthless(besieged: _Besieged) -> None:
+    """A stranger listens in on a proxy between the ranks, then says what the true rank said."""
+    said: list[bytes] = []
+    front = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=_tap, args=(front, besieged.address, said), daemon=True).start()
+    true_address = besieged.store.values["tcp/w/0"]
+    besieged.store.set("tcp/w/0", f"127.0.0.1|{front.getsockname()[1]}".encode())
+    other = threading.Thread(target=_connect_and_leave, args=(besieged,), daemon=True)
+    other.start()
+    until(lambda: len(said) >= 3, "the recording")
+    besieged.store.set("tcp/w/0", true_address)
+    front.close()
+
+    fresh = _Besieged(besieged.secret)
+    parrot = fresh.dial()
+    for piece in said[:3]:
+        parrot.sendall(piece)
+    assert _hung_up(parrot)
+    parrot.close()
+    assert fresh.thread.is_alive(), "the parrot got in"
+    fresh.relieve()
+    other.join(20)
+
+
+def _tap(front: socket.socket, back: tuple[str, int], said: list[bytes]) -> None:
+    while True:
+        try:
+            client, _ = front.accept()
+        except OSError:
+            return
+        server = socket.create_connection(back)
+
+        def pipe(source: socket.socket, target: socket.socket, record: bool) -> None:
+            try:
+                while piece := source.recv(4096):
+                    if record:
+                        said.append(piece)
+                    target.sendall(piece)
+            except OSError:
+                pass
+
+        threading.Thread(target=pipe, args=(client, server, True), daemon=True).start()
+        threading.Thread(target=pipe, args=(server, client, False), daemon=True).start()
+
+
+def _connect_and_leave(besieged: _Besieged) -> None:
+    tcp.connect(1, 2, besieged.secret, "w", besieged.store, 20.0).close()
+
+
+def test_an_authenticated_peer_with_a_wrong_rank_is_refused(besieged: _Besieged) -> None:
+    from farandole import handshake
+
+    for rank, channel in ((0, 0), (2, 0), (1, 7), (1 << 31, 1)):
+        sock = besieged.dial()
+        handshake.authenticate(sock, besieged.secret, "tcp/w/0", server=False)
+        sock.settimeout(10)
+        sock.sendall(meeting._HELLO.pack(rank, channel))
+        assert _hung_up(sock)
+        sock.close()
+    besieged.relieve()
+
+
+def test_many_silent_strangers_do_not_keep_ranks_out(besieged: _Besieged) -> None:
+    strangers = [besieged.dial() for _ in range(60)]
+    besieged.relieve()
+    for each in strangers:
+        each.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(pieces=st.lists(st.binary(max_size=200), max_size=4))
+def test_garbage_of_any_kind(pieces: list[bytes], fuzzed: _Besieged) -> None:
+    sock = fuzzed.dial()
+    try:
+        for piece in pieces:
+            sock.sendall(piece)
+        with contextlib.suppress(OSError):  # it may have hung up before we were through, which is fine too
+            sock.shutdown(socket.SHUT_WR)
+        assert _hung_up(sock)
+    except ConnectionError:
+        pass
+    finally:
+        sock.close()
+    assert fuzzed.thread.is_alive(), "a stranger got in"
+
+
+@pytest.fixture(scope="module")
+def fuzzed() -> Iterator[_Besieged]:
+    place = _Besieged()
+    yield place
+    place.relieve()
+
+
+def test_a_stream_of_garbage_after_the_handshake_is_an_error_and_not_a_crash() -> None:
+    """Only somebody with the secret gets so far; still, a length that cannot be is not believed."""
+    store, secret = ThreadStore(), new_secret()
+    ready = threading.Barrier(2)
+
+    def body(link: Any) -> None:
+        ready.wait(10)
+        if link.rank == 0:
+            link.board._peers[1].sock.sendall(b"\0" + b"\xff" * 8 + b"xyz")
+        else:
+            with pytest.raises(PeerLostError, match="announced a message of"):
+                wait_forever(link.board)
+
+    pool.threads(2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 10.0), body)
+
+
+def test_nothing_is_left_open() -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    store, secret = ThreadStore(), new_secret()
+
+    def work(transport: Any) -> None:
+        part = transport.split([0, 2])
+        _work(transport)
+        if part is not None:
+            check_sum(part)
+
+    pool.threads(3, lambda rank: over(tcp.connect(rank, 3, secret, "a", store, 10.0)), work)
+    before, threads = descriptors(), threading.active_count()
+    pool.threads(3, lambda rank: over(tcp.connect(rank, 3, secret, "b", store, 10.0)), work)
+    until(lambda: descriptors() <= before and threading.active_count() <= threads, "closing")
+
+
+def test_a_large_message_is_not_held_up_by_a_board_that_nobody_reads() -> None:
+    """Board messages beyond what the network holds, posted while the other rank is still busy with data."""
+    store, secret = ThreadStore(), new_secret()
+
+    def body(transport: Any) -> None:
+        if transport.rank == 0:
+            transport.board.post(b"a" * 30_000_000)
+            check_sum(transport, 1_000_000)
+        else:
+            check_sum(transport, 1_000_000)
+            transport.board.post(b"b")
+        end = time.monotonic() + 10
+        while (messages := transport.board.collect()) is None:
+            assert time.monotonic() < end
+            transport.board.wait(1.0, spin=False)
+        assert [len(message) for message in messages] == [30_000_000, 1]
+
+    pool.threads(2, lambda rank: over(tcp.connect(rank, 2, secret, "w", store, 10.0)), body)
+
+
+def test_read_only_memory_can_be_sent() -> None:
+    store, secret = ThreadStore(), new_secret()
+
+    def body(link: Any) -> None:
+        data, got = np.frombuffer(b"constant", np.uint8), np.zeros(8, np.uint8)
+        link.sendrecv(data, 1 - link.rank, got, 1 - link.rank)
+        assert got.tobytes() == b"constant"
+
+    pool.threads(2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 10.0), body)

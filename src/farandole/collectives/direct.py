@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from farandole.collectives import kernels
-from farandole.collectives.flat import Flat
+from farandole.collectives.flat import Flat, Scratch
 from farandole.types import DType, ReduceOp
 
 if TYPE_CHECKING:
@@ -36,14 +36,16 @@ def exchange(link: Link, sends: Sequence[Array], receives: Sequence[Array]) -> N
             link.sendrecv(sends[dst], dst, receives[src], src)
 
 
-def allreduce(link: Link, data: Flat, out: Flat, dtype: DType, op: ReduceOp, scale: float) -> None:
+def allreduce(link: Link, data: Flat, out: Flat, scratch: Scratch, dtype: DType, op: ReduceOp, scale: float) -> None:
     """Reduce ``data`` into ``out`` (which may be the same memory) on all ranks."""
     mine = data.read(0, data.size)
-    parts = [mine if rank == link.rank else np.empty(len(mine), mine.dtype) for rank in range(link.size)]
+    parts = [
+        mine if rank == link.rank else scratch.take(("part", rank), len(mine), mine.dtype) for rank in range(link.size)
+    ]
     exchange(link, [mine.view(np.uint8)] * link.size, [part.view(np.uint8) for part in parts])
     target = out.view(0, out.size)
     if target is None or link.rank > 1:  # the kernel may write over its first two parts only
-        result = np.empty(len(mine), mine.dtype)
+        result = scratch.take("sum", len(mine), mine.dtype)
         kernels.reduce_into(result, parts, op, dtype, scale)
         out.write(0, result)
     else:

@@ -1,10 +1,10 @@
-"""Several arrays seen as one long one, without copying where a range lies in a single array."""
+"""What the algorithms share: several arrays seen as one long one, and memory that is used again."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,8 +12,24 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 
+class Scratch:
+    """Pieces of memory by name, kept from one call to the next: fresh memory costs a page fault every 4 KiB."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[object, Array] = {}
+
+    def take(self, name: object, length: int, dtype: np.dtype[Any]) -> Array:
+        """``length`` elements; what was taken under the same name before is overwritten."""
+        nbytes = length * dtype.itemsize
+        piece = self._pieces.get(name)
+        if piece is None or len(piece) < nbytes:
+            piece = self._pieces[name] = np.empty(nbytes, np.uint8)
+        view: Array = piece[:nbytes].view(dtype)
+        return view
+
+
 class Flat:
-    """Elements ``lo`` to ``hi`` of arrays laid end to end (of one dtype, at least one array)."""
+    """Arrays laid end to end (of one dtype, at least one); a range inside one of them is not copied."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self.arrays = [array for array in arrays if len(array)] or list(arrays[:1])

@@ -25,6 +25,11 @@ _UFUNCS: dict[ReduceOp, Any] = {
 }
 
 
+def quiet() -> np.errstate:
+    """Gradients that overflow become infinite without a word from numpy: to see that is the optimizer's business."""
+    return np.errstate(all="ignore")
+
+
 def reduce_into(out: Array, parts: Sequence[Array], op: ReduceOp, dtype: DType, scale: float = 1.0) -> None:
     """``out[i] = scale * (parts[0][i] op parts[1][i] op ...)``.
 
@@ -44,15 +49,16 @@ def reducer(op: ReduceOp, dtype: DType, scale: float = 1.0) -> Callable[[Array, 
 
 
 def _reduce_plain(out: Array, parts: Sequence[Array], ufunc: Any, scale: float) -> None:
-    if len(parts) == 1:
-        if out is not parts[0]:
-            out[:] = parts[0]
-    else:
-        ufunc(parts[0], parts[1], out=out)
-        for part in parts[2:]:
-            ufunc(out, part, out=out)
+    if len(parts) == 1 and out is not parts[0]:
+        out[:] = parts[0]
+    elif len(parts) > 1:
+        with quiet():
+            ufunc(parts[0], parts[1], out=out)
+            for part in parts[2:]:
+                ufunc(out, part, out=out)
     if scale != 1.0:
-        np.multiply(out, scale, out)
+        with quiet():
+            np.multiply(out, scale, out)
 
 
 def _reduce_wide(out: Array, parts: Sequence[Array], ufunc: Any, scale: float) -> None:
@@ -94,20 +100,23 @@ def opened(values: Array, dtype: DType, scale: float) -> Array:
 
 def combine_into(out: Array, left: Array, right: Array, op: ReduceOp) -> None:
     """``out = left op right``, all of them partial results."""
-    _UFUNCS[op](left, right, out=out)
+    with quiet():
+        _UFUNCS[op](left, right, out=out)
 
 
 def close_into(out: Array, total: Array, dtype: DType, scale: float) -> None:
     """Scale the last partial result and round it into ``out``. ``total`` may be ``out``, and may be overwritten."""
     if dtype.is_half:
         if scale != 1.0:
-            np.multiply(total, np.float32(scale), out=total)
+            with quiet():
+                np.multiply(total, np.float32(scale), out=total)
         narrow_into(out, total, dtype)
     elif scale == 1.0:
         if out is not total:
             out[:] = total
     elif dtype.is_float:
-        np.multiply(total, out.dtype.type(scale), out=out)
+        with quiet():
+            np.multiply(total, out.dtype.type(scale), out=out)
     else:
         scale_into(out, total, scale)
 
@@ -122,7 +131,7 @@ def widen(values: Array, dtype: DType) -> Array:
 def narrow_into(out: Array, values: Array, dtype: DType) -> None:
     """Round float32 ``values`` to nearest, ties to even, into ``out`` (bits, for bfloat16). NaN stays NaN."""
     if dtype is DType.FLOAT16:
-        with np.errstate(over="ignore"):
+        with quiet():
             np.copyto(out, values, casting="unsafe")
         return
     bits = values.view(np.uint32)
@@ -135,10 +144,11 @@ def narrow_into(out: Array, values: Array, dtype: DType) -> None:
 
 def _reduce_half(out: Array, parts: Sequence[Array], ufunc: Any, dtype: DType, scale: float) -> None:
     total = widen(parts[0], dtype)
-    for part in parts[1:]:
-        ufunc(total, widen(part, dtype), out=total)
-    if scale != 1.0:
-        np.multiply(total, np.float32(scale), out=total)
+    with quiet():
+        for part in parts[1:]:
+            ufunc(total, widen(part, dtype), out=total)
+        if scale != 1.0:
+            np.multiply(total, np.float32(scale), out=total)
     narrow_into(out, total, dtype)
 
 

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from farandole.collectives import direct, kernels, ring, tree
-from farandole.collectives.flat import Flat
+from farandole.collectives.flat import Flat, Scratch
 from farandole.contracts import Link, Transport
 from farandole.types import Buffer, ReduceOp
 
 if TYPE_CHECKING:
     from farandole.types import Array
 
-SMALL = 1 << 15  # bytes in all up to which a message goes to everybody directly
+SMALL = 1 << 18  # bytes that a rank sends in all, up to which a message goes to everybody directly
+SMALL_PAIR = 1 << 21  # the same for two ranks, where that costs no more bytes than the ring
 
 
 def over(wire: Link | Transport) -> Transport:
@@ -32,6 +33,7 @@ class Collectives:
         self.rank, self.size = link.rank, link.size
         self.board = link.board
         self.link = link
+        self._scratch = Scratch()
 
     def allocate(self, nbytes: int) -> Array:
         """Plain memory: a link copies anyway."""
@@ -46,11 +48,11 @@ class Collectives:
                 kernels.reduce_into(buffer.out, [buffer.data], op, dtype, scale)
             return
         data, out = Flat([buffer.data for buffer in buffers]), Flat([buffer.out for buffer in buffers])
-        if data.size * data.dtype.itemsize * (self.size - 1) <= SMALL:
+        if data.size * data.dtype.itemsize * (self.size - 1) <= (SMALL_PAIR if self.size == 2 else SMALL):
             if data.size:
-                direct.allreduce(self.link, data, out, dtype, op, scale)
+                direct.allreduce(self.link, data, out, self._scratch, dtype, op, scale)
         else:
-            ring.allreduce(self.link, data, out, dtype, op, scale)
+            ring.allreduce(self.link, data, out, self._scratch, dtype, op, scale)
 
     def allgather(self, send: Array, receive: Array, counts: Sequence[int]) -> None:
         parts = np.split(receive, np.cumsum(counts)[:-1])
@@ -84,7 +86,7 @@ class Collectives:
         elif data.nbytes <= SMALL:
             direct.reducescatter(self.link, data, out, counts, dtype, op, scale)
         else:
-            ring.reducescatter(self.link, Flat([data]), Flat([out]), counts, dtype, op, scale)
+            ring.reducescatter(self.link, Flat([data]), Flat([out]), counts, self._scratch, dtype, op, scale)
 
     def barrier(self) -> None:
         tree.barrier(self.link)

@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from farandole.collectives import kernels
-from farandole.collectives.flat import Flat
+from farandole.collectives.flat import Flat, Scratch
 from farandole.types import DType, ReduceOp
 
 if TYPE_CHECKING:
     from farandole.contracts import Link
     from farandole.types import Array
 
-CHUNK = 1 << 19  # bytes of a message: small enough to stay in cache, large enough to hide Python's part
+CHUNK = 1 << 20  # bytes of a message: small enough for the caches, large enough to hide Python's part
+WHOLE = 1 << 14  # elements of a segment that are sent as one message
 
 Range = tuple[int, int]
 Group = list[list[Range]]  # [chunk][segment] -> elements
@@ -48,7 +49,11 @@ def even_groups(total: int, size: int, chunk: int) -> Iterator[Group]:
     count = max(1, -(-total // (2 * size * chunk)))
     start = 0
     for length in kernels.shares(total, count):
-        cuts = np.cumsum([start, *kernels.shares(length, 2 * size)]).tolist()
+        if length <= size * min(WHOLE, chunk):  # not worth a second message: the second chunks are empty
+            parts = [part for share in kernels.shares(length, size) for part in (share, 0)]
+        else:
+            parts = kernels.shares(length, 2 * size)
+        cuts = np.cumsum([start, *parts]).tolist()
         yield [[(cuts[2 * seg + half], cuts[2 * seg + half + 1]) for seg in range(size)] for half in (0, 1)]
         start += length
 
@@ -67,34 +72,36 @@ def ragged_groups(counts: Sequence[int], chunk: int) -> Iterator[Group]:
         yield [cut(index), cut(index + 1)]
 
 
-def allreduce(link: Link, data: Flat, out: Flat, dtype: DType, op: ReduceOp, scale: float) -> None:
+def allreduce(link: Link, data: Flat, out: Flat, scratch: Scratch, dtype: DType, op: ReduceOp, scale: float) -> None:
     """Reduce ``data`` into ``out`` (which may be the same memory) on all ranks."""
     width = kernels.accumulator(dtype, scale).itemsize
     groups = even_groups(data.size, link.size, max(1, CHUNK // width))
-    _Ring(link, data, out, 0, dtype, op, scale).run(groups, gather=True)
+    _Ring(link, data, out, 0, scratch, dtype, op, scale).run(groups, gather=True)
 
 
 def reducescatter(
-    link: Link, data: Flat, out: Flat, counts: Sequence[int], dtype: DType, op: ReduceOp, scale: float
+    link: Link, data: Flat, out: Flat, counts: Sequence[int], scratch: Scratch, dtype: DType, op: ReduceOp, scale: float
 ) -> None:
     """Reduce ``data`` and write the segment of this rank to ``out``."""
     width = kernels.accumulator(dtype, scale).itemsize
     groups = ragged_groups(counts, max(1, CHUNK // width))
-    _Ring(link, data, out, sum(counts[: link.rank]), dtype, op, scale).run(groups, gather=False)
+    _Ring(link, data, out, sum(counts[: link.rank]), scratch, dtype, op, scale).run(groups, gather=False)
 
 
 class _Ring:
     """One run. ``data`` and ``out`` may share memory: an element of ``out`` is written only when its value in
     ``data`` has been used."""
 
-    def __init__(self, link: Link, data: Flat, out: Flat, base: int, dtype: DType, op: ReduceOp, scale: float) -> None:
+    def __init__(
+        self, link: Link, data: Flat, out: Flat, base: int, scratch: Scratch, dtype: DType, op: ReduceOp, scale: float
+    ) -> None:
         self.link, self.rank, self.size = link, link.rank, link.size
         self.right, self.left = (link.rank + 1) % link.size, (link.rank - 1) % link.size
         self.data, self.out, self.base = data, out, base
         self.dtype, self.op, self.scale = dtype, op, scale
         self.partial_type = kernels.accumulator(dtype, scale)
         self.partials: list[Array] = [np.empty(0, self.partial_type)] * 2  # per chunk: what to send next
-        self.scratch: dict[tuple[int, Any], Array] = {}
+        self.scratch = scratch
 
     def run(self, groups: Iterator[Group], *, gather: bool) -> None:
         phases = (False, True) if gather else (False,)
@@ -193,10 +200,7 @@ class _Ring:
         return step.group[step.chunk][(self.rank - step.step - 1 - (not step.gather)) % self.size]
 
     def _scratch(self, purpose: str, chunk: int, length: int, dtype: np.dtype[Any]) -> Array:
-        have = self.scratch.get((chunk, purpose))
-        if have is None or len(have) < length:
-            have = self.scratch[chunk, purpose] = np.empty(length, dtype)
-        return have[:length]
+        return self.scratch.take((purpose, chunk), length, dtype)
 
 
 def allgather(link: Link, parts: Sequence[Array]) -> None:

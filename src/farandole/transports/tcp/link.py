@@ -18,6 +18,7 @@ from farandole.transports.tcp.meeting import Meeting, Store
 if TYPE_CHECKING:
     from farandole.types import Array
 
+PIECE = 1 << 20  # bytes per system call: sending and receiving take turns, so that what is in flight stays in cache
 ASIDE = 4 << 20  # bytes of one peer that are read before somebody asks for them
 
 
@@ -67,44 +68,45 @@ class TcpLink:
         if incoming is not None and self._aside[src]:
             incoming = self._take_aside(incoming, src)
         while True:
+            moved = 0
             if outgoing is not None:
-                outgoing = self._send(outgoing, dst)
+                moved += self._send(outgoing, dst)
+                outgoing = outgoing[moved:] if moved < len(outgoing) else None
             if incoming is not None:
-                incoming = self._receive(incoming, src)
+                came = self._receive(incoming, src)
+                moved += came
+                incoming = incoming[came:] if came < len(incoming) else None
             if outgoing is None and incoming is None:
                 return
-            self._wait(dst if outgoing is not None else -1, src if incoming is not None else -1)
-            if incoming is not None and self._aside[src]:
-                incoming = self._take_aside(incoming, src)
+            if not moved:
+                self._wait(dst if outgoing is not None else -1, src if incoming is not None else -1)
+                if incoming is not None and self._aside[src]:
+                    incoming = self._take_aside(incoming, src)
 
-    def _send(self, outgoing: memoryview, dst: int) -> memoryview | None:
-        """Send what the kernel takes; returns the rest."""
+    def _send(self, outgoing: memoryview, dst: int) -> int:
+        """Send what the kernel takes, up to a piece; returns how much that was."""
         sock = self._sockets[dst]
         assert sock is not None
         try:
-            while len(outgoing):
-                outgoing = outgoing[sock.send(outgoing) :]
+            return sock.send(outgoing[:PIECE])
         except BlockingIOError:
-            return outgoing
+            return 0
         except OSError as error:
             raise self.board.hear_why(dst) from error
-        return None
 
-    def _receive(self, incoming: memoryview, src: int) -> memoryview | None:
-        """Receive what is there; returns what is still to be filled."""
+    def _receive(self, incoming: memoryview, src: int) -> int:
+        """Receive what is there, up to a piece; returns how much that was."""
         sock = self._sockets[src]
         assert sock is not None
         try:
-            while len(incoming):
-                count = sock.recv_into(incoming)
-                if not count:
-                    raise self.board.hear_why(src)
-                incoming = incoming[count:]
+            count = sock.recv_into(incoming[:PIECE])
         except BlockingIOError:
-            return incoming
+            return 0
         except OSError as error:
             raise self.board.hear_why(src) from error
-        return None
+        if not count:
+            raise self.board.hear_why(src)
+        return count
 
     def _take_aside(self, incoming: memoryview, src: int) -> memoryview | None:
         aside = self._aside[src]
