@@ -22,7 +22,7 @@ PACKAGE = ROOT / "src" / "farandole"
 ROOMS = """
 __init__
 estimators inference jobs doctor
-cli worker
+cli worker compat
 keras
 torch tensorflow jax mxnet numpy
 elastic data
@@ -42,7 +42,7 @@ LEVEL = {room: number for number, line in enumerate(ROOMS.split("\n")) for room 
 
 # Rooms that stand already; the others of ROOMS are to come.
 BUILT = [
-    "cli", "worker", "torch", "data", "strategies", "frontend", "context", "engine", "launch", "collectives",
+    "cli", "worker", "compat", "torch", "data", "strategies", "frontend", "context", "engine", "launch", "collectives",
     "transports", "kernels", "store", "config", "registry", "log", "handshake", "contracts", "types", "errors",
 ]  # fmt: skip
 

@@ -1,0 +1,10 @@
+"""Horovod's names, on Farandole."""
+
+from farandole.compat import HOROVOD as __version__
+from farandole.compat import check_alone
+
+check_alone("horovod")
+
+from farandole.compat.runner import run  # noqa: E402
+
+__all__ = ["__version__", "run"]

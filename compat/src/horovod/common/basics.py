@@ -1,0 +1,3 @@
+from farandole.compat.basics import HorovodBasics
+
+__all__ = ["HorovodBasics"]

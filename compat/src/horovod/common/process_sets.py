@@ -1,0 +1,3 @@
+from farandole.context import ProcessSet, add_process_set, global_process_set, remove_process_set
+
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]

@@ -1,0 +1,3 @@
+from farandole.data import AsyncDataLoaderMixin, BaseDataLoader
+
+__all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]

@@ -1,0 +1,3 @@
+from farandole.compat.runner import run
+
+__all__ = ["run"]

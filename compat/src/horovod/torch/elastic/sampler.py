@@ -1,0 +1,3 @@
+from farandole.data import ElasticSampler
+
+__all__ = ["ElasticSampler"]

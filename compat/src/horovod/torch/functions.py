@@ -1,0 +1,3 @@
+from farandole.torch import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]

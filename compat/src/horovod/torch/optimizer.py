@@ -1,0 +1,3 @@
+from farandole.torch import DistributedOptimizer
+
+__all__ = ["DistributedOptimizer"]

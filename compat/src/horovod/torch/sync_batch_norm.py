@@ -1,0 +1,3 @@
+from farandole.torch import SyncBatchNorm
+
+__all__ = ["SyncBatchNorm"]

@@ -1,0 +1,9 @@
+"""``from sparkdl import HorovodRunner``, on Farandole."""
+
+from farandole.compat import check_alone
+
+check_alone("sparkdl")
+
+from farandole.compat.runner import HorovodRunner  # noqa: E402
+
+__all__ = ["HorovodRunner"]

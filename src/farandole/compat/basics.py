@@ -1,0 +1,42 @@
+"""``horovod.common.basics``: the topology of the job as methods of one object."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from farandole import context
+
+_BUILT = (
+    "mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built", "nccl_built", "ddl_built",
+    "ccl_built", "cuda_built", "rocm_built",
+)  # fmt: skip
+
+
+class HorovodBasics:
+    """``init``, ``rank``, ``size`` and the others. Programs meet it as ``hvd.mpi_ops._basics``."""
+
+    def __init__(self, pkg_path: str = "", *args: Any) -> None:
+        """Horovod's constructor loads a library from there; here it is ignored."""
+
+    init = staticmethod(context.init)
+    shutdown = staticmethod(context.shutdown)
+    is_initialized = staticmethod(context.is_initialized)
+    rank = staticmethod(context.rank)
+    size = staticmethod(context.size)
+    local_rank = staticmethod(context.local_rank)
+    local_size = staticmethod(context.local_size)
+    cross_rank = staticmethod(context.cross_rank)
+    cross_size = staticmethod(context.cross_size)
+    is_homogeneous = staticmethod(context.is_homogeneous)
+    start_timeline = staticmethod(context.start_timeline)
+    stop_timeline = staticmethod(context.stop_timeline)
+
+    @staticmethod
+    def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+        return context.process_sets()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _BUILT:  # they ask torch what it can do
+            return getattr(importlib.import_module("farandole.torch"), name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -1,0 +1,70 @@
+"""Horovod's configuration file: the flags of ``horovodrun`` in YAML."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import Any
+
+from farandole.compat.flags import OWN, TUNABLE, Flag
+from farandole.errors import SettingsError
+
+CONTROLLERS = ("mpi", "gloo", "jsrun")
+_BY_PLACE = {(flag.section, flag.key): flag for flag in (*OWN, *TUNABLE) if flag.key}
+_SECTIONS = sorted({section for section, _ in _BY_PLACE if section} | {"stall_check"})
+
+
+def read(path: str) -> dict[str, Any]:
+    """The file's content."""
+    try:
+        yaml: Any = importlib.import_module("yaml")
+    except ImportError:
+        raise SettingsError(
+            "--config-file needs PyYAML, which is not installed: pip install 'farandole-horovod[yaml]'"
+        ) from None
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = yaml.safe_load(file)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsError(f"--config-file {path!r} cannot be read: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"--config-file {path!r} must hold sections ({', '.join(_SECTIONS)}), not {content!r}")
+    return content
+
+
+def apply(options: argparse.Namespace, content: dict[str, Any]) -> list[str]:
+    """Fill in what the command line does not say; the notes about what the file has and nobody knows."""
+    unknown = []
+    controller = content.get("controller")
+    if controller is not None:
+        if str(controller).lower() not in CONTROLLERS:
+            raise SettingsError(f"No such controller supported: {controller}")
+        if not any(getattr(options, name) for name in CONTROLLERS):
+            setattr(options, str(controller).lower(), True)
+    for section, value in content.items():
+        if section in _SECTIONS and isinstance(value, dict):
+            for key, each in value.items():
+                if (section, key) == ("stall_check", "enabled"):
+                    _fill(options, next(flag for flag in TUNABLE if flag.no == "--stall-check"), not each)
+                elif (section, key) in _BY_PLACE:
+                    _fill(options, _BY_PLACE[section, key], each)
+                else:
+                    unknown.append(f"{section}.{key}")
+        elif ("", section) in _BY_PLACE:
+            _fill(options, _BY_PLACE["", section], value)
+        elif section != "controller" and not (section in _SECTIONS and value is None):
+            unknown.append(str(section))
+    return [f"the configuration file's {name} is not known, and left out" for name in unknown]
+
+
+def _fill(options: argparse.Namespace, flag: Flag, value: Any) -> None:
+    if value is None or getattr(options, flag.dest) is not None:
+        return
+    wanted: tuple[type, ...] = (int, float) if flag.kind is float else (flag.kind,)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and flag.kind is not bool):
+        raise SettingsError(
+            f"the configuration file's {flag.section}.{flag.key}={value!r} must be of type {flag.kind.__name__}"
+        )
+    setattr(options, flag.dest, value)

@@ -1,0 +1,183 @@
+"""The flags of ``horovodrun``: one row each, with the variable that it sets and, where it has no effect, why."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NamedTuple, NoReturn
+
+from farandole.errors import SettingsError
+
+USAGE = "horovodrun -np N [options] python train.py [arguments]"
+_ONE_WAY = "there is one way to do it, and it is chosen automatically"
+_NO_MPI = "ranks are not started by mpirun"
+_LOCAL = "all ranks run on this machine"
+
+
+class Flag(NamedTuple):
+    """``names``: the spellings; for a ``bool`` with a ``--no-`` form, ``no`` is that."""
+
+    names: tuple[str, ...]
+    kind: type
+    doc: str
+    variable: str = ""  # of the ranks' environment
+    scale: int = 1
+    no: str = ""
+    note: str = ""
+    section: str = ""  # where the configuration file has it
+    key: str = ""
+
+    @property
+    def dest(self) -> str:
+        return self.names[-1].lstrip("-").replace("-", "_")
+
+
+# What a rank is told, by its environment. The section and key are those of the configuration file.
+TUNABLE = (
+    Flag(("--fusion-threshold-mb",), int, "size of the fusion buffer; 0: no fusion", "HOROVOD_FUSION_THRESHOLD",
+         scale=1 << 20, section="params", key="fusion_threshold_mb"),
+    Flag(("--cycle-time-ms",), float, "how long tensors are gathered before they are exchanged", "HOROVOD_CYCLE_TIME",
+         section="params", key="cycle_time_ms"),
+    Flag(("--cache-capacity",), int, "entries of the response cache; 0: none", "HOROVOD_CACHE_CAPACITY",
+         section="params", key="cache_capacity"),
+    Flag(("--hierarchical-allreduce",), bool, "reduce inside hosts first", "HOROVOD_HIERARCHICAL_ALLREDUCE",
+         no="--no-hierarchical-allreduce", note=_ONE_WAY, section="params", key="hierarchical_allreduce"),
+    Flag(("--hierarchical-allgather",), bool, "gather inside hosts first", "HOROVOD_HIERARCHICAL_ALLGATHER",
+         no="--no-hierarchical-allgather", note=_ONE_WAY, section="params", key="hierarchical_allgather"),
+    Flag(("--torus-allreduce",), bool, "allreduce in two dimensions", "HOROVOD_TORUS_ALLREDUCE",
+         no="--no-torus-allreduce", note=_ONE_WAY, section="params", key="torus_allreduce"),
+    Flag(("--autotune",), bool, "try out sizes while training, keep the fastest", "HOROVOD_AUTOTUNE",
+         no="--no-autotune", section="autotune", key="enabled"),
+    Flag(("--autotune-log-file",), str, "CSV file for what autotune tried", "HOROVOD_AUTOTUNE_LOG",
+         section="autotune", key="log_file"),
+    Flag(("--autotune-warmup-samples",), int, "samples thrown away first", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+         section="autotune", key="warmup_samples"),
+    Flag(("--autotune-steps-per-sample",), int, "steps measured as one", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+         section="autotune", key="steps_per_sample"),
+    Flag(("--autotune-bayes-opt-max-samples",), int, "samples at most", "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+         section="autotune", key="bayes_opt_max_samples"),
+    Flag(("--autotune-gaussian-process-noise",), float, "how noisy samples are, from 0 to 1",
+         "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", section="autotune", key="gaussian_process_noise"),
+    Flag(("--timeline-filename",), str, "file for a Chrome trace, or DYNAMIC", "HOROVOD_TIMELINE",
+         section="timeline", key="filename"),
+    Flag(("--timeline-mark-cycles",), bool, "mark cycles in the timeline", "HOROVOD_TIMELINE_MARK_CYCLES",
+         no="--no-timeline-mark-cycles", section="timeline", key="mark_cycles"),
+    Flag(("--no-stall-check",), bool, "do not warn about ranks that stay away", "HOROVOD_STALL_CHECK_DISABLE",
+         no="--stall-check"),
+    Flag(("--stall-check-warning-time-seconds",), int, "when to warn", "HOROVOD_STALL_CHECK_TIME_SECONDS",
+         section="stall_check", key="warning_time_seconds"),
+    Flag(("--stall-check-shutdown-time-seconds",), int, "when to end the job; 0: never",
+         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", section="stall_check", key="shutdown_time_seconds"),
+    Flag(("--mpi-threads-disable",), bool, "one thread in MPI", "HOROVOD_MPI_THREADS_DISABLE",
+         no="--no-mpi-threads-disable", note=_NO_MPI, section="library_options", key="mpi_threads_disable"),
+    Flag(("--num-nccl-streams",), int, "NCCL streams", "HOROVOD_NUM_NCCL_STREAMS",
+         note="torch.distributed decides on NCCL's streams", section="library_options", key="num_nccl_streams"),
+    Flag(("--thread-affinity",), int, "core of the background thread", "HOROVOD_THREAD_AFFINITY",
+         note="the system places threads; use taskset to bind a program", section="library_options",
+         key="thread_affinity"),
+    Flag(("--gloo-timeout-seconds",), int, "time limit of Gloo", "HOROVOD_GLOO_TIMEOUT_SECONDS",
+         note="a rank that dies is noticed at once, and --stall-check-shutdown-time-seconds limits waiting",
+         section="library_options", key="gloo_timeout_seconds"),
+    Flag(("--log-level",), str, "TRACE, DEBUG, INFO, WARNING, ERROR or FATAL", "HOROVOD_LOG_LEVEL",
+         section="logging", key="level"),
+    Flag(("--log-hide-timestamp", "--log-without-timestamp"), bool, "log lines without their time",
+         "HOROVOD_LOG_HIDE_TIME", no="--log-with-timestamp", section="logging", key="hide_timestamp"),
+    Flag(("--start-timeout",), int, "seconds for all ranks to start", "HOROVOD_START_TIMEOUT"),
+    Flag(("--tcp",), bool, "TCP only", "NCCL_IB_DISABLE"),
+)  # fmt: skip
+
+# What the launcher itself is told.
+OWN = (
+    Flag(("-np", "--num-proc"), int, "number of processes"),
+    Flag(("--verbose",), bool, "say what is started where", section="", key="verbose"),
+    Flag(("--config-file",), str, "YAML file of these flags; flags of the command line win"),
+    Flag(("--output-filename",), str, "folder for the output of each rank: rank.<number>/stdout and stderr"),
+    Flag(("-prefix-timestamp", "--prefix-output-with-timestamp"), bool, "the time in front of each line"),
+    Flag(("-H", "--hosts"), str, "hosts and slots: h1:2,h2:4"),
+    Flag(("-hostfile", "--hostfile"), str, "file of hosts: <host> slots=<n> per line"),
+    Flag(("--host-discovery-script",), str, "elastic jobs (not available yet)"),
+    Flag(("--min-np", "--min-num-proc"), int, "elastic jobs (not available yet)"),
+    Flag(("--max-np", "--max-num-proc"), int, "elastic jobs (not available yet)"),
+    Flag(("--slots-per-host",), int, "of elastic jobs", note="this is not an elastic job"),
+    Flag(("--elastic-timeout",), int, "of elastic jobs", note="this is not an elastic job"),
+    Flag(("--reset-limit",), int, "of elastic jobs", note="this is not an elastic job"),
+    Flag(("--disable-cache",), bool, "check hosts anew", note="nothing is cached"),
+    Flag(("--network-interface", "--network-interfaces"), str, "networks to use", note=_LOCAL),
+    Flag(("-p", "--ssh-port"), int, "port of ssh", note=_LOCAL),
+    Flag(("-i", "--ssh-identity-file"), str, "identity of ssh", note=_LOCAL),
+    Flag(("--mpi-args",), str, "arguments of mpirun", note=_NO_MPI, section="library_options", key="mpi_args"),
+    Flag(("--binding-args",), str, "arguments of mpirun", note=_NO_MPI, section="library_options", key="binding_args"),
+    Flag(("--gloo",), bool, "ranks are started without mpirun: always so"),
+    Flag(("--mpi",), bool, "ranks are started by mpirun", note=_NO_MPI + "; they are started directly"),
+    Flag(("--jsrun",), bool, "ranks are started by jsrun"),
+)
+
+TOGETHER = (("hosts", "hostfile", "host_discovery_script"), ("gloo", "mpi", "jsrun"))
+LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{message}; see horovodrun --help")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Flags that are not given are None, so that a configuration file can fill them in."""
+    made = _Parser(prog="horovodrun", usage=USAGE)
+    made.add_argument("-v", "--version", action="store_true", help="show the version")
+    made.add_argument("-cb", "--check-build", action="store_true", help="show what there is, and exit")
+    made.add_argument("--blacklist-cooldown-range", nargs=2, type=int, metavar=("MIN", "MAX"), help="of elastic jobs")
+    for flag in (*OWN, *TUNABLE):
+        if flag.kind is bool:
+            made.add_argument(*flag.names, dest=flag.dest, action="store_const", const=True, help=flag.doc)
+        else:
+            made.add_argument(*flag.names, dest=flag.dest, type=flag.kind, metavar=_metavar(flag), help=flag.doc)
+        if flag.no:
+            names = [flag.no, *(["--no-log-hide-timestamp"] if flag.no == "--log-with-timestamp" else [])]
+            made.add_argument(*names, dest=flag.dest, action="store_const", const=False, help=f"not {flag.names[0]}")
+    made.add_argument("command", nargs=argparse.REMAINDER, help="what runs on every rank")
+    return made
+
+
+def _metavar(flag: Flag) -> str:
+    return {int: "N", float: "X"}.get(flag.kind, "TEXT")
+
+
+def check(options: argparse.Namespace) -> None:
+    """The rules that Horovod states for its flags. Raises SettingsError (a ValueError)."""
+    for flag in (*OWN, *TUNABLE):
+        value = getattr(options, flag.dest)
+        if flag.kind in (int, float) and value is not None and value < 0:
+            raise SettingsError(f"{flag.dest}={value} must be >= 0")
+    noise = options.autotune_gaussian_process_noise
+    if noise is not None and noise > 1:
+        raise SettingsError(f"autotune_gaussian_process_noise={noise} must be in [0, 1]")
+    for names in TOGETHER:
+        given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
+        if len(given) > 1:
+            raise SettingsError(f"{' and '.join(given)} exclude each other: give one of them")
+    level = options.log_level
+    if level is not None and str(level).upper() not in LEVELS:
+        raise SettingsError(f"--log-level {level} is not a level; choose one of {', '.join(LEVELS)}")
+
+
+def environment(options: argparse.Namespace) -> dict[str, str]:
+    """The variables that the flags of TUNABLE stand for."""
+    values: dict[str, Any] = {flag.variable: _text(flag, getattr(options, flag.dest)) for flag in TUNABLE}
+    return {name: text for name, text in values.items() if text is not None}
+
+
+def _text(flag: Flag, value: Any) -> str | None:
+    if value is None:
+        return None
+    if flag.kind is bool:
+        return str(int(value))
+    return str(value if flag.scale == 1 else int(value * flag.scale))
+
+
+def notes(options: argparse.Namespace) -> list[str]:
+    """One line for each flag that is accepted and changes nothing."""
+    return [
+        f"{flag.names[-1]} has no effect: {flag.note}"
+        for flag in (*OWN, *TUNABLE)
+        if flag.note and getattr(options, flag.dest)
+    ]

@@ -1,0 +1,124 @@
+"""The command ``horovodrun``: Horovod's flags, Farandole's launching."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from farandole.compat import HOROVOD, check_alone, config_file, flags, missing
+from farandole.compat.hosts import read_hostfile
+from farandole.config import knobs, parse
+from farandole.errors import JobFailedError, SettingsError
+from farandole.launch import driver
+from farandole.launch.job import Job, settings_for
+from farandole.launch.plan import check_np
+
+_NO_LSF = (
+    "Horovod did not detect an LSF job.  The jsrun launcher can only be used in that environment. "
+    "Please, pick a different launcher for other environments."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: that of the rank which failed first, 128 + a signal, or 2."""
+    try:
+        check_alone("horovod")
+        options = parse_args(argv)
+        if options.version:
+            return _say(HOROVOD)
+        if options.check_build:
+            return _say(check_build())
+        driver.run(job(options))
+        return 0
+    except (SettingsError, NotImplementedError, ImportError) as error:
+        sys.stderr.write(f"horovodrun: {error}\n")
+        return 2
+    except JobFailedError as error:
+        if error.exit_code == 128 + signal.SIGPIPE:  # nobody reads any more: `horovodrun ... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        else:
+            sys.stderr.write(f"horovodrun: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The flags, with the configuration file's where the command line is silent. SettingsError for what cannot be."""
+    options = flags.parser().parse_args(sys.argv[1:] if argv is None else list(argv))
+    told = config_file.apply(options, config_file.read(options.config_file)) if options.config_file else []
+    flags.check(options)
+    for line in (*told, *flags.notes(options)):
+        sys.stderr.write(f"horovodrun: {line}\n")
+    return options
+
+
+def job(options: argparse.Namespace) -> Job:
+    """What the flags ask for."""
+    for name in ("host_discovery_script", "min_num_proc", "max_num_proc"):
+        if getattr(options, name) is not None:
+            raise missing(f"horovodrun --{name.replace('_', '-')}", "elastic")
+    if options.jsrun:
+        where = "" if "LSB_JOBID" in os.environ else f"{_NO_LSF} "
+        raise SettingsError(f"--jsrun: {where}This version of Farandole starts ranks on this machine only")
+    if options.num_proc is None:
+        raise SettingsError(f"-np is missing: how many processes? Usage: {flags.USAGE}")
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise SettingsError(f"the command to run is missing. Usage: {flags.USAGE}")
+    env = flags.environment(options)
+    return Job(
+        np=check_np(options.num_proc), command=command, settings=settings_for({}, _overrides(env)), env=env,
+        hosts=read_hostfile(options.hostfile) if options.hostfile else options.hosts,
+        output_dir=options.output_filename, prefix_timestamp=bool(options.prefix_output_with_timestamp),
+        verbose=bool(options.verbose),
+    )  # fmt: skip
+
+
+def _overrides(env: dict[str, str]) -> dict[str, Any]:
+    """The settings among the variables, by their own names: a flag wins over what stands in the environment."""
+    known = {each.horovod: each for each in knobs() if each.horovod}
+    return {known[name].name: parse(known[name], name, text) for name, text in env.items() if name in known}
+
+
+def check_build() -> str:
+    """The table of ``horovodrun --check-build``."""
+    from farandole.compat import util
+
+    frameworks = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet"}
+    operations = {"NCCL": util.nccl_built, "DDL": util.ddl_built, "CCL": util.ccl_built}
+    sections: dict[str, dict[str, bool]] = {
+        "Available Frameworks": {name: util.extension_available(module) for name, module in frameworks.items()},
+        "Available Controllers": {"MPI": util.mpi_built(), "Gloo": util.gloo_built()},
+        "Available Tensor Operations": {
+            **{name: bool(built()) for name, built in operations.items()},
+            "MPI": util.mpi_built(), "Gloo": util.gloo_built(),
+        },
+    }  # fmt: skip
+    lines = [f"Horovod v{HOROVOD}:"]
+    for title, rows in sections.items():
+        lines += ["", f"{title}:", *(f"    [{'X' if there else ' '}] {name}" for name, there in rows.items())]
+    from farandole import __version__
+
+    lines += ["", f"(Farandole {__version__}: nothing is built; Gloo stands for its own wires"]
+    lines[-1] += ")" if find_spec("torch") else "; torch is not installed)"
+    return "\n".join(lines)
+
+
+def _say(text: str) -> int:
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+def run_commandline() -> None:
+    """``horovod.runner.launch.run_commandline``."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run_commandline()

@@ -1,0 +1,89 @@
+"""``horovod.run``, and ``sparkdl.HorovodRunner`` on local processes: a function on several ranks."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from farandole.compat import missing
+from farandole.compat.hosts import read_hostfile
+from farandole.errors import SettingsError
+from farandole.launch import api
+from farandole.log import logger
+
+
+def run(
+    func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, num_proc: int = 1,
+    min_num_proc: int | None = None, max_num_proc: int | None = None, slots: int | None = None,
+    reset_limit: int | None = None, cooldown_range: Any = None, hosts: str | None = None, hostfile: str | None = None,
+    host_discovery_script: str | None = None, start_timeout: float | None = None, ssh_port: int | None = None,
+    ssh_identity_file: str | None = None, disable_cache: bool | None = None, output_filename: str | None = None,
+    verbose: Any = None, use_gloo: bool | None = None, use_mpi: bool | None = None, mpi_args: str | None = None,
+    network_interface: str | None = None, network_interfaces: str | None = None, executable: str | None = None,
+    np: int | None = None, min_np: int | None = None, max_np: int | None = None,
+) -> list[Any]:  # fmt: skip
+    """``func(*args, **kwargs)`` on ``num_proc`` processes; what each gave, in rank order. Horovod's arguments.
+
+    Raises ValueError for arguments that do not go together, RuntimeError (JobFailedError) when a rank fails.
+    """
+    num_proc = _renamed("num_proc", num_proc, "np", np)
+    elastic = {
+        "min_num_proc": _renamed("min_num_proc", min_num_proc, "min_np", min_np),
+        "max_num_proc": _renamed("max_num_proc", max_num_proc, "max_np", max_np),
+        "host_discovery_script": host_discovery_script,
+    }
+    for name, value in elastic.items():
+        if value is not None:
+            raise missing(f"horovod.run({name}={value!r})", "elastic")
+    if hosts and hostfile:
+        raise SettingsError("Argument hosts and hostfile only allow one provided.")
+    if use_gloo and use_mpi:
+        raise SettingsError("Argument use_gloo and use_mpi only allow one set True.")
+    if executable and executable != sys.executable:
+        raise SettingsError(
+            f"executable={executable!r}: ranks run the Python of this process, {sys.executable}; call horovod.run from "
+            "the interpreter that they are to use"
+        )
+    unused = {
+        "use_mpi": use_mpi, "mpi_args": mpi_args, "ssh_port": ssh_port, "ssh_identity_file": ssh_identity_file,
+        "network_interfaces": network_interfaces or network_interface,
+    }  # fmt: skip
+    given = [name for name, value in unused.items() if value]
+    if given:
+        logger.info("horovod.run: no effect on the processes of one machine: %s", ", ".join(given))
+    settings: dict[str, Any] = {} if start_timeout is None else {"start_timeout": float(start_timeout)}
+    return api.run(
+        func, args, kwargs, np=num_proc, hosts=read_hostfile(hostfile) if hostfile else hosts,
+        output_dir=output_filename, verbose=bool(verbose), **settings,
+    )  # fmt: skip
+
+
+def _renamed(name: str, value: Any, old_name: str, old: Any) -> Any:
+    if old is None:
+        return value
+    warnings.warn(f"{old_name} is deprecated, use {name} instead", DeprecationWarning, stacklevel=3)
+    return old
+
+
+class HorovodRunner:
+    """``HorovodRunner(np=-2).run(train, lr=0.1)``: ``train(lr=0.1)`` on two processes of this machine.
+
+    ``np``: minus the number of processes. A positive number asks for Spark tasks, which are not available yet.
+    ``driver_log_verbosity``: "all" or "log_callback_only"; local processes show everything they print.
+    """
+
+    def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
+        if isinstance(np, bool) or not isinstance(np, int):
+            raise SettingsError(f"np={np!r} is a {type(np).__name__}: it must be a whole number, -N for N processes")
+        if driver_log_verbosity not in ("all", "log_callback_only"):
+            raise SettingsError(f"driver_log_verbosity={driver_log_verbosity!r} must be 'all' or 'log_callback_only'")
+        if np >= 0:
+            hint = f"; np=-{np} runs {np} processes on this machine" if np else "; np=-N runs N processes here"
+            raise NotImplementedError(f"{missing(f'HorovodRunner(np={np})', 'spark')}{hint}")
+        self.num_processor = np
+
+    def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
+        """Call ``main(**kwargs)`` on every rank; rank 0's value."""
+        return api.Runner(np=-self.num_processor).run(main, **kwargs)

@@ -1,0 +1,165 @@
+"""``horovod.common.util``: helpers that were private by intent, and that setup scripts and tests import."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import itertools
+import os
+import re
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from farandole.compat import not_built
+
+T = TypeVar("T")
+BINDINGS = {"torch": "farandole.torch"}  # those that stand; horovod.<name> exists for each
+FRAMEWORKS = ("tensorflow", "torch", "mxnet")
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Can ``horovod.<ext_base_name>`` be imported?"""
+    name = ext_base_name.removeprefix("horovod.")
+    there = name in BINDINGS and find_spec(name) is not None
+    if verbose and not there:
+        reason = f"{name} is not installed" if name in BINDINGS else "this version of Farandole has no binding for it"
+        print(f"horovod.{name} is not available: {reason}")  # noqa: T201
+    return there
+
+
+def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: Any) -> None:
+    """Raise ImportError if ``ext_name`` ("horovod.torch") has no binding. The other arguments told what to compile."""
+    name = ext_name.removeprefix("horovod.")
+    if name not in BINDINGS:
+        raise not_built(f"horovod.{name}")
+    if find_spec(name) is None:
+        raise ImportError(f"Extension {ext_name} has not been built: {name} is not installed (pip install {name})")
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Does the framework see a GPU?"""
+    return extension_available(ext_base_name, verbose) and bool(_ask("cuda_built") or _ask("rocm_built"))
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """Can ranks be started by mpirun?"""
+    return bool(_ask("mpi_built"))
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """Can ranks be started without MPI? Always."""
+    return bool(_ask("gloo_built", True))
+
+
+def nccl_built(verbose: bool = False) -> bool:
+    """Does torch bring NCCL?"""
+    return bool(_ask("nccl_built"))
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    return bool(_ask("ddl_built"))
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    return bool(_ask("ccl_built"))
+
+
+def _ask(name: str, otherwise: bool = False) -> Any:
+    """What the first binding that can be imported answers."""
+    for framework, module in BINDINGS.items():
+        if find_spec(framework) is not None:
+            return getattr(importlib.import_module(module), name)()
+    return otherwise
+
+
+def _cache(function: Callable[..., T]) -> Callable[..., T]:
+    """Remember what ``function`` gave for its arguments."""
+    return functools.lru_cache(maxsize=None)(function)
+
+
+@contextlib.contextmanager
+def env(**kwargs: str | None) -> Iterator[None]:
+    """Set environment variables (None: unset them) for the time of a with block."""
+    before = {name: os.environ.get(name) for name in kwargs}
+    _set(kwargs)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[..., Any]:
+    """A function of ``op`` and the deprecated ``average`` that gives the op which is meant."""
+
+    def meant(op: Any = None, average: bool | None = None) -> Any:
+        if op is not None:
+            if average is not None:
+                raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+            return op
+        if average is None:
+            return reduce_ops.Average
+        warnings.warn(
+            "Parameter `average` has been replaced with `op` and will be removed in v1.0", DeprecationWarning,
+            stacklevel=3,
+        )  # fmt: skip
+        return reduce_ops.Average if average else reduce_ops.Sum
+
+    return meant
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741
+    """``l`` in ``n`` parts, whose lengths differ by one at most; longer ones first."""
+    if n < 1:
+        raise ValueError(f"split_list(..., n={n}): n must be >= 1")
+    each, longer = divmod(len(l), n)
+    begins = [i * each + min(i, longer) for i in range(n + 1)]
+    return [l[begin:end] for begin, end in itertools.pairwise(begins)]
+
+
+def is_iterable(x: Any) -> bool:
+    return isinstance(x, Iterable)
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Is version ``ver`` (x.y.z) at least ``target``? ValueError if one of them is no version."""
+    return _version(ver) >= _version(target)
+
+
+def _version(text: Any) -> tuple[int, ...]:
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", text) if isinstance(text, str) else None
+    if found is None:
+        raise ValueError(f"{text!r} is not a version: it must be text of the form x.y.z")
+    return tuple(int(part) for part in found.groups())
+
+
+def check_installed_version(name: str, version: str, exception: BaseException | None = None) -> None:
+    """Horovod compares with the version it was compiled for. Nothing is compiled here: any version that is imported
+    is the right one, and an exception has another reason."""
+    if exception is not None:
+        raise exception
+
+
+def get_ext_suffix() -> str:
+    """What files of compiled extensions end with in this Python."""
+    return str(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
+
+
+def get_extension_full_path(pkg_path: str, *args: str) -> str:
+    """Where Horovod would have put a compiled extension. There is no such file here."""
+    return os.path.join(os.path.dirname(os.path.abspath(pkg_path)), *args) + get_ext_suffix()
