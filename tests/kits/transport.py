@@ -11,9 +11,7 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,42 +19,22 @@ import pytest
 
 from farandole.collectives import kernels
 from farandole.contracts import Transport
-from farandole.errors import PeerLostError
 from farandole.types import Buffer, DType, ReduceOp
-from tests import pool
+from tests.kits.failure import BoardKit as BoardKit
+from tests.kits.failure import FailureKit as FailureKit
 from tests.kits.oracle import assert_reduced, values
-
-OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
-SIZES = (1, 2, 3, 4, 5)
-_scopes = itertools.count()
-
-
-def fresh_scope() -> str:
-    return f"kit{next(_scopes)}"
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
-    """Poll with a deadline."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not happen within {seconds} s"
-        time.sleep(0.001)
-
-
-def in_place(array: Any, dtype: DType) -> Buffer:
-    return Buffer(array, array, dtype)
-
-
-class Worlds:
-    """Makes worlds of one wire and runs functions on all their ranks."""
-
-    deadline = 40.0
-
-    def joiner(self, size: int) -> Callable[[int], Any]:
-        raise NotImplementedError
-
-    def run(self, size: int, fn: Callable[[Any], Any], *, close: bool = True) -> list[Any]:
-        return pool.threads(size, self.joiner(size), fn, deadline=self.deadline, close=close)
+from tests.kits.worlds import OPS as OPS
+from tests.kits.worlds import SIZES as SIZES
+from tests.kits.worlds import Worlds as Worlds
+from tests.kits.worlds import check_sum as check_sum
+from tests.kits.worlds import collect as collect
+from tests.kits.worlds import fresh_scope as fresh_scope
+from tests.kits.worlds import in_place as in_place
+from tests.kits.worlds import rounds as rounds
+from tests.kits.worlds import until as until
+from tests.kits.worlds import wait_forever as wait_forever
+from tests.kits.worlds import wait_in as wait_in
+from tests.kits.worlds import wait_until as wait_until
 
 
 class ReduceKit(Worlds):
@@ -339,12 +317,6 @@ def _random_sequence(transport: Transport, rng: np.random.Generator) -> None:
             transport.barrier()
 
 
-def check_sum(transport: Any, length: int = 1000) -> None:
-    array = np.full(length, transport.rank + 1, np.float32)
-    transport.allreduce([in_place(array, DType.FLOAT32)], ReduceOp.SUM)
-    assert (array == sum(range(1, transport.size + 1))).all()
-
-
 class SplitKit(Worlds):
     def test_disjoint_subsets_and_the_parent(self) -> None:
         def body(transport: Transport) -> None:
@@ -391,253 +363,6 @@ class SplitKit(Worlds):
                 rounds(only, [b"me"])
 
         self.run(3, body)
-
-
-def rounds(transport: Any, messages: list[bytes]) -> None:
-    """One round per message, to which every rank adds its number."""
-    board = transport.board
-    for message in messages:
-        board.post(message + bytes([transport.rank]))
-        got = collect(board)
-        assert got == [message + bytes([rank]) for rank in range(transport.size)]
-
-
-def collect(board: Any, seconds: float = 10.0) -> list[bytes]:
-    end = time.monotonic() + seconds
-    while (messages := board.collect()) is None:
-        assert time.monotonic() < end, f"still missing after {seconds} s: {board.missing()}"
-        board.wait(1.0, spin=True)
-    return messages  # type: ignore[no-any-return]
-
-
-class BoardKit(Worlds):
-    @pytest.mark.parametrize("size", SIZES)
-    def test_rounds_of_all_lengths(self, size: int) -> None:
-        lengths = [0, 10, 100_000, 1, 0, 4096, 3, 3_000_000, 5]
-        self.run(size, lambda transport: rounds(transport, [b"x" * length for length in lengths] * 2))
-
-    @pytest.mark.parametrize("size", [2, 3, 5])
-    def test_rounds_between_collectives(self, size: int) -> None:
-        def body(transport: Transport) -> None:
-            for turn in range(30):
-                rounds(transport, [b"m" * (turn * 50)])
-                check_sum(transport, 1 + turn * 1000)
-
-        self.run(size, body)
-
-    def test_ranks_that_post_late(self) -> None:
-        """What started() and missing() say while ranks post one after the other, each when it is told to."""
-        go = [threading.Event() for _ in range(3)]
-
-        def body(transport: Transport) -> None:
-            board, rank = transport.board, transport.rank
-            assert not board.started()
-            assert board.missing() == [0, 1, 2]
-            transport.barrier()
-            if rank == 0:
-                board.post(b"first")
-                assert board.missing() == [1, 2]
-                assert not board.started()
-                assert board.collect() is None
-                go[1].set()
-            elif rank == 1:
-                assert go[1].wait(10)
-                _wait_until(board, lambda: board.started(), "rank 0's message")
-                assert board.missing() == [1, 2]
-                board.post(b"second")
-                assert board.missing() == [2]
-                go[2].set()
-            else:
-                assert go[2].wait(10)
-                _wait_until(board, lambda: board.missing() == [2], "the messages of 0 and 1")
-                board.post(b"third")
-            assert collect(board) == [b"first", b"second", b"third"]
-            rounds(transport, [b"again"])
-
-        self.run(3, body)
-
-    def test_a_fast_rank_may_post_the_next_round_at_once(self) -> None:
-        posted = threading.Event()
-
-        def body(transport: Transport) -> None:
-            board = transport.board
-            board.post(b"1")
-            if transport.rank == 0:
-                collect(board)
-                board.post(b"2")
-                assert board.missing() == [1]
-                posted.set()
-            else:
-                assert posted.wait(10)
-                _wait_until(board, lambda: board.missing() == [], "round 1")
-                assert board.collect() == [b"1", b"1"]
-                _wait_until(board, board.started, "round 2")
-                board.post(b"2")
-            assert collect(board) == [b"2", b"2"]
-
-        self.run(2, body)
-
-    @pytest.mark.parametrize("spin", [True, False])
-    def test_wait_ends_by_time_and_by_the_bell(self, spin: bool) -> None:
-        def body(transport: Transport) -> None:
-            board = transport.board
-            transport.barrier()
-            start = time.monotonic()
-            while time.monotonic() - start < 0.05:  # it may return early, but must return
-                board.wait(0.05, spin=spin)
-            assert time.monotonic() - start < 3.0
-            board.ring()  # before the wait: not forgotten
-            start = time.monotonic()
-            board.wait(20.0, spin=spin)
-            assert time.monotonic() - start < 5.0
-            rung = threading.Event()
-            timer = threading.Thread(target=lambda: (time.sleep(0.05), rung.set(), board.ring()))
-            timer.start()
-            start = time.monotonic()
-            while not rung.is_set():
-                board.wait(20.0, spin=spin)
-            assert time.monotonic() - start < 5.0
-            timer.join()
-            transport.barrier()
-
-        self.run(2, body)
-
-    def test_a_post_wakes_the_waiting(self) -> None:
-        def body(transport: Transport) -> float:
-            board = transport.board
-            transport.barrier()
-            if transport.rank == 0:
-                time.sleep(0.1)  # let the other one wait
-                board.post(b"x")
-                collect(board)
-                return 0.0
-            start = time.monotonic()
-            _wait_until(board, board.started, "the message", pause=20.0)
-            waited = time.monotonic() - start
-            board.post(b"y")
-            collect(board)
-            return waited
-
-        assert max(self.run(2, body)) < 5.0
-
-
-def _wait_until(board: Any, condition: Callable[[], bool], what: str, pause: float = 0.5) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not come"
-        board.wait(pause, spin=False)
-
-
-class FailureKit(Worlds):
-    """abort and close, between threads; what a killed process does is in ProcessKit."""
-
-    @pytest.mark.parametrize("waiting", ["allreduce", "large", "barrier", "board", "broadcast", "idle board"])
-    def test_abort_wakes_those_who_wait(self, waiting: str) -> None:
-        together = threading.Barrier(3)
-
-        def body(transport: Transport) -> str:
-            transport.barrier()
-            together.wait(10)
-            if transport.rank == 1:
-                time.sleep(0.05)  # let the others wait
-                transport.abort("rank 1 ran out of patience")
-                return ""
-            start = time.monotonic()
-            with pytest.raises(PeerLostError) as caught:
-                wait_in(transport, waiting)
-            assert time.monotonic() - start < 5.0
-            with pytest.raises(PeerLostError):
-                transport.barrier()  # and later calls too
-            return str(caught.value)
-
-        texts = self.run(3, body)
-        assert "ran out of patience" in texts[0]
-        assert "ran out of patience" in texts[2]
-
-    def test_abort_wakes_its_own_rank(self) -> None:
-        together = threading.Barrier(2)
-
-        def body(transport: Transport) -> None:
-            transport.barrier()
-            together.wait(10)
-            if transport.rank == 0:
-                timer = threading.Timer(0.05, transport.abort, ["enough"])
-                timer.start()
-                with pytest.raises(PeerLostError, match="enough"):
-                    transport.barrier()
-                timer.join()
-                with pytest.raises(PeerLostError, match="enough"):
-                    wait_forever(transport.board)
-            else:
-                with pytest.raises(PeerLostError, match="enough"):
-                    wait_in(transport, "idle board")
-
-        self.run(2, body)
-
-    def test_abort_reaches_the_splits(self) -> None:
-        together = threading.Barrier(3)
-
-        def body(transport: Transport) -> None:
-            sub = transport.split([0, 1])
-            transport.barrier()
-            together.wait(10)
-            if transport.rank == 2:
-                transport.abort("the third one stumbled")
-            elif transport.rank == 1:
-                assert sub is not None
-                with pytest.raises(PeerLostError, match="stumbled"):
-                    sub.barrier()  # rank 0 never comes
-            else:
-                with pytest.raises(PeerLostError, match="stumbled"):
-                    wait_forever(transport.board)
-
-        self.run(3, body)
-
-    def test_close_twice_and_in_any_order(self) -> None:
-        def body(transport: Transport) -> None:
-            check_sum(transport, 100_000)
-            rounds(transport, [b"last"])
-            if transport.rank == 2:
-                time.sleep(0.05)  # the others are gone by then
-            transport.close()
-            transport.close()
-
-        self.run(3, body)
-
-    def test_a_closed_peer_is_an_error_when_it_is_needed(self) -> None:
-        gone = threading.Event()
-
-        def body(transport: Transport) -> None:
-            check_sum(transport)
-            if transport.rank == 0:
-                transport.close()
-                gone.set()
-            else:
-                assert gone.wait(10)
-                with pytest.raises(PeerLostError):
-                    transport.barrier()
-
-        self.run(2, body)
-
-
-def wait_forever(board: Any) -> None:
-    while True:
-        board.wait(20.0, spin=False)
-
-
-def wait_in(transport: Any, where: str) -> None:
-    """Wait for peers that do not come."""
-    if where == "board":
-        transport.board.post(b"hello")
-    if "board" in where:
-        wait_forever(transport.board)
-    if where == "barrier":
-        transport.barrier()
-    if where == "broadcast":
-        transport.broadcast(np.zeros(1000, np.uint8), 1)
-        transport.barrier()  # a root may be through before its data are taken
-    array = np.ones(1000 if where == "allreduce" else 3_000_000, np.float32)
-    transport.allreduce([in_place(array, DType.FLOAT32)], ReduceOp.SUM)
 
 
 class TransportKit(ReduceKit, MoveKit, SplitKit, BoardKit, FailureKit):

@@ -1,0 +1,95 @@
+"""What the kits of wires share: worlds to run functions in, and a few things to do there."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from farandole.types import Buffer, DType, ReduceOp
+from tests import pool
+
+OPS = (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
+SIZES = (1, 2, 3, 4, 5)
+_scopes = itertools.count()
+
+
+def fresh_scope() -> str:
+    return f"kit{next(_scopes)}"
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    """Poll with a deadline."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not happen within {seconds} s"
+        time.sleep(0.001)
+
+
+def in_place(array: Any, dtype: DType) -> Buffer:
+    return Buffer(array, array, dtype)
+
+
+class Worlds:
+    """Makes worlds of one wire and runs functions on all their ranks."""
+
+    deadline = 40.0
+
+    def joiner(self, size: int) -> Callable[[int], Any]:
+        raise NotImplementedError
+
+    def run(self, size: int, fn: Callable[[Any], Any], *, close: bool = True) -> list[Any]:
+        return pool.threads(size, self.joiner(size), fn, deadline=self.deadline, close=close)
+
+
+def check_sum(transport: Any, length: int = 1000) -> None:
+    array = np.full(length, transport.rank + 1, np.float32)
+    transport.allreduce([in_place(array, DType.FLOAT32)], ReduceOp.SUM)
+    assert (array == sum(range(1, transport.size + 1))).all()
+
+
+def rounds(transport: Any, messages: list[bytes]) -> None:
+    """One round per message, to which every rank adds its number."""
+    board = transport.board
+    for message in messages:
+        board.post(message + bytes([transport.rank]))
+        got = collect(board)
+        assert got == [message + bytes([rank]) for rank in range(transport.size)]
+
+
+def collect(board: Any, seconds: float = 10.0) -> list[bytes]:
+    end = time.monotonic() + seconds
+    while (messages := board.collect()) is None:
+        assert time.monotonic() < end, f"still missing after {seconds} s: {board.missing()}"
+        board.wait(1.0, spin=True)
+    return messages  # type: ignore[no-any-return]
+
+
+def wait_until(board: Any, condition: Callable[[], bool], what: str, pause: float = 0.5) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not come"
+        board.wait(pause, spin=False)
+
+
+def wait_forever(board: Any) -> None:
+    while True:
+        board.wait(20.0, spin=False)
+
+
+def wait_in(transport: Any, where: str) -> None:
+    """Wait for peers that do not come."""
+    if where == "board":
+        transport.board.post(b"hello")
+    if "board" in where:
+        wait_forever(transport.board)
+    if where == "barrier":
+        transport.barrier()
+    if where == "broadcast":
+        transport.broadcast(np.zeros(1000, np.uint8), 1)
+        transport.barrier()  # a root may be through before its data are taken
+    array = np.ones(1000 if where == "allreduce" else 3_000_000, np.float32)
+    transport.allreduce([in_place(array, DType.FLOAT32)], ReduceOp.SUM)
