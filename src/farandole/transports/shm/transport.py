@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
+from math import frexp
 from typing import TYPE_CHECKING
 
-from farandole.collectives.kernels import reduce_into
+from numpy import multiply
+
+from farandole.collectives.kernels import reduce_into, reducer
 from farandole.contracts import Board
 from farandole.transports.shm import pipeline
 from farandole.transports.shm.arena import SMALL, SMALLS, STAGING, Arena
@@ -18,7 +20,7 @@ from farandole.types import Buffer, DType, ReduceOp
 if TYPE_CHECKING:
     from farandole.types import Array
 
-_COUNT = struct.Struct("<Q")
+_WIDE_FLOATS = (DType.FLOAT32, DType.FLOAT64)
 
 
 class ShmTransport:
@@ -38,6 +40,8 @@ class ShmTransport:
         self._slots: dict[str, pipeline.Slots] = {}
         self._small: dict[str, list[list[Array]]] = {}
         self._turn = 0
+        # Two ranks read each other's whole tensor as quickly as halves of it; with more, that is soon too much.
+        self._exchanged = SMALL if self.size == 2 else SMALL // 16
         self._regions = Regions(arena)
         self._splits = 0
         self._closed = False
@@ -55,7 +59,7 @@ class ShmTransport:
         if self.size == 1:
             for buffer in buffers:
                 reduce_into(buffer.out, [buffer.data], op, dtype, scale)
-        elif elements * dtype.itemsize <= SMALL:
+        elif elements * dtype.itemsize <= self._exchanged:
             self._exchange(buffers, elements, op, dtype, scale)
         elif not self._regions.allreduce(buffers, op, scale):
             pipeline.allreduce(self._arena, self._typed_slots(dtype), buffers, op, scale)
@@ -73,23 +77,28 @@ class ShmTransport:
         places = self._small_places(dtype.storage)[self._turn]
         self._turn ^= 1
         mine = places[self.rank]
+        # A power of two only shifts exponents: it may as well be applied on the way in, where it costs nothing.
+        early = scale != 1.0 and op is ReduceOp.SUM and dtype in _WIDE_FLOATS and abs(frexp(scale)[0]) == 0.5
         offset = 0
         for buffer in buffers:
             end = offset + len(buffer.data)
-            mine[offset:end] = buffer.data
+            if early:
+                multiply(buffer.data, scale, mine[offset:end])
+            else:
+                mine[offset:end] = buffer.data
             offset = end
         arena = self._arena
         arena.publish()
         arena.await_all(arena.published)
-        parts = [place[:elements] for place in places]
-        if len(buffers) == 1 and not any(part is buffers[0].out for part in parts):
-            reduce_into(buffers[0].out, parts, op, dtype, scale)
+        reduce = reducer(op, dtype, 1.0 if early else scale)
+        if len(buffers) == 1:
+            reduce(buffers[0].out, [place[:elements] for place in places])
             return
         offset = 0
         for buffer in buffers:
             end = offset + len(buffer.out)
             if end > offset:
-                reduce_into(buffer.out, [part[offset:end] for part in parts], op, dtype, scale)
+                reduce(buffer.out, [place[offset:end] for place in places])
             offset = end
 
     def _small_places(self, storage: str) -> list[list[Array]]:
