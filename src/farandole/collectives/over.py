@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 SMALL = 1 << 18  # bytes that a rank sends in all, up to which a message goes to everybody directly
-SMALL_PAIR = 1 << 21  # the same for two ranks, where that costs no more bytes than the ring
 
 
 def over(wire: Link | Transport) -> Transport:
@@ -48,7 +47,7 @@ class Collectives:
                 kernels.reduce_into(buffer.out, [buffer.data], op, dtype, scale)
             return
         data, out = Flat([buffer.data for buffer in buffers]), Flat([buffer.out for buffer in buffers])
-        if data.size * data.dtype.itemsize * (self.size - 1) <= (SMALL_PAIR if self.size == 2 else SMALL):
+        if data.size * data.dtype.itemsize * (self.size - 1) <= SMALL:
             if data.size:
                 direct.allreduce(self.link, data, out, self._scratch, dtype, op, scale)
         else:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 CHUNK = 1 << 20  # bytes of a message: small enough for the caches, large enough to hide Python's part
-WHOLE = 1 << 14  # elements of a segment that are sent as one message
+WHOLE = 1 << 17  # elements of a segment that are sent as one message
 
 Range = tuple[int, int]
 Group = list[list[Range]]  # [chunk][segment] -> elements
