@@ -107,7 +107,7 @@ class TestExplain:
         assert verdict is not None
         assert verdict.patience == 3.0
         assert verdict.rank == 1, "the one that was lost"
-        assert "lost the connection to rank 1 on alpha" in verdict.message
+        assert "waited in vain for rank 1 on alpha" in verdict.message
 
     def test_a_rank_that_finished_early(self) -> None:
         shut = Outcome(status="victim", kind="ShutDownError", message="Horovod has been shut down.")

@@ -417,6 +417,7 @@ class Engine:
             why = watcher.waiting(waiting)
             if why:
                 self.transport.abort(why)
+                raise PeerLostError(why, next((rank for each in waiting for rank in each.missing), -1))
 
     def _story(self, rank: int) -> str:
         names = [*self._waiting, *(item.entry.name for item in self._batch)]

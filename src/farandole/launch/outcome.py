@@ -280,8 +280,8 @@ def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str]) -> Verdict:
     lost = next((e.outcome.lost for e in victims if e.outcome is not None and e.outcome.lost not in blamed), -1)
     if 0 <= lost < len(hosts):
         message = (
-            f"{_ranks([each.rank for each in victims])} lost the connection to rank {lost} on {hosts[lost]}, "
-            f"whose process has not ended: its network or its host may be gone, or it hangs.\n{said}"
+            f"{_ranks([each.rank for each in victims])} waited in vain for rank {lost} on {hosts[lost]}, whose "
+            f"process has not ended: it hangs or is busy elsewhere, or its network is gone.\n{said}"
         )
         return Verdict(lost, patience, code, message, first.outcome.traceback)
     message = f"{_ranks([each.rank for each in victims])} lost each other, and no cause was seen.\n{said}"

@@ -1,0 +1,54 @@
+"""Ranks that stay away: from a tensor, or from the job altogether. Whole jobs, as a user starts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PROGRAM = """
+import os, sys, time
+import numpy as np
+if {late} and os.environ["HOROVOD_RANK"] == "1":
+    time.sleep(100)
+from farandole import context
+from farandole.engine import Entry
+from farandole.types import Buffer, DType, Kind, Request
+context.init()
+if context.rank() == 1:
+    time.sleep(100)
+array = np.ones(3, np.float32)
+buffer = Buffer(array, array, DType.FLOAT32)
+context.engine().run([Entry(Request("grad.weight", Kind.ALLREDUCE, DType.FLOAT32, (3,)), buffer)])
+"""
+
+
+def run(tmp_path: Path, *flags: str, late: bool) -> tuple[subprocess.CompletedProcess[str], float]:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(late=late))
+    command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", *flags, sys.executable, str(program)]
+    began = time.monotonic()
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ}, check=False)
+    return ended, time.monotonic() - began
+
+
+def test_a_rank_that_stays_away_from_a_tensor_is_named_and_the_job_ends(tmp_path: Path) -> None:
+    ended, seconds = run(
+        tmp_path, "--stall-check-warning-time-seconds", "0.5", "--stall-check-shutdown-time-seconds", "1.5", late=False
+    )
+    assert ended.returncode == 1
+    assert "waiting for remainder of ranks for more than 0.5 seconds" in ended.stderr
+    assert "[0]<stderr>:1: [grad.weight]" in ended.stderr
+    assert "[0]<stderr>:1!: [grad.weight]" in ended.stderr
+    assert "Rank 0 waited in vain for rank 1 on localhost, whose process has not ended" in ended.stderr
+    assert "rank 1 stayed away from grad.weight for more than 1.5 s" in ended.stderr
+    assert seconds < 40
+
+
+def test_a_rank_that_never_calls_init_is_named(tmp_path: Path) -> None:
+    ended, seconds = run(tmp_path, "--start-timeout", "2", late=True)
+    assert ended.returncode == 1
+    assert "rank 1 did not reach init() within 2 s. Every rank must call init()" in ended.stderr
+    assert seconds < 40
