@@ -31,10 +31,9 @@ for size in (10, 200_003):
     engine.run([Entry(request, Buffer(array, array, DType.FLOAT32))])
     assert np.all(array == 2.5), array
     print(type(engine.transport).__name__, float(array[0]))
-rows = np.full((rank, 2), rank, np.int64)
-((flat, parts),) = engine.run(
-    [Entry(Request("g", Kind.ALLGATHER, DType.INT64, rows.shape), Buffer(rows.reshape(-1), rows.reshape(-1), DType.INT64))]
-)
+rows = np.full(2 * rank, rank, np.int64)
+gather = Request("g", Kind.ALLGATHER, DType.INT64, (rank, 2))
+((flat, parts),) = engine.run([Entry(gather, Buffer(rows, rows, DType.INT64))])
 assert parts == (0, 1, 2, 3) and flat.tolist() == [1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3]
 context.shutdown()
 context.init()
