@@ -56,7 +56,11 @@ class Local:
 
 
 def _is_here(host: str) -> bool:
-    return host in ("localhost", socket.gethostname()) or host.startswith("127.")
+    if host in ("localhost", socket.gethostname()) or host.startswith("127."):
+        return True
+    import psutil
+
+    return any(host == each.address for network in psutil.net_if_addrs().values() for each in network)
 
 
 class LocalWorker:

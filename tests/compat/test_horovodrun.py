@@ -1,0 +1,284 @@
+"""The command ``horovodrun``: its flags, its configuration file, its output, its end."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from farandole.compat import HOROVOD, flags, horovodrun
+from farandole.errors import SettingsError
+from farandole.launch import driver
+from farandole.launch.job import Job
+from tests.compat import tools
+
+# Every flag of horovodrun 0.28. A program's command line must go on working.
+FLAGS = """
+-v --version -np --num-proc -cb --check-build --disable-cache --start-timeout --network-interfaces --network-interface
+--output-filename --verbose --config-file -p --ssh-port -i --ssh-identity-file --fusion-threshold-mb --cycle-time-ms
+--cache-capacity --hierarchical-allreduce --no-hierarchical-allreduce --hierarchical-allgather
+--no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune --no-autotune --autotune-log-file
+--autotune-warmup-samples --autotune-steps-per-sample --autotune-bayes-opt-max-samples
+--autotune-gaussian-process-noise --min-np --min-num-proc --max-np --max-num-proc --slots-per-host --elastic-timeout
+--reset-limit --blacklist-cooldown-range --timeline-filename --timeline-mark-cycles --no-timeline-mark-cycles
+--no-stall-check --stall-check --stall-check-warning-time-seconds --stall-check-shutdown-time-seconds
+--mpi-threads-disable --no-mpi-threads-disable --mpi-args --binding-args --tcp --num-nccl-streams --thread-affinity
+--gloo-timeout-seconds --log-level --log-with-timestamp --log-without-timestamp --log-hide-timestamp
+--no-log-hide-timestamp -prefix-timestamp --prefix-output-with-timestamp -H --hosts -hostfile --hostfile
+--host-discovery-script --gloo --mpi --jsrun
+"""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that ``main`` would run."""
+    jobs: list[Job] = []
+    monkeypatch.setattr(driver, "run", lambda job: jobs.append(job) or [])
+    return jobs
+
+
+def test_every_flag_is_known() -> None:
+    known = {name for action in flags.parser()._actions for name in action.option_strings}
+    assert known - {"-h", "--help"} == set(FLAGS.split())
+
+
+@pytest.mark.parametrize(
+    ("given", "setting", "value"),
+    [
+        ("--fusion-threshold-mb 10", "fusion_threshold", 10 << 20),
+        ("--cycle-time-ms 20", "cycle_time", 20.0),
+        ("--cache-capacity 512", "cache_capacity", 512),
+        ("--autotune", "autotune", True),
+        ("--no-autotune", "autotune", False),
+        ("--autotune-log-file a.csv", "autotune_log", "a.csv"),
+        ("--autotune-warmup-samples 1", "autotune_warmup_samples", 1),
+        ("--autotune-steps-per-sample 2", "autotune_steps_per_sample", 2),
+        ("--autotune-bayes-opt-max-samples 5", "autotune_bayes_opt_max_samples", 5),
+        ("--autotune-gaussian-process-noise 0.2", "autotune_gaussian_process_noise", 0.2),
+        ("--timeline-filename t.json", "timeline", "t.json"),
+        ("--timeline-mark-cycles", "timeline_mark_cycles", True),
+        ("--no-stall-check", "stall_check_disable", True),
+        ("--stall-check", "stall_check_disable", False),
+        ("--stall-check-warning-time-seconds 7", "stall_warning_seconds", 7.0),
+        ("--stall-check-shutdown-time-seconds 9", "stall_shutdown_seconds", 9.0),
+        ("--log-level DEBUG", "log_level", "DEBUG"),
+        ("--log-without-timestamp", "log_hide_time", True),
+        ("--log-hide-timestamp", "log_hide_time", True),
+        ("--log-with-timestamp", "log_hide_time", False),
+        ("--start-timeout 11", "start_timeout", 11.0),
+    ],
+)
+def test_a_flag_that_is_a_setting(given: str, setting: str, value: Any, started: list[Job]) -> None:
+    assert horovodrun.main(["-np", "2", *given.split(), "true"]) == 0
+    assert getattr(started[0].settings, setting) == value
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "text"),
+    [
+        ("--tcp", "NCCL_IB_DISABLE", "1"),
+        ("--hierarchical-allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE", "1"),
+        ("--no-torus-allreduce", "HOROVOD_TORUS_ALLREDUCE", "0"),
+        ("--num-nccl-streams 2", "HOROVOD_NUM_NCCL_STREAMS", "2"),
+        ("--thread-affinity 1", "HOROVOD_THREAD_AFFINITY", "1"),
+        ("--gloo-timeout-seconds 60", "HOROVOD_GLOO_TIMEOUT_SECONDS", "60"),
+        ("--mpi-threads-disable", "HOROVOD_MPI_THREADS_DISABLE", "1"),
+        ("--cycle-time-ms 3", "HOROVOD_CYCLE_TIME", "3.0"),
+        ("--fusion-threshold-mb 1", "HOROVOD_FUSION_THRESHOLD", "1048576"),
+    ],
+)
+def test_a_flag_that_is_a_variable(given: str, variable: str, text: str, started: list[Job]) -> None:
+    assert horovodrun.main(["-np", "2", *given.split(), "true"]) == 0
+    assert started[0].env[variable] == text
+
+
+def test_the_rest_of_the_line_is_the_command(started: list[Job], tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("localhost slots=1\n# more of it\n127.0.0.1 slots=2\n\n")
+    assert horovodrun.main(["-np", "2", "-H", "localhost:4", "--verbose", "python", "train.py", "-np", "9"]) == 0
+    assert horovodrun.main(
+        ["-np", "3", "-hostfile", str(tmp_path / "hosts"), "-prefix-timestamp", "--output-filename", "out", "--", "x"]
+    ) == 0  # fmt: skip
+    first, second = started
+    assert (first.np, first.hosts, first.verbose, first.output_dir) == (2, "localhost:4", True, None)
+    assert list(first.command) == ["python", "train.py", "-np", "9"]
+    assert (second.np, second.hosts, second.prefix_timestamp) == (3, "localhost:1,127.0.0.1:2", True)
+    assert (second.output_dir, list(second.command)) == ("out", ["x"])
+
+
+def test_a_flag_wins_over_the_environment(started: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARANDOLE_CYCLE_TIME", "5")
+    monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "6")
+    assert horovodrun.main(["-np", "1", "--cycle-time-ms", "9", "true"]) == 0
+    assert (started[0].settings.cycle_time, started[0].settings.cache_capacity) == (9.0, 6)
+
+
+def test_what_has_no_effect_is_said_in_a_line_each(started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
+    line = "-np 1 --mpi --disable-cache -p 22 --network-interfaces lo --slots-per-host 2 --torus-allreduce true"
+    assert horovodrun.main(line.split()) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert len(started) == 1
+    assert [each.split(" has no effect: ")[0].removeprefix("horovodrun: ") for each in said] == [
+        "--slots-per-host", "--disable-cache", "--network-interfaces", "--ssh-port", "--mpi", "--torus-allreduce",
+    ]  # fmt: skip
+    assert horovodrun.main(["-np", "1", "--gloo", "--no-torus-allreduce", "true"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("-np 2", "the command to run is missing"),
+        ("true", "-np is missing"),
+        ("-np 2 --nonsense true", "unrecognized arguments: --nonsense"),
+        ("-np 0 true", "np=0 must be >= 1"),
+        ("-np two true", "invalid int value: 'two'"),
+        ("-np 2 --cycle-time-ms -1 true", "cycle_time_ms=-1.0 must be >= 0"),
+        ("-np 2 --fusion-threshold-mb -1 true", "fusion_threshold_mb=-1 must be >= 0"),
+        ("-np 2 --cache-capacity -1 true", "cache_capacity=-1 must be >= 0"),
+        ("-np 2 --stall-check-warning-time-seconds -1 true", "stall_check_warning_time_seconds=-1 must be >= 0"),
+        ("-np 2 --autotune-gaussian-process-noise 1.5 true", "autotune_gaussian_process_noise=1.5 must be in [0, 1]"),
+        ("-np 2 --log-level LOUD true", "--log-level LOUD is not a level"),
+        ("-np 2 -H a:1 --hostfile f true", "--hosts and --hostfile exclude each other"),
+        ("-np 2 --gloo --mpi true", "--gloo and --mpi exclude each other"),
+        ("-np 2 --jsrun true", "Horovod did not detect an LSF job."),
+        ("-np 2 -H nonsense true", "Invalid host input, please make sure it has format as : worker-0:2,worker-1:2."),
+        ("-np 5 -H localhost:4 true", "Requested more processes (5) than there are available slots (4)"),
+        ("-np 2 -H elsewhere:2 true", "'elsewhere' is not a name of it"),
+        ("-np 2 --hostfile /no/such/file true", "'/no/such/file' cannot be read"),
+        ("-np 2 --min-np 1 true", "--min-num-proc is not available: this version of Farandole does not have elastic"),
+        ("-np 2 --host-discovery-script d.sh true", "--host-discovery-script is not available"),
+        ("-np 2 --config-file /no/such.yaml true", "cannot be read"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if "yaml" in line:
+        pytest.importorskip("yaml", reason="PyYAML is not installed")
+    assert horovodrun.main(line.split()) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.startswith("horovodrun: ")
+    assert said.count("\n") <= 2
+
+
+def test_a_hostfile_that_cannot_be_read_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("one slots=2\ntwo three four\n")
+    with pytest.raises(SettingsError, match=r"hosts:2: 'two three four' cannot be read; a line is: <host> slots=<n>"):
+        horovodrun.job(horovodrun.parse_args(["-np", "1", "--hostfile", str(tmp_path / "hosts"), "true"]))
+
+
+class TestConfigurationFile:
+    @pytest.fixture(autouse=True)
+    def _yaml(self) -> None:
+        pytest.importorskip("yaml", reason="PyYAML is not installed")
+
+    CONTENT = """
+controller: gloo
+verbose: true
+params: {fusion_threshold_mb: 32, cycle_time_ms: 2, cache_capacity: 0, torus_allreduce: false}
+autotune: {enabled: true, log_file: tune.csv, warmup_samples: 5, gaussian_process_noise: 0.1}
+timeline: {filename: trace.json, mark_cycles: true}
+stall_check: {enabled: false, warning_time_seconds: 30}
+library_options: {num_nccl_streams: 2}
+logging: {level: INFO, hide_timestamp: true}
+"""
+
+    def parse(self, tmp_path: Path, content: str, *arguments: str) -> Any:
+        (tmp_path / "config.yaml").write_text(content)
+        return horovodrun.parse_args(["-np", "1", "--config-file", str(tmp_path / "config.yaml"), *arguments, "true"])
+
+    def test_says_what_flags_say(self, tmp_path: Path) -> None:
+        job = horovodrun.job(self.parse(tmp_path, self.CONTENT))
+        settings = job.settings
+        assert (settings.fusion_threshold, settings.cycle_time, settings.cache_capacity) == (32 << 20, 2.0, 0)
+        assert (settings.autotune, settings.autotune_log, settings.autotune_warmup_samples) == (True, "tune.csv", 5)
+        assert (settings.timeline, settings.timeline_mark_cycles) == ("trace.json", True)
+        assert (settings.stall_check_disable, settings.stall_warning_seconds) == (True, 30.0)
+        assert (settings.log_level, settings.log_hide_time, job.verbose) == ("INFO", True, True)
+        assert (job.env["HOROVOD_TORUS_ALLREDUCE"], job.env["HOROVOD_NUM_NCCL_STREAMS"]) == ("0", "2")
+
+    def test_flags_win(self, tmp_path: Path) -> None:
+        given = ["--cycle-time-ms", "9", "--no-autotune", "--stall-check", "--mpi"]
+        settings = horovodrun.job(self.parse(tmp_path, self.CONTENT, *given)).settings
+        assert (settings.cycle_time, settings.autotune, settings.stall_check_disable) == (9.0, False, False)
+
+    def test_what_nobody_knows_is_said(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.parse(tmp_path, "params: {cycle_tim_ms: 2}\nparam: 3\n")
+        said = capsys.readouterr().err
+        assert "the configuration file's params.cycle_tim_ms is not known" in said
+        assert "the configuration file's param is not known" in said
+
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [
+            ("controller: pigeon", "No such controller supported: pigeon"),
+            ("params: {cycle_time_ms: soon}", "params.cycle_time_ms='soon' must be of type float"),
+            ("params: {cycle_time_ms: -1}", "cycle_time_ms=-1 must be >= 0"),
+            ("- a list", "must hold sections"),
+            ("params: {", "cannot be read"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, tmp_path: Path, content: str, says: str) -> None:
+        with pytest.raises(SettingsError) as caught:
+            self.parse(tmp_path, content)
+        assert says in str(caught.value)
+
+    def test_without_pyyaml_it_says_what_to_install(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "yaml", None)
+        with pytest.raises(SettingsError, match=r"pip install 'farandole-horovod\[yaml\]'"):
+            self.parse(tmp_path, "")
+
+
+def test_version() -> None:
+    done = tools.horovodrun("--version")
+    assert (done.returncode, done.stdout) == (0, f"{HOROVOD}\n")
+
+
+def test_the_table_of_what_there_is() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    lines = tools.horovodrun("--check-build").stdout.splitlines()
+    for line in ("Available Frameworks:", "    [X] PyTorch", "    [ ] TensorFlow", "    [ ] MXNet",
+                 "Available Controllers:", "    [X] Gloo", "Available Tensor Operations:", "    [ ] DDL",
+                 "    [ ] CCL"):  # fmt: skip
+        assert line in lines
+    assert sum(bool(re.fullmatch(r"    \[[X ]\] NCCL", line)) for line in lines) == 1
+
+
+def test_output_per_rank_without_prefixes(tmp_path: Path) -> None:
+    code = "import os, sys; print('out', os.environ['HOROVOD_RANK']); print('err', file=sys.stderr)"
+    done = tools.horovodrun("-np", "2", "--output-filename", tmp_path, sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:out 0", "[1]<stdout>:out 1"]
+    assert sorted(done.stderr.splitlines()) == ["[0]<stderr>:err", "[1]<stderr>:err"]
+    assert (tmp_path / "rank.1" / "stdout").read_text() == "out 1\n"
+    assert (tmp_path / "rank.0" / "stderr").read_text() == "err\n"
+
+
+def test_one_rank_has_its_files_too(tmp_path: Path) -> None:
+    done = tools.horovodrun("-np", "1", "--output-filename", tmp_path, sys.executable, "-c", "print(1)")
+    assert (done.returncode, (tmp_path / "rank.0" / "stdout").read_text()) == (0, "1\n")
+
+
+def test_two_names_of_this_machine_are_two_hosts() -> None:
+    code = "import os; print(*(os.environ[f'HOROVOD_{name}'] for name in ('RANK', 'LOCAL_SIZE', 'CROSS_SIZE')))"
+    done = tools.horovodrun("-np", "4", "-H", "localhost:2,127.0.0.1:4", sys.executable, "-c", code)
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{rank} 2 2" for rank in range(4)]
+
+
+def test_an_address_of_this_machine_is_a_host_too() -> None:
+    addresses = [each.address for network in psutil.net_if_addrs().values() for each in network]
+    own = [each for each in addresses if re.fullmatch(r"[\d.]+", each) and not each.startswith("127.")]
+    if not own:
+        pytest.skip("this machine has no network")
+    done = tools.horovodrun("-np", "1", "-H", f"{own[0]}:1", "echo", "here")
+    assert (done.returncode, done.stdout) == (0, "[0]<stdout>:here\n"), done.stderr
+
+
+def test_the_status_is_that_of_the_rank_that_failed() -> None:
+    code = "import os, sys, time\nif os.environ['HOROVOD_RANK'] == '1': sys.exit(7)\ntime.sleep(30)"
+    done = tools.horovodrun("-np", "2", sys.executable, "-c", code)
+    assert done.returncode == 7
+    assert "Rank 1 on localhost" in done.stderr

@@ -1,0 +1,149 @@
+"""What can be imported from ``horovod`` and ``sparkdl``, what cannot, and what is said then."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.compat.tools import ROOT, SOURCE, code, python
+
+MODULES = """
+horovod horovod.common horovod.common.basics horovod.common.elastic horovod.common.exceptions
+horovod.common.process_sets horovod.common.util horovod.data horovod.data.data_loader_base horovod.runner
+horovod.runner.launch
+"""
+TORCH_MODULES = """
+horovod.torch horovod.torch.mpi_ops horovod.torch.functions horovod.torch.compression horovod.torch.optimizer
+horovod.torch.sync_batch_norm horovod.torch.elastic horovod.torch.elastic.sampler horovod.torch.elastic.state
+"""
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_the_packages_hold_names_and_no_logic(path: Path) -> None:
+    for node in ast.parse(path.read_text()).body:
+        call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+        text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        assert text or call or isinstance(node, (ast.Import, ast.ImportFrom, ast.Assign, ast.Raise)), ast.unparse(node)
+
+
+def test_every_module_can_be_imported_and_has_what_it_lists() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    names = (MODULES + TORCH_MODULES).split()
+    assert code(
+        f"import importlib\nfor name in {names}:\n    module = importlib.import_module(name)\n"
+        "    assert all(hasattr(module, each) for each in getattr(module, '__all__', [])), name\nprint('all')"
+    ) == "all"  # fmt: skip
+
+
+def test_what_needs_no_framework_loads_none() -> None:
+    names = MODULES.split()
+    assert code(f"import sys, {', '.join(names)}; print('torch' in sys.modules)") == "False"
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "ray"])
+def test_what_is_not_there_says_so_in_horovods_words(name: str) -> None:
+    said = code(f"try:\n    import horovod.{name}\nexcept ImportError as error:\n    print(error)")
+    assert said.startswith(f"Extension horovod.{name.split('.')[0]} has not been built: this version of Farandole")
+
+
+def test_what_belongs_to_elastic_jobs_raises_one_clear_error_when_it_is_used() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    said = code(
+        "import horovod.torch as hvd\nfrom horovod.common.elastic import ObjectState, run_fn\n"
+        "for use in (lambda: hvd.elastic.run(print), lambda: hvd.elastic.TorchState(model=None), lambda: run_fn(1, 2),"
+        " lambda: ObjectState(None, None)):\n"
+        "    try:\n        use()\n    except NotImplementedError as error:\n        print(error)\n"
+    ).splitlines()  # fmt: skip
+    assert len(said) == 4
+    assert all("does not have elastic jobs" in line for line in said)
+    assert said[0].startswith("hvd.elastic.run is not available")
+
+
+@pytest.mark.parametrize("distribution", ["horovod", "sparkdl"])
+def test_beside_the_real_one_it_refuses_and_says_what_to_do(distribution: str, tmp_path: Path) -> None:
+    info = tmp_path / f"{distribution}-0.28.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.28.1\n")
+    done = python("-c", f"import {distribution}", PYTHONPATH=os.pathsep.join([str(SOURCE), str(tmp_path)]))
+    assert done.returncode == 1
+    assert f"ImportError: the distribution '{distribution}' 0.28.1 is installed in {tmp_path}" in done.stderr
+    assert f"pip uninstall -y {distribution} farandole-horovod && pip install farandole-horovod" in done.stderr
+    if distribution == "horovod":
+        done = python("-m", "farandole.compat.horovodrun", "-np", "1", "true", PYTHONPATH=str(tmp_path))
+        assert done.returncode == 2
+        assert done.stderr.startswith("horovodrun: the distribution 'horovod' 0.28.1 is installed in")
+
+
+class TestHorovodRunner:
+    def test_local_processes_give_the_value_of_rank_0(self, tmp_path: Path) -> None:
+        pytest.importorskip("torch", reason="torch is not installed")
+        script = tmp_path / "cell.py"
+        script.write_text(
+            "from sparkdl import HorovodRunner\nimport torch\nimport horovod.torch as hvd\n"
+            "def train(scale):\n    hvd.init()\n"
+            "    return hvd.rank(), hvd.allreduce(torch.tensor(scale), op=hvd.Sum).item()\n"
+            "if __name__ == '__main__':\n"
+            "    print(HorovodRunner(np=-2, driver_log_verbosity='all').run(train, scale=2.5))\n"
+        )
+        done = python(script)
+        assert (done.returncode, done.stdout) == (0, "(0, 5.0)\n"), done.stderr
+
+    @pytest.mark.parametrize(
+        ("call", "says"),
+        [
+            ("np=2", "NotImplementedError: HorovodRunner(np=2) is not available: this version of Farandole does not "),
+            ("np=2", "np=-2 runs 2 processes on this machine"),
+            ("np=0", "np=-N runs N processes here"),
+            ("np='2'", "np='2' is a str"),
+            ("np=-1, driver_log_verbosity='loud'", "driver_log_verbosity='loud' must be 'all' or 'log_callback_only'"),
+            ("2", "TypeError"),
+        ],
+    )
+    def test_what_it_refuses(self, call: str, says: str) -> None:
+        done = python("-c", f"from sparkdl import HorovodRunner; HorovodRunner({call})")
+        assert done.returncode == 1
+        assert says in done.stderr
+
+
+def test_horovod_run_is_the_api_mode() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    done = python(Path(__file__).parent / "programs" / "api.py")
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("hosts='localhost:1', hostfile='f'", "Argument hosts and hostfile only allow one provided."),
+        ("use_gloo=True, use_mpi=True", "Argument use_gloo and use_mpi only allow one set True."),
+        ("min_num_proc=1", "horovod.run(min_num_proc=1) is not available"),
+        ("max_np=3", "horovod.run(max_num_proc=3) is not available"),
+        ("num_proc=0", "np=0 must be >= 1"),
+        ("executable='/usr/bin/other'", "ranks run the Python of this process"),
+    ],
+)
+def test_arguments_of_horovod_run_that_cannot_be(call: str, says: str) -> None:
+    done = python("-c", f"import horovod; horovod.run(print, {call})")
+    assert done.returncode == 1
+    assert says in done.stderr
+
+
+def test_the_distribution_can_be_built_and_installed(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="hatchling is not installed")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    done = subprocess.run(
+        [*pip, "--no-build-isolation", "--no-index", "--target", str(tmp_path), str(ROOT / "compat")],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} >= {"horovod", "sparkdl", "bin"}
+    code = "import horovod, sparkdl; print(horovod.__file__, horovod.__version__)"
+    assert python("-c", code, PYTHONPATH=str(tmp_path)).stdout == f"{tmp_path}/horovod/__init__.py 0.28.1\n"
+    done = python(tmp_path / "bin" / "horovodrun", "-np", "2", "echo", "hello", PYTHONPATH=str(tmp_path))
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:hello", "[1]<stdout>:hello"], done.stderr

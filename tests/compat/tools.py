@@ -1,0 +1,46 @@
+"""Programs under the name ``horovod``, in processes of their own: nothing needs to be installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.launch.tools import marked
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCE = ROOT / "compat" / "src"
+PROGRAMS = Path(__file__).parent / "programs"
+HOROVODRUN = ("-m", "farandole.compat.horovodrun")
+FARANDOLE = ("-m", "farandole.cli", "run")
+
+
+def python(*arguments: str | Path, seconds: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:
+    """``python ARGUMENTS`` where ``horovod`` can be imported; afterwards nothing may be left of it."""
+    with marked() as jobs:
+        path = os.pathsep.join([str(SOURCE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]).rstrip(os.pathsep)
+        process = subprocess.Popen(
+            [sys.executable, *map(str, arguments)], env={**jobs.env, "PYTHONPATH": path, **env}, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        return jobs.finish(process, seconds)
+
+
+def horovodrun(*arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return python(*HOROVODRUN, *arguments, **env)
+
+
+def program(launcher: tuple[str, ...], *command: str | Path, np: int = 2) -> str:
+    """What ``python COMMAND`` prints on ``np`` ranks, without the ranks' prefixes. It must end well."""
+    done = python(*launcher, "-np", str(np), sys.executable, *command, seconds=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return re.sub(r"^\[\d+\]<\w+>:", "", done.stdout, flags=re.M)
+
+
+def code(text: str, **env: str) -> str:
+    """What ``python -c TEXT`` prints."""
+    done = python("-c", text, **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
