@@ -25,7 +25,7 @@ NOTICES = memory.PAGE  # two notices: length, more-to-come, text
 NOTICE = 8192
 NOTICE_HEADER = 16
 SMALLS = NOTICES + 2 * NOTICE  # two places for tensors that are exchanged whole
-SMALL = 1 << 20
+SMALL = 256 << 10
 STAGING = SMALLS + 2 * SMALL
 
 _AT = PROGRESS // 8

@@ -41,7 +41,7 @@ class ShmTransport:
         self._small: dict[str, list[list[Array]]] = {}
         self._turn = 0
         # Two ranks read each other's whole tensor as quickly as halves of it; with more, that is soon too much.
-        self._exchanged = SMALL if self.size == 2 else SMALL // 16
+        self._exchanged = SMALL if self.size == 2 else SMALL // 8
         self._regions = Regions(arena)
         self._splits = 0
         self._closed = False
