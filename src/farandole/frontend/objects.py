@@ -8,14 +8,17 @@ import cloudpickle
 import numpy as np
 
 from farandole import context
+from farandole.context import ProcessSet
 from farandole.engine import Engine, Entry
 from farandole.frontend import serials
+from farandole.frontend.ops import WORLD, place_of
 from farandole.types import Buffer, DType, Kind, Request
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
     """``root_rank``'s ``obj`` on every rank (there: the object itself). Anything that cloudpickle can send."""
-    engine = context.engine()
+    engine = context.engine(process_set)
+    root_rank = place_of(root_rank, process_set)
     label, serial = _label(engine, "broadcast_object", name)
     if engine.size == 1 and root_rank == 0:
         return obj
@@ -28,9 +31,9 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
     return obj if engine.rank == root_rank else cloudpickle.loads(data.data)
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> list[Any]:
     """Every rank's ``obj``, in rank order."""
-    engine = context.engine()
+    engine = context.engine(process_set)
     label, serial = _label(engine, "allgather_object", name)
     if engine.size == 1:
         return [obj]

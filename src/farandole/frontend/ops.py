@@ -15,8 +15,9 @@ import numpy as np
 
 from farandole import context
 from farandole.collectives.kernels import shares
+from farandole.context import ProcessSet
 from farandole.contracts import Binding
-from farandole.engine import Entry, Handle
+from farandole.engine import Engine, Entry, Handle
 from farandole.errors import RequestError
 from farandole.frontend import serials
 from farandole.frontend.compression import NoneCompressor
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     Finish = Callable[[Any, Buffer, Any], Any]  # (the caller's tensor, its buffer, the engine's result) -> output
     Pending = tuple[Handle, Finish, Sequence[Any], Sequence[Entry], bool]
 
+WORLD = context.global_process_set
 _SUM, _AVERAGE = ReduceOp.SUM, ReduceOp.AVERAGE
 _NOTHING = np.empty(0, dtype=np.uint8)
+_JOIN = Entry(Request("join", Kind.JOIN, DType.UINT8, (0,)), Buffer(_NOTHING, _NOTHING, DType.UINT8))
 
 
 class Collectives:
@@ -45,181 +48,224 @@ class Collectives:
     def allreduce(
         self, tensor: Any, average: bool | None = None, name: str | None = None, compression: Any = NoneCompressor,
         op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+        process_set: ProcessSet = WORLD,
     ) -> Any:  # fmt: skip
         """The reduction of every rank's ``tensor``, as a new tensor. ``op``: Average (the default), Sum, Min, ..."""
+        engine = _engine(process_set, "Allreduce")
         tensor, token = compression.compress(tensor)
-        entry = self._reduction(tensor, _op(average, op), name, prescale_factor, postscale_factor, fresh=True)
-        return compression.decompress(self._run(self._new, tensor, entry), token)
+        entry = self._reduction(engine, tensor, _op(average, op), name, prescale_factor, postscale_factor, fresh=True)
+        return compression.decompress(self._run(engine, self._new, tensor, entry), token)
 
     def allreduce_async(
         self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
     ) -> int:  # fmt: skip
         """Start ``allreduce``; ``synchronize(handle)`` gives the new tensor."""
-        entry = self._reduction(tensor, _op(average, op), name, prescale_factor, postscale_factor, fresh=True)
-        return self._start(self._new, (tensor,), (entry,), False)
+        engine = _engine(process_set, "Allreduce")
+        entry = self._reduction(engine, tensor, _op(average, op), name, prescale_factor, postscale_factor, fresh=True)
+        return self._start(engine, self._new, (tensor,), (entry,), False)
 
     def allreduce_(
         self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
     ) -> Any:  # fmt: skip
         """``allreduce`` in place."""
-        entry = self._reduction(tensor, _op(average, op), name, prescale_factor, postscale_factor)
-        return self._run(self._same, tensor, entry)
+        engine = _engine(process_set, "Allreduce")
+        entry = self._reduction(engine, tensor, _op(average, op), name, prescale_factor, postscale_factor)
+        return self._run(engine, self._same, tensor, entry)
 
     def allreduce_async_(
         self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
     ) -> int:  # fmt: skip
         """Start ``allreduce_``. The tensor must not be touched until ``synchronize(handle)``."""
-        entry = self._reduction(tensor, _op(average, op), name, prescale_factor, postscale_factor)
-        return self._start(self._same, (tensor,), (entry,), False)
+        engine = _engine(process_set, "Allreduce")
+        entry = self._reduction(engine, tensor, _op(average, op), name, prescale_factor, postscale_factor)
+        return self._start(engine, self._same, (tensor,), (entry,), False)
 
     def grouped_allreduce(
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None,
         compression: Any = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
+        postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
     ) -> list[Any]:  # fmt: skip
         """``allreduce`` of several tensors as one unit."""
         pairs = [compression.compress(tensor) for tensor in tensors]
-        small = [tensor for tensor, _ in pairs]
-        entries = self._reductions(small, _op(average, op), name, prescale_factor, postscale_factor, fresh=True)
-        done = self.synchronize(self._start(self._new, small, entries, True))
+        handle = self.grouped_allreduce_async(
+            [tensor for tensor, _ in pairs], average, name, op, prescale_factor, postscale_factor, process_set
+        )
+        done = self.synchronize(handle)
         return [compression.decompress(each, token) for each, (_, token) in zip(done, pairs, strict=True)]
 
     def grouped_allreduce_async(
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
     ) -> int:  # fmt: skip
         """Start ``grouped_allreduce``: one handle for all tensors."""
-        entries = self._reductions(tensors, _op(average, op), name, prescale_factor, postscale_factor, fresh=True)
-        return self._start(self._new, tensors, entries, True)
+        engine = _engine(process_set, "Allreduce")
+        entries = self._grouped(
+            engine, Kind.ALLREDUCE, tensors, name, _op(average, op), prescale_factor, postscale_factor, fresh=True
+        )
+        return self._start(engine, self._new, tensors, entries, True)
 
     def grouped_allreduce_(
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
     ) -> Any:  # fmt: skip
         """``grouped_allreduce`` in place."""
         return self.synchronize(
-            self.grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor)
+            self.grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
         )
 
     def grouped_allreduce_async_(
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
     ) -> int:  # fmt: skip
         """Start ``grouped_allreduce_``: one handle for all tensors."""
-        entries = self._reductions(tensors, _op(average, op), name, prescale_factor, postscale_factor)
-        return self._start(self._same, tensors, entries, True)
+        engine = _engine(process_set, "Allreduce")
+        entries = self._grouped(
+            engine, Kind.ALLREDUCE, tensors, name, _op(average, op), prescale_factor, postscale_factor
+        )
+        return self._start(engine, self._same, tensors, entries, True)
 
     # Allgather.
 
-    def allgather(self, tensor: Any, name: str | None = None) -> Any:
+    def allgather(self, tensor: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
         """Every rank's ``tensor``, one below the other. The first dimension may differ from rank to rank."""
-        return self._run(self._gathered, tensor, self._plain(Kind.ALLGATHER, tensor, name))
+        engine = _engine(process_set, "Allgather")
+        return self._run(engine, self._gathered, tensor, self._plain(engine, Kind.ALLGATHER, tensor, name))
 
-    def allgather_async(self, tensor: Any, name: str | None = None) -> int:
+    def allgather_async(self, tensor: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> int:
         """Start ``allgather``."""
-        return self._start(self._gathered, (tensor,), (self._plain(Kind.ALLGATHER, tensor, name),), False)
+        engine = _engine(process_set, "Allgather")
+        entry = self._plain(engine, Kind.ALLGATHER, tensor, name)
+        return self._start(engine, self._gathered, (tensor,), (entry,), False)
 
-    def grouped_allgather(self, tensors: Sequence[Any], name: str | None = None) -> Any:
+    def grouped_allgather(
+        self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = WORLD
+    ) -> Any:
         """``allgather`` of several tensors as one unit."""
-        return self.synchronize(self.grouped_allgather_async(tensors, name))
+        return self.synchronize(self.grouped_allgather_async(tensors, name, process_set))
 
-    def grouped_allgather_async(self, tensors: Sequence[Any], name: str | None = None) -> int:
+    def grouped_allgather_async(
+        self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = WORLD
+    ) -> int:
         """Start ``grouped_allgather``: one handle for all tensors."""
-        return self._start(self._gathered, tensors, self._grouped(Kind.ALLGATHER, tensors, name), True)
+        engine = _engine(process_set, "Allgather")
+        entries = self._grouped(engine, Kind.ALLGATHER, tensors, name)
+        return self._start(engine, self._gathered, tensors, entries, True)
 
     # Broadcast.
 
-    def broadcast(self, tensor: Any, root_rank: int, name: str | None = None) -> Any:
+    def broadcast(self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
         """``root_rank``'s ``tensor``, as a new tensor on every rank."""
-        return self._run(self._new, tensor, self._broadcast(tensor, root_rank, name, fresh=True))
+        engine, entry = self._broadcast(tensor, root_rank, name, process_set, fresh=True)
+        return self._run(engine, self._new, tensor, entry)
 
-    def broadcast_async(self, tensor: Any, root_rank: int, name: str | None = None) -> int:
+    def broadcast_async(
+        self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
+    ) -> int:
         """Start ``broadcast``."""
-        return self._start(self._new, (tensor,), (self._broadcast(tensor, root_rank, name, fresh=True),), False)
+        engine, entry = self._broadcast(tensor, root_rank, name, process_set, fresh=True)
+        return self._start(engine, self._new, (tensor,), (entry,), False)
 
-    def broadcast_(self, tensor: Any, root_rank: int, name: str | None = None) -> Any:
+    def broadcast_(self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
         """``broadcast`` in place."""
-        return self._run(self._same, tensor, self._broadcast(tensor, root_rank, name))
+        engine, entry = self._broadcast(tensor, root_rank, name, process_set)
+        return self._run(engine, self._same, tensor, entry)
 
-    def broadcast_async_(self, tensor: Any, root_rank: int, name: str | None = None) -> int:
+    def broadcast_async_(
+        self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
+    ) -> int:
         """Start ``broadcast_``. The tensor must not be touched until ``synchronize(handle)``."""
-        return self._start(self._same, (tensor,), (self._broadcast(tensor, root_rank, name),), False)
+        engine, entry = self._broadcast(tensor, root_rank, name, process_set)
+        return self._start(engine, self._same, (tensor,), (entry,), False)
 
     # Alltoall.
 
-    def alltoall(self, tensor: Any, splits: Any = None, name: str | None = None) -> Any:
+    def alltoall(
+        self, tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
+    ) -> Any:
         """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without ``splits``).
 
         Gives what this rank received, and with ``splits`` also how many rows came from each rank.
         """
-        entry = self._deal(tensor, splits, name)
-        return self._run(self._dealt if splits is None else self._dealt_and_splits, tensor, entry)
+        engine = _engine(process_set, "Alltoall")
+        entry = self._deal(engine, tensor, splits, name)
+        return self._run(engine, self._dealt if splits is None else self._dealt_and_splits, tensor, entry)
 
-    def alltoall_async(self, tensor: Any, splits: Any = None, name: str | None = None) -> int:
+    def alltoall_async(
+        self, tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
+    ) -> int:
         """Start ``alltoall``."""
-        entry = self._deal(tensor, splits, name)
-        return self._start(self._dealt if splits is None else self._dealt_and_splits, (tensor,), (entry,), False)
+        engine = _engine(process_set, "Alltoall")
+        entry = self._deal(engine, tensor, splits, name)
+        finish = self._dealt if splits is None else self._dealt_and_splits
+        return self._start(engine, finish, (tensor,), (entry,), False)
 
     # Reducescatter.
 
     def reducescatter(
         self, tensor: Any, name: str | None = None, compression: Any = NoneCompressor, op: int | None = None,
-        *, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+        process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     ) -> Any:  # fmt: skip
         """This rank's rows of the reduction. What ranks do not divide goes one row each to the first ranks."""
+        engine = _engine(process_set, "Reducescatter")
         tensor, token = compression.compress(tensor)
-        entry = self._plain(
-            Kind.REDUCESCATTER, tensor, name, op=_op(None, op), prescale=prescale_factor, postscale=postscale_factor
-        )
-        return compression.decompress(self._run(self._scattered, tensor, entry), token)
+        entry = self._plain(engine, Kind.REDUCESCATTER, tensor, name, _op(None, op), prescale_factor, postscale_factor)
+        return compression.decompress(self._run(engine, self._scattered(engine), tensor, entry), token)
 
     def reducescatter_async(
         self, tensor: Any, name: str | None = None, op: int | None = None,
-        *, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+        process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     ) -> int:  # fmt: skip
         """Start ``reducescatter``."""
-        entry = self._plain(
-            Kind.REDUCESCATTER, tensor, name, op=_op(None, op), prescale=prescale_factor, postscale=postscale_factor
-        )
-        return self._start(self._scattered, (tensor,), (entry,), False)
+        engine = _engine(process_set, "Reducescatter")
+        entry = self._plain(engine, Kind.REDUCESCATTER, tensor, name, _op(None, op), prescale_factor, postscale_factor)
+        return self._start(engine, self._scattered(engine), (tensor,), (entry,), False)
 
     def grouped_reducescatter(
         self, tensors: Sequence[Any], name: str | None = None, compression: Any = NoneCompressor,
-        op: int | None = None, *, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+        op: int | None = None, process_set: ProcessSet = WORLD, prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
     ) -> list[Any]:  # fmt: skip
         """``reducescatter`` of several tensors as one unit."""
         pairs = [compression.compress(tensor) for tensor in tensors]
         handle = self.grouped_reducescatter_async(
-            [tensor for tensor, _ in pairs], name, op,
-            prescale_factor=prescale_factor, postscale_factor=postscale_factor,
-        )  # fmt: skip
+            [tensor for tensor, _ in pairs], name, op, process_set, prescale_factor, postscale_factor
+        )
         done = self.synchronize(handle)
         return [compression.decompress(each, token) for each, (_, token) in zip(done, pairs, strict=True)]
 
     def grouped_reducescatter_async(
         self, tensors: Sequence[Any], name: str | None = None, op: int | None = None,
-        *, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+        process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     ) -> int:  # fmt: skip
         """Start ``grouped_reducescatter``: one handle for all tensors."""
+        engine = _engine(process_set, "Reducescatter")
         entries = self._grouped(
-            Kind.REDUCESCATTER, tensors, name, op=_op(None, op), prescale=prescale_factor, postscale=postscale_factor
+            engine, Kind.REDUCESCATTER, tensors, name, _op(None, op), prescale_factor, postscale_factor
         )
-        return self._start(self._scattered, tensors, entries, True)
+        return self._start(engine, self._scattered(engine), tensors, entries, True)
 
     # The rest.
 
-    def barrier(self) -> None:
-        """Return when all ranks have come here."""
-        engine = context.engine()
+    def barrier(self, process_set: ProcessSet = WORLD) -> None:
+        """Return when all ranks (of the set) have come here."""
+        engine = _engine(process_set, "Barrier")
         entry = Entry(
             Request("barrier.noname", Kind.BARRIER, DType.UINT8, (0,)),
             Buffer(_NOTHING, _NOTHING, DType.UINT8),
             serials.next_for(engine),
         )
         engine.run((entry,))
+
+    def join(self, device: int = -1) -> int:
+        """This rank has no more data: it takes part in the others' allreduces, with zeros for sums and averages and
+        what changes nothing for the other operations, until all ranks have joined. The rank that joined last.
+
+        ``device`` is there for programs that were written for Horovod.
+        """
+        return int(context.engine().run((_JOIN,))[0])
 
     def poll(self, handle: int) -> bool | None:
         """Is the collective behind ``handle`` done? None if there is no such handle (any more)."""
@@ -245,11 +291,13 @@ class Collectives:
 
     # Submit.
 
-    def _run(self, finish: Finish, tensor: Any, entry: Entry) -> Any:
-        return finish(tensor, entry.buffer, context.engine().run((entry,))[0])
+    def _run(self, engine: Engine, finish: Finish, tensor: Any, entry: Entry) -> Any:
+        return finish(tensor, entry.buffer, engine.run((entry,))[0])
 
-    def _start(self, finish: Finish, tensors: Sequence[Any], entries: Sequence[Entry], grouped: bool) -> int:
-        pending = (context.engine().submit(entries), finish, tensors, entries, grouped)
+    def _start(
+        self, engine: Engine, finish: Finish, tensors: Sequence[Any], entries: Sequence[Entry], grouped: bool
+    ) -> int:
+        pending = (engine.submit(entries), finish, tensors, entries, grouped)
         handle = next(self._handles)
         self._pending[handle] = pending
         return handle
@@ -257,8 +305,9 @@ class Collectives:
     # Prepare.
 
     def _reduction(
-        self, tensor: Any, op: ReduceOp, name: str | None, prescale: float, postscale: float, *, fresh: bool = False
-    ) -> Entry:
+        self, engine: Engine, tensor: Any, op: ReduceOp, name: str | None, prescale: float, postscale: float,
+        *, fresh: bool = False,
+    ) -> Entry:  # fmt: skip
         buffer = self._binding.buffer(tensor)
         data, _, dtype = buffer
         if fresh:
@@ -266,34 +315,31 @@ class Collectives:
         shape = tuple(tensor.shape)
         if name is None:
             request = Request("allreduce.noname", Kind.ALLREDUCE, dtype, shape, op, 0, prescale, postscale)
-            return Entry(request, buffer, serials.next_for(context.engine()))
+            return Entry(request, buffer, serials.next_for(engine))
         return Entry(Request(f"allreduce.{name}", Kind.ALLREDUCE, dtype, shape, op, 0, prescale, postscale), buffer)
 
-    def _reductions(
-        self, tensors: Sequence[Any], op: ReduceOp, name: str | None, prescale: float, postscale: float,
-        *, fresh: bool = False,
-    ) -> list[Entry]:  # fmt: skip
-        return self._grouped(Kind.ALLREDUCE, tensors, name, op=op, prescale=prescale, postscale=postscale, fresh=fresh)
-
-    def _broadcast(self, tensor: Any, root: int, name: str | None, *, fresh: bool = False) -> Entry:
-        entry = self._plain(Kind.BROADCAST, tensor, name, root=root)
+    def _broadcast(
+        self, tensor: Any, root: int, name: str | None, process_set: ProcessSet, *, fresh: bool = False
+    ) -> tuple[Engine, Entry]:
+        engine = _engine(process_set, "Broadcast")
+        entry = self._plain(engine, Kind.BROADCAST, tensor, name, root=place_of(root, process_set))
         data, _, dtype = entry.buffer
-        return entry._replace(buffer=Buffer(data, np.empty_like(data), dtype)) if fresh else entry
+        return engine, entry._replace(buffer=Buffer(data, np.empty_like(data), dtype)) if fresh else entry
 
     def _plain(
-        self, kind: Kind, tensor: Any, name: str | None, *, op: ReduceOp = _SUM, root: int = 0,
-        prescale: float = 1.0, postscale: float = 1.0, splits: tuple[int, ...] = (),
+        self, engine: Engine, kind: Kind, tensor: Any, name: str | None, op: ReduceOp = _SUM, prescale: float = 1.0,
+        postscale: float = 1.0, *, root: int = 0, splits: tuple[int, ...] = (),
     ) -> Entry:  # fmt: skip
         buffer = self._binding.buffer(tensor)
-        full, serial = self._name(kind, name)
+        full, serial = _name(engine, kind, name)
         shape = tuple(tensor.shape)
         return Entry(Request(full, kind, buffer.dtype, shape, op, root, prescale, postscale, splits), buffer, serial)
 
     def _grouped(
-        self, kind: Kind, tensors: Sequence[Any], name: str | None, *, op: ReduceOp = _SUM,
-        prescale: float = 1.0, postscale: float = 1.0, fresh: bool = False,
+        self, engine: Engine, kind: Kind, tensors: Sequence[Any], name: str | None, op: ReduceOp = _SUM,
+        prescale: float = 1.0, postscale: float = 1.0, *, fresh: bool = False,
     ) -> list[Entry]:  # fmt: skip
-        group, serial = self._name(kind, name, "grouped_")
+        group, serial = _name(engine, kind, name, "grouped_")
         group_size = len(tensors)
         entries = []
         for number, tensor in enumerate(tensors, 1):
@@ -307,13 +353,8 @@ class Collectives:
             entries.append(Entry(request, buffer, serial))
         return entries
 
-    def _name(self, kind: Kind, name: str | None, prefix: str = "") -> tuple[str, int]:
-        """The full name and, for unnamed calls, their number."""
-        label = f"{prefix}{kind.name.lower()}"
-        return (f"{label}.noname", serials.next_for(context.engine())) if name is None else (f"{label}.{name}", 0)
-
-    def _deal(self, tensor: Any, splits: Any, name: str | None) -> Entry:
-        return self._plain(Kind.ALLTOALL, tensor, name, splits=() if splits is None else _splits(splits))
+    def _deal(self, engine: Engine, tensor: Any, splits: Any, name: str | None) -> Entry:
+        return self._plain(engine, Kind.ALLTOALL, tensor, name, splits=() if splits is None else _splits(splits))
 
     # Finish.
 
@@ -336,12 +377,40 @@ class Collectives:
         received = np.asarray(result[1], dtype=np.int32)
         return self._dealt(tensor, buffer, result), self._binding.tensor(received, received.shape)
 
-    def _scattered(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
-        engine = context.engine()
-        return self._rows(tensor, result, shares(tensor.shape[0], engine.size)[engine.rank])
+    def _scattered(self, engine: Engine) -> Finish:
+        def finish(tensor: Any, buffer: Buffer, result: Any) -> Any:
+            return self._rows(tensor, result, shares(tensor.shape[0], engine.size)[engine.rank])
+
+        return finish
 
     def _rows(self, tensor: Any, flat: Array, rows: int) -> Any:
         return self._binding.tensor(flat, (rows, *tuple(tensor.shape)[1:]), tensor)
+
+
+def _engine(process_set: ProcessSet, operation: str) -> Engine:
+    """The engine of a set; the error says which operation could not have it."""
+    if process_set is WORLD:
+        return context.engine()
+    try:
+        return context.engine(process_set)
+    except RequestError as error:
+        raise RequestError(f"{operation}: {error}") from None
+
+
+def place_of(root: int, process_set: ProcessSet) -> int:
+    """Where ``root``, a rank among all, stands in the set. Raises RequestError if it is not in it."""
+    if process_set is WORLD:
+        return root
+    ranks = process_set.ranks or []
+    if root not in ranks:
+        raise RequestError(f"broadcast received invalid root rank {root} for provided process set of ranks {ranks}")
+    return ranks.index(root)
+
+
+def _name(engine: Engine, kind: Kind, name: str | None, prefix: str = "") -> tuple[str, int]:
+    """The full name and, for unnamed calls, their number."""
+    label = f"{prefix}{kind.name.lower()}"
+    return (f"{label}.noname", serials.next_for(engine)) if name is None else (f"{label}.{name}", 0)
 
 
 def _op(average: bool | None, op: int | None) -> ReduceOp:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from weakref import ref
+from collections.abc import Iterator
+from weakref import WeakKeyDictionary, ref
 
 from farandole.engine import Engine
 
 _lock = threading.Lock()
-_engine: ref[Engine] | None = None
-_count = 0
+_numbers: WeakKeyDictionary[Engine, Iterator[int]] = WeakKeyDictionary()
+_last: tuple[ref[Engine] | None, Iterator[int]] = None, itertools.count(1)  # most calls are about the same engine
 
 
 def next_for(engine: Engine) -> int:
     """1, 2, 3, ...: the same on all ranks that make the same calls in the same order."""
-    global _engine, _count
-    with _lock:
-        if _engine is None or _engine() is not engine:
-            _engine, _count = ref(engine), 0
-        _count += 1
-        return _count
+    global _last
+    known, numbers = _last
+    if known is None or known() is not engine:
+        with _lock:
+            numbers = _numbers.setdefault(engine, itertools.count(1))
+        _last = ref(engine), numbers
+    return next(numbers)

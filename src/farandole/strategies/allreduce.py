@@ -23,6 +23,7 @@ import numpy as np
 
 from farandole import context
 from farandole.config import Settings, cores
+from farandole.context import ProcessSet
 from farandole.engine import Engine, Entry
 from farandole.frontend import serials
 from farandole.frontend.objects import allgather_object
@@ -48,10 +49,11 @@ class Allreduce:
     def __init__(
         self, gradients: Sequence[Gradient], terms: Terms, *, passes: int = 1,
         groups: int | Sequence[Sequence[int]] = (), flat: bool = True,
+        process_set: ProcessSet = context.global_process_set,
     ) -> None:  # fmt: skip
         self.gradients = list(gradients)
         self.terms, self.groups, self.flat = terms, groups, flat
-        self._passes = passes
+        self._passes, self._set = passes, process_set
         self._lock = threading.RLock()  # hooks may come from one thread per device
         self._engine: Engine | None = None
         self._buckets: list[Bucket] = []
@@ -250,7 +252,7 @@ class Allreduce:
 
     def _open(self) -> None:
         """Make a first plan, if there is none with the engine of today."""
-        engine = context.engine()
+        engine = context.engine(self._set)
         if engine is self._engine:
             return
         self._engine, self._rounds = engine, 0
@@ -270,11 +272,11 @@ class Allreduce:
 
     def _check_alike(self) -> None:
         identity = [gradient.identity for gradient in self.gradients]
-        digests = allgather_object(hashlib.sha256(repr(identity).encode()).digest(), f"{self._name}.alike")
+        digests = allgather_object(hashlib.sha256(repr(identity).encode()).digest(), f"{self._name}.alike", self._set)
         odd = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
         if odd is None:
             return
-        tables = allgather_object(identity, f"{self._name}.tables")
+        tables = allgather_object(identity, f"{self._name}.tables", self._set)
         mine, theirs = tables[0], tables[odd]
         if len(mine) != len(theirs):
             what = f"rank 0 has {len(mine)} parameters, rank {odd} has {len(theirs)}"
@@ -288,7 +290,7 @@ class Allreduce:
         """Lay out the buckets. Collective: rank 0's ``order`` counts, and what any rank trains is in."""
         assert self._engine is not None
         trainable = [gradient.trainable() or gradient.current() is not None for gradient in self.gradients]
-        views = allgather_object((order, trainable), f"{self._name}.plan")
+        views = allgather_object((order, trainable), f"{self._name}.plan", self._set)
         first = list(dict.fromkeys(views[0][0]))
         known = set(first)
         wanted = [any(each) for each in zip(*(trainable for _, trainable in views), strict=True)]

@@ -33,6 +33,7 @@ reducescatter_async = _collectives.reducescatter_async
 grouped_reducescatter = _collectives.grouped_reducescatter
 grouped_reducescatter_async = _collectives.grouped_reducescatter_async
 barrier = _collectives.barrier
+join = _collectives.join
 poll = _collectives.poll
 synchronize = _collectives.synchronize
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from farandole import context
+from farandole.context import ProcessSet
 from farandole.frontend.compression import NoneCompressor
 from farandole.strategies.allreduce import Allreduce
 from farandole.strategies.buckets import Terms
@@ -25,6 +26,7 @@ def DistributedOptimizer(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Any]] | None = None,
     compression: Any = NoneCompressor, backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE,
     gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Any = None, sparse_as_dense: bool = False,
+    process_set: ProcessSet = context.global_process_set,
 ) -> Any:  # fmt: skip
     """``optimizer``, with gradients reduced over all ranks while backward computes them.
 
@@ -34,6 +36,7 @@ def DistributedOptimizer(
 
     ``groups``: lists of parameters that travel together, or how many buckets to make of all.
     ``gradient_predivide_factor``: divide by it before summing, and by size / factor afterwards.
+    ``process_set``: whose gradients are reduced; on a rank outside it, the optimizer steps with its own.
     """
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
@@ -51,8 +54,9 @@ def DistributedOptimizer(
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped.__dict__.pop("step", None)  # a scheduler's patch, which calls the step of the optimizer it was made for
     wrapped._farandole = _Exchange(
-        wrapped, weakref.ref(optimizer), names, groups, terms, compression, backward_passes_per_step, sparse_as_dense
-    )
+        wrapped, weakref.ref(optimizer), names, groups, terms, compression, backward_passes_per_step, sparse_as_dense,
+        process_set,
+    )  # fmt: skip
     return wrapped
 
 
@@ -135,22 +139,22 @@ class _Exchange:
 
     def __init__(
         self, optimizer: Any, original: weakref.ref[Any], names: dict[int, str], groups: Any, terms: Terms,
-        compression: Any, passes: int, sparse_as_dense: bool,
+        compression: Any, passes: int, sparse_as_dense: bool, process_set: ProcessSet,
     ) -> None:  # fmt: skip
         self.skip = False
         self.strategy: Allreduce | None = None
         self._synchronized = False
         self._original = original
         self._optimizer = weakref.ref(optimizer)
-        self._names, self._options = names, (compression, sparse_as_dense)
+        self._names, self._options, self._set = names, (compression, sparse_as_dense), process_set
         self._known: dict[int, int] = {}  # id of a parameter -> its index
         self._bare: list[tuple[int, Any]] = []  # parameters that have no hook, for they are frozen
         self._count = 0
         self._hooks: list[Any] = []
         weakref.finalize(optimizer, _remove, self._hooks).atexit = False
-        if context.size() == 1:
+        if context.size() == 1 or not process_set.included() or process_set.size() == 1:
             return
-        self.strategy = Allreduce([], terms, passes=passes, flat=compression is NoneCompressor)
+        self.strategy = Allreduce([], terms, passes=passes, flat=compression is NoneCompressor, process_set=process_set)
         self._watch = end_of_backward(self.strategy)
         self.look_around()
         if isinstance(groups, list):
@@ -228,7 +232,7 @@ class _Exchange:
             strategy.before_step()
             if loss is None:
                 return None
-            mean = allreduce(torch.as_tensor(loss).detach())
+            mean = allreduce(torch.as_tensor(loss).detach(), process_set=self._set)
             return mean if isinstance(loss, torch.Tensor) else mean.item()
 
         return on_all_ranks

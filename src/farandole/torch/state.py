@@ -8,15 +8,17 @@ from typing import Any
 import torch
 
 from farandole import context
+from farandole.context import ProcessSet
 from farandole.engine import Entry
 from farandole.frontend import serials
 from farandole.frontend.objects import broadcast_object
+from farandole.frontend.ops import WORLD, place_of
 from farandole.frontend.trees import put_together, take_apart
 from farandole.torch.functions import binding
 from farandole.types import Kind, Request
 
 
-def broadcast_parameters(params: Any, root_rank: int) -> None:
+def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = WORLD) -> None:
     """Overwrite tensors with ``root_rank``'s. ``params``: ``model.state_dict()``, or (name, tensor) pairs."""
     if isinstance(params, Mapping):
         named = sorted(params.items())
@@ -24,10 +26,12 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         named = [pair if isinstance(pair, tuple) else (f"{i}", pair) for i, pair in enumerate(params)]
     else:
         raise ValueError(f"invalid params of type: {type(params)}")
-    _broadcast([(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)], root_rank)
+    _broadcast([(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)], root_rank, process_set)
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None, process_set: ProcessSet = WORLD
+) -> None:
     """Give every rank ``root_rank``'s optimizer state and options (learning rate, momentum, ...).
 
     Ranks may hold other state than the root, or none: what the root has is what all have afterwards. Tensors that
@@ -36,7 +40,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     tree, tensors = take_apart(_described(optimizer, parameters), torch.is_tensor)
     forms = [(tuple(tensor.shape), tensor.dtype, tensor.is_cpu) for tensor in tensors]
-    root_tree, root_forms = broadcast_object((tree, forms), root_rank, "optimizer_state")
+    root_tree, root_forms = broadcast_object((tree, forms), root_rank, "optimizer_state", process_set)
     if context.rank() != root_rank:
         if tree != root_tree or forms != root_forms:
             device = parameters[0].device if parameters else torch.device("cpu")
@@ -45,7 +49,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
                 for shape, dtype, on_cpu in root_forms
             ]
         _adopt(optimizer, parameters, put_together(root_tree, tensors))
-    _broadcast([(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)], root_rank)
+    _broadcast([(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)], root_rank, process_set)
 
 
 def _described(optimizer: torch.optim.Optimizer, parameters: list[Any]) -> dict[str, Any]:
@@ -73,9 +77,10 @@ def _adopt(optimizer: torch.optim.Optimizer, parameters: list[Any], tree: dict[s
             optimizer.state[parameter] = state
 
 
-def _broadcast(named: list[tuple[str, Any]], root: int) -> None:
+def _broadcast(named: list[tuple[str, Any]], root: int, process_set: ProcessSet) -> None:
     """All tensors in place, as one unit."""
-    engine = context.engine()
+    engine = context.engine(process_set)
+    root = place_of(root, process_set)
     if not named or (engine.size == 1 and root == 0):
         return
     serial = serials.next_for(engine)

@@ -1,0 +1,41 @@
+"""What Horovod answers from how it was compiled."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+def test_what_there_is() -> None:
+    import farandole.torch as hvd
+
+    assert hvd.gloo_built() is True
+    assert (hvd.ddl_built(), hvd.ccl_built()) == (False, False)
+    assert hvd.cuda_built() is torch.backends.cuda.is_built()
+    assert hvd.rocm_built() is (torch.version.hip is not None)
+    assert type(hvd.nccl_built()) is int
+    assert (hvd.nccl_built() > 0) is (torch.distributed.is_nccl_available() and torch.backends.cuda.is_built())
+
+
+def test_nccl_is_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    from farandole.torch import built
+
+    monkeypatch.setattr(built, "cuda_built", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 13, 4))
+    assert built.nccl_built() == 21304
+
+
+def test_mpi_is_not_what_this_job_runs_on() -> None:
+    import farandole.torch as hvd
+
+    with pytest.raises(ValueError, match="has not been initialized"):
+        hvd.mpi_threads_supported()
+    hvd.init()
+    try:
+        assert (hvd.gloo_enabled(), hvd.mpi_enabled()) == (True, False)
+        with pytest.raises(ValueError, match="Horovod MPI is not enabled"):
+            hvd.mpi_threads_supported()
+    finally:
+        hvd.shutdown()
