@@ -6,11 +6,9 @@ import importlib
 from typing import Any
 
 from farandole import context
+from farandole.frontend import built
 
-_BUILT = (
-    "mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built", "nccl_built", "ddl_built",
-    "ccl_built", "cuda_built", "rocm_built",
-)  # fmt: skip
+_OF_TORCH = ("nccl_built", "cuda_built", "rocm_built")
 
 
 class HorovodBasics:
@@ -31,12 +29,19 @@ class HorovodBasics:
     is_homogeneous = staticmethod(context.is_homogeneous)
     start_timeline = staticmethod(context.start_timeline)
     stop_timeline = staticmethod(context.stop_timeline)
+    mpi_threads_supported = staticmethod(built.mpi_threads_supported)
+    mpi_enabled = staticmethod(built.mpi_enabled)
+    gloo_enabled = staticmethod(built.gloo_enabled)
+    mpi_built = staticmethod(built.mpi_built)
+    gloo_built = staticmethod(built.gloo_built)
+    ddl_built = staticmethod(built.ddl_built)
+    ccl_built = staticmethod(built.ccl_built)
 
     @staticmethod
     def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
         return context.process_sets()
 
     def __getattr__(self, name: str) -> Any:
-        if name in _BUILT:  # they ask torch what it can do
+        if name in _OF_TORCH:  # not imported before it is asked
             return getattr(importlib.import_module("farandole.torch"), name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from farandole.compat import not_built
+from farandole.frontend import built
 
 T = TypeVar("T")
 BINDINGS = {"torch": "farandole.torch"}  # those that stand; horovod.<name> exists for each
@@ -47,12 +48,12 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 def mpi_built(verbose: bool = False) -> bool:
     """Can ranks be started by mpirun?"""
-    return bool(_ask("mpi_built"))
+    return built.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
     """Can ranks be started without MPI? Always."""
-    return bool(_ask("gloo_built", True))
+    return built.gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> bool:
@@ -61,19 +62,16 @@ def nccl_built(verbose: bool = False) -> bool:
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    return bool(_ask("ddl_built"))
+    return built.ddl_built()
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    return bool(_ask("ccl_built"))
+    return built.ccl_built()
 
 
-def _ask(name: str, otherwise: bool = False) -> Any:
-    """What the first binding that can be imported answers."""
-    for framework, module in BINDINGS.items():
-        if find_spec(framework) is not None:
-            return getattr(importlib.import_module(module), name)()
-    return otherwise
+def _ask(name: str) -> Any:
+    """What torch answers; False without it."""
+    return getattr(importlib.import_module("farandole.torch"), name)() if extension_available("torch") else False
 
 
 def _cache(function: Callable[..., T]) -> Callable[..., T]:

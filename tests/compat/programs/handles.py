@@ -1,6 +1,7 @@
 # ruff: noqa -- written as users of Horovod write
 """Handles in flight in another order on each rank, errors on all ranks, and beginning again after each shutdown."""
 
+import os
 import random
 
 import horovod.torch as hvd
@@ -26,4 +27,4 @@ try:
     hvd.rank()
 except ValueError as error:
     assert str(error) == "Horovod has not been initialized; use hvd.init()."
-print("handled")
+print("handled", os.environ["HOROVOD_RANK"])

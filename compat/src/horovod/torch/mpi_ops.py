@@ -1,6 +1,6 @@
 from farandole.compat.basics import HorovodBasics
-from farandole.torch import *  # noqa: F403
-from farandole.torch import __all__ as _names
+from farandole.torch.mpi_ops import *  # noqa: F403
+from farandole.torch.mpi_ops import __all__ as _names
 
 _basics = HorovodBasics()
 

@@ -1,0 +1,46 @@
+"""Uneven data: ranks that have run out of batches join, and the others go on without waiting for them.
+
+    farandole run -np 2 python examples/torch_join.py
+
+Where all ranks can be given as many batches (farandole.data.DistributedSampler), joining is not needed.
+"""
+
+import argparse
+
+import torch
+from torch import nn
+
+import farandole.torch as hvd
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, default=5, help="of rank 0; every further rank has as many more")
+    arguments = parser.parse_args()
+
+    hvd.init()
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+    batches = arguments.batches * (hvd.rank() + 1)
+    for _ in range(batches):
+        rows = torch.randn(16, 8)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(rows), rows.sum(1, keepdim=True)).backward()
+        optimizer.step()
+    last = hvd.join()  # from here on this rank adds zeros to what the others reduce
+    print(f"rank {hvd.rank()} trained on {batches} batches; the last to finish was rank {last}", flush=True)
+
+    # A rank that joined early has missed steps: the last one has the parameters of all of them.
+    hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+    weights = hvd.allgather_object(model.weight.sum().item())
+    if hvd.rank() == 0:
+        print(f"all ranks alike: {len(set(weights)) == 1}", flush=True)
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()
