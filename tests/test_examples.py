@@ -1,4 +1,5 @@
-"""The main example: it learns, on one process and on two, from every kind of data, and resumes."""
+"""The main example learns, on one process and on two, from every kind of data, and resumes; each of the others runs on
+two processes, with tiny settings, and shows what it is there to show."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ def mnist() -> Path | None:
     return next((Path(each) for each in places if each and any(Path(each).glob("t10k-images*"))), None)
 
 
-def train(*arguments: str | Path, np: int = 1, fails: bool = False) -> str:
-    """What the example prints, without the ranks' prefixes."""
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+def train(*arguments: str | Path, np: int = 1, fails: bool = False, script: str = SCRIPT.name) -> str:
+    """What an example prints, without the ranks' prefixes."""
+    command = [sys.executable, str(ROOT / "examples" / script), *map(str, arguments)]
     if np > 1:
         command = [sys.executable, "-m", "farandole.cli", "run", "-np", str(np), *command]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -147,3 +148,90 @@ def test_a_damaged_idx_file_is_named(example: ModuleType, tmp_path: Path, damage
     (tmp_path / "x").write_bytes(damage(idx(np.zeros((2, 3)))))
     with pytest.raises(SystemExit, match="x is not a whole IDX file"):
         example.read_idx(tmp_path, "x")
+
+
+# The other examples.
+
+TINY = ["--blocks", "1", "1", "1", "1", "--width", "8", "--image-size", "32", "--batch-size", "2"]
+
+
+def numbers(pattern: str, output: str) -> list[float]:
+    found = [float(each) for each in re.findall(pattern, output)]
+    assert found, output
+    return found
+
+
+def test_every_example_has_its_test() -> None:
+    here = Path(__file__).read_text()
+    scripts = [path.name for path in (ROOT / "examples").glob("*.py") if "__main__" in path.read_text()]
+    assert len(scripts) >= 8
+    assert [name for name in scripts if f'"{name}"' not in here] == []
+
+
+@pytest.mark.parametrize(
+    ("np", "arguments"), [(2, ["--epochs", "4", "--fp16-allreduce"]), (1, ["--epochs", "4", "--num-proc", "2"])]
+)
+def test_mnist_learns(np: int, arguments: list[str]) -> None:
+    output = train(*arguments, np=np, script="torch_mnist.py")
+    assert numbers(r"epoch 4: .*test accuracy ([\d.]+)%", output)[0] > 80.0
+
+
+def test_resnet_learns_to_tell_made_up_images_apart_and_resumes(tmp_path: Path) -> None:
+    arguments = [*TINY, "--synthetic", "32", "--classes", "2", "--warmup-epochs", "1", "--base-lr", "0.05"]
+    arguments += ["--batch-size", "4", "--batches-per-step", "2", "--checkpoint", str(tmp_path / "resnet.pt")]
+    script = "torch_imagenet_resnet50.py"
+    losses = numbers(r"epoch \d+: loss ([\d.]+)", train(*arguments, "--epochs", "8", np=2, script=script))
+    assert len(losses) == 8
+    assert losses[-1] < 0.7 * losses[0]
+    assert numbers(r"epoch (\d+):", train(*arguments, "--epochs", "9", np=2, script=script)) == [9]
+
+
+def test_resnet_50_has_its_size() -> None:
+    sys.path.insert(0, str(ROOT / "examples"))
+    try:
+        from resnet import resnet
+    finally:
+        sys.path.pop(0)
+    assert sum(each.numel() for each in resnet().parameters()) == 25_557_032  # as published
+
+
+def test_resnet_wants_data() -> None:
+    assert "give --train-dir and --val-dir, or --synthetic" in train(fails=True, script="torch_imagenet_resnet50.py")
+
+
+def test_the_synthetic_benchmark_prints_horovods_lines() -> None:
+    arguments = ["--num-warmup-batches", "1", "--num-batches-per-iter", "2", "--num-iters", "2", *TINY]
+    output = train(*arguments, np=2, script="torch_synthetic_benchmark.py")
+    assert len(re.findall(r"^Iter #\d: [\d.]+ img/sec per CPU$", output, re.M)) == 2
+    [each] = numbers(r"(?m)^Img/sec per CPU: ([\d.]+) \+-[\d.]+$", output)
+    [total] = numbers(r"(?m)^Total img/sec on 2 CPU\(s\): ([\d.]+) \+-[\d.]+$", output)
+    assert abs(total - 2 * each) <= 0.2
+
+
+def test_gradients_are_accumulated() -> None:
+    output = train("--steps", "20", "--passes", "3", np=2, script="torch_gradient_accumulation.py")
+    losses = numbers(r"loss ([\d.]+) on 48 rows", output)
+    assert losses[-1] < losses[0] / 10
+
+
+def test_adasum_adds_what_is_orthogonal_and_averages_what_is_equal() -> None:
+    output = train("--steps", "40", np=2, script="torch_adasum.py")
+    assert "orthogonal vectors: [1.0, 1.0], equal vectors: [1.0, 1.0]" in output
+    losses = numbers(r"loss ([\d.]+)", output)
+    assert losses[-1] < losses[0]
+
+
+def test_each_process_set_trains_its_own_model() -> None:
+    output = train("--steps", "60", np=3, script="torch_process_sets.py")
+    found = re.findall(r"ranks (\[.*?\]): mean weight ([+-][\d.]+), spread ([\d.]+)", output)
+    assert [(ranks, round(float(weight)), spread) for ranks, weight, spread in found] == [
+        ("[0, 2]", 1, "0.0"), ("[1]", -1, "0.0"),
+    ]  # fmt: skip
+
+
+def test_ranks_with_uneven_data_join() -> None:
+    output = train("--batches", "3", np=3, script="torch_join.py")
+    assert re.findall(r"on (\d) batches; the last to finish was rank 2", "".join(sorted(output.splitlines()))) == [
+        "3", "6", "9",
+    ]  # fmt: skip
+    assert "all ranks alike: True" in output
