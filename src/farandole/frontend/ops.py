@@ -53,7 +53,9 @@ class Collectives:
         """The reduction of every rank's ``tensor``, as a new tensor. ``op``: Average (the default), Sum, Min, ..."""
         engine = _engine(process_set, "Allreduce")
         tensor, token = compression.compress(tensor)
-        entry = self._reduction(engine, tensor, _op(average, op), name, prescale_factor, postscale_factor, fresh=True)
+        entry = self._reduction(
+            engine, tensor, reduce_op(average, op), name, prescale_factor, postscale_factor, fresh=True
+        )
         return compression.decompress(self._run(engine, self._new, tensor, entry), token)
 
     def allreduce_async(
@@ -62,7 +64,9 @@ class Collectives:
     ) -> int:  # fmt: skip
         """Start ``allreduce``; ``synchronize(handle)`` gives the new tensor."""
         engine = _engine(process_set, "Allreduce")
-        entry = self._reduction(engine, tensor, _op(average, op), name, prescale_factor, postscale_factor, fresh=True)
+        entry = self._reduction(
+            engine, tensor, reduce_op(average, op), name, prescale_factor, postscale_factor, fresh=True
+        )
         return self._start(engine, self._new, (tensor,), (entry,), False)
 
     def allreduce_(
@@ -71,7 +75,7 @@ class Collectives:
     ) -> Any:  # fmt: skip
         """``allreduce`` in place."""
         engine = _engine(process_set, "Allreduce")
-        entry = self._reduction(engine, tensor, _op(average, op), name, prescale_factor, postscale_factor)
+        entry = self._reduction(engine, tensor, reduce_op(average, op), name, prescale_factor, postscale_factor)
         return self._run(engine, self._same, tensor, entry)
 
     def allreduce_async_(
@@ -80,7 +84,7 @@ class Collectives:
     ) -> int:  # fmt: skip
         """Start ``allreduce_``. The tensor must not be touched until ``synchronize(handle)``."""
         engine = _engine(process_set, "Allreduce")
-        entry = self._reduction(engine, tensor, _op(average, op), name, prescale_factor, postscale_factor)
+        entry = self._reduction(engine, tensor, reduce_op(average, op), name, prescale_factor, postscale_factor)
         return self._start(engine, self._same, (tensor,), (entry,), False)
 
     def grouped_allreduce(
@@ -103,7 +107,7 @@ class Collectives:
         """Start ``grouped_allreduce``: one handle for all tensors."""
         engine = _engine(process_set, "Allreduce")
         entries = self._grouped(
-            engine, Kind.ALLREDUCE, tensors, name, _op(average, op), prescale_factor, postscale_factor, fresh=True
+            engine, Kind.ALLREDUCE, tensors, name, reduce_op(average, op), prescale_factor, postscale_factor, fresh=True
         )
         return self._start(engine, self._new, tensors, entries, True)
 
@@ -123,7 +127,7 @@ class Collectives:
         """Start ``grouped_allreduce_``: one handle for all tensors."""
         engine = _engine(process_set, "Allreduce")
         entries = self._grouped(
-            engine, Kind.ALLREDUCE, tensors, name, _op(average, op), prescale_factor, postscale_factor
+            engine, Kind.ALLREDUCE, tensors, name, reduce_op(average, op), prescale_factor, postscale_factor
         )
         return self._start(engine, self._same, tensors, entries, True)
 
@@ -211,7 +215,9 @@ class Collectives:
         """This rank's rows of the reduction. What ranks do not divide goes one row each to the first ranks."""
         engine = _engine(process_set, "Reducescatter")
         tensor, token = compression.compress(tensor)
-        entry = self._plain(engine, Kind.REDUCESCATTER, tensor, name, _op(None, op), prescale_factor, postscale_factor)
+        entry = self._plain(
+            engine, Kind.REDUCESCATTER, tensor, name, reduce_op(None, op), prescale_factor, postscale_factor
+        )
         return compression.decompress(self._run(engine, self._scattered(engine), tensor, entry), token)
 
     def reducescatter_async(
@@ -220,7 +226,9 @@ class Collectives:
     ) -> int:  # fmt: skip
         """Start ``reducescatter``."""
         engine = _engine(process_set, "Reducescatter")
-        entry = self._plain(engine, Kind.REDUCESCATTER, tensor, name, _op(None, op), prescale_factor, postscale_factor)
+        entry = self._plain(
+            engine, Kind.REDUCESCATTER, tensor, name, reduce_op(None, op), prescale_factor, postscale_factor
+        )
         return self._start(engine, self._scattered(engine), (tensor,), (entry,), False)
 
     def grouped_reducescatter(
@@ -243,7 +251,7 @@ class Collectives:
         """Start ``grouped_reducescatter``: one handle for all tensors."""
         engine = _engine(process_set, "Reducescatter")
         entries = self._grouped(
-            engine, Kind.REDUCESCATTER, tensors, name, _op(None, op), prescale_factor, postscale_factor
+            engine, Kind.REDUCESCATTER, tensors, name, reduce_op(None, op), prescale_factor, postscale_factor
         )
         return self._start(engine, self._scattered(engine), tensors, entries, True)
 
@@ -265,7 +273,10 @@ class Collectives:
 
         ``device`` is there for programs that were written for Horovod.
         """
-        return int(context.engine().run((_JOIN,))[0])
+        engine = context.engine()
+        last = int(engine.run((_JOIN,))[0])
+        serials.restart(engine)  # ranks came here by as many calls as each had data for
+        return last
 
     def poll(self, handle: int) -> bool | None:
         """Is the collective behind ``handle`` done? None if there is no such handle (any more)."""
@@ -413,7 +424,7 @@ def _name(engine: Engine, kind: Kind, name: str | None, prefix: str = "") -> tup
     return (f"{label}.noname", serials.next_for(engine)) if name is None else (f"{label}.{name}", 0)
 
 
-def _op(average: bool | None, op: int | None) -> ReduceOp:
+def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
     """What ``average`` (old) and ``op`` say together."""
     if op is None:
         if average is None:

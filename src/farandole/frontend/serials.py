@@ -11,7 +11,19 @@ from farandole.engine import Engine
 
 _lock = threading.Lock()
 _numbers: WeakKeyDictionary[Engine, Iterator[int]] = WeakKeyDictionary()
-_last: tuple[ref[Engine] | None, Iterator[int]] = None, itertools.count(1)  # most calls are about the same engine
+_turns: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
+_TURN = 40  # a turn has 2**40 numbers
+_last: tuple[ref[Engine] | None, Iterator[int]] = None, iter(())  # most calls are about the same engine
+
+
+def restart(engine: Engine) -> None:
+    """All ranks are at the same place again, after different numbers of calls: go on with numbers not used yet."""
+    global _last
+    with _lock:
+        turn = _turns.get(engine, 0) + 1
+        _turns[engine] = turn
+        _numbers[engine] = itertools.count((turn << _TURN) + 1)
+        _last = None, iter(())
 
 
 def next_for(engine: Engine) -> int:

@@ -8,7 +8,9 @@ gradients are final when ``backward()`` returns. If a gradient comes after that 
 brings it in: averaging what is already average changes nothing.
 
 The first step's buckets are made in reverse order of the parameters and use the gradients' own memory. Then rank 0
-tells in which order gradients really came, and the buckets are laid out for good, in memory of the transport.
+tells in which order gradients really came, and the buckets are laid out for good, in memory of the transport; or
+until rank 0's engine asks for buckets of another size. Gradients that come as rows (sparse) are in no bucket: they are
+exchanged at the end of each round.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from farandole import context
 from farandole.config import Settings, cores
 from farandole.context import ProcessSet
 from farandole.engine import Engine, Entry
+from farandole.errors import HorovodInternalError
 from farandole.frontend import serials
 from farandole.frontend.objects import allgather_object
 from farandole.strategies.buckets import ALIGNMENT, Bucket, FlatBucket, Gradient, LooseBucket, Terms, partition
@@ -40,7 +43,9 @@ DROPPED = (
 )
 # Reducing costs a core while it lasts. Where ranks have one core each, it would only take turns with backward.
 _CORES_PER_RANK = 2
-_UNPLANNED = -1  # "I have a gradient that is in no bucket"
+_UNPLANNED = -1  # "I have a gradient that is in no bucket, or in one where it cannot be"
+_NO_WORD = np.iinfo(np.int64).max  # what changes no smallest value: ranks that have joined say this, too
+_UNUSED, _DENSE, _ROWS = 0, 1, 2  # how a gradient travels
 
 
 class Allreduce:
@@ -60,6 +65,9 @@ class Allreduce:
         self._members: list[list[int]] = []  # by bucket
         self._home: list[tuple[Bucket, int] | None] = []
         self._outside: list[int] = []  # in no bucket
+        self._rows: list[int] = []  # in no bucket, because they come as rows
+        self._memory: Any = None  # of the flat buckets
+        self._limit = self._wished = _NO_WORD  # bytes per bucket: as laid out, and as rank 0 wants it
         self._planned: list[int] = []
         self._laid_out = False
         self._order: list[int] | None = None  # the order in which gradients came, while it is being recorded
@@ -86,13 +94,16 @@ class Allreduce:
                 return
             self._due = True
             home = self._home[index]
+            if home is not None and self.gradients[index].is_rows(gradient):
+                self._misplaced = True
+                gradient = None
             if self._closed or home is None or index in self._frozen:
                 return
             if self._order is not None:
                 self._order.append(index)
             bucket, slot = home
             bucket.put(slot, gradient)
-            self._in[index] = True
+            self._in[index] = True  # or a hole: it cannot come in this round
             if not bucket.left and self._overlap:
                 self._launch()
 
@@ -113,6 +124,8 @@ class Allreduce:
         if self._order is not None and self._rounds and not self._dirty:
             self._plan(self._order, flat=self.flat)
             self._order = None
+        elif self._order is None and not self._dirty and self._wished not in (self._limit, _NO_WORD):
+            self._plan(self._planned, flat=self._laid_out)
         if self._closed and not self._dirty:  # the program stepped without ``before_step``
             self._begin()
 
@@ -154,6 +167,7 @@ class Allreduce:
         self._tight = False  # ... and no more can come, on no rank
         self._dirty = False  # gradients were computed since the round began, or ended
         self._due = False
+        self._misplaced = False  # a gradient came as rows that is in a bucket
         self._reopen()
 
     def _reopen(self) -> None:
@@ -186,7 +200,7 @@ class Allreduce:
             raise
 
     def _settle_once(self) -> bool:
-        everything = len(self._buckets)
+        everything = self._everything()
         agreed = self._agree(self._filled())
         self._due = False
         if self._closed and agreed == everything:
@@ -200,6 +214,8 @@ class Allreduce:
             self._plan(self._order or self._planned, flat=self._laid_out)
             self._fill(again=True)
             self._finish()
+            self._misplaced = False
+        self._exchange_rows(again=again)
         self._closed, self._dirty = True, False
         self._rounds += 1
         self._tight = agreed == everything
@@ -207,11 +223,19 @@ class Allreduce:
 
     def _filled(self) -> int:
         """What this rank tells the others: the number of buckets that it filled without holes."""
+        if self._misplaced:
+            return _UNPLANNED
         if any(self.gradients[index].current() is not None for index in (*self._outside, *self._frozen)):
             return _UNPLANNED
         if self._closed:
-            return 0 if self._dirty else len(self._buckets)
-        return next((place for place, bucket in enumerate(self._buckets) if bucket.left), len(self._buckets))
+            return 0 if self._dirty else self._everything()
+        full = next((place for place, bucket in enumerate(self._buckets) if bucket.left), len(self._buckets))
+        late = any(self._left[index] and self.gradients[index].trainable() for index in self._rows)
+        return self._everything() if full == len(self._buckets) and not late else full
+
+    def _everything(self) -> int:
+        """What a rank says whose gradients are all in: the number of buckets, and one for all that come as rows."""
+        return len(self._buckets) + bool(self._rows)
 
     def _fill(self, *, again: bool) -> None:
         """Put in what is not in yet, and launch the rest."""
@@ -220,6 +244,8 @@ class Allreduce:
         for index, home in enumerate(self._home):
             if home is not None and (again or not (self._in[index] or index in self._frozen)):
                 gradient = self.gradients[index].current()
+                if gradient is not None and self.gradients[index].is_rows(gradient):
+                    gradient = None
                 home[0].put(home[1], gradient)
                 self._in[index] = gradient is not None
         self._launch(again=again, soon=True)
@@ -229,8 +255,10 @@ class Allreduce:
         assert self._engine is not None
         for index, home in enumerate(self._home):
             gradient = self.gradients[index]
-            if home is not None and (index in self._sums or not self._in[index]) and gradient.current() is not None:
-                gradient.amplify(self._engine.size, self._sums.get(index))
+            if home is not None and (index in self._sums or not self._in[index]):
+                current = gradient.current()
+                if current is not None and not gradient.is_rows(current):
+                    gradient.amplify(self._engine.size, self._sums.get(index))
 
     def _finish(self) -> None:
         for bucket, indexes in zip(self._buckets, self._members, strict=True):
@@ -239,16 +267,43 @@ class Allreduce:
                 self._in[index] = slot not in empty
         if self.terms.op is ReduceOp.SUM:
             due = (index for index, left in enumerate(self._left) if left and self._in[index])
-            self._sums = {index: self.gradients[index].copy() for index in due}
+            kept = {index: self._sums[index] for index in self._rows if index in self._sums}
+            self._sums = kept | {index: self.gradients[index].copy() for index in due}
+
+    def _exchange_rows(self, *, again: bool) -> None:
+        """What comes as rows. As in buckets, what is new counts ``size`` times when sums are exchanged again."""
+        assert self._engine is not None
+        summing = self.terms.op is ReduceOp.SUM
+        for index in self._rows:
+            gradient = self.gradients[index]
+            if again and summing and gradient.current() is not None:
+                gradient.amplify(self._engine.size, self._sums.get(index))
+            gradient.exchange_rows(f"{self._name}.rows.{index}", self.terms.mean() if again else self.terms, self._set)
+            if summing and gradient.current() is not None:
+                self._sums[index] = gradient.copy()
 
     # Agreement.
 
     def _agree(self, value: int) -> int:
-        """The smallest ``value`` of all ranks."""
+        """The smallest ``value`` of all ranks. On the way, everybody hears what rank 0 wants of buckets."""
         assert self._engine is not None
-        self._word[0] = value
+        self._word[:] = value, self._engine.bucket_bytes if self._engine.rank == 0 else _NO_WORD
         self._engine.run(self._ballot)
+        self._wished = int(self._word[1])
         return int(self._word[0])
+
+    def _extremes(self, what: str, lows: Any, highs: Any) -> tuple[Any, Any]:
+        """Element by element, the smallest of all ranks' ``lows`` and the largest of their ``highs``."""
+        assert self._engine is not None
+        entries = [
+            Entry(
+                Request(f"{self._name}.{what}.{op.name}", Kind.ALLREDUCE, DType.INT64, array.shape, op),
+                Buffer(array, array, DType.INT64),
+            )
+            for op, array in ((ReduceOp.MIN, lows), (ReduceOp.MAX, highs))
+        ]
+        self._engine.run(entries)
+        return lows, highs
 
     def _open(self) -> None:
         """Make a first plan, if there is none with the engine of today."""
@@ -258,10 +313,11 @@ class Allreduce:
         self._engine, self._rounds = engine, 0
         self._overlap = _spare_cores(context.settings())
         self._name = f"optimizer.{serials.next_for(engine)}"
-        self._word = np.zeros(1, dtype=np.int64)
+        self._memory = None
+        self._word = np.zeros(2, dtype=np.int64)
         self._ballot = (
             Entry(
-                Request(f"{self._name}.filled", Kind.ALLREDUCE, DType.INT64, (1,), ReduceOp.MIN),
+                Request(f"{self._name}.filled", Kind.ALLREDUCE, DType.INT64, (2,), ReduceOp.MIN),
                 Buffer(self._word, self._word, DType.INT64),
             ),
         )
@@ -272,11 +328,12 @@ class Allreduce:
 
     def _check_alike(self) -> None:
         identity = [gradient.identity for gradient in self.gradients]
-        digests = allgather_object(hashlib.sha256(repr(identity).encode()).digest(), f"{self._name}.alike", self._set)
-        odd = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
-        if odd is None:
+        digest = np.frombuffer(hashlib.sha256(repr(identity).encode()).digest(), dtype=np.int64)
+        lowest, highest = self._extremes("alike", digest.copy(), digest.copy())
+        if np.array_equal(lowest, highest):
             return
         tables = allgather_object(identity, f"{self._name}.tables", self._set)
+        odd = next(rank for rank, table in enumerate(tables) if table != tables[0])
         mine, theirs = tables[0], tables[odd]
         if len(mine) != len(theirs):
             what = f"rank 0 has {len(mine)} parameters, rank {odd} has {len(theirs)}"
@@ -289,23 +346,37 @@ class Allreduce:
     def _plan(self, order: list[int], *, flat: bool) -> None:
         """Lay out the buckets. Collective: rank 0's ``order`` counts, and what any rank trains is in."""
         assert self._engine is not None
-        trainable = [gradient.trainable() or gradient.current() is not None for gradient in self.gradients]
-        views = allgather_object((order, trainable), f"{self._name}.plan", self._set)
-        first = list(dict.fromkeys(views[0][0]))
-        known = set(first)
-        wanted = [any(each) for each in zip(*(trainable for _, trainable in views), strict=True)]
-        rest = [index for index in reversed(range(len(wanted))) if index not in known]
-        final = [index for index in first + rest if wanted[index]]
-        self._members = partition(final, self.gradients, context.settings().bucket_bytes, self._groups_of(final))
+        count = len(self.gradients)
+        places, ways = np.full(count + 1, _NO_WORD), np.zeros(count + 1, dtype=np.int64)
+        if self._engine.rank == 0:
+            known = list(dict.fromkeys(order))
+            places[known] = np.arange(len(known))
+            places[count] = self._engine.bucket_bytes
+        ways[:count] = [self._way(index) for index in range(count)]
+        places, ways = self._extremes("plan", places, ways)
+        limit = int(places[count])
+        self._limit = self._wished = context.settings().bucket_bytes if limit == _NO_WORD else limit
+        final = sorted(range(count), key=lambda index: (places[index], -index))  # the unknown from last to first
+        final = [index for index in final if ways[index] == _DENSE]
+        self._rows = [index for index in range(count) if ways[index] == _ROWS]
+        self._members = partition(final, self.gradients, self._limit, self._groups_of(final))
         self._buckets = self._flat(self._members) if flat else self._loose(self._members)
         self._planned, self._laid_out = final, flat
         self._home = [None] * len(self.gradients)
         for bucket, indexes in zip(self._buckets, self._members, strict=True):
             for slot, index in enumerate(indexes):
                 self._home[index] = (bucket, slot)
-        self._outside = [index for index, home in enumerate(self._home) if home is None]
+        self._outside = [index for index in range(count) if self._home[index] is None and index not in self._rows]
+        self._engine.bucketed = self._limit
         self._frozen.clear()
         self._reopen()
+
+    def _way(self, index: int) -> int:
+        gradient = self.gradients[index]
+        current = gradient.current()
+        if index in self._rows or (current is not None and gradient.is_rows(current)):
+            return _ROWS
+        return _DENSE if current is not None or gradient.trainable() else _UNUSED
 
     def _groups_of(self, order: Sequence[int]) -> Sequence[Sequence[int]]:
         if not isinstance(self.groups, int):
@@ -326,7 +397,7 @@ class Allreduce:
         sizes = [FlatBucket.nbytes(each) for each in gradients]
         if not members:
             return []
-        memory = self._engine.allocate(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
+        memory = self._room(sum(sizes) + ALIGNMENT * sum(len(each) for each in gradients))
         buckets: list[Bucket] = []
         begin = 0
         for number, (each, size) in enumerate(zip(gradients, sizes, strict=True)):
@@ -334,6 +405,21 @@ class Allreduce:
             buckets.append(FlatBucket(name, each, self.terms, memory[begin : begin + size]))
             begin += -(-size // ALIGNMENT) * ALIGNMENT
         return buckets
+
+    def _room(self, nbytes: int) -> Any:
+        """At least so much memory of the transport. It is used again when buckets are laid out anew."""
+        assert self._engine is not None
+        if self._memory is None or len(self._memory) < nbytes:
+            try:
+                self._memory = self._engine.allocate(nbytes)
+            except HorovodInternalError as error:
+                if "with Join" not in str(error):
+                    raise
+                return np.zeros(nbytes, dtype=np.uint8)  # somebody has joined: memory of our own will do
+        else:
+            for gradient in self.gradients:
+                gradient.leave()
+        return self._memory
 
 
 def _spare_cores(settings: Settings) -> bool:

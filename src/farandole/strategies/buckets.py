@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from farandole.context import ProcessSet
 from farandole.engine import Engine, Entry, Handle
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
@@ -53,6 +54,15 @@ class Gradient(Protocol):
 
     def holds(self, gradient: Any) -> bool:
         """Is this the very object that was stored or packed last?"""
+
+    def leave(self) -> None:
+        """The place is going to be used for something else: what stands there moves out."""
+
+    def is_rows(self, gradient: Any) -> bool:
+        """Is this a sparse gradient, which travels as rows?"""
+
+    def exchange_rows(self, name: str, terms: Terms, process_set: ProcessSet) -> None:
+        """Reduce the parameter's gradient as rows: everybody gets everybody's. Collective; no gradient is no rows."""
 
     def copy(self) -> Any:
         """A copy of the parameter's gradient."""

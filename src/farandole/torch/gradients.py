@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from farandole.context import ProcessSet
 from farandole.strategies.allreduce import Allreduce
+from farandole.strategies.buckets import Terms
 from farandole.torch.binding import DTYPES, is_dense
 from farandole.torch.functions import binding
+from farandole.torch.sparse import sparse, sparse_allreduce_async
 from farandole.types import Buffer, DType
 
 if TYPE_CHECKING:
@@ -98,24 +101,54 @@ class TorchGradient:
     def holds(self, gradient: Any) -> bool:
         return gradient is self._last
 
+    def leave(self) -> None:
+        parameter = self._parameter
+        if parameter.grad is not None and parameter.grad is self._view:
+            parameter.grad = parameter.grad.clone()
+            if self._last is self._view:
+                self._last = parameter.grad
+
+    def is_rows(self, gradient: Any) -> bool:
+        return bool(gradient.is_sparse) and not self._as_dense
+
+    def exchange_rows(self, name: str, terms: Terms, process_set: ProcessSet) -> None:
+        parameter = self._parameter
+        gradient = parameter.grad
+        if gradient is None or not gradient.is_sparse or gradient.sparse_dim() != 1:
+            gradient = _rows_of(parameter, gradient)
+        gradient = gradient.detach().coalesce()
+        values, token = self._compressor.compress(gradient.values())
+        rows = sparse(gradient.indices(), values, parameter.shape)
+        total = sparse_allreduce_async(rows, name, terms.op, process_set)().coalesce()
+        if not total._nnz():
+            return  # nobody has any
+        values = self._compressor.decompress(total.values(), token)
+        if terms.prescale * terms.postscale != 1.0:
+            values = values * (terms.prescale * terms.postscale)
+        parameter.grad = self._last = sparse(total.indices(), values, parameter.shape)
+
     def copy(self) -> Any:
         return self._parameter.grad.detach().clone()
 
     def amplify(self, factor: int, old: Any) -> None:
         gradient = self._parameter.grad.detach()
+        if gradient.is_sparse:  # there is no adding in place
+            self._parameter.grad = gradient * factor if old is None else gradient * factor - old * (factor - 1)
+            return
         gradient.mul_(factor)
         if old is not None:
             gradient.sub_(old, alpha=factor - 1)
 
     def _dense(self, gradient: Any) -> Any:
-        if not gradient.is_sparse:
-            return gradient
-        if not self._as_dense:
-            raise ValueError(
-                f"the gradient of {self.identity[0]!r} is sparse: use DistributedOptimizer(..., sparse_as_dense=True), "
-                "or an Embedding with sparse=False"
-            )
-        return gradient.to_dense()
+        return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _rows_of(parameter: Any, gradient: Any) -> Any:
+    """A gradient of another form, or None, as rows of the parameter."""
+    if gradient is not None:
+        return gradient.detach().to_dense().to_sparse(1)
+    indices = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
+    return sparse(indices, parameter.detach().new_empty((0, *parameter.shape[1:])), parameter.shape)
 
 
 def end_of_backward(strategy: Allreduce) -> Callable[[], None]:

@@ -27,34 +27,37 @@ from farandole.frontend.built import (
     mpi_threads_supported,
 )
 from farandole.torch.built import cuda_built, nccl_built, rocm_built
-from farandole.torch.functions import (
+from farandole.torch.differentiable import (
     allgather,
-    allgather_async,
     allreduce,
+    alltoall,
+    broadcast,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    reducescatter,
+)
+from farandole.torch.functions import (
+    allgather_async,
     allreduce_,
     allreduce_async,
     allreduce_async_,
-    alltoall,
     alltoall_async,
     barrier,
-    broadcast,
     broadcast_,
     broadcast_async,
     broadcast_async_,
-    grouped_allgather,
     grouped_allgather_async,
-    grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
-    grouped_reducescatter,
     grouped_reducescatter_async,
     join,
     poll,
-    reducescatter,
     reducescatter_async,
     synchronize,
 )
+from farandole.torch.sparse import sparse_allreduce_async
 from farandole.types import ReduceOp
 
 Average = ReduceOp.AVERAGE
@@ -127,6 +130,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",
     "synchronize",

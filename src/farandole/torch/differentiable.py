@@ -1,0 +1,276 @@
+"""The collectives that autograd sees through.
+
+Gradients are those of the sum of all ranks' losses; where Horovod's are not, its programs' numbers count: gradients of
+allgather and broadcast are averaged over the ranks, and those of reducescatter are not divided (docs/torch.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.ops import WORLD, reduce_op
+from farandole.torch import functions
+from farandole.types import ReduceOp
+
+# The linear part of every gradient: tensors, op, prescale, postscale, what to add to the name.
+Reduce = Callable[[Sequence[Any], ReduceOp, float, float, str], list[Any]]
+
+
+def allreduce(
+    tensor: Any, average: bool | None = None, name: str | None = None, compression: Any = NoneCompressor,
+    op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+) -> Any:  # fmt: skip
+    """The reduction of every rank's ``tensor``, as a new tensor. ``op``: Average (the default), Sum, Min, ..."""
+    if not _tracked(tensor):
+        return functions.allreduce(
+            tensor, average, name, compression, op, prescale_factor, postscale_factor, process_set
+        )
+
+    def reduce(tensors: Sequence[Any], op: ReduceOp, pre: float, post: float, suffix: str) -> list[Any]:
+        return [allreduce(tensors[0], None, _named(name, suffix), NoneCompressor, op, pre, post, process_set)]
+
+    small, token = compression.compress(tensor)
+    (total,) = _reduced(reduce, reduce_op(average, op), prescale_factor, postscale_factor, (small,))
+    return compression.decompress(total, token)
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any], average: bool | None = None, name: str | None = None, compression: Any = NoneCompressor,
+    op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+) -> list[Any]:  # fmt: skip
+    """``allreduce`` of several tensors as one unit."""
+    if not _tracked(*tensors):
+        return functions.grouped_allreduce(
+            tensors, average, name, compression, op, prescale_factor, postscale_factor, process_set
+        )
+
+    def reduce(tensors: Sequence[Any], op: ReduceOp, pre: float, post: float, suffix: str) -> list[Any]:
+        return grouped_allreduce(tensors, None, _named(name, suffix), NoneCompressor, op, pre, post, process_set)
+
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    small = tuple(tensor for tensor, _ in pairs)
+    totals = _reduced(reduce, reduce_op(average, op), prescale_factor, postscale_factor, small)
+    return [compression.decompress(total, token) for total, (_, token) in zip(totals, pairs, strict=True)]
+
+
+def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+    """Every rank's ``tensor``, one below the other. The first dimension may differ from rank to rank."""
+    if not _tracked(tensor):
+        return functions.allgather(tensor, name, process_set)
+    return _Allgather.apply(name, process_set, False, tensor)[0]
+
+
+def grouped_allgather(tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = WORLD) -> list[Any]:
+    """``allgather`` of several tensors as one unit."""
+    if not _tracked(*tensors):
+        return list(functions.grouped_allgather(tensors, name, process_set))
+    return list(_Allgather.apply(name, process_set, True, *tensors))
+
+
+def broadcast(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+    """``root_rank``'s ``tensor``, as a new tensor on every rank."""
+    if not _tracked(tensor):
+        return functions.broadcast(tensor, root_rank, name, process_set)
+    return _Broadcast.apply(tensor, root_rank, name, process_set)
+
+
+def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without ``splits``).
+
+    Gives what this rank received, and with ``splits`` also how many rows came from each rank.
+    """
+    if not _tracked(tensor):
+        return functions.alltoall(tensor, splits, name, process_set)
+    size = context.engine(process_set).size
+    if splits is None and tensor.dim() and not len(tensor) % size:  # else the engine says what is wrong
+        both = _Alltoall.apply(tensor, torch.full((size,), len(tensor) // size), name, process_set)
+        return both[0]
+    return _Alltoall.apply(tensor, splits, name, process_set)
+
+
+def reducescatter(
+    tensor: Any, name: str | None = None, compression: Any = NoneCompressor, op: int | None = None,
+    process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> Any:  # fmt: skip
+    """This rank's rows of the reduction. What ranks do not divide goes one row each to the first ranks."""
+    if not _tracked(tensor):
+        return functions.reducescatter(tensor, name, compression, op, process_set, prescale_factor, postscale_factor)
+    small, token = compression.compress(tensor)
+    (part,) = _Reducescatter.apply(name, op, process_set, (prescale_factor, postscale_factor), False, small)
+    return compression.decompress(part, token)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any], name: str | None = None, compression: Any = NoneCompressor, op: int | None = None,
+    process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> list[Any]:  # fmt: skip
+    """``reducescatter`` of several tensors as one unit."""
+    if not _tracked(*tensors):
+        return functions.grouped_reducescatter(
+            tensors, name, compression, op, process_set, prescale_factor, postscale_factor
+        )
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    small = [tensor for tensor, _ in pairs]
+    parts = _Reducescatter.apply(name, op, process_set, (prescale_factor, postscale_factor), True, *small)
+    return [compression.decompress(part, token) for part, (_, token) in zip(parts, pairs, strict=True)]
+
+
+def _tracked(*tensors: Any) -> bool:
+    return torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
+
+
+def _named(name: str | None, suffix: str) -> str | None:
+    return None if name is None else name + suffix
+
+
+def _reduced(reduce: Reduce, op: ReduceOp, pre: float, post: float, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        if pre < 0:  # a negative factor turns the order round
+            op = ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN
+        found: tuple[Any, ...] = _Extremum.apply(reduce, op, *tensors)
+        return found if pre * post == 1.0 else tuple(each * (pre * post) for each in found)
+    function = _Product if op is ReduceOp.PRODUCT else _Linear
+    reduced: tuple[Any, ...] = function.apply(reduce, op, pre, post, *tensors)
+    return reduced
+
+
+class _Linear(Function):  # type: ignore[misc]  # torch has no types for it
+    """Sums and averages: the gradient is reduced as the tensor was. So it is for Adasum, as in Horovod."""
+
+    @staticmethod
+    def forward(ctx: Any, reduce: Reduce, op: ReduceOp, pre: float, post: float, *tensors: Any) -> Any:
+        ctx.how = reduce, op, pre, post
+        return tuple(reduce(tensors, op, pre, post, ""))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        reduce, *how = ctx.how
+        return None, None, None, None, *reduce(gradients, *how, ".gradient")
+
+
+class _Extremum(Function):  # type: ignore[misc]  # torch has no types for it
+    """The gradient goes where the extremum comes from: in equal parts, if it comes from several ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, reduce: Reduce, op: ReduceOp, *tensors: Any) -> Any:
+        found = reduce(tensors, op, 1.0, 1.0, "")
+        # a NaN on any rank is the extremum, and equals nothing
+        from_here = [(each == extremum) | each.isnan() for each, extremum in zip(tensors, found, strict=True)]
+        ctx.reduce = reduce
+        ctx.save_for_backward(*from_here)
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        masks = [mask.to(torch.float32) for mask in ctx.saved_tensors]
+        ranks = ctx.reduce(masks, ReduceOp.SUM, 1.0, 1.0, ".ties")
+        totals = ctx.reduce(gradients, ReduceOp.SUM, 1.0, 1.0, ".gradient")
+        parts = zip(totals, masks, ranks, strict=True)
+        return None, None, *(total * (mask / count.clamp(min=1)).to(total.dtype) for total, mask, count in parts)
+
+
+class _Product(Function):  # type: ignore[misc]  # torch has no types for it
+    """The gradient of a factor is the product of the others."""
+
+    @staticmethod
+    def forward(ctx: Any, reduce: Reduce, op: ReduceOp, pre: float, post: float, *tensors: Any) -> Any:
+        ctx.how = reduce, pre, post
+        ctx.save_for_backward(*tensors)
+        return tuple(reduce(tensors, op, pre, post, ""))
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        reduce, pre, post = ctx.how
+        tensors = ctx.saved_tensors
+        zeros = [(tensor == 0).to(tensor.dtype) for tensor in tensors]
+        counts = reduce(zeros, ReduceOp.SUM, 1.0, 1.0, ".zeros")
+        factors = [tensor + zero for tensor, zero in zip(tensors, zeros, strict=True)]  # zeros count as ones
+        products = reduce(factors, ReduceOp.PRODUCT, pre, post, ".product")
+        totals = reduce(gradients, ReduceOp.SUM, 1.0, 1.0, ".gradient")
+        others = [
+            torch.where(count == zero, product / factor, torch.zeros_like(product))  # no other rank has a zero
+            for count, zero, product, factor in zip(counts, zeros, products, factors, strict=True)
+        ]
+        return None, None, None, None, *(total * other for total, other in zip(totals, others, strict=True))
+
+
+class _Allgather(Function):  # type: ignore[misc]  # torch has no types for it
+    @staticmethod
+    def forward(ctx: Any, name: str | None, process_set: ProcessSet, grouped: bool, *tensors: Any) -> Any:
+        ctx.how = name, process_set, grouped
+        ctx.rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
+        if grouped:
+            return tuple(functions.grouped_allgather(tensors, name, process_set))
+        return (functions.allgather(tensors[0], name, process_set),)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        name, process_set, grouped = ctx.how
+        some = {"name": _named(name, ".gradient"), "process_set": process_set}
+        means = grouped_allreduce(gradients, **some) if grouped else [allreduce(gradients[0], **some)]
+        every = functions.allgather(torch.tensor([ctx.rows]), _named(name, ".rows"), process_set)
+        firsts = every[: context.engine(process_set).rank].sum(0).tolist()
+        rows = zip(means, firsts, ctx.rows, strict=True)
+        return None, None, None, *(mean[first : first + count] for mean, first, count in rows)
+
+
+class _Broadcast(Function):  # type: ignore[misc]  # torch has no types for it
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, root: int, name: str | None, process_set: ProcessSet) -> Any:
+        ctx.how = root, name, process_set
+        return functions.broadcast(tensor, root, name, process_set)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        root, name, process_set = ctx.how
+        mean = allreduce(gradient, name=_named(name, ".gradient"), process_set=process_set)
+        return mean if context.rank() == root else torch.zeros_like(mean), None, None, None
+
+
+class _Alltoall(Function):  # type: ignore[misc]  # torch has no types for it
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
+        both = functions.alltoall(tensor, splits, name, process_set)
+        if splits is None:
+            return both
+        ctx.how = both[1], name, process_set
+        ctx.mark_non_differentiable(both[1])
+        return both
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any, _: Any = None) -> Any:
+        received, name, process_set = ctx.how
+        return alltoall(gradient, received, _named(name, ".gradient"), process_set)[0], None, None, None
+
+
+class _Reducescatter(Function):  # type: ignore[misc]  # torch has no types for it
+    @staticmethod
+    def forward(
+        ctx: Any, name: str | None, op: int | None, process_set: ProcessSet, factors: tuple[float, float],
+        grouped: bool, *tensors: Any,
+    ) -> Any:  # fmt: skip
+        ctx.how = name, op, process_set, factors, grouped
+        some = (op, process_set, *factors)
+        if grouped:
+            return tuple(functions.grouped_reducescatter(tensors, name, NoneCompressor, *some))
+        return (functions.reducescatter(tensors[0], name, NoneCompressor, *some),)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        name, op, process_set, (pre, post), grouped = ctx.how
+        factor = pre * post * (context.engine(process_set).size if reduce_op(None, op) is ReduceOp.SUM else 1)
+        gradients = tuple(each * factor for each in gradients) if factor != 1 else gradients
+        some = (_named(name, ".gradient"), process_set)
+        whole = grouped_allgather(gradients, *some) if grouped else [allgather(gradients[0], *some)]
+        return None, None, None, None, None, *whole

@@ -1,0 +1,42 @@
+"""Sparse tensors: everybody gets everybody's elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.frontend.ops import WORLD
+from farandole.torch.functions import grouped_allgather_async, synchronize
+from farandole.types import ReduceOp
+
+
+def sparse_allreduce_async(
+    tensor: Any, name: str | None = None, op: int = ReduceOp.AVERAGE, process_set: ProcessSet = WORLD
+) -> Callable[[], Any]:
+    """Start to add up (or average) sparse COO tensors. Returns a function that waits, and gives the sparse result.
+
+    The result is not coalesced: what several ranks have at one place stands there several times.
+    """
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError(f"op={op!r} is not defined for sparse tensors; use Average or Sum")
+    own = tensor if tensor.is_sparse else tensor.to_sparse()
+    parts = [own._indices().t().contiguous(), own._values()]
+    handle = grouped_allgather_async(parts, name, process_set)
+    size = context.engine(process_set).size
+
+    def finish() -> Any:
+        indices, values = synchronize(handle)
+        if op == ReduceOp.AVERAGE:
+            values = values / size if values.is_floating_point() else values.div(size, rounding_mode="trunc")
+        return sparse(indices.t(), values, own.shape)
+
+    return finish
+
+
+def sparse(indices: Any, values: Any, shape: Any) -> Any:
+    """A sparse COO tensor of parts that fit together."""
+    return torch.sparse_coo_tensor(indices, values, tuple(shape), check_invariants=False)

@@ -1,0 +1,77 @@
+"""Ranks that run out of data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.job import job
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+@pytest.mark.parametrize("wire", ["shm", "tcp"])
+def test_the_last_one_is_told_to_all(wire: str) -> None:
+    def fn(rank: int) -> list[Any]:
+        import farandole.torch as hvd
+
+        totals = [hvd.allreduce(torch.ones(3), op=hvd.Sum, name=f"step{step}")[0].item() for step in range(1 + rank)]
+        last = hvd.join()
+        totals.append(hvd.allreduce(torch.ones(1), op=hvd.Sum).item())
+        return [last, hvd.join(-1), *totals]
+
+    assert job(3, fn, wire=wire) == [[2, 2, 3, 3], [2, 2, 3, 2, 3], [2, 2, 3, 2, 1, 3]]
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("options", [{}, {"backward_passes_per_step": 2}, {"groups": 2}], ids=str)
+def test_training_goes_on_without_those_who_joined(first: int, options: dict[str, Any]) -> None:
+    """Rank 1 takes ``first`` steps, perhaps none; rank 0 takes three. What rank 1 does not give counts as zeros."""
+    passes = options.get("backward_passes_per_step", 1)
+
+    def fn(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **options)
+        for step in range(first if rank else 3):
+            optimizer.zero_grad()
+            for _ in range(passes):
+                model(torch.full((2, 3), float(step + rank))).square().mean().backward()
+            optimizer.step()
+        assert hvd.join() == 0
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        for rank in range(2):
+            if rank == 0 or step < first:
+                for _ in range(passes):
+                    (model(torch.full((2, 3), float(step + rank))).square().mean() / 2).backward()
+        optimizer.step()
+    for found, wanted in zip(job(2, fn)[0], model.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_what_cannot_be_done_without_them() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        if rank == 0:
+            for call in (
+                lambda: hvd.allgather(torch.ones(2)),
+                lambda: hvd.broadcast(torch.ones(2), 0),
+                lambda: hvd.alltoall(torch.ones(2)),
+                lambda: hvd.reducescatter(torch.ones(2)),
+            ):
+                with pytest.raises(hvd.HorovodInternalError, match="is not supported with Join at this time"):
+                    call()
+        assert hvd.join() == 0
+        assert hvd.allgather(torch.ones(2)).tolist() == [1] * 4
+
+    job(2, fn)

@@ -1,0 +1,155 @@
+"""Gradients that come as rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.job import job
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+def test_sparse_tensors_are_added_up() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        mine = torch.sparse_coo_tensor([[rank, 2]], [[1.0 + rank, 2.0], [4.0, 6.0]], (4, 2), check_invariants=True)
+        wanted = torch.tensor([[1.0, 2.0], [2.0, 2.0], [8.0, 12.0], [0.0, 0.0]])
+        total = hvd.sparse_allreduce_async(mine, "s", hvd.Sum)()
+        assert total.is_sparse
+        assert torch.equal(total.to_dense(), wanted)
+        waits = [hvd.sparse_allreduce_async(mine, f"s{number}", hvd.Average) for number in range(3)]
+        for wait in reversed(waits):
+            assert torch.equal(wait().to_dense(), wanted / 2)
+        assert torch.equal(hvd.sparse_allreduce_async(mine.to_dense(), op=hvd.Sum)().to_dense(), wanted)
+        nothing = torch.zeros(4, 2).to_sparse(1)
+        only = hvd.sparse_allreduce_async(mine if rank else nothing, "only", op=hvd.Sum)()
+        assert torch.equal(only.to_dense()[1], torch.tensor([2.0, 2.0]))
+        with pytest.raises(ValueError, match="not defined for sparse tensors"):
+            hvd.sparse_allreduce_async(mine, "s", hvd.Max)
+
+    job(2, fn)
+
+
+class Words(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.table = torch.nn.Embedding(9, 3, sparse=True)
+        self.other = torch.nn.Embedding(5, 3, sparse=True)
+        self.head = torch.nn.Linear(3, 1)
+
+    def forward(self, rows: Any, other: bool = True) -> Any:
+        found = self.table(rows)
+        return self.head(found + self.other(rows % 5) if other else found)
+
+
+def batch(step: int) -> Any:
+    return torch.randint(9, (8,), generator=torch.Generator().manual_seed(step))
+
+
+def run(rank: int, n: int, wrap: Any, make: Any, passes: int = 1, part_only: int = -1) -> list[Any]:
+    model = Words()
+    optimizer = wrap(make(model.parameters()))
+    for step in range(4):
+        optimizer.zero_grad()
+        for number in range(passes):
+            rows = batch(step * passes + number)
+            whole = (model(rows).square().mean() + model(rows, other=False).sum() / 8) / passes
+            if n > 1:
+                rows = rows.chunk(n)[rank]
+                whole = (model(rows).square().mean() + model(rows, other=False).sum() / 8 * n) / passes
+            whole.backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+MAKE = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.5),
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"op": 1}, {"backward_passes_per_step": 2}, {"groups": 1}, {"gradient_predivide_factor": 2.0}],
+    ids=str,
+)
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE.keys())
+def test_rows_train_like_one_rank(options: dict[str, Any], make: Any) -> None:
+    passes = options.get("backward_passes_per_step", 1)
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        def wrap(optimizer: Any) -> Any:
+            if "op" in options:
+                for group in optimizer.param_groups:
+                    group["lr"] /= 2
+            return hvd.DistributedOptimizer(optimizer, **options)
+
+        return run(rank, 2, wrap, make, passes)
+
+    one, other = job(2, train)
+    for found, same, wanted in zip(one, other, run(0, 1, lambda optimizer: optimizer, make, passes), strict=True):
+        assert torch.equal(found, same)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_rows_are_compressed_too(compression: str) -> None:
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        def wrap(optimizer: Any) -> Any:
+            return hvd.DistributedOptimizer(optimizer, compression=getattr(hvd.Compression, compression))
+
+        return run(rank, 2, wrap, MAKE["sgd"])
+
+    one, other = job(2, train)
+    for found, same, wanted in zip(one, other, run(0, 1, lambda optimizer: optimizer, MAKE["sgd"]), strict=True):
+        assert torch.equal(found, same)
+        torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.02)
+
+
+def test_a_second_loss_after_the_first_was_exchanged() -> None:
+    def losses(model: Any, rows: Any) -> tuple[Any, Any]:
+        return model.table(rows).square().mean(), model.other(rows % 5).pow(3).mean()
+
+    def train(rank: int, n: int, wrap: Any, scale: float) -> list[Any]:
+        model = Words()
+        optimizer = wrap(torch.optim.SGD(list(model.table.parameters()) + list(model.other.parameters()), lr=scale))
+        for step in range(3):
+            optimizer.zero_grad()
+            rows = batch(step).chunk(n)[rank]
+            for loss in losses(model, rows):
+                loss.backward()
+            optimizer.step()
+        return [model.table.weight.detach().clone(), model.other.weight.detach().clone()]
+
+    def fn(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        return [
+            train(rank, 2, lambda optimizer: hvd.DistributedOptimizer(optimizer, op=op), lr)  # noqa: B023
+            for op, lr in ((hvd.Average, 0.1), (hvd.Sum, 0.05))
+        ]
+
+    def alone(model_scale: float = 0.1) -> list[Any]:
+        model = Words()
+        optimizer = torch.optim.SGD(list(model.table.parameters()) + list(model.other.parameters()), lr=model_scale)
+        for step in range(3):
+            optimizer.zero_grad()
+            for rows in batch(step).chunk(2):
+                for loss in losses(model, rows):
+                    (loss / 2).backward()
+            optimizer.step()
+        return [model.table.weight.detach().clone(), model.other.weight.detach().clone()]
+
+    wanted = alone()
+    for result in job(2, fn):
+        for found in result:
+            for one, other in zip(found, wanted, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
