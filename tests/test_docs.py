@@ -30,7 +30,10 @@ from farandole.config import knobs
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-TASKS = ["start.md", "run.md", "torch.md", "bench.md", "settings.md", "architecture.md"]
+TASKS = [
+    "start.md", "run.md", "torch.md", "migration.md", "data.md", "timeline.md", "bench.md", "settings.md",
+    "architecture.md",
+]  # fmt: skip
 SETTINGS = ROOT / "docs" / "settings.md"
 README, RUNS = ROOT / "README.md", ROOT / "docs" / "bench.json"
 BEGIN, END = "<!-- table: made by python -m tests.test_docs --write -->", "<!-- end of table -->"
