@@ -29,6 +29,11 @@ def check(request: Request, size: int) -> None:
 
 
 def _check_op(request: Request) -> None:
+    if request.op is ReduceOp.ADASUM and not request.dtype.is_float:
+        raise RequestError(
+            f"{request.name}: Adasum is defined for floating point numbers, not for {request.dtype.value}; use Sum or "
+            "Average."
+        )
     if request.dtype is not DType.BOOL:
         return
     if request.op is ReduceOp.AVERAGE or (request.prescale, request.postscale) != (1.0, 1.0):

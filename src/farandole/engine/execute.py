@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from farandole.collectives import adasum
 from farandole.collectives.kernels import shares
 from farandole.contracts import Transport
 from farandole.engine.fusion import Unit
@@ -26,7 +27,11 @@ def execute(unit: Unit, buffers: Sequence[Buffer], transport: Transport, divisor
     ``divisor``: by what an average is divided, when that is not the number of ranks.
     """
     if unit.kind is Kind.ALLREDUCE:
-        op, scale = reduction(unit.requests[0], transport.size - len(unit.absent), divisor or transport.size)
+        first = unit.requests[0]
+        if first.op is ReduceOp.ADASUM:
+            adasum.allreduce(transport, buffers, first.prescale * first.postscale)
+            return [None] * len(buffers)
+        op, scale = reduction(first, transport.size - len(unit.absent), divisor or transport.size)
         transport.allreduce(buffers, op, scale)
         return [None] * len(buffers)
     run = _RUN[unit.kind]

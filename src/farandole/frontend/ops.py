@@ -18,6 +18,7 @@ from farandole.collectives.kernels import shares
 from farandole.context import ProcessSet
 from farandole.contracts import Binding
 from farandole.engine import Engine, Entry, Handle
+from farandole.engine.check import check
 from farandole.errors import RequestError
 from farandole.frontend import serials
 from farandole.frontend.compression import NoneCompressor
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     Pending = tuple[Handle, Finish, Sequence[Any], Sequence[Entry], bool]
 
 WORLD = context.global_process_set
-_SUM, _AVERAGE = ReduceOp.SUM, ReduceOp.AVERAGE
+_SUM, _AVERAGE, _ADASUM = ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.ADASUM
 _NOTHING = np.empty(0, dtype=np.uint8)
 _JOIN = Entry(Request("join", Kind.JOIN, DType.UINT8, (0,)), Buffer(_NOTHING, _NOTHING, DType.UINT8))
 
@@ -323,11 +324,11 @@ class Collectives:
         data, _, dtype = buffer
         if fresh:
             buffer = Buffer(data, np.empty_like(data), dtype)
-        shape = tuple(tensor.shape)
-        if name is None:
-            request = Request("allreduce.noname", Kind.ALLREDUCE, dtype, shape, op, 0, prescale, postscale)
-            return Entry(request, buffer, serials.next_for(engine))
-        return Entry(Request(f"allreduce.{name}", Kind.ALLREDUCE, dtype, shape, op, 0, prescale, postscale), buffer)
+        label = "allreduce.noname" if name is None else f"allreduce.{name}"
+        request = Request(label, Kind.ALLREDUCE, dtype, tuple(tensor.shape), op, 0, prescale, postscale)
+        if op is _ADASUM:
+            check(request, engine.size)
+        return Entry(request, buffer, serials.next_for(engine) if name is None else 0)
 
     def _broadcast(
         self, tensor: Any, root: int, name: str | None, process_set: ProcessSet, *, fresh: bool = False
@@ -361,6 +362,8 @@ class Collectives:
                 f"{group}_{number}of{group_size}", kind, buffer.dtype, tuple(tensor.shape), op, 0,
                 prescale, postscale, (), group, group_size,
             )  # fmt: skip
+            if op is _ADASUM:
+                check(request, engine.size)
             entries.append(Entry(request, buffer, serial))
         return entries
 
@@ -437,9 +440,7 @@ def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
         try:
             op = ReduceOp(op)
         except ValueError:
-            raise ValueError(f"op={op!r} is not a reduction; use Average, Sum, Min, Max or Product") from None
-    if op is ReduceOp.ADASUM:
-        raise NotImplementedError("Adasum is not available; use op=Average or op=Sum")
+            raise ValueError(f"op={op!r} is not a reduction; use Average, Sum, Adasum, Min, Max or Product") from None
     return op
 
 

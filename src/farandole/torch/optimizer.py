@@ -15,6 +15,7 @@ from farandole.context import ProcessSet
 from farandole.frontend.compression import NoneCompressor
 from farandole.strategies.allreduce import Allreduce
 from farandole.strategies.buckets import Terms
+from farandole.torch.adasum import Steps
 from farandole.torch.functions import allreduce
 from farandole.torch.gradients import TorchGradient, end_of_backward
 from farandole.types import ReduceOp
@@ -36,11 +37,13 @@ def DistributedOptimizer(
 
     ``groups``: lists of parameters that travel together, or how many buckets to make of all.
     ``gradient_predivide_factor``: divide by it before summing, and by size / factor afterwards.
+    ``op``: Average, Sum, or Adasum: every rank steps with its own gradients then, and the steps are combined.
     ``process_set``: whose gradients are reduced; on a rank outside it, the optimizer steps with its own.
     """
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
-    terms = _terms(op, gradient_predivide_factor)
+    adasum = op == ReduceOp.ADASUM
+    terms = _terms(ReduceOp.AVERAGE if adasum and gradient_predivide_factor == 1.0 else op, gradient_predivide_factor)
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
@@ -49,10 +52,13 @@ def DistributedOptimizer(
     _check_passes(backward_passes_per_step)
     base = type(optimizer)
     body = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    distributed = type(base.__name__, (_Distributed, base), body)
+    distributed = type(base.__name__, (_Combined if adasum else _Distributed, base), body)
     wrapped = _blank(distributed)
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped.__dict__.pop("step", None)  # a scheduler's patch, which calls the step of the optimizer it was made for
+    if adasum:
+        wrapped._farandole = Steps(wrapped, weakref.ref(optimizer), compression, process_set)
+        return wrapped
     wrapped._farandole = _Exchange(
         wrapped, weakref.ref(optimizer), names, groups, terms, compression, backward_passes_per_step, sparse_as_dense,
         process_set,
@@ -63,7 +69,7 @@ def DistributedOptimizer(
 class _Distributed:
     """What a distributed optimizer does differently from its base class."""
 
-    _farandole: _Exchange
+    _farandole: Any  # an _Exchange, or Steps
     param_groups: list[dict[str, Any]]
     state: Any
 
@@ -122,12 +128,22 @@ class _Distributed:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are of the optimizer that was wrapped: to distribute one, wrap it."""
-        base = type(self).__mro__[2]
+        family = type(self).__mro__
+        base = family[family.index(_Distributed) + 1]
         plain = _blank(base)
         plain.__dict__.update(self.__dict__)
         for name in ("_farandole", "step"):
             plain.__dict__.pop(name, None)
         return _blank, (base,), plain.__getstate__()
+
+
+class _Combined(_Distributed):
+    """What is different with Adasum: there are no gradients to wait for."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+        yield
 
 
 def _blank(base: type) -> Any:
@@ -263,10 +279,8 @@ def _terms(op: int, predivide: float) -> Terms:
         if not predivide > 0:
             raise ValueError(f"gradient_predivide_factor must be > 0, not {predivide}")
         return Terms(ReduceOp.AVERAGE, 1.0 / predivide, predivide)
-    if op == ReduceOp.ADASUM:
-        raise NotImplementedError("Adasum is not available; use op=Average or op=Sum")
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise ValueError(f"op={op!r} makes no sense of gradients; use Average or Sum")
+        raise ValueError(f"op={op!r} makes no sense of gradients; use Average, Sum or Adasum")
     return Terms(ReduceOp(op))
 
 
