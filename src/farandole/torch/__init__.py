@@ -10,17 +10,20 @@ from farandole.torch.functions import Compression
 from farandole.torch.mpi_ops import *  # noqa: F403
 from farandole.torch.optimizer import DistributedOptimizer
 from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
+from farandole.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
 __all__ = [
     "Compression",
     "DistributedOptimizer",
     "HorovodInternalError",
     "ProcessSet",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather_object",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "convert_sync_batchnorm",
     "global_process_set",
     "mpi_ops",
     "remove_process_set",

@@ -1,0 +1,135 @@
+"""SyncBatchNorm: batch normalization as if one process had the batches of all ranks."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.frontend.batch_norm import combined
+from farandole.frontend.ops import WORLD
+from farandole.torch.functions import allgather, allreduce
+from farandole.types import ReduceOp
+
+
+class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch has no types for it
+    """Takes the place of BatchNorm1d, 2d and 3d. Ranks may have batches of different sizes, or none.
+
+    Statistics are computed in double precision, on whatever device the input is.
+    """
+
+    def __init__(
+        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+        track_running_stats: bool = True, device: Any = None, dtype: Any = None, process_set: ProcessSet = WORLD,
+    ) -> None:  # fmt: skip
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        self.process_set = process_set
+
+    def __deepcopy__(self, memo: Any) -> SyncBatchNorm:
+        """A copy for the same ranks: a process set is known by who it is."""
+        memo[id(self.process_set)] = self.process_set
+        made: SyncBatchNorm = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update({name: deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return made
+
+    def _check_input_dim(self, input: Any) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+    def forward(self, input: Any) -> Any:
+        self._check_input_dim(input)
+        if not self.training or context.engine(self.process_set).size == 1:
+            return super().forward(input)
+        if input.shape[1] != self.num_features:
+            raise ValueError(f"expected an input with {self.num_features} channels (got {input.shape[1]})")
+        output, count, mean, variance = _Normalize.apply(input, self.weight, self.bias, self.eps, self.process_set)
+        if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
+            self._follow(float(count), mean, variance)
+        return output
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _follow(self, count: float, mean: Any, variance: Any) -> None:
+        """Update the running statistics; they hold the unbiased variance, as torch's."""
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        if not count:
+            return
+        share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        unbiased = variance * (count / max(count - 1, 1))
+        for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
+            running.mul_(1 - share).add_(value.to(running.dtype), alpha=share)
+
+
+class _Normalize(Function):  # type: ignore[misc]  # torch has no types for it
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, eps: float, process_set: ProcessSet) -> Any:
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        wide = x.double()
+        count = x.numel() // x.shape[1]
+        own = wide.mean(axes) if count else wide.new_zeros(x.shape[1])
+        squares = (wide - _shaped(own, x)).square().sum(axes)
+        row = torch.cat([wide.new_tensor([count]), own, squares])[None]
+        moments = combined(allgather(row, process_set=process_set).cpu().numpy())
+        mean, variance = (torch.from_numpy(np.ascontiguousarray(each)).to(x.device) for each in moments[1:])
+        inverse = torch.rsqrt(variance + eps)
+        normal = (wide - _shaped(mean, x)) * _shaped(inverse, x)
+        ctx.save_for_backward(x, weight, mean, inverse)
+        ctx.count, ctx.set = moments.total, process_set
+        ctx.has_bias = bias is not None
+        output = normal if weight is None else normal * _shaped(weight.double(), x)
+        if bias is not None:
+            output = output + _shaped(bias.double(), x)
+        total = torch.tensor(moments.total)
+        ctx.mark_non_differentiable(total, mean, variance)
+        return output.to(x.dtype), total, mean, variance
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Any, *_: Any) -> Any:
+        x, weight, mean, inverse = ctx.saved_tensors
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        wide = gradient.double()
+        normal = (x.double() - _shaped(mean, x)) * _shaped(inverse, x)
+        sums = torch.stack([wide.sum(axes), (wide * normal).sum(axes)])
+        of_weight = sums[1].to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
+        of_bias = sums[0].to(gradient.dtype if weight is None else weight.dtype) if ctx.needs_input_grad[2] else None
+        # Always asked for: another rank may need its input's gradient where this one does not.
+        means = allreduce(sums, op=ReduceOp.SUM, process_set=ctx.set) / max(ctx.count, 1.0)
+        if not ctx.needs_input_grad[0]:
+            return None, of_weight, of_bias, None, None
+        factor = inverse if weight is None else inverse * weight.double()
+        of_x = (wide - _shaped(means[0], x) - normal * _shaped(means[1], x)) * _shaped(factor, x)
+        return of_x.to(x.dtype), of_weight, of_bias, None, None
+
+
+def _shaped(values: Any, like: Any) -> Any:
+    """A number per channel, to be combined with ``like``."""
+    return values.reshape(1, -1, *[1] * (like.dim() - 2))
+
+
+def convert_sync_batchnorm(module: Any, process_set: ProcessSet = WORLD) -> Any:
+    """``module`` with a SyncBatchNorm, of the same parameters and statistics, in the place of each BatchNorm."""
+    if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
+        made = SyncBatchNorm(
+            module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats,
+            process_set=process_set,
+        )  # fmt: skip
+        for name in ("weight", "bias"):
+            setattr(made, name, getattr(module, name))
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            setattr(made, name, getattr(module, name))
+        made.train(module.training)
+        return made
+    for name, child in module.named_children():
+        converted = convert_sync_batchnorm(child, process_set)
+        if converted is not child:
+            setattr(module, name, converted)
+    return module
