@@ -20,6 +20,8 @@ from farandole.frontend.ops import WORLD, reduce_op
 from farandole.torch import functions
 from farandole.types import ReduceOp
 
+_recording = torch.is_grad_enabled
+
 # The linear part of every gradient: tensors, op, prescale, postscale, what to add to the name.
 Reduce = Callable[[Sequence[Any], ReduceOp, float, float, str], list[Any]]
 
@@ -30,7 +32,7 @@ def allreduce(
     process_set: ProcessSet = WORLD,
 ) -> Any:  # fmt: skip
     """The reduction of every rank's ``tensor``, as a new tensor. ``op``: Average (the default), Sum, Min, ..."""
-    if not _tracked(tensor):
+    if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.allreduce(
             tensor, average, name, compression, op, prescale_factor, postscale_factor, process_set
         )
@@ -65,7 +67,7 @@ def grouped_allreduce(
 
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
     """Every rank's ``tensor``, one below the other. The first dimension may differ from rank to rank."""
-    if not _tracked(tensor):
+    if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.allgather(tensor, name, process_set)
     return _Allgather.apply(name, process_set, False, tensor)[0]
 
@@ -79,7 +81,7 @@ def grouped_allgather(tensors: Sequence[Any], name: str | None = None, process_s
 
 def broadcast(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
     """``root_rank``'s ``tensor``, as a new tensor on every rank."""
-    if not _tracked(tensor):
+    if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.broadcast(tensor, root_rank, name, process_set)
     return _Broadcast.apply(tensor, root_rank, name, process_set)
 
@@ -89,7 +91,7 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_s
 
     Gives what this rank received, and with ``splits`` also how many rows came from each rank.
     """
-    if not _tracked(tensor):
+    if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.alltoall(tensor, splits, name, process_set)
     size = context.engine(process_set).size
     if splits is None and tensor.dim() and not len(tensor) % size:  # else the engine says what is wrong
@@ -103,7 +105,7 @@ def reducescatter(
     process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Any:  # fmt: skip
     """This rank's rows of the reduction. What ranks do not divide goes one row each to the first ranks."""
-    if not _tracked(tensor):
+    if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.reducescatter(tensor, name, compression, op, process_set, prescale_factor, postscale_factor)
     small, token = compression.compress(tensor)
     (part,) = _Reducescatter.apply(name, op, process_set, (prescale_factor, postscale_factor), False, small)
@@ -126,7 +128,7 @@ def grouped_reducescatter(
 
 
 def _tracked(*tensors: Any) -> bool:
-    return torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
+    return _recording() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
 
 
 def _named(name: str | None, suffix: str) -> str | None:
