@@ -260,6 +260,16 @@ def test_the_file_is_whole_after_a_kill(tmp_path: Path) -> None:
         assert len(read(str(path))) > 100
 
 
+def test_a_file_torn_by_a_kill_is_read_up_to_there(tmp_path: Path) -> None:
+    path = tmp_path / "torn.json"
+    first = {"name": "a", "farandole": {"rank": 0}}
+    path.write_text("[\n" + ",\n".join(map(json.dumps, [first, {"name": "b"}, {"name": "c"}]))[:-5])
+    assert read(str(path)) == [first, {"name": "b"}]
+    path.write_text('[\n{"name": "a", "fa')
+    with pytest.raises(SettingsError, match="is not a timeline"):
+        read(str(path))
+
+
 def test_too_many_notes_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "ROOM", 5)
     monkeypatch.setattr(recorder, "_PAUSE", 60.0)

@@ -12,8 +12,9 @@ _CLOSE = b"\n]\n"
 
 
 class ArrayFile:
-    """Each write begins where the closing bracket stands, and ends with a new one: whoever reads the file, even after
-    this process was killed, finds a whole array."""
+    """Each write begins where the closing bracket stands, and ends with a new one: whoever reads the file finds a whole
+    array. Killed in the very middle of a write, a process may leave the last line torn, which ``merge.read`` and trace
+    viewers accept."""
 
     def __init__(self, path: str) -> None:
         self.path = path
