@@ -30,7 +30,7 @@ from farandole.engine.fusion import Unit, plan
 from farandole.engine.handle import Entry, Handle
 from farandole.engine.negotiation import Named, Negotiation
 from farandole.errors import DUPLICATE_NAME, HorovodInternalError, PeerLostError, RequestError, ShutDownError
-from farandole.types import Buffer, DType, Kind, Request
+from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 _TICK = 0.5  # seconds between two looks at what waits
 _GATHER_CYCLES = 5  # the background thread waits for more to come for at most so many cycles
@@ -151,7 +151,8 @@ class Engine:
         now = monotonic()
         for entry in entries:
             request = entry.request
-            if request.kind is not Kind.ALLREDUCE or request.dtype is DType.BOOL:  # nothing can be wrong with others
+            plain = request.kind is Kind.ALLREDUCE and request.dtype is not DType.BOOL
+            if not plain or request.op is ReduceOp.ADASUM:  # nothing can be wrong with the others
                 check(request, self.size)
         with self._mutex:
             self._raise_if_ended()

@@ -152,7 +152,7 @@ class TcpBoard:
             if self._parent.lost is not None:
                 self._lose(PeerLostError(str(self._parent.lost)))
 
-    def hear_why(self, rank: int, seconds: float = 1.0) -> PeerLostError:
+    def hear_why(self, rank: int, seconds: float = 3.0) -> PeerLostError:
         """The data connection to ``rank`` ended: what does its board connection say about that?"""
         end = time.monotonic() + seconds
         while self.lost is None and self._peers[rank].open and time.monotonic() < end:
