@@ -15,7 +15,7 @@ KNOBS = {each.name: each for each in knobs()}
 
 # A new flag is a promise to users: it is added here on purpose.
 FLAGS = [
-    "--transport", "--fusion-threshold-mb", "--bucket-mb", "--overlap", "--cycle-time-ms", "--cache-capacity",
+    "--transport", "--fusion-threshold-mb", "--bucket-mb", "--overlap", "--nccl", "--cycle-time-ms", "--cache-capacity",
     "--no-stall-check",
     "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds", "--timeline-filename",
     "--timeline-mark-cycles", "--timeline-all-ranks", "--autotune", "--autotune-log-file", "--autotune-warmup-samples",
@@ -105,6 +105,7 @@ def test_every_knob_is_documented_and_of_its_type(each) -> None:
             "--autotune-gaussian-process-noise=1.5 must be in [0, 1]",
         ),
         ({"FARANDOLE_TRANSPORT": "mpi"}, "--transport='mpi' is not a wire; choose one of auto, shm, tcp"),
+        ({"FARANDOLE_NCCL": "yes"}, "--nccl='yes' is not one of auto, on, off"),
         ({"HOROVOD_LOG_LEVEL": "loud"}, "--log-level='loud' is not a level; choose one of trace, debug, info"),
     ],
 )
@@ -129,6 +130,7 @@ VALUES = {int: st.integers(0, 1 << 40), float: st.floats(0, 1e9), bool: st.boole
 CHOICES = {
     "transport": st.sampled_from(["auto", "shm", "tcp"]), "log_level": st.sampled_from(LOG_LEVELS),
     "autotune_gaussian_process_noise": st.floats(0, 1), "overlap": st.sampled_from(["auto", "on", "off"]),
+    "nccl": st.sampled_from(["auto", "on", "off"]),
 }  # fmt: skip
 
 
@@ -141,6 +143,16 @@ def test_settings_survive_the_environment(values: dict[str, object]) -> None:
 def test_only_what_differs_travels() -> None:
     assert Settings(rank=1, size=2).to_env() == {
         "FARANDOLE_RANK": "1", "HOROVOD_RANK": "1", "FARANDOLE_SIZE": "2", "HOROVOD_SIZE": "2",
+    }  # fmt: skip
+
+
+def test_what_was_said_travels_even_if_it_is_the_default() -> None:
+    settings = Settings(stall_warning_seconds=10.0, cycle_time=0.5)
+    found = settings.to_env({"HOROVOD_CACHE_CAPACITY", "FARANDOLE_TRANSPORT", "PATH"})
+    assert found == {
+        "FARANDOLE_CACHE_CAPACITY": "1024", "HOROVOD_CACHE_CAPACITY": "1024", "FARANDOLE_TRANSPORT": "auto",
+        "FARANDOLE_STALL_WARNING_SECONDS": "10", "HOROVOD_STALL_CHECK_TIME_SECONDS": "10",
+        "FARANDOLE_CYCLE_TIME": "0.5", "HOROVOD_CYCLE_TIME": "0.5",
     }  # fmt: skip
 
 

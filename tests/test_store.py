@@ -72,6 +72,39 @@ class TestValues:
         assert client.get("large", 5.0) == value
         assert time.monotonic() - began < 10
 
+    def test_taking_removes(self, server: StoreServer, client: StoreClient) -> None:
+        client.set("a", b"1")
+        assert client.take("a", 1.0) == b"1"
+        assert server.get("a") is None
+        assert client.take("a", 0.05) is None
+        threading.Timer(0.05, server.set, ("a", b"2")).start()
+        assert client.take("a", 5.0) == b"2"
+
+    def test_the_end_of_a_client_that_stays_is_seen(self, server: StoreServer) -> None:
+        gone: list[str] = []
+        server.lost.append(gone.append)
+        client = StoreClient(server.address, SECRET, timeout=5.0)
+        client.stay("me")
+        client.set("a", b"1")
+        assert gone == []
+        client.close()
+        assert wait_until(lambda: gone == ["me"])
+
+    def test_a_server_that_closes_calls_nobody_lost(self, server: StoreServer, client: StoreClient) -> None:
+        gone: list[str] = []
+        server.lost.append(gone.append)
+        client.stay("me")
+        server.close()
+        assert gone == []
+
+    def test_another_name_may_be_told(self) -> None:
+        server = StoreServer(SECRET, "127.0.0.1", advertise="localhost")
+        try:
+            assert server.address.startswith("localhost:")
+            StoreClient(server.address, SECRET, timeout=5.0).close()
+        finally:
+            server.close()
+
     def test_hooks_hear_of_what_the_ranks_set(self, server: StoreServer, client: StoreClient) -> None:
         heard: list[tuple[str, bytes]] = []
         server.hooks.append(lambda key, value: heard.append((key, bytes(value))))

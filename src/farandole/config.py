@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -60,6 +60,10 @@ class Settings:
     overlap: str = knob(
         "auto", "exchange gradients while backward computes: on, off, or auto (where there are cores to spare)",
         flag="--overlap",
+    )  # fmt: skip
+    nccl: str = knob(
+        "auto", "GPUs exchange directly, by NCCL: on, off (through host memory), or auto (where every rank has one)",
+        flag="--nccl",
     )  # fmt: skip
     cycle_time: float = knob(
         1.0, "ms for which asynchronous collectives are gathered before the background thread starts on them",
@@ -145,6 +149,8 @@ class Settings:
             raise SettingsError(f"--transport={self.transport!r} is not a wire; choose one of auto, shm, tcp")
         if self.overlap not in ("auto", "on", "off"):
             raise SettingsError(f"--overlap={self.overlap!r} is not one of auto, on, off")
+        if self.nccl not in ("auto", "on", "off"):
+            raise SettingsError(f"--nccl={self.nccl!r} is not one of auto, on, off")
         if self.log_level.lower() not in LOG_LEVELS:
             raise SettingsError(f"--log-level={self.log_level!r} is not a level; choose one of {', '.join(LOG_LEVELS)}")
 
@@ -160,12 +166,13 @@ class Settings:
                     break
         return cls(**values)
 
-    def to_env(self) -> dict[str, str]:
-        """The variables that make ``from_env`` give the same settings; only those that differ from the default."""
+    def to_env(self, said: Container[str] = ()) -> dict[str, str]:
+        """The variables that make ``from_env`` give the same settings; only those that differ from the default, and
+        those of which a variable is in ``said``: programs look at what they were started with."""
         return {
             variable: _text(getattr(self, each.name))
             for each in knobs()
-            if getattr(self, each.name) != each.default
+            if getattr(self, each.name) != each.default or each.variable in said or (each.horovod or "") in said
             for variable in (each.variable, each.horovod)
             if variable
         }
@@ -210,7 +217,8 @@ def parse(each: Knob, variable: str, text: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
+    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    return str(int(value)) if whole else str(value)  # seconds are whole numbers to Horovod's programs
 
 
 def cores() -> int:

@@ -7,13 +7,15 @@ time. Failures leave as ``farandole.errors.PeerLostError`` (somebody went away) 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
-from farandole.types import Buffer, Kind, ReduceOp, Request, Slot
+from farandole.types import Buffer, DType, Kind, ReduceOp, Request, Slot
 
 if TYPE_CHECKING:
     from farandole.types import Array
+
+T = TypeVar("T")
 
 
 class Board(Protocol):
@@ -21,7 +23,7 @@ class Board(Protocol):
 
     This is what ranks agree over. It is the only thing on a wire that may be used without knowing whether the others
     are there: a rank with nothing to say does not post, and nobody has to be woken for that.
-    One thread at a time, except ``ring``, which any thread may call.
+    One thread at a time, except ``ring`` and ``verify``, which any thread may call.
     """
 
     def post(self, message: bytes) -> None:
@@ -45,6 +47,9 @@ class Board(Protocol):
 
     def ring(self) -> None:
         """Make the ``wait`` of this rank return."""
+
+    def verify(self) -> None:
+        """Raise PeerLostError if the wire was aborted or a rank has died; one that left in order is no loss."""
 
 
 class Link(Protocol):
@@ -113,12 +118,44 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+class DeviceTransport(Transport, Protocol):
+    """Runs collectives on the memory of a device. Its arrays are flat tensors of a framework, of the dtype itself (also
+    where a Transport wants bytes); a rank that has joined may bring host arrays to ``allreduce``.
+
+    What it is told to do is done in order, but not at once: only the device waits.
+    """
+
+    def empty(self, count: int, dtype: DType) -> Any:
+        """New memory for a result."""
+
+    def scale(self, out: Any, data: Any, dtype: DType, factor: float) -> None:
+        """``out = factor * data``, truncated toward zero where that is no whole number of an integer type."""
+
+    def adasum(self, buffers: Sequence[Buffer], scale: float) -> None:
+        """See ``collectives.adasum.allreduce``."""
+
+    def mark(self) -> Any:
+        """A mark behind what the calling thread has told the device to do. Any thread.
+
+        Raises RequestError where the device can be told nothing (while a graph is captured).
+        """
+
+    def run(self, marks: Sequence[Any], work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        """Do ``work`` once the device has come to the marks. Calling the second result (once, or more often, in any
+        thread) lets what that thread then tells the device wait for the work.
+
+        Raises RequestError on all ranks alike when settings rule this device out.
+        """
+
+
 class Binding(Protocol):
     """What a framework must tell us."""
 
     def buffer(self, tensor: Any) -> Buffer:
         """The tensor's memory, flat (``data`` and ``out`` are the same array): zero-copy where its layout and device
         allow it, else a copy on the host. Raises ValueError for what cannot cross.
+
+        A binding with a DeviceTransport gives a DeviceBuffer for memory of that device.
         """
 
     def settle(self, tensor: Any, buffer: Buffer) -> None:

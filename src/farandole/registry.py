@@ -14,7 +14,13 @@ from typing import Any
 from farandole.errors import SettingsError
 
 BUILT_IN: dict[str, dict[str, str]] = {
-    "launcher": {"local": "farandole.launch.launchers.local:Local"},
+    "launcher": {
+        "local": "farandole.launch.launchers.local:Local",
+        "spark": "farandole.launch.launchers.spark:Spark",
+    },
+    # By whom something is of: what a room does with objects that belong to one above it.
+    "optimizer": {"keras": "farandole.keras.optimizer:DistributedOptimizer"},
+    "state": {"keras": "farandole.keras.elastic:KerasState"},
 }
 
 

@@ -21,7 +21,7 @@ from farandole.log import logger
 
 PURPOSE = "store"
 MAX_PENDING = 64  # strangers (and newcomers) in their handshake; the oldest has to go when one more comes
-_GET, _TRY, _SET, _CLOCK = 1, 2, 3, 4
+_GET, _TRY, _SET, _CLOCK, _TAKE, _STAY = 1, 2, 3, 4, 5, 6
 _HEADER = struct.Struct("<Bd")
 _SECONDS = struct.Struct("<d")
 _MISSING, _FOUND = b"\0", b"\1"
@@ -29,12 +29,17 @@ Value = bytes | bytearray  # what came over the network is kept as it came: it m
 
 
 class StoreServer:
-    """Keeps the values. ``hooks`` are called with (key, value) after each ``set`` that came over the network."""
+    """Keeps the values. ``hooks`` are called with (key, value) after each ``set`` that came over the network; ``lost``
+    with the name of a client that stayed, when its connection ends.
 
-    def __init__(self, secret: str, host: str = "127.0.0.1") -> None:
+    ``host``: the interface to listen on; ``advertise``: the name under which others reach it, if that is another.
+    """
+
+    def __init__(self, secret: str, host: str = "127.0.0.1", advertise: str = "") -> None:
         self.refused = 0
         self.muted = False  # no more warnings
         self.hooks: list[Callable[[str, Value], None]] = []
+        self.lost: list[Callable[[str], None]] = []
         self._secret = secret
         self._values: dict[str, Value] = {}
         self._changed = threading.Condition()
@@ -43,7 +48,7 @@ class StoreServer:
         self._closed = False
         self._listener = socket.create_server((host, 0), backlog=512)
         name, port = self._listener.getsockname()[:2]
-        self.address = f"{name}:{port}"
+        self.address = f"{advertise or name}:{port}"
         self._acceptor = threading.Thread(target=self._accept, name="farandole-store", daemon=True)
         self._acceptor.start()
 
@@ -60,6 +65,12 @@ class StoreServer:
         """Like ``get``, and forgets the value: results may be large."""
         with self._changed:
             return self._values.pop(key, None)
+
+    def receive(self, key: str, value: Value) -> None:
+        """Like ``set``, and calls the hooks: as if a client had set it."""
+        self.set(key, value)
+        for hook in self.hooks:
+            hook(key, value)
 
     def close(self) -> None:
         """Hang up on everybody. May be called twice."""
@@ -139,16 +150,17 @@ class StoreServer:
             value = handshake.recv_frame(sock)
             if value is None:
                 return False
-            self.set(key, value)
-            for hook in self.hooks:
-                hook(key, value)
+            self.receive(key, value)
             handshake.send_frame(sock, _FOUND)
             return True
+        if verb == _STAY:
+            self._keep(sock, key)
+            return False
         if verb == _CLOCK:
             handshake.send_frame(sock, _FOUND)
             handshake.send_frame(sock, _SECONDS.pack(time.monotonic()) + clock_name().encode())
             return True
-        found = self._wait(key, seconds if verb == _GET else 0.0)
+        found = self._wait(key, 0.0 if verb == _TRY else seconds, take=verb == _TAKE)
         if found is None and self._closed:
             return False  # hang up: "nobody set it" would be a false story
         handshake.send_frame(sock, _MISSING if found is None else _FOUND)
@@ -156,10 +168,19 @@ class StoreServer:
             handshake.send_frame(sock, memoryview(found))
         return True
 
-    def _wait(self, key: str, seconds: float) -> Value | None:
+    def _wait(self, key: str, seconds: float, take: bool) -> Value | None:
         with self._changed:
             self._changed.wait_for(lambda: key in self._values or self._closed, seconds)
-            return self._values.get(key)
+            return self._values.pop(key, None) if take else self._values.get(key)
+
+    def _keep(self, sock: socket.socket, name: str) -> None:
+        """Until the client hangs up, or we do."""
+        handshake.send_frame(sock, _FOUND)
+        with contextlib.suppress(OSError, HorovodInternalError):
+            handshake.recv_frame(sock)
+        if not self._closed:
+            for hook in self.lost:
+                hook(name)
 
 
 class StoreClient:
@@ -173,6 +194,7 @@ class StoreClient:
         self._lock = threading.Lock()
         self._closed = False
         self._busy: set[socket.socket] = set()
+        self._staying: list[socket.socket] = []
         self._idle = [self._connect()]
 
     def set(self, key: str, value: bytes) -> None:
@@ -188,8 +210,21 @@ class StoreClient:
             )
         return found
 
+    def take(self, key: str, timeout: float) -> bytes | None:
+        """Wait for ``key`` and remove it; None when it has not been set after ``timeout`` seconds."""
+        return self._ask(_TAKE, key, timeout)
+
     def try_get(self, key: str) -> bytes | None:
         return self._ask(_TRY, key, 0.0)
+
+    def stay(self, name: str) -> None:
+        """Keep a connection open until ``close`` or the end of this process, so that the server sees that end."""
+        sock = self._connect()
+        self._staying.append(sock)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        handshake.send_frame(sock, _HEADER.pack(_STAY, 0.0) + name.encode())
+        if handshake.recv_frame(sock) is None:
+            raise PeerLostError(f"the job's store at {self.address} hung up; the driver has ended")
 
     def clock(self) -> tuple[float, str]:
         """The time on the monotonic clock of the driver's host, and that clock's name (see ``clock_name``)."""
@@ -204,7 +239,7 @@ class StoreClient:
             idle, self._idle = self._idle, []
             for each in self._busy:
                 _hang_up(each)
-        for each in idle:
+        for each in (*idle, *self._staying):
             each.close()
 
     def _ask(self, verb: int, key: str, seconds: float, value: bytes | None = None) -> bytes | None:
@@ -242,7 +277,7 @@ class StoreClient:
         if value is not None:
             handshake.send_frame(sock, memoryview(value))
         answer = bytes(handshake.recv_frame(sock) or b"")
-        if answer == _MISSING or (answer == _FOUND and value is not None):
+        if answer == _MISSING or (answer == _FOUND and verb == _SET):
             return None
         found = handshake.recv_frame(sock) if answer == _FOUND else None
         if found is None:

@@ -16,6 +16,7 @@ from farandole.contracts import Waiting
 from farandole.engine import Engine, Entry, StallCheck
 from farandole.errors import HorovodInternalError, PeerLostError, ShutDownError
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+from tests.kits.worlds import until
 from tests.pool import procs, ranks
 
 SIZES = [1, 2, 3, 4]
@@ -372,3 +373,45 @@ def test_ranks_run_out_of_data_one_after_the_other(present: bool) -> None:
         return last
 
     assert engines(3, body, join_mean_of_present=present) == [2, 2, 2]
+
+
+def test_a_synchronous_collective_does_not_wait_for_the_tick_of_one_that_waits_for_others() -> None:
+    """Rank 1 has asked for "both" already; rank 0 asks for it while its background thread waits for "alone"."""
+
+    def body(engine: Engine) -> float:
+        if engine.rank:
+            for name in ("both", "alone"):
+                engine.run([entry(name, np.ones(2, np.float32))])
+            return 0.0
+        handle = engine.submit([entry("alone", np.ones(2, np.float32))])
+        until(lambda: "alone" in engine._waiting and not engine._posted, "a round in which rank 1 asks for another")
+        time.sleep(0.01)  # the background thread goes to sleep, for half a second
+        start = time.monotonic()
+        engine.run([entry("both", np.ones(2, np.float32))])
+        seconds = time.monotonic() - start
+        handle.wait()
+        return seconds
+
+    assert min(engines(2, body)[0] for _ in range(5)) < 0.2
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_who_asked_is_called_once_when_it_is_done_well_or_badly(n: int) -> None:
+    def body(engine: Engine) -> None:
+        calls: list[str] = []
+        done = threading.Event()
+        before = engine.submit([entry("before", np.ones(3, np.float32))])
+        before.when_done(lambda: calls.append(f"first {before.done()}"))
+        before.when_done(done.set)
+        assert done.wait(20)
+        before.when_done(lambda: calls.append("after"))
+        bad = engine.submit([entry("bad", np.ones(3 + engine.rank, np.float32))])
+        over = threading.Event()
+        bad.when_done(over.set)
+        assert over.wait(20)
+        if n > 1:
+            with pytest.raises(HorovodInternalError, match="Mismatched"):
+                bad.wait()
+        assert calls == ["first True", "after"]
+
+    engines(n, body)

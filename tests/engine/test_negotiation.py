@@ -58,6 +58,24 @@ def test_one_bad_member_fails_its_whole_group() -> None:
     assert response.error.startswith("Mismatched ALLREDUCE tensor shapes")
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("together", [False, True])
+def test_groups_of_different_sizes_fail_whole(swapped: bool, together: bool) -> None:
+    negotiation = Negotiation(2)
+    two = [ask(f"g.{i}", group="g", group_size=2) for i in "ab"]
+    three = [ask(f"g.{i}", group="g", group_size=3) for i in "abc"]
+    messages = [three, two] if swapped else [two, three]
+    if not together:
+        assert negotiation.step([messages[0], []]) == []
+        messages[0] = []
+    (response,) = negotiation.step([*messages[:2]])
+    assert set(response.names) == {"g.a", "g.b", "g.c"}
+    assert response.error.startswith("Mismatched groups: One rank sent the tensor in a group of")
+    assert negotiation.idle
+    (response,) = negotiation.step([two, two])
+    assert response.error == ""
+
+
 def test_allgather_tells_every_rank_s_first_dimension() -> None:
     rows = [ask("x", kind=Kind.ALLGATHER, shape=(n, 3)) for n in (2, 0, 5)]
     (response,) = Negotiation(3).step([[row] for row in rows])

@@ -11,8 +11,10 @@ from farandole.contracts import Waiting
 from farandole.engine import wire
 from farandole.engine.cache import SignatureCache
 from farandole.engine.check import check
+from farandole.engine.devices import Devices
 from farandole.engine.execute import reduction
 from farandole.engine.fusion import plan
+from farandole.engine.handle import Handle
 from farandole.engine.stall import StallCheck
 from farandole.types import DType, Kind, ReduceOp, Request, Response
 
@@ -93,11 +95,11 @@ def test_fusion_keeps_apart_what_differs() -> None:
     assert _plan(tensors, 1 << 20) == [("a", "f"), ("b",), ("c",), ("d",), ("e",)]
 
 
-def test_a_group_stays_together_beyond_the_threshold_but_not_across_dtypes() -> None:
-    base = Request("g", Kind.ALLREDUCE, shape=(100,), group="g", group_size=3)
-    own = {"x": base, "y": base._replace(dtype=DType.INT32), "z": base}
-    units = plan([Response(Kind.ALLREDUCE, ("x", "y", "z"), tuple(own.values()))], own.__getitem__, 10)
-    assert [unit.names for unit in units] == [("x", "z"), ("y",)]
+def test_a_group_stays_together_beyond_the_threshold_but_not_across_types_and_operations() -> None:
+    base = Request("g", Kind.ALLREDUCE, shape=(100,), group="g", group_size=4)
+    own = {"w": base._replace(op=ReduceOp.MIN), "x": base, "y": base._replace(dtype=DType.INT32), "z": base}
+    units = plan([Response(Kind.ALLREDUCE, tuple(own), tuple(own.values()))], own.__getitem__, 10)
+    assert [unit.names for unit in units] == [("w",), ("x", "z"), ("y",)]
 
 
 @pytest.mark.parametrize(
@@ -168,3 +170,40 @@ def test_a_limit_below_the_warning_is_said_to_be_ignored(said: list[str]) -> Non
     stall = StallCheck(Settings(stall_warning_seconds=60, stall_shutdown_seconds=5), rank=0)
     assert "will not shutdown" in said[0]
     assert stall.waiting([Waiting("a", 70.0, (1,))]) == ""
+
+
+def test_what_is_on_two_devices_runs_as_two() -> None:
+    def members(kind: Kind) -> dict[str, Request]:
+        devices = ["CPU", "GPU", "CPU"]
+        return {name: Request(name, kind, device=device) for name, device in zip("abc", devices, strict=True)}
+
+    own = members(Kind.ALLREDUCE)
+    units = plan([Response(Kind.ALLREDUCE, tuple(own), tuple(own.values()))], own.__getitem__, 1 << 20)
+    assert [unit.names for unit in units] == [("a", "c"), ("b",)]
+    own = members(Kind.ALLGATHER)
+    parts = ((1, 2), (3, 4), (5, 6))
+    units = plan([Response(Kind.ALLGATHER, tuple(own), tuple(own.values()), parts)], own.__getitem__, 1 << 20)
+    assert [(unit.names, unit.parts) for unit in units] == [(("a", "c"), ((1, 2), (5, 6))), (("b",), ((3, 4),))]
+    assert all(len({request.device for request in unit.requests}) == 1 for unit in units)
+    failed = plan([Response(Kind.ALLGATHER, tuple(own), tuple(own.values()), (), "no")], own.__getitem__, 1 << 20)
+    assert [unit.names for unit in failed] == [("a", "b", "c")]
+
+
+def test_whoever_waits_is_told_what_to_do_about_the_device() -> None:
+    calls: list[int] = []
+
+    def after() -> None:
+        calls.append(1)
+
+    handle = Handle(3, lambda waiting: None)
+    for place in range(3):
+        handle.finish(place, place, after if place else None)
+    assert not calls
+    assert handle.wait() == [0, 1, 2]
+    assert handle.wait() == [0, 1, 2]
+    assert len(calls) == 2, "once per wait, however many members have it"
+
+
+def test_memory_of_a_device_that_nobody_looks_after() -> None:
+    with pytest.raises(LookupError, match="nothing runs collectives on a TPU here"):
+        Devices(None, Settings(), lambda error: None).mark("TPU")  # type: ignore[arg-type]

@@ -54,6 +54,40 @@ class ProcessKit:
             assert "rank 1" in text, results
             assert seconds < 5.0
 
+    def test_any_thread_may_ask_whether_the_others_live(self) -> None:
+        """A rank that was killed is named; one that has left in order is no loss."""
+
+        def body(transport: Any) -> str:
+            transport.board.verify()
+            transport.barrier()
+            if transport.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            found: list[str] = []
+
+            def ask() -> None:
+                end = time.monotonic() + 10
+                while not found and time.monotonic() < end:
+                    try:
+                        transport.board.verify()
+                        time.sleep(0.01)
+                    except PeerLostError as error:
+                        found.append(str(error))
+
+            thread = threading.Thread(target=ask)
+            thread.start()
+            thread.join()
+            return found[0]
+
+        def leaves(transport: Any) -> None:
+            transport.barrier()
+            if transport.rank == 0:
+                time.sleep(0.2)  # rank 1 closes its end meanwhile
+                transport.board.verify()
+
+        results = procs(2, body, wire=self.wire, deaths=True, deadline=20)
+        assert "rank 1 " in results[0]
+        procs(2, leaves, wire=self.wire, deadline=20)
+
     def test_a_peer_killed_in_the_middle_of_a_large_allreduce(self) -> None:
         def body(transport: Any) -> tuple[int, float]:
             check_sum(transport, 10_000)

@@ -13,8 +13,8 @@ from farandole.types import DType
 
 
 class Fake:
-    def __init__(self, count: int, dtype: DType = DType.FLOAT32) -> None:
-        self.count, self.dtype = count, dtype
+    def __init__(self, count: int, dtype: DType = DType.FLOAT32, device: str = "CPU") -> None:
+        self.count, self.dtype, self.device = count, dtype, device
 
 
 def deal(counts: list[int], limit: int, order: Any = None, groups: Any = ()) -> list[list[int]]:
@@ -49,6 +49,12 @@ def test_one_type_each() -> None:
     gradients = [Fake(1, DType.FLOAT32), Fake(1, DType.FLOAT64), Fake(1, DType.FLOAT32)]
     assert partition([0, 1, 2], gradients, 1 << 20, ()) == [[1], [0, 2]]  # type: ignore[arg-type]
     assert partition([0, 1, 2], gradients, 1 << 20, [[0, 1]]) == [[0], [1], [2]]  # type: ignore[arg-type]
+
+
+def test_one_device_each() -> None:
+    gradients: list[Any] = [Fake(1), Fake(1, device="GPU"), Fake(1)]
+    assert partition([0, 1, 2], gradients, 1 << 20, ()) == [[1], [0, 2]]
+    assert partition([0, 1, 2], gradients, 1 << 20, [[0, 1]]) == [[0], [1], [2]]
 
 
 @given(

@@ -35,11 +35,15 @@ def reduce_into(out: Array, parts: Sequence[Array], op: ReduceOp, dtype: DType, 
 
     Arrays are 1-D, of ``dtype.storage``, of one length. ``out`` may be one of the first two parts, no other.
     """
-    reducer(op, dtype, scale)(out, parts)
+    with quiet():
+        reducer(op, dtype, scale)(out, parts)
 
 
 def reducer(op: ReduceOp, dtype: DType, scale: float = 1.0) -> Callable[[Array, Sequence[Array]], None]:
-    """``reduce_into`` for one operation, type and scale: decided once, for those who reduce chunk after chunk."""
+    """``reduce_into`` for one operation, type and scale: decided once, for those who reduce chunk after chunk.
+
+    The caller sees to it that numpy is ``quiet()``: once, rather than for each chunk.
+    """
     ufunc = _UFUNCS[op]
     if dtype.is_half:
         return partial(_reduce_half, ufunc=ufunc, dtype=dtype, scale=scale)
@@ -52,13 +56,11 @@ def _reduce_plain(out: Array, parts: Sequence[Array], ufunc: Any, scale: float) 
     if len(parts) == 1 and out is not parts[0]:
         out[:] = parts[0]
     elif len(parts) > 1:
-        with quiet():
-            ufunc(parts[0], parts[1], out=out)
-            for part in parts[2:]:
-                ufunc(out, part, out=out)
+        ufunc(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            ufunc(out, part, out=out)
     if scale != 1.0:
-        with quiet():
-            np.multiply(out, scale, out)
+        np.multiply(out, scale, out)
 
 
 def _reduce_wide(out: Array, parts: Sequence[Array], ufunc: Any, scale: float) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from farandole import log
 from farandole.config import Settings
 from farandole.context import wiring
+from farandole.context.heap import keep_freed_memory
 from farandole.context.observers import Observers, note_ignored
 from farandole.context.process_sets import Sets
 from farandole.contracts import Transport
@@ -109,6 +110,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         note_ignored()
         if process_sets == "dynamic":
             settings, process_sets = replace(settings, dynamic_process_sets=True), None
+        if settings.size > 1:
+            keep_freed_memory()
         _generation += 1
         _enter(settings, _connect(settings, f"{_generation}"))
         for each in process_sets or ():

@@ -25,6 +25,7 @@ from farandole.contracts import Observer, Tracer, Transport, Waiting, Watcher
 from farandole.engine import wire
 from farandole.engine.cache import SignatureCache
 from farandole.engine.check import check
+from farandole.engine.devices import HOST, Devices
 from farandole.engine.execute import execute, nothing
 from farandole.engine.fusion import Unit, plan
 from farandole.engine.handle import Entry, Handle
@@ -42,6 +43,7 @@ class _Item(NamedTuple):
     handle: Handle
     place: int  # among the results of the handle
     since: float
+    mark: Any = None  # where a device was when this was submitted
 
 
 class _Unit(NamedTuple):
@@ -79,6 +81,7 @@ class Engine:
         self._posted = False
         self._waiting: dict[str, _Item] = {}  # posted in earlier rounds, not agreed yet
         self._allocated = 0
+        self._devices = Devices(transport, settings, self._end)
         self._ended: HorovodInternalError | None = None
         self._closing = False
         self._looked = monotonic()
@@ -113,11 +116,16 @@ class Engine:
         """Like ``submit(entries).wait()``, without waking another thread when the engine is idle."""
         return self._enqueue(entries).wait()
 
-    def allocate(self, nbytes: int) -> Any:
-        """Memory that is reduced where it stands (uint8). Collective: same sizes in the same order on all ranks."""
-        with self._mutex:
-            self._allocated += 1
-            name = f"allocate.{self._allocated}"
+    def allocate(self, nbytes: int, name: str = "") -> Any:
+        """Memory that is reduced where it stands (uint8). Collective: the same size on all ranks.
+
+        ``name`` is what the ranks agree by; without one, calls must come in the same order on all of them.
+        """
+        if not name:
+            with self._mutex:
+                self._allocated += 1
+                name = f"{self._allocated}"
+        name = f"allocate.{name}"
         none = np.empty(0, dtype=np.uint8)
         request = Request(name, Kind.ALLOCATE, DType.UINT8, (nbytes,))
         return self.run([Entry(request, Buffer(none, none, DType.UINT8))])[0]
@@ -131,6 +139,7 @@ class Engine:
         self.transport.board.ring()
         self._unpark.release()
         self._thread.join()
+        self._devices.close()
         self.transport.close()
 
     def abort(self, why: str) -> None:
@@ -149,11 +158,14 @@ class Engine:
     def _enqueue(self, entries: Sequence[Entry]) -> Handle:
         handle = Handle(len(entries), self._drive)
         now = monotonic()
+        mark = None
         for entry in entries:
             request = entry.request
             plain = request.kind is Kind.ALLREDUCE and request.dtype is not DType.BOOL
             if not plain or request.op is ReduceOp.ADASUM:  # nothing can be wrong with the others
                 check(request, self.size)
+            if request.device != HOST and mark is None:  # one behind all of them
+                mark = self._devices.mark(request.device)
         with self._mutex:
             self._raise_if_ended()
             if self._closing:
@@ -165,8 +177,8 @@ class Engine:
                         names.difference_update(each.request.name for each in entries[:done] if not each.serial)
                         raise RequestError(f"{DUPLICATE_NAME} (name: {entry.request.name!r})")
                     names.add(entry.request.name)
-            for place, entry in enumerate(entries):
-                self._queue.append(_Item(entry, handle, place, now))
+            # at one go: what belongs together is posted in one round
+            self._queue.extend([_Item(entry, handle, place, now, mark) for place, entry in enumerate(entries)])
         return handle
 
     def _raise_if_ended(self) -> None:
@@ -180,6 +192,8 @@ class Engine:
         if not self._driving.acquire(blocking=False):
             if self._parked:  # a driver that is about to leave, perhaps
                 self._wake()
+            elif not self._posted:  # one that waits for others, and has not seen what this handle is about
+                self.transport.board.ring()
             handle.sleep()
             return
         try:
@@ -388,13 +402,24 @@ class Engine:
             nbytes = sum(buffer.data.nbytes for buffer in buffers)
             for observer in observers:
                 observer.started(unit.kind, names, nbytes)
-        present = self.size - len(unit.absent)
-        results = execute(unit, buffers, self.transport, present if self._mean_of_present else self.size)
+        divisor = self.size - len(unit.absent) if self._mean_of_present else self.size
+        device = unit.requests[0].device
+        after = None
+        if device == HOST:
+            results = execute(unit, buffers, self.transport, divisor)
+        else:
+            marks = list(dict.fromkeys(item.mark for item in items if item.mark is not None))
+            try:
+                results, after = self._devices.run(device, marks, lambda it: execute(unit, buffers, it, divisor))
+            except RequestError as error:  # by all ranks alike
+                for item in items:
+                    item.handle.fail(error)
+                return
         if observers:
             for observer in observers:
                 observer.finished(unit.kind, names)
         for item, result in zip(items, results, strict=True):
-            item.handle.finish(item.place, result)
+            item.handle.finish(item.place, result, after)
 
     # Endings.
 
@@ -433,9 +458,18 @@ class Engine:
         what = f" (rank {self.rank} was waiting for {', '.join(names[:6])})" if names else ""
         return PeerLostError(f"{error}{what}", error.rank)
 
+    def _end(self, error: HorovodInternalError) -> None:
+        """Take no more: a device transport has found that a peer is gone."""
+        with self._mutex:
+            if self._ended is None:
+                self._ended = error
+
     def _fail_all(self, error: HorovodInternalError) -> None:
         with self._mutex:
-            self._ended = error
+            self._ended = error  # before anybody can see what a collective leaves that is given up
+        if not isinstance(error, ShutDownError):
+            self._devices.abort(str(error))
+        with self._mutex:
             items = [*self._waiting.values(), *self._batch, *self._queue]
             self._waiting.clear()
             self._batch.clear()

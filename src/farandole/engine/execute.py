@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from farandole.collectives import adasum
-from farandole.collectives.kernels import shares
-from farandole.contracts import Transport
+from farandole.collectives.kernels import scale_into, shares
+from farandole.contracts import DeviceTransport, Transport
 from farandole.engine.fusion import Unit
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
@@ -29,9 +30,12 @@ def execute(unit: Unit, buffers: Sequence[Buffer], transport: Transport, divisor
     if unit.kind is Kind.ALLREDUCE:
         first = unit.requests[0]
         if first.op is ReduceOp.ADASUM:
-            adasum.allreduce(transport, buffers, first.prescale * first.postscale)
+            combine = getattr(transport, "adasum", None) or partial(adasum.allreduce, transport)
+            combine(buffers, first.prescale * first.postscale)
             return [None] * len(buffers)
         op, scale = reduction(first, transport.size - len(unit.absent), divisor or transport.size)
+        if transport.rank not in unit.absent:
+            buffers = [buffer._replace(data=_summand(first, buffer.data, transport, buffer.out)) for buffer in buffers]
         transport.allreduce(buffers, op, scale)
         return [None] * len(buffers)
     run = _RUN[unit.kind]
@@ -45,9 +49,9 @@ def execute(unit: Unit, buffers: Sequence[Buffer], transport: Transport, divisor
 def reduction(request: Request, present: int, divisor: int) -> tuple[ReduceOp, float]:
     """Fold average, prescale and postscale into one factor, applied once to the result.
 
-    ``present``: how many ranks have data; ``divisor``: by what an average is divided.
+    ``present``: how many ranks have data; ``divisor``: by what an average is divided. Integers were prescaled before.
     """
-    op, pre, post = request.op, request.prescale, request.postscale
+    op, pre, post = request.op, 1.0 if _prescales_first(request) else request.prescale, request.postscale
     if op is ReduceOp.AVERAGE:
         return ReduceOp.SUM, pre * post / divisor if (pre, post) != (1.0, 1.0) else 1.0 / divisor
     if op is ReduceOp.PRODUCT:
@@ -55,6 +59,23 @@ def reduction(request: Request, present: int, divisor: int) -> tuple[ReduceOp, f
     if pre < 0 and op in (ReduceOp.MIN, ReduceOp.MAX):  # a negative factor turns the order round
         return (ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN), pre * post
     return op, pre * post
+
+
+def _prescales_first(request: Request) -> bool:
+    return request.prescale != 1.0 and not request.dtype.is_float
+
+
+def _summand(request: Request, data: Array, transport: Transport, out: Array | None = None) -> Array:
+    """What goes into the reduction: ``data``, but integers with a prescale are scaled and truncated first, into ``out``
+    or new memory. Horovod's programs count on it to the last digit."""
+    if not _prescales_first(request):
+        return data
+    out = _empty(transport, len(data), request.dtype) if out is None else out
+    if isinstance(out, np.ndarray):
+        scale_into(out, data, request.prescale)
+    else:
+        cast(DeviceTransport, transport).scale(out, data, request.dtype, request.prescale)
+    return out
 
 
 def _row(shape: Sequence[int]) -> int:
@@ -67,7 +88,7 @@ def _row(shape: Sequence[int]) -> int:
 def _allgather(request: Request, buffer: Buffer, parts: Parts, transport: Transport) -> Any:
     (rows_of,) = parts
     row = _row(request.shape)
-    out = np.empty(sum(rows_of) * row, dtype=request.dtype.storage)
+    out = _empty(transport, sum(rows_of) * row, request.dtype)
     counts = [rows * row * request.dtype.itemsize for rows in rows_of]
     transport.allgather(_bytes(buffer.data), _bytes(out), counts)
     return out, rows_of
@@ -82,9 +103,9 @@ def _broadcast(request: Request, buffer: Buffer, parts: Parts, transport: Transp
 def _reducescatter(request: Request, buffer: Buffer, parts: Parts, transport: Transport) -> Any:
     row = _row(request.shape)
     counts = [rows * row for rows in shares(request.shape[0], transport.size)]
-    out = np.empty(counts[transport.rank], dtype=request.dtype.storage)
+    out = _empty(transport, counts[transport.rank], request.dtype)
     op, scale = reduction(request, transport.size, transport.size)
-    transport.reducescatter(Buffer(buffer.data, out, request.dtype), counts, op, scale)
+    transport.reducescatter(Buffer(_summand(request, buffer.data, transport), out, request.dtype), counts, op, scale)
     return out
 
 
@@ -128,15 +149,22 @@ def _barrier(request: Request, buffer: Buffer, parts: Parts, transport: Transpor
 def _alltoall(request: Request, buffer: Buffer, splits: Parts, transport: Transport) -> Any:
     unit = _row(request.shape) * request.dtype.itemsize
     received = tuple(rows[transport.rank] for rows in splits)
-    out = np.empty(sum(received) * _row(request.shape), dtype=request.dtype.storage)
+    out = _empty(transport, sum(received) * _row(request.shape), request.dtype)
     sends = [rows * unit for rows in splits[transport.rank]]
     used = sum(sends)
     transport.alltoall(_bytes(buffer.data)[:used], sends, _bytes(out), [rows * unit for rows in received])
     return out, received
 
 
+def _empty(transport: Transport, count: int, dtype: DType) -> Any:
+    """Memory for a result, where the transport wants it."""
+    make = getattr(transport, "empty", None)
+    return np.empty(count, dtype=dtype.storage) if make is None else make(count, dtype)
+
+
 def _bytes(array: Array) -> Array:
-    return array.view(np.uint8)
+    """Host memory as bytes; device transports do that for themselves."""
+    return array.view(np.uint8) if isinstance(array, np.ndarray) else array
 
 
 _RUN: dict[Kind, Callable[[Request, Buffer, Parts, Transport], Any]] = {

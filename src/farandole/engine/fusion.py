@@ -32,11 +32,11 @@ def plan(responses: Sequence[Response], own: Callable[[str], Request | None], th
         absent = response.absent
         requests = tuple(own(name) or asked for name, asked in zip(response.names, response.requests, strict=True))
         if response.error or response.kind is not Kind.ALLREDUCE:
-            units.append(Unit(response.kind, response.names, requests, response.parts, response.error, absent))
+            unit = Unit(response.kind, response.names, requests, response.parts, response.error, absent)
+            units += [unit] if response.error else _by_device(unit)
             continue
-        for names, members in _by_dtype(response.names, requests):
-            first = members[0]
-            key = (first.dtype, first.op, first.prescale, first.postscale, absent)
+        for names, members in _alike(response.names, requests):
+            key = (*_terms(members[0]), absent)
             nbytes = sum(_nbytes(request) for request in members)
             position, filled = open_units.get(key, (-1, 0))
             if position >= 0 and filled + nbytes <= threshold:
@@ -50,20 +50,34 @@ def plan(responses: Sequence[Response], own: Callable[[str], Request | None], th
     return units
 
 
-def _by_dtype(
-    names: tuple[str, ...], requests: tuple[Request, ...]
-) -> list[tuple[tuple[str, ...], tuple[Request, ...]]]:
-    """A group may mix dtypes; one reduction cannot."""
-    if all(request.dtype == requests[0].dtype for request in requests):
+def _alike(names: tuple[str, ...], requests: tuple[Request, ...]) -> list[tuple[tuple[str, ...], tuple[Request, ...]]]:
+    """A group may mix types, operations and scales; one reduction cannot."""
+    first = _terms(requests[0])
+    if all(_terms(request) == first for request in requests):
         return [(names, requests)]
-    dtypes = dict.fromkeys(request.dtype for request in requests)
-    return [
-        (
-            tuple(name for name, request in zip(names, requests, strict=True) if request.dtype == dtype),
-            tuple(request for request in requests if request.dtype == dtype),
-        )
-        for dtype in dtypes
-    ]
+    parts: dict[object, list[tuple[str, Request]]] = {}
+    for name, request in zip(names, requests, strict=True):
+        parts.setdefault(_terms(request), []).append((name, request))
+    return [(tuple(name for name, _ in part), tuple(request for _, request in part)) for part in parts.values()]
+
+
+def _by_device(unit: Unit) -> list[Unit]:
+    """A unit runs on one device; a group may have members on several."""
+    devices = dict.fromkeys(request.device for request in unit.requests)
+    if len(devices) == 1:
+        return [unit]
+    each = len(unit.parts) // len(unit.names)  # parts per member
+    units = []
+    for device in devices:
+        places = [place for place, request in enumerate(unit.requests) if request.device == device]
+        parts = tuple(part for place in places for part in unit.parts[place * each : (place + 1) * each])
+        names = tuple(unit.names[place] for place in places)
+        units.append(unit._replace(names=names, requests=tuple(unit.requests[place] for place in places), parts=parts))
+    return units
+
+
+def _terms(request: Request) -> tuple[object, ...]:
+    return request.dtype, request.op, request.prescale, request.postscale, request.device
 
 
 def _nbytes(request: Request) -> int:

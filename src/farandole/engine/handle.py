@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 class Handle:
     """The outcome of one ``submit``: a result per entry, in order (see ``Engine.submit``), or an error."""
 
-    __slots__ = ("_done", "_drive", "_error", "_left", "_results", "_waiters")
+    __slots__ = ("_afters", "_done", "_drive", "_error", "_left", "_results", "_waiters")
 
     def __init__(self, count: int, drive: Callable[[Handle], None]) -> None:
         self._results: list[Any] = [None] * count
@@ -38,7 +38,8 @@ class Handle:
         self._done = count == 0
         self._error: HorovodInternalError | None = None
         self._drive = drive
-        self._waiters: list[threading.Event] = []
+        self._waiters: list[Callable[[], object]] = []
+        self._afters: tuple[Callable[[], None], ...] = ()  # what a waiting thread must do about devices
 
     def done(self) -> bool:
         """True when the results are there, or the error."""
@@ -50,17 +51,31 @@ class Handle:
             self._drive(self)
         if self._error is not None:
             raise self._error
+        for after in self._afters:
+            after()
         return self._results
 
     def sleep(self) -> None:
         """Wait for another thread to finish this."""
         waiter = threading.Event()
-        self._waiters.append(waiter)
+        self._waiters.append(waiter.set)
         if not self._done:
             waiter.wait()
 
-    def finish(self, index: int, result: Any) -> None:
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called when this is done, once, by whichever thread finishes it (by this one if it is done).
+
+        It must be quick and raise nothing: the rounds of all collectives wait for it.
+        """
+        self._waiters.append(call)
+        if self._done:
+            self._tell()
+
+    def finish(self, index: int, result: Any, after: Callable[[], None] | None = None) -> None:
+        """``after``: to be called by every thread that waits, when it has waited."""
         self._results[index] = result
+        if after is not None and after not in self._afters:
+            self._afters += (after,)
         self._left -= 1
         if not self._left:
             self._complete()
@@ -75,5 +90,13 @@ class Handle:
 
     def _complete(self) -> None:
         self._done = True
-        for waiter in self._waiters:
-            waiter.set()
+        if self._waiters:
+            self._tell()
+
+    def _tell(self) -> None:
+        while self._waiters:
+            try:
+                call = self._waiters.pop()
+            except IndexError:  # another thread is here, too, and took the last one
+                return
+            call()

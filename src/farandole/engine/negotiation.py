@@ -64,7 +64,12 @@ class Negotiation:
         if len(self._joined) > joined:  # nobody waits for them any more
             touched = dict.fromkeys([*touched, *self._asked])
             touched[JOIN] = touched.pop(JOIN)  # what can still run with some ranks comes first
-        return [response for name in touched if self._complete(name) for response in self._release(name)]
+        return [
+            response
+            for name in touched
+            if name in self._asked and self._complete(name)
+            for response in self._release(name)
+        ]
 
     def _complete(self, name: str) -> bool:
         row = self._asked[name]
@@ -74,10 +79,14 @@ class Negotiation:
 
     def _release(self, name: str) -> list[Response]:
         """The answer for a name that is complete; for the last member of a group: for the whole group."""
-        first = next(request for request in self._asked[name] if request is not None)
+        requests = [request for request in self._asked[name] if request is not None]
+        first = requests[0]
+        serial = name[len(first.name) :]
+        groups = {request.group + serial for request in requests if request.group}
+        if len({(request.group, request.group_size) for request in requests}) > 1:
+            return [self._broken(groups, mismatch(requests))]
         if not first.group:
             return [self._answer(name)]
-        serial = name[len(first.name) :]
         group = first.group + serial
         members = self._groups.setdefault(group, [])
         members.append(name)
@@ -93,6 +102,19 @@ class Negotiation:
         parts = tuple(part for answer in answers for part in answer.parts)
         error = next((answer.error for answer in answers if answer.error), "")
         return [Response(answers[0].kind, names, requests, parts, error, answers[0].absent)]
+
+    def _broken(self, groups: set[str], error: str) -> Response:
+        """Ranks disagree about who belongs together: all that any rank counts in fails, or it would wait for ever."""
+        names, asked = [], []
+        for name, row in list(self._asked.items()):
+            requests = [request for request in row if request is not None]
+            if any(request.group and request.group + name[len(request.name) :] in groups for request in requests):
+                names.append(name)
+                asked.append(requests[0])
+                del self._asked[name]
+        for group in groups:
+            self._groups.pop(group, None)
+        return Response(asked[0].kind, tuple(names), tuple(asked), (), error)
 
     def _answer(self, name: str) -> Response:
         row = self._asked.pop(name)

@@ -49,7 +49,8 @@ _UNUSED, _DENSE, _ROWS = 0, 1, 2  # how a gradient travels
 
 
 class Allreduce:
-    """See ``contracts.Strategy``. ``flat=False`` keeps gradients in their own memory (always so when compressed)."""
+    """See ``contracts.Strategy``. ``flat=False`` keeps gradients in their own memory (always so when compressed, and on
+    a GPU)."""
 
     def __init__(
         self, gradients: Sequence[Gradient], terms: Terms, *, passes: int = 1,
@@ -311,7 +312,8 @@ class Allreduce:
         if engine is self._engine:
             return
         self._engine, self._rounds = engine, 0
-        self._overlap = _spare_cores(context.settings())
+        on_device = any(gradient.device != "CPU" for gradient in self.gradients)  # to launch there costs no core
+        self._overlap = _spare_cores(context.settings()) or (on_device and context.settings().overlap != "off")
         self._name = f"optimizer.{serials.next_for(engine)}"
         self._memory = None
         self._word = np.zeros(2, dtype=np.int64)
@@ -385,25 +387,33 @@ class Allreduce:
         return [order[begin:end] for begin, end in pairwise(ends)]
 
     def _loose(self, members: Sequence[Sequence[int]]) -> list[Bucket]:
-        return [
-            LooseBucket(f"{self._name}.bucket.{number}", [self.gradients[index] for index in indexes], self.terms)
-            for number, indexes in enumerate(members)
-        ]
+        return [self._loose_one(number, indexes) for number, indexes in enumerate(members)]
+
+    def _loose_one(self, number: int, indexes: Sequence[int]) -> Bucket:
+        gradients = [self.gradients[index] for index in indexes]
+        return LooseBucket(f"{self._name}.bucket.{number}", gradients, self.terms)
 
     def _flat(self, members: Sequence[Sequence[int]]) -> list[Bucket]:
-        """All buckets in one piece of the transport's memory."""
+        """All buckets of the host in one piece of the transport's memory."""
         assert self._engine is not None
-        gradients = [[self.gradients[index] for index in indexes] for indexes in members]
-        sizes = [FlatBucket.nbytes(each) for each in gradients]
-        if not members:
-            return []
-        memory = self._room(sum(sizes) + ALIGNMENT * sum(len(each) for each in gradients))
+        gradients = {
+            number: [self.gradients[index] for index in indexes]
+            for number, indexes in enumerate(members)
+            if self.gradients[indexes[0]].device == "CPU"
+        }
+        sizes = {number: FlatBucket.nbytes(each) for number, each in gradients.items()}
+        if not sizes:
+            return self._loose(members)
+        memory = self._room(sum(sizes.values()) + ALIGNMENT * sum(len(each) for each in gradients.values()))
         buckets: list[Bucket] = []
         begin = 0
-        for number, (each, size) in enumerate(zip(gradients, sizes, strict=True)):
-            name = f"{self._name}.bucket.{number}"
-            buckets.append(FlatBucket(name, each, self.terms, memory[begin : begin + size]))
-            begin += -(-size // ALIGNMENT) * ALIGNMENT
+        for number, indexes in enumerate(members):
+            if number not in gradients:
+                buckets.append(self._loose_one(number, indexes))
+                continue
+            place = memory[begin : begin + sizes[number]]
+            buckets.append(FlatBucket(f"{self._name}.bucket.{number}", gradients[number], self.terms, place))
+            begin += -(-sizes[number] // ALIGNMENT) * ALIGNMENT
         return buckets
 
     def _room(self, nbytes: int) -> Any:

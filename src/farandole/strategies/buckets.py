@@ -2,8 +2,8 @@
 
 ``FlatBucket``: the gradients are views of one piece of memory that the transport reduces where it stands.
 ``LooseBucket``: each gradient stays where its framework put it (or is made smaller first), and all are submitted as a
-group. Both carry a flag per gradient, so that after the reduction every rank knows which parameters were used by
-nobody: those keep what they had, as they would on one rank.
+group; on a GPU that is how all go. Both carry a flag per gradient, so that after the reduction every rank knows which
+parameters were used by nobody: those keep what they had, as they would on one rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ class Gradient(Protocol):
 
     dtype: DType
     count: int
-    identity: tuple[Any, ...]  # what must be the same on all ranks: name, shape, layout, type
+
+    @property
+    def device(self) -> str:
+        """CPU, or GPU: from where it travels (what is copied to the host for that counts as CPU)."""
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What must be the same on all ranks: name, shape, layout, type (and that it is on a GPU)."""
 
     def trainable(self) -> bool:
         """May a gradient come?"""
@@ -204,7 +211,7 @@ class LooseBucket(Bucket):
             Entry(
                 Request(
                     f"{self.name}_{number}of{self._members}", Kind.ALLREDUCE, buffer.dtype, buffer.data.shape,
-                    *_order(terms), (), self.name, self._members,
+                    *_order(terms), (), self.name, self._members, buffer.device,
                 ),
                 buffer,
             )
@@ -228,7 +235,7 @@ def _order(terms: Terms) -> tuple[ReduceOp, int, float, float]:
 def partition(
     order: Sequence[int], gradients: Sequence[Gradient], limit: int, groups: Sequence[Sequence[int]]
 ) -> list[list[int]]:
-    """Deal ``order`` to buckets of about ``limit`` bytes, one type each, filled in this order.
+    """Deal ``order`` to buckets of about ``limit`` bytes, of one type on one device each, filled in this order.
 
     ``groups`` stay together whatever their size. Buckets are sorted by their last member: that is when they are full.
     """
@@ -237,7 +244,7 @@ def partition(
     open_ones: dict[Any, list[int]] = {}
     for index in order:
         dtype = gradients[index].dtype
-        key = (dtype, bucket_of.get(index))
+        key = (dtype, gradients[index].device, bucket_of.get(index))
         bucket = open_ones.setdefault(key, [])
         bucket.append(index)
         if index not in bucket_of and sum(gradients[each].count for each in bucket) * dtype.itemsize >= limit:

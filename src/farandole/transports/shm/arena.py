@@ -175,6 +175,13 @@ class Arena:
             if self._hung_up(peer):
                 raise PeerLostError(f"rank {peer} died", peer)
 
+    def check_alive(self) -> None:
+        """Raise PeerLostError if the arena was aborted or a peer died, not if it left in order. Any thread."""
+        self.check_abort()
+        for peer in self.others:
+            if not self.words[peer][LEFT // 8] and self._hung_up(peer) and not self.words[peer][LEFT // 8]:
+                raise PeerLostError(f"rank {peer} died", peer)
+
     def check_abort(self) -> None:
         """Raise PeerLostError if this arena or the one that it is a part of was aborted."""
         for peer in self._aborted_by():

@@ -60,6 +60,9 @@ class ShmBoard:
     def ring(self) -> None:
         self._arena.ring_self()
 
+    def verify(self) -> None:
+        self._arena.check_alive()
+
     def _pin(self) -> None:
         assert self._rest is not None
         page = self._rest.pop(0) if self._rest else b""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from numpy import multiply
 
-from farandole.collectives.kernels import reduce_into, reducer
+from farandole.collectives.kernels import quiet, reduce_into, reducer
 from farandole.contracts import Board
 from farandole.transports.shm import pipeline
 from farandole.transports.shm.arena import SMALL, SMALLS, STAGING, Arena
@@ -60,15 +60,18 @@ class ShmTransport:
             for buffer in buffers:
                 reduce_into(buffer.out, [buffer.data], op, dtype, scale)
         elif elements * dtype.itemsize <= self._exchanged:
-            self._exchange(buffers, elements, op, dtype, scale)
+            with quiet():
+                self._exchange(buffers, elements, op, dtype, scale)
         elif not self._regions.allreduce(buffers, op, scale):
-            pipeline.allreduce(self._arena, self._typed_slots(dtype), buffers, op, scale)
+            with quiet():
+                pipeline.allreduce(self._arena, self._typed_slots(dtype), buffers, op, scale)
 
     def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0) -> None:
         if self.size == 1:
             reduce_into(buffer.out, [buffer.data], op, buffer.dtype, scale)
         elif len(buffer.data):
-            pipeline.reducescatter(self._arena, self._typed_slots(buffer.dtype), buffer, counts, op, scale)
+            with quiet():
+                pipeline.reducescatter(self._arena, self._typed_slots(buffer.dtype), buffer, counts, op, scale)
 
     def _exchange(self, buffers: Sequence[Buffer], elements: int, op: ReduceOp, dtype: DType, scale: float) -> None:
         """One wait: everybody shows its elements, everybody adds up all of them in rank order."""
