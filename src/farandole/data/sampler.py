@@ -160,3 +160,37 @@ class ElasticSampler(DistributedSampler):
         """Begin ``epoch``; nothing of it is done."""
         self.epoch, self.position = epoch, 0
         self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """One more batch is done, on all ranks (``batch_size`` each). ``batch_idx`` is not looked at: programs count it
+        from the epoch's beginning or from where they resumed."""
+        _, size = self._deal()
+        self.position = min(self.position + batch_size * size, self.length)
+
+    # What Horovod's programs look at.
+
+    @property
+    def processed_num(self) -> int:
+        """How many samples of the epoch are done, on all ranks together."""
+        return self.position
+
+    @processed_num.setter
+    def processed_num(self, number: int) -> None:
+        self.position = number
+
+    @property
+    def rank(self) -> int:
+        return self._deal()[0]
+
+    @property
+    def num_replicas(self) -> int:
+        return self._deal()[1]
+
+    @property
+    def num_samples(self) -> int:
+        return len(self)
+
+    @property
+    def total_size(self) -> int:
+        """Samples that all ranks together take until the epoch ends, with those that are taken twice."""
+        return len(self) * self.num_replicas

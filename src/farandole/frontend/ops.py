@@ -6,10 +6,11 @@ submit them, finish what came back. Frameworks differ in their ``Binding`` alone
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -19,10 +20,10 @@ from farandole.context import ProcessSet
 from farandole.contracts import Binding
 from farandole.engine import Engine, Entry, Handle
 from farandole.engine.check import check
-from farandole.errors import RequestError
+from farandole.errors import HorovodInternalError, RequestError
 from farandole.frontend import serials
 from farandole.frontend.compression import NoneCompressor
-from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.types import Buffer, DeviceBuffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -301,6 +302,19 @@ class Collectives:
             for tensor, entry, result in zip(tensors, entries, results, strict=True)
         ]
 
+    def when_done(self, handle: int, call: Callable[[], None]) -> None:
+        """Have ``call`` called once when ``poll(handle)`` becomes true (see ``Handle.when_done``): it may
+        ``synchronize(handle)``, which does not wait then."""
+        self._pending[handle][0].when_done(call)
+
+    def drive(self, handle: int) -> None:
+        """Wait until ``poll(handle)`` is true (or there is no such handle); this thread does the work, if no other
+        does. Raises nothing that the collective failed with."""
+        pending = self._pending.get(handle)
+        if pending is not None:
+            with contextlib.suppress(HorovodInternalError):
+                pending[0].wait()
+
     # Submit.
 
     def _run(self, engine: Engine, finish: Finish, tensor: Any, entry: Entry) -> Any:
@@ -321,11 +335,12 @@ class Collectives:
         *, fresh: bool = False,
     ) -> Entry:  # fmt: skip
         buffer = self._binding.buffer(tensor)
-        data, _, dtype = buffer
         if fresh:
-            buffer = Buffer(data, np.empty_like(data), dtype)
+            buffer = _beside(buffer)
         label = "allreduce.noname" if name is None else f"allreduce.{name}"
-        request = Request(label, Kind.ALLREDUCE, dtype, tuple(tensor.shape), op, 0, prescale, postscale)
+        request = Request(
+            label, Kind.ALLREDUCE, buffer[2], tuple(tensor.shape), op, 0, prescale, postscale, (), "", 1, buffer.device
+        )
         if op is _ADASUM:
             check(request, engine.size)
         return Entry(request, buffer, serials.next_for(engine) if name is None else 0)
@@ -335,8 +350,7 @@ class Collectives:
     ) -> tuple[Engine, Entry]:
         engine = _engine(process_set, "Broadcast")
         entry = self._plain(engine, Kind.BROADCAST, tensor, name, root=place_of(root, process_set))
-        data, _, dtype = entry.buffer
-        return engine, entry._replace(buffer=Buffer(data, np.empty_like(data), dtype)) if fresh else entry
+        return engine, entry._replace(buffer=_beside(entry.buffer)) if fresh else entry
 
     def _plain(
         self, engine: Engine, kind: Kind, tensor: Any, name: str | None, op: ReduceOp = _SUM, prescale: float = 1.0,
@@ -345,7 +359,8 @@ class Collectives:
         buffer = self._binding.buffer(tensor)
         full, serial = _name(engine, kind, name)
         shape = tuple(tensor.shape)
-        return Entry(Request(full, kind, buffer.dtype, shape, op, root, prescale, postscale, splits), buffer, serial)
+        request = Request(full, kind, buffer.dtype, shape, op, root, prescale, postscale, splits, "", 1, buffer.device)
+        return Entry(request, buffer, serial)
 
     def _grouped(
         self, engine: Engine, kind: Kind, tensors: Sequence[Any], name: str | None, op: ReduceOp = _SUM,
@@ -357,10 +372,10 @@ class Collectives:
         for number, tensor in enumerate(tensors, 1):
             buffer = self._binding.buffer(tensor)
             if fresh:
-                buffer = Buffer(buffer.data, np.empty_like(buffer.data), buffer.dtype)
+                buffer = _beside(buffer)
             request = Request(
                 f"{group}_{number}of{group_size}", kind, buffer.dtype, tuple(tensor.shape), op, 0,
-                prescale, postscale, (), group, group_size,
+                prescale, postscale, (), group, group_size, buffer.device,
             )  # fmt: skip
             if op is _ADASUM:
                 check(request, engine.size)
@@ -399,6 +414,14 @@ class Collectives:
 
     def _rows(self, tensor: Any, flat: Array, rows: int) -> Any:
         return self._binding.tensor(flat, (rows, *tuple(tensor.shape)[1:]), tensor)
+
+
+def _beside(buffer: Buffer) -> Buffer:
+    """The buffer with an ``out`` of its own."""
+    if type(buffer) is Buffer:
+        data, _, dtype = buffer
+        return Buffer(data, np.empty_like(data), dtype)
+    return cast(DeviceBuffer, buffer).beside()
 
 
 def _engine(process_set: ProcessSet, operation: str) -> Engine:

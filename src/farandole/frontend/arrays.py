@@ -1,0 +1,61 @@
+"""Lists of arrays from one rank to all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.engine import Entry
+from farandole.frontend import serials
+from farandole.frontend.objects import allgather_object
+from farandole.frontend.ops import WORLD, place_of
+from farandole.types import Buffer, DType, Kind, Request
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+def broadcast_arrays(
+    arrays: Sequence[Array], names: Sequence[str], root_rank: int = 0, process_set: ProcessSet = WORLD
+) -> list[Array]:
+    """``root_rank``'s arrays on every rank, sent as one piece. Any types and layouts; the same list on all ranks.
+
+    Raises ValueError on all ranks, naming the first difference, when shapes or types differ.
+    """
+    engine = context.engine(process_set)
+    root = place_of(root_rank, process_set)
+    if engine.size == 1 and root == 0:
+        return list(arrays)
+    table = [(array.shape, array.dtype.name) for array in arrays]
+    _check(allgather_object(table, process_set=process_set), names, process_set)
+    parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays if array.size]
+    flat = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
+    request = Request("broadcast.arrays", Kind.BROADCAST, DType.UINT8, flat.shape, root=root)
+    engine.run([Entry(request, Buffer(flat, flat, DType.UINT8), serials.next_for(engine))])
+    results, begin = [], 0
+    for array in arrays:
+        # a copy, for a piece may begin anywhere, and frameworks want their numbers aligned
+        results.append(flat[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape).copy())
+        begin += array.nbytes
+    return results
+
+
+def _check(tables: Sequence[list[tuple[tuple[int, ...], str]]], names: Sequence[str], process_set: ProcessSet) -> None:
+    odd = next((place for place, table in enumerate(tables) if table != tables[0]), None)
+    if odd is None:
+        return
+    ranks = process_set.ranks or range(len(tables))
+    mine, theirs = tables[0], tables[odd]
+    if len(mine) != len(theirs):
+        what = f"rank {ranks[0]} has {len(mine)}, rank {ranks[odd]} has {len(theirs)}"
+    else:
+        number = next(number for number, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1])
+        what = (
+            f"number {number} (here {names[number] if number < len(names) else '?'}) is {mine[number]} on rank "
+            f"{ranks[0]} and {theirs[number]} on rank {ranks[odd]} (shape, type)"
+        )
+    raise ValueError(f"broadcast: all ranks must have the same variables in the same order, but {what}")

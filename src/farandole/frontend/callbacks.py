@@ -1,0 +1,128 @@
+"""What callbacks of any framework decide: metrics over all ranks, and learning rates.
+
+Pure functions and small rules; what they are applied to is the framework's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.engine import Entry
+from farandole.frontend import serials
+from farandole.frontend.ops import WORLD
+from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_NOTHING = np.empty(0, dtype=np.uint8)
+_JOIN = Request("join", Kind.JOIN, DType.UINT8, (0,))
+
+
+# Metrics over all ranks.
+
+
+class Tally(NamedTuple):
+    """What one rank knows about its metrics.
+
+    ``logs``: their values, as its own samples gave them. ``states``: what they are computed from (sums and counts, a
+    histogram for an AUC, ...), so that adding up states of ranks gives the metric over all samples, however unevenly
+    these are dealt. ``computed``: the names in ``logs`` whose value comes from ``states``.
+    """
+
+    logs: dict[str, float]
+    states: list[Array]
+    computed: frozenset[str]
+
+
+def pooled_states(tallies: Sequence[Tally], rules: Sequence[str]) -> list[Array] | None:
+    """The states of all ranks together, each by its rule: "sum", "mean", "first". None if ranks have different ones."""
+    every = [tally.states for tally in tallies]
+    shapes = {tuple(state.shape for state in states) for states in every}
+    if len(shapes) != 1 or len(every[0]) != len(rules):
+        return None
+    return [_pooled(column, rule) for column, rule in zip(zip(*every, strict=True), rules, strict=True)]
+
+
+def _pooled(column: Sequence[Array], rule: str) -> Array:
+    if rule == "first":
+        return column[0]
+    total: Array = np.sum([np.asarray(each, dtype=np.float64) for each in column], axis=0)
+    if rule == "mean":
+        total /= len(column)
+    return total.astype(column[0].dtype)
+
+
+def pooled_logs(tallies: Sequence[Tally], exact: Mapping[str, float]) -> dict[str, float]:
+    """The logs of all ranks together: from ``exact``, what was computed from pooled states, where every rank that has
+    the value computed it from states; else the mean of the ranks that have it. The same on all ranks."""
+    result = {}
+    for name in sorted({name for tally in tallies for name in tally.logs}):
+        having = [tally for tally in tallies if name in tally.logs]
+        if name in exact and all(name in tally.computed for tally in having):
+            result[name] = float(exact[name])
+        else:
+            result[name] = sum(tally.logs[name] for tally in having) / len(having)
+    return result
+
+
+# Deciding together.
+
+
+def wait_for_all(process_set: ProcessSet = WORLD) -> None:
+    """Return when all ranks have come here; meanwhile take part, with nothing, in the reductions of those that have
+    not: ranks may have had different numbers of batches."""
+    engine = context.engine(process_set)
+    if engine.size > 1:
+        engine.run([Entry(_JOIN, Buffer(_NOTHING, _NOTHING, DType.UINT8))])
+        serials.restart(engine)
+
+
+def any_rank(flag: bool, process_set: ProcessSet = WORLD) -> bool:
+    """Is ``flag`` true on some rank?"""
+    engine = context.engine(process_set)
+    word = np.array([int(flag)], dtype=np.int64)
+    request = Request("allreduce.any", Kind.ALLREDUCE, DType.INT64, word.shape, ReduceOp.MAX)
+    engine.run([Entry(request, Buffer(word, word, DType.INT64), serials.next_for(engine))])
+    return bool(word[0])
+
+
+# Learning rates.
+
+
+def warmup_factor(epoch: float, size: int, warmup_epochs: float) -> float:
+    """What the learning rate of ``size`` ranks is multiplied with while it warms up: from 1 / size to 1.
+
+    ``epoch`` is fractional. Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour" (2017).
+    """
+    return (epoch * (size - 1) / warmup_epochs + 1) / size
+
+
+def multiplier_of(multiplier: float | Callable[[float], float], start_epoch: int) -> Callable[[float], float]:
+    """``multiplier`` as a function of the epoch: a number m is m ** (epoch - start_epoch)."""
+    if callable(multiplier):
+        return multiplier
+    return lambda epoch: multiplier ** (epoch - start_epoch)
+
+
+class Schedule(NamedTuple):
+    """When a learning rate changes: ``staircase``, at the first batch of each epoch; else at every batch."""
+
+    initial_lr: float
+    multiplier: Callable[[float], float]
+    start_epoch: int = 0
+    end_epoch: int | None = None
+    staircase: bool = True
+
+    def rate(self, epoch: int, batch: int, steps_per_epoch: int) -> float | None:
+        """The learning rate from this batch on; None where it stays. ``steps_per_epoch`` counts without staircase."""
+        if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
+            return None
+        if self.staircase:
+            return self.initial_lr * self.multiplier(epoch) if batch == 0 else None
+        return self.initial_lr * self.multiplier(epoch + batch / steps_per_epoch)
