@@ -70,6 +70,27 @@ def test_allreduce(dtype: str) -> None:
     job(2, check)
 
 
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if "int" in dtype])
+def test_integers_are_truncated_before_and_after_the_reduction(dtype: str) -> None:
+    def check(rank: int) -> None:
+        import farandole.torch as hvd
+
+        mine = torch.tensor([3, 5, 9 + 2 * rank], dtype=getattr(torch, dtype))
+        halves = {"Sum": [2, 4, 9], "Average": [1, 2, 4], "Min": [1, 2, 4], "Max": [1, 2, 5], "Product": [1, 4, 20]}
+        for op, wanted in halves.items():
+            assert hvd.allreduce(mine, op=getattr(hvd, op), prescale_factor=0.5).tolist() == wanted, op
+        assert hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5, postscale_factor=1.5).tolist() == [3, 6, 13]
+        assert hvd.grouped_allreduce([mine], op=hvd.Sum, prescale_factor=0.5)[0].tolist() == [2, 4, 9]
+        assert hvd.reducescatter(mine, op=hvd.Sum, prescale_factor=0.5).tolist() == [[2, 4], [9]][rank]
+        assert mine.tolist() == [3, 5, 9 + 2 * rank]
+        assert hvd.allreduce_(mine, op=hvd.Sum, prescale_factor=0.5).tolist() == [2, 4, 9] == mine.tolist()
+        if rank == 0:  # who has joined changes nothing
+            assert hvd.allreduce(mine, op=hvd.Min, prescale_factor=0.5).tolist() == [1, 2, 4]
+        hvd.join()
+
+    job(2, check)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gathering_dealing_and_scattering(dtype: str) -> None:
     def check(rank: int) -> None:

@@ -308,9 +308,28 @@ def test_what_kind_of_thing_it_is() -> None:
         assert optimizer.param_groups is inner.param_groups
         assert optimizer.state is inner.state
         assert optimizer.defaults is inner.defaults
+        assert (optimizer.op, optimizer.backward_passes_per_step, optimizer.sparse_as_dense) == (hvd.Average, 1, False)
+        assert (optimizer.gradient_predivide_factor, optimizer.process_set) == (1.0, hvd.global_process_set)
+        optimizer.set_backward_passes_per_step(3)
+        assert optimizer.backward_passes_per_step == 3
         return hooked
 
     assert job(2, train) == [["before", "after"]] * 2
+
+
+def test_names_of_parameters() -> None:
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        first, second = torch.nn.Linear(2, 1), torch.nn.Linear(1, 1)
+        groups = [{"params": list(first.parameters())}, {"params": list(second.parameters())}]
+        named = [*first.named_parameters("one"), *second.named_parameters("two")]
+        plain = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1))
+        other = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1), named_parameters=named)
+        return [[optimizer._parameter_names[parameter] for _, parameter in named] for optimizer in (plain, other)]
+
+    numbers = [f"allreduce.noname.{group}.{place}" for group in (0, 1) for place in (0, 1)]
+    assert job(2, train) == [[numbers, ["one.weight", "one.bias", "two.weight", "two.bias"]]] * 2
 
 
 def test_two_optimizers_and_one_that_is_gone() -> None:
@@ -385,6 +404,38 @@ def test_sparse_gradients() -> None:
         import farandole.torch as hvd
 
         return run(rank, 2, lambda optimizer: hvd.DistributedOptimizer(optimizer, sparse_as_dense=True))
+
+    assert_all_close(job(2, train), run(0, 1, lambda optimizer: optimizer))
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_sparse_gradients_sent_as_dense_ones_come_back_sparse(compression: str) -> None:
+    """For optimizers that take nothing else."""
+
+    def run(rank: int, n: int, wrap: Wrap) -> Any:
+        torch.manual_seed(4)
+        table = torch.nn.Embedding(7, 3, sparse=True)
+        optimizer = wrap(torch.optim.SparseAdam(list(table.parameters()), lr=0.1))
+        for _ in range(3):
+            optimizer.zero_grad()
+            (rows,) = part(rank, n, torch.tensor([1, 2, 2, 6]))
+            table(rows).sum().backward()
+            if n > 1:
+                assert table.weight.grad.is_sparse
+                assert table.weight.grad.coalesce().indices().tolist() == [[1, 2, 6]]
+                assert table.weight.grad.to_dense()[:, 0].tolist() == [0, 0.5, 1, 0, 0, 0, 0.5]
+            optimizer.step()
+        return values(table)
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        def wrap(optimizer: Any) -> Any:
+            return hvd.DistributedOptimizer(
+                optimizer, sparse_as_dense=True, compression=getattr(hvd.Compression, compression)
+            )
+
+        return run(rank, 2, wrap)
 
     assert_all_close(job(2, train), run(0, 1, lambda optimizer: optimizer))
 

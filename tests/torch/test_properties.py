@@ -62,58 +62,62 @@ def cases(dtype: str, rank: int, n: int) -> Iterator[tuple[str, Any, list[Any]]]
         yield kind, tensor(kind, dtype, rank, seed), [wide(tensor(kind, dtype, each, seed)) for each in range(n)]
 
 
+def check_reductions(rank: int, n: int, dtype: str) -> None:
+    """Every reduction of every shape class, in all its forms."""
+    import farandole.torch as hvd
+
+    for _, mine, values in cases(dtype, rank, n):
+        for op in OPS:
+            if dtype == "bool" and op == "Average":
+                continue
+            wanted, code = reduced(op, dtype, values), getattr(hvd, op)
+            assert_same(hvd.allreduce(mine, op=code), wanted, dtype)
+            kept = mine.clone(memory_format=torch.preserve_format)
+            assert hvd.allreduce_(kept, op=code) is kept
+            assert_same(kept, wanted, dtype)
+            first, second = hvd.grouped_allreduce([mine, mine], op=code)
+            assert torch.equal(first, kept)
+            assert torch.equal(second, kept)
+            if op in ("Average", "Sum") and mine.dim():
+                own = np.array_split(wanted, n)[rank]
+                assert_same(hvd.reducescatter(mine, op=code), own, dtype)
+                assert_same(hvd.grouped_reducescatter([mine], op=code)[0], own, dtype)
+
+
+def check_moves(rank: int, n: int, dtype: str) -> None:
+    """Every other collective on every shape class, even and uneven."""
+    import farandole.torch as hvd
+
+    for kind, mine, values in cases(dtype, rank, n):
+        for root in range(n):
+            assert_same(hvd.broadcast(mine, root), values[root], dtype)
+            kept = mine.clone(memory_format=torch.preserve_format)
+            hvd.broadcast_(kept, root)
+            assert_same(kept, values[root], dtype)
+        if not mine.dim():
+            continue
+        assert_same(hvd.allgather(mine), np.concatenate(values), dtype)
+        ragged = [value[: len(value) * each // n] for each, value in enumerate(values)]
+        assert_same(hvd.allgather(mine[: len(mine) * rank // n]), np.concatenate(ragged), dtype)
+        assert_same(hvd.grouped_allgather([mine, mine])[1], np.concatenate(values), dtype)
+        counts = [len(part) for part in np.array_split(values[0], n)]
+        out, received = hvd.alltoall(mine, torch.tensor(counts, dtype=torch.int32))
+        assert received.tolist() == [counts[rank]] * n, kind
+        assert_same(out, np.concatenate([np.array_split(value, n)[rank] for value in values]), dtype)
+        if len(mine) % n == 0:
+            assert torch.equal(hvd.alltoall(mine), out)
+
+
 @pytest.mark.parametrize(("n", "wire"), [(1, "shm"), (2, "shm"), (3, "shm"), (4, "shm"), (2, "tcp"), (4, "tcp")])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reductions(dtype: str, n: int, wire: str) -> None:
-    def check(rank: int) -> None:
-        import farandole.torch as hvd
-
-        for _, mine, values in cases(dtype, rank, n):
-            for op in OPS:
-                if dtype == "bool" and op == "Average":
-                    continue
-                wanted, code = reduced(op, dtype, values), getattr(hvd, op)
-                assert_same(hvd.allreduce(mine, op=code), wanted, dtype)
-                kept = mine.clone(memory_format=torch.preserve_format)
-                assert hvd.allreduce_(kept, op=code) is kept
-                assert_same(kept, wanted, dtype)
-                first, second = hvd.grouped_allreduce([mine, mine], op=code)
-                assert torch.equal(first, kept)
-                assert torch.equal(second, kept)
-                if op in ("Average", "Sum") and mine.dim():
-                    own = np.array_split(wanted, n)[rank]
-                    assert_same(hvd.reducescatter(mine, op=code), own, dtype)
-                    assert_same(hvd.grouped_reducescatter([mine], op=code)[0], own, dtype)
-
-    job(n, check, wire=wire)
+    job(n, lambda rank: check_reductions(rank, n, dtype), wire=wire)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_moves(dtype: str, n: int) -> None:
-    def check(rank: int) -> None:
-        import farandole.torch as hvd
-
-        for kind, mine, values in cases(dtype, rank, n):
-            for root in range(n):
-                assert_same(hvd.broadcast(mine, root), values[root], dtype)
-                kept = mine.clone(memory_format=torch.preserve_format)
-                hvd.broadcast_(kept, root)
-                assert_same(kept, values[root], dtype)
-            if not mine.dim():
-                continue
-            assert_same(hvd.allgather(mine), np.concatenate(values), dtype)
-            ragged = [value[: len(value) * each // n] for each, value in enumerate(values)]
-            assert_same(hvd.allgather(mine[: len(mine) * rank // n]), np.concatenate(ragged), dtype)
-            assert_same(hvd.grouped_allgather([mine, mine])[1], np.concatenate(values), dtype)
-            counts = [len(part) for part in np.array_split(values[0], n)]
-            out, received = hvd.alltoall(mine, torch.tensor(counts, dtype=torch.int32))
-            assert received.tolist() == [counts[rank]] * n, kind
-            assert_same(out, np.concatenate([np.array_split(value, n)[rank] for value in values]), dtype)
-            if len(mine) % n == 0:
-                assert torch.equal(hvd.alltoall(mine), out)
-
-    job(n, check)
+    job(n, lambda rank: check_moves(rank, n, dtype))
 
 
 @pytest.mark.parametrize("op", ["Average", "Sum", "Min", "Max", "Product"])

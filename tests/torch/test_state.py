@@ -149,6 +149,20 @@ def test_broadcast_state_of_a_distributed_optimizer() -> None:
     assert rate == other_rate == 0.05
 
 
+def test_an_optimizer_without_state_finds_gradients_of_zero() -> None:
+    def check(rank: int) -> None:
+        import farandole.torch as hvd
+
+        frozen, mine, seen = (torch.nn.Parameter(torch.ones(2), requires_grad=number > 0) for number in range(3))
+        seen.grad = torch.ones(2)
+        hvd.broadcast_optimizer_state(torch.optim.SGD([frozen, mine, seen], lr=0.1), 0)
+        assert frozen.grad is None
+        assert mine.grad.tolist() == [0, 0]
+        assert seen.grad.tolist() == [1, 1]
+
+    job(2, check)
+
+
 def test_objects() -> None:
     def check(rank: int) -> Any:
         import farandole.torch as hvd

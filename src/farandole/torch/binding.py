@@ -1,4 +1,4 @@
-"""Torch tensors as flat numpy arrays, and back: zero-copy for what is contiguous on the CPU."""
+"""Torch tensors as flat arrays, and back: zero-copy for what is contiguous on the CPU, and on the process's GPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from farandole.types import Buffer, DType
+from farandole.types import Buffer, DeviceBuffer, DType
 
 if TYPE_CHECKING:
+    from farandole.torch.device.accelerator import Accelerator
     from farandole.types import Array
 
 DTYPES = {
@@ -23,7 +24,7 @@ _BF16 = torch.bfloat16
 
 
 class TorchBinding:
-    """See ``contracts.Binding``."""
+    """See ``contracts.Binding``. This one gives numpy arrays: what is elsewhere is copied to the host."""
 
     def buffer(self, tensor: Any) -> Buffer:
         try:
@@ -31,6 +32,9 @@ class TorchBinding:
         except (KeyError, AttributeError, TypeError):
             raise _unsupported(tensor) from None
         if not _direct(tensor):
+            there = self.elsewhere(tensor, dtype)
+            if there is not None:
+                return there
             tensor = _staged(tensor)
         elif tensor.requires_grad:
             tensor = tensor.detach()
@@ -39,6 +43,10 @@ class TorchBinding:
         else:
             array = tensor.numpy().reshape(-1)
         return Buffer(array, array, dtype)
+
+    def elsewhere(self, tensor: Any, dtype: DType) -> Buffer | None:
+        """The tensor's memory, if that is a device's and may stay there."""
+        return None
 
     def settle(self, tensor: Any, buffer: Buffer) -> None:
         if not _direct(tensor):
@@ -58,6 +66,49 @@ class TorchBinding:
 
     def cast(self, tensor: Any, dtype: Any) -> Any:
         return tensor.to(_TORCH.get(dtype, dtype)) if tensor.is_floating_point() else tensor
+
+
+class TorchBuffer(DeviceBuffer):
+    __slots__ = ()
+
+    def beside(self) -> TorchBuffer:
+        return self._replace(out=torch.empty_like(self.data))
+
+
+class DeviceBinding(TorchBinding):
+    """Leaves tensors where they are, if that is the process's own device."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    def device(self, tensor: Any) -> str:
+        """The device whose transport such a tensor takes, as a Request says it."""
+        return "GPU" if self._accelerator.owns(tensor) else "CPU"
+
+    def elsewhere(self, tensor: Any, dtype: DType) -> Buffer | None:
+        if tensor.layout is not torch.strided or not self._accelerator.owns(tensor):
+            return None
+        flat = tensor.detach().resolve_neg().contiguous().view(-1)
+        if flat.stride(0) != 1:  # of one element, or none
+            flat = flat.as_strided(flat.shape, (1,))
+        self._accelerator.touch()
+        return TorchBuffer(flat, flat, dtype)
+
+    def settle(self, tensor: Any, buffer: Buffer) -> None:
+        if not isinstance(buffer, TorchBuffer):
+            super().settle(tensor, buffer)
+            return
+        out: Any = buffer.out
+        if out.data_ptr() != tensor.data_ptr() or tensor.is_neg():
+            with torch.no_grad():
+                tensor.copy_(out.view(tensor.shape))
+
+    def tensor(self, array: Array, shape: Sequence[int], like: Any = None) -> Any:
+        if type(array) is np.ndarray:
+            return super().tensor(array, shape, like)
+        there: Any = array
+        self._accelerator.keep(there)
+        return there.view(tuple(shape))
 
 
 _HOST = {dtype: torch.empty(0, dtype=dtype) for dtype in DTYPES}  # stand-ins for "like this, on the host"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
 from farandole.frontend.ops import Collectives
-from farandole.torch.binding import TorchBinding
+from farandole.torch.binding import DeviceBinding, TorchBinding
+from farandole.torch.device import cuda
 from farandole.types import DType
 
 binding = TorchBinding()
-_collectives = Collectives(binding)
+anywhere = DeviceBinding(cuda)
+_collectives = Collectives(anywhere)
 
 allreduce = _collectives.allreduce
 allreduce_ = _collectives.allreduce_

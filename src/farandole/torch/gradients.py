@@ -12,7 +12,7 @@ from farandole.context import ProcessSet
 from farandole.strategies.allreduce import Allreduce
 from farandole.strategies.buckets import Terms
 from farandole.torch.binding import DTYPES, is_dense
-from farandole.torch.functions import binding
+from farandole.torch.functions import anywhere
 from farandole.torch.sparse import sparse, sparse_allreduce_async
 from farandole.types import Buffer, DType
 
@@ -27,19 +27,41 @@ _node = getattr(torch._C, "_current_autograd_node", lambda: None)
 class TorchGradient:
     """See ``strategies.buckets.Gradient``."""
 
-    __slots__ = ("_as_dense", "_compressor", "_last", "_parameter", "_sent", "_view", "count", "dtype", "identity")
+    __slots__ = (
+        "_as_dense",
+        "_compressor",
+        "_last",
+        "_name",
+        "_parameter",
+        "_sent",
+        "_sparse",
+        "_view",
+        "count",
+        "dtype",
+    )
 
     def __init__(self, name: str, parameter: Any, compressor: Any, sparse_as_dense: bool) -> None:
         if parameter.dtype not in DTYPES:
             raise ValueError(f"Tensor type {parameter.type()} is not supported. (parameter {name!r})")
-        self._parameter, self._compressor, self._as_dense = parameter, compressor, sparse_as_dense
+        self._name, self._parameter = name, parameter
+        self._compressor, self._as_dense = compressor, sparse_as_dense
         self.dtype: DType = DTYPES[parameter.dtype]
         self.count: int = parameter.numel()
-        layout = parameter.stride() if is_dense(parameter) else "contiguous"
-        self.identity: tuple[Any, ...] = (name, tuple(parameter.shape), layout, self.dtype.value)
+        self._sparse = 0  # leading dimensions that the indices of a sparse gradient have; 0: it is dense
         self._view: Any = None
         self._last: Any = None
         self._sent: Any = None
+
+    @property
+    def device(self) -> str:
+        return anywhere.device(self._parameter)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        parameter, device = self._parameter, self.device
+        layout = parameter.stride() if is_dense(parameter) else "contiguous"
+        same = (self._name, tuple(parameter.shape), layout, self.dtype.value)
+        return same if device == "CPU" else (*same, device)
 
     def trainable(self) -> bool:
         return bool(self._parameter.requires_grad)
@@ -63,7 +85,7 @@ class TorchGradient:
         view = self._view
         if gradient is not view:
             view.copy_(self._dense(gradient).detach())
-            if self._parameter.is_cpu:
+            if self._parameter.is_cpu and not self._sparse:
                 self._parameter.grad = gradient = view
         self._last = gradient
 
@@ -71,7 +93,9 @@ class TorchGradient:
         parameter, view = self._parameter, self._view
         if parameter.grad is view:
             return
-        if parameter.is_cpu:
+        if self._sparse:
+            parameter.grad = self._last = view.to_sparse(self._sparse)
+        elif parameter.is_cpu:
             parameter.grad = self._last = view
         else:
             if parameter.grad is None:
@@ -82,7 +106,7 @@ class TorchGradient:
     def pack(self, gradient: Any) -> Buffer:
         dense = torch.zeros_like(self._parameter) if gradient is None else self._dense(gradient)
         small, token = self._compressor.compress(dense.detach())
-        buffer = binding.buffer(small)
+        buffer = anywhere.buffer(small)
         self._sent = small, token, buffer
         self._last = gradient
         return buffer
@@ -90,11 +114,11 @@ class TorchGradient:
     def unpack(self) -> None:
         small, token, buffer = self._sent
         self._sent = None
-        binding.settle(small, buffer)
+        anywhere.settle(small, buffer)
         result = self._compressor.decompress(small, token)
         parameter = self._parameter
-        if parameter.grad is None or parameter.grad.is_sparse:
-            parameter.grad = self._last = result
+        if parameter.grad is None or self._sparse:
+            parameter.grad = self._last = result.to_sparse(self._sparse) if self._sparse else result
         elif result.data_ptr() != parameter.grad.data_ptr():
             parameter.grad.detach().copy_(result)
 
@@ -140,7 +164,9 @@ class TorchGradient:
             gradient.sub_(old, alpha=factor - 1)
 
     def _dense(self, gradient: Any) -> Any:
-        return gradient.to_dense() if gradient.is_sparse else gradient
+        """Optimizers that take sparse gradients refuse dense ones, and the reverse: it will come back as it was."""
+        self._sparse = gradient.sparse_dim() if gradient.is_sparse else 0
+        return gradient.to_dense() if self._sparse else gradient
 
 
 def _rows_of(parameter: Any, gradient: Any) -> Any:

@@ -22,6 +22,11 @@ from farandole.types import ReduceOp
 
 Closure = Callable[[], Any]
 
+# Attributes for programs that look at a Horovod optimizer.
+_SHOWN = (
+    "_parameter_names", "backward_passes_per_step", "op", "gradient_predivide_factor", "sparse_as_dense", "process_set",
+)  # fmt: skip
+
 
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Any]] | None = None,
@@ -54,6 +59,8 @@ def DistributedOptimizer(
     body = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     distributed = type(base.__name__, (_Combined if adasum else _Distributed, base), body)
     wrapped = _blank(distributed)
+    shown = _all_names(optimizer, names), backward_passes_per_step, op, gradient_predivide_factor, sparse_as_dense
+    wrapped.__dict__.update(zip(_SHOWN, (*shown, process_set), strict=True))
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped.__dict__.pop("step", None)  # a scheduler's patch, which calls the step of the optimizer it was made for
     if adasum:
@@ -70,6 +77,7 @@ class _Distributed:
     """What a distributed optimizer does differently from its base class."""
 
     _farandole: Any  # an _Exchange, or Steps
+    backward_passes_per_step: int
     param_groups: list[dict[str, Any]]
     state: Any
 
@@ -106,6 +114,7 @@ class _Distributed:
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Add up the gradients of ``passes`` backward passes before they are reduced."""
         _check_passes(passes)
+        self.backward_passes_per_step = passes
         if self._farandole.strategy is not None:
             self._farandole.strategy.set_passes(passes)
 
@@ -132,7 +141,7 @@ class _Distributed:
         base = family[family.index(_Distributed) + 1]
         plain = _blank(base)
         plain.__dict__.update(self.__dict__)
-        for name in ("_farandole", "step"):
+        for name in ("_farandole", "step", *_SHOWN):
             plain.__dict__.pop(name, None)
         return _blank, (base,), plain.__getstate__()
 
@@ -224,7 +233,7 @@ class _Exchange:
             self.strategy.before_step()
             return
         warnings.warn(
-            "optimizer.step() came after optimizer.synchronize(), but not inside optimizer.skip_synchronize(): wrap "
+            "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): wrap "
             "it, or the ranks have to ask each other once more whether there is something to reduce",
             stacklevel=4,
         )
@@ -308,6 +317,14 @@ def _names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) -
             f"{', '.join(map(str, unnamed))}"
         )
     return result
+
+
+def _all_names(optimizer: Any, names: dict[int, str]) -> dict[Any, str]:
+    return {
+        parameter: names.get(id(parameter), f"allreduce.noname.{number}.{place}")
+        for number, group in enumerate(optimizer.param_groups)
+        for place, parameter in enumerate(group["params"])
+    }
 
 
 def _check_groups(groups: Any) -> None:

@@ -14,7 +14,7 @@ from farandole.frontend import serials
 from farandole.frontend.objects import broadcast_object
 from farandole.frontend.ops import WORLD, place_of
 from farandole.frontend.trees import put_together, take_apart
-from farandole.torch.functions import binding
+from farandole.torch.functions import anywhere
 from farandole.types import Kind, Request
 
 
@@ -35,8 +35,9 @@ def broadcast_optimizer_state(
     """Give every rank ``root_rank``'s optimizer state and options (learning rate, momentum, ...).
 
     Ranks may hold other state than the root, or none: what the root has is what all have afterwards. Tensors that
-    fit are overwritten where they are.
+    fit are overwritten where they are. As with Horovod, an optimizer that has no state yet finds gradients of zero.
     """
+    fresh = not optimizer.state and not isinstance(optimizer, torch.optim.SparseAdam)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     tree, tensors = take_apart(_described(optimizer, parameters), torch.is_tensor)
     forms = [(tuple(tensor.shape), tensor.dtype, tensor.is_cpu) for tensor in tensors]
@@ -50,6 +51,9 @@ def broadcast_optimizer_state(
             ]
         _adopt(optimizer, parameters, put_together(root_tree, tensors))
     _broadcast([(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)], root_rank, process_set)
+    for parameter in parameters:
+        if fresh and parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 def _described(optimizer: torch.optim.Optimizer, parameters: list[Any]) -> dict[str, Any]:
@@ -86,12 +90,12 @@ def _broadcast(named: list[tuple[str, Any]], root: int, process_set: ProcessSet)
     serial = serials.next_for(engine)
     entries = []
     for name, tensor in named:
-        buffer = binding.buffer(tensor)
+        buffer = anywhere.buffer(tensor)
         request = Request(
             f"broadcast.{name}", Kind.BROADCAST, buffer.dtype, tuple(tensor.shape), root=root,
-            group="broadcast.state", group_size=len(named),
+            group="broadcast.state", group_size=len(named), device=buffer.device,
         )  # fmt: skip
         entries.append(Entry(request, buffer, serial))
     engine.run(entries)
     for (_, tensor), entry in zip(named, entries, strict=True):
-        binding.settle(tensor, entry.buffer)
+        anywhere.settle(tensor, entry.buffer)

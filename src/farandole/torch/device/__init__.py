@@ -1,0 +1,21 @@
+"""Collectives on the memory of GPUs: by NCCL where every rank has a GPU of its own, else through host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from farandole.config import Settings
+from farandole.contracts import Transport
+from farandole.engine import devices
+from farandole.errors import HorovodInternalError
+from farandole.torch.device.cuda import Cuda
+from farandole.torch.device.transport import TorchTransport
+
+cuda = Cuda()
+
+
+def _over(host: Transport, settings: Settings, lost: Callable[[HorovodInternalError], None]) -> TorchTransport:
+    return TorchTransport(host, settings, lost, cuda)
+
+
+devices.register("GPU", _over)

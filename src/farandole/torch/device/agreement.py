@@ -1,0 +1,108 @@
+"""Do the ranks exchange directly, or through host memory? They tell each other what they have, and decide alike."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import distributed
+
+from farandole.contracts import Transport
+from farandole.torch.device.accelerator import Accelerator
+
+
+class View(NamedTuple):
+    """What one rank has: its device, why it cannot exchange directly (or nothing), what ``--nccl`` says there, and how
+    many devices it sees."""
+
+    identity: str
+    lack: str
+    wish: str
+    devices: int = 1
+
+
+class Decision(NamedTuple):
+    """``direct``, and why or why not. ``refused``: some rank insists on what is not possible; what to tell the user.
+    ``pity``: it need not be like that."""
+
+    direct: bool
+    why: str
+    refused: str = ""
+    pity: bool = False
+
+
+def decide(views: Sequence[View], name: str) -> Decision:
+    """Pure. ``name``: of what the ranks would exchange by."""
+    obstacle, pity = _obstacle(views)
+    if not obstacle:
+        return Decision(True, "every rank has a GPU of its own")
+    if all(view.wish != "on" for view in views):
+        return Decision(False, obstacle, pity=pity)
+    return Decision(
+        False,
+        obstacle,
+        f"--nccl=on (FARANDOLE_NCCL), but GPUs cannot exchange directly, by {name}: {obstacle}. Give every rank a GPU "
+        f"of its own, {_CURE}, or let them exchange through host memory: --nccl=auto",
+    )
+
+
+_CURE = "torch.cuda.set_device(hvd.local_rank())"
+
+
+def _obstacle(views: Sequence[View]) -> tuple[str, bool]:
+    """Why not, and whether the ranks could have done otherwise."""
+    for rank, view in enumerate(views):
+        if view.wish == "off":
+            return f"rank {rank} has --nccl=off", False
+        if view.lack:
+            return f"rank {rank} has {view.lack}", False
+    firsts: dict[str, int] = {}
+    for rank, view in enumerate(views):
+        first = firsts.setdefault(view.identity, rank)
+        if first != rank:
+            why = f"ranks {first} and {rank} share {view.identity}"
+            sharing = sum(each.identity == view.identity for each in views)
+            if view.devices < sharing:
+                return why, False
+            return f"{why}, though {view.devices} GPUs are there; {_CURE} gives every rank its own", True
+    return "", False
+
+
+def tell(host: Transport, text: str) -> list[str]:
+    """What every rank tells, in rank order. Collective."""
+    mine = np.frombuffer(text.encode(), dtype=np.uint8).copy()
+    lengths = np.zeros(host.size, dtype=np.int64)
+    host.allgather(np.array([len(mine)], dtype=np.int64).view(np.uint8), lengths.view(np.uint8), [8] * host.size)
+    counts = lengths.tolist()
+    everything = np.empty(sum(counts), dtype=np.uint8)
+    host.allgather(mine, everything, counts)
+    return [part.tobytes().decode() for part in np.split(everything, np.cumsum(counts)[:-1])]
+
+
+def views(host: Transport, accelerator: Accelerator, wish: str) -> list[View]:
+    """Everybody's. Collective."""
+    lack = accelerator.lack()
+    mine = View("", lack, wish) if lack else View(accelerator.identity(), "", wish, accelerator.count())
+    return [View(*json.loads(text)) for text in tell(host, json.dumps(mine))]
+
+
+def connect(host: Transport, accelerator: Accelerator, interface: str, seconds: float) -> Any:
+    """A torch.distributed backend that joins the ranks of ``host``. Collective.
+
+    They meet at a store of torch's on rank 0, which listens on ``interface`` alone.
+    """
+    listener = None
+    if host.rank == 0:
+        family = socket.AF_INET6 if ":" in interface else socket.AF_INET
+        listener = socket.create_server((interface, 0), family=family, backlog=max(128, host.size))
+    address = json.dumps([interface, listener.getsockname()[1]] if listener is not None else None)
+    name, port = json.loads(tell(host, address)[0])
+    store = distributed.TCPStore(
+        name, port, host.size, host.rank == 0, timedelta(seconds=seconds), wait_for_workers=False,
+        master_listen_fd=None if listener is None else listener.detach(),
+    )  # fmt: skip
+    return accelerator.connect(store, host.rank, host.size)

@@ -1,0 +1,140 @@
+"""CUDA (and ROCm, which torch calls by the same names)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from farandole.errors import RequestError
+
+_PATIENCE = timedelta(seconds=30)  # for giving up what hangs; a collective itself may take any time
+CAPTURED = (
+    "collectives cannot be captured in a CUDA graph: ranks agree on the host before they run. Call them before or "
+    "after the captured part."
+)
+
+
+class Cuda:
+    """See ``accelerator.Accelerator``."""
+
+    name = "NCCL"
+
+    def __init__(self) -> None:
+        self._home: Any = None
+        self._stream: Any = None
+        self._touched = threading.local()  # streams that this thread has used since its last mark
+
+    @property
+    def device(self) -> Any:
+        if self._home is None:
+            self._home = torch.device("cuda", torch.cuda.current_device())
+        return self._home
+
+    def owns(self, tensor: Any) -> bool:
+        if not tensor.is_cuda:
+            return False
+        if self._home is None:
+            self._home = tensor.device
+        return bool(tensor.device == self._home)
+
+    def identity(self) -> str:
+        uuid = getattr(torch.cuda.get_device_properties(self.device), "uuid", None)
+        if uuid is not None:
+            return f"GPU-{uuid}"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()  # older torch: this host's GPU by number
+        return f"GPU {os.environ.get('CUDA_VISIBLE_DEVICES', '')}:{self.device.index} of {boot}"
+
+    def count(self) -> int:
+        return int(torch.cuda.device_count())
+
+    def lack(self) -> str:
+        if not torch.cuda.is_available():
+            return "no CUDA GPU"
+        return "" if distributed.is_available() and distributed.is_nccl_available() else "a torch without NCCL"
+
+    def connect(self, store: Any, rank: int, size: int) -> Any:
+        """A group of our own, beside any that the program has: nothing is registered with torch.distributed.
+
+        Waiting in this group is told to be blocking, though nobody waits in it: that keeps torch from starting the
+        threads that end the process when a peer is lost. The engine finds that out, and survivors go on.
+        """
+        options = distributed.ProcessGroupNCCL.Options()
+        options._timeout = _PATIENCE
+        with torch.cuda.device(self.device), _variable("TORCH_NCCL_BLOCKING_WAIT", "1"):
+            return distributed.ProcessGroupNCCL(store, rank, size, options)
+
+    def follow(self, work: Any) -> None:
+        work.get_future().wait()  # of the stream, not of this thread: ``work.wait()`` would block it (see ``connect``)
+
+    # Streams.
+
+    def touch(self) -> None:
+        raw = torch._C._cuda_getCurrentRawStream(self.device.index)
+        streams = self._streams()
+        if raw not in streams:
+            streams[raw] = torch.cuda.current_stream(self.device)
+
+    def mark(self) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            raise RequestError(CAPTURED)
+        self.touch()
+        streams, self._touched.streams = self._touched.streams, {}
+        return tuple((stream, stream.record_event()) for stream in streams.values())
+
+    @contextmanager
+    def lane(self, marks: Sequence[Any]) -> Iterator[None]:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        with torch.cuda.stream(self._stream):
+            for mark in marks:
+                for _, event in mark:
+                    self._stream.wait_event(event)
+            yield
+
+    def passed(self, marks: Sequence[Any]) -> Callable[[], None]:
+        event, device = self._stream.record_event(), self.device
+        marked = [stream for mark in marks for stream, _ in mark]
+
+        def wait() -> None:
+            # also those it came from: what was allocated there may be freed from now on, and then used again there
+            for stream in {each.cuda_stream: each for each in (torch.cuda.current_stream(device), *marked)}.values():
+                stream.wait_event(event)
+
+        return wait
+
+    def keep(self, tensor: Any) -> None:
+        tensor.record_stream(torch.cuda.current_stream(self.device))
+
+    def drain(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def pinned(self, nbytes: int) -> Any:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def _streams(self) -> dict[int, Any]:
+        if not hasattr(self._touched, "streams"):
+            self._touched.streams = {}
+        found: dict[int, Any] = self._touched.streams
+        return found
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """An environment variable, for as long as it takes torch to read it; the user's own wins."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]

@@ -1,0 +1,177 @@
+"""The DeviceTransport of torch: how it goes is agreed upon when the first collective is."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from farandole import context
+from farandole.config import Settings
+from farandole.contracts import T, Transport
+from farandole.errors import HorovodInternalError, RequestError
+from farandole.log import logger
+from farandole.torch.device import agreement
+from farandole.torch.device.accelerator import Accelerator
+from farandole.torch.device.native import Native, scale_into
+from farandole.torch.device.staged import Staged, on_device
+from farandole.torch.device.watch import Watch
+from farandole.types import Buffer, DType, ReduceOp
+
+_FAREWELL = 30.0  # seconds that a group has to end
+_TORCH = {dtype: getattr(torch, dtype.value) for dtype in DType}
+_NO_GROUP = (
+    "GPUs could not be connected by {name}: {error}. --nccl=off (FARANDOLE_NCCL=off) exchanges through host memory."
+)
+
+
+class TorchTransport:
+    """See ``contracts.DeviceTransport``."""
+
+    devices = frozenset({"GPU"})
+
+    def __init__(
+        self,
+        host: Transport,
+        settings: Settings,
+        lost: Callable[[HorovodInternalError], None],
+        accelerator: Accelerator,
+    ) -> None:
+        self.rank, self.size, self.board = host.rank, host.size, host.board
+        self._host, self._settings, self._lost, self._accelerator = host, settings, lost, accelerator
+        self._staged = Staged(host, accelerator)
+        self._way: Native | Staged | None = None  # how collectives go; None: not agreed yet
+        self._refused = ""
+        self._backend: Any = None
+        self._watch: Watch | None = None
+        self._given_up = threading.Lock()  # taken for good by who gives up
+
+    # What the engine calls.
+
+    def empty(self, count: int, dtype: DType) -> Any:
+        with torch.inference_mode(False):  # it goes to the program, which may differentiate
+            return torch.empty(count, dtype=_TORCH[dtype], device=self._accelerator.device)
+
+    def scale(self, out: Any, data: Any, dtype: DType, factor: float) -> None:
+        scale_into(out, data, dtype, factor)
+
+    def mark(self) -> Any:
+        return self._accelerator.mark()
+
+    def run(self, marks: Sequence[Any], work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        # in inference mode, for the program's tensors may have been made in it
+        with torch.inference_mode(), self._accelerator.lane(marks):
+            if self._way is None:
+                self._agree()
+            if self._refused:
+                raise RequestError(self._refused)
+            return work(), self._accelerator.passed(marks)
+
+    # Collectives.
+
+    def allocate(self, nbytes: int) -> Any:
+        return self.empty(nbytes, DType.UINT8)
+
+    def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float = 1.0) -> None:
+        """The result of a host array, which stands in for a rank that has joined, is not brought back."""
+        if buffers:
+            self._chosen().allreduce([self._here(buffer) for buffer in buffers], op, scale)
+
+    def adasum(self, buffers: Sequence[Buffer], scale: float) -> None:
+        self._staged.adasum([self._here(buffer) for buffer in buffers], scale)
+
+    def allgather(self, send: Any, receive: Any, counts: Sequence[int]) -> None:
+        self._chosen().allgather(send, receive, counts)
+
+    def broadcast(self, data: Any, root: int) -> None:
+        self._chosen().broadcast(data, root)
+
+    def alltoall(self, send: Any, send_counts: Sequence[int], receive: Any, receive_counts: Sequence[int]) -> None:
+        self._chosen().alltoall(send, send_counts, receive, receive_counts)
+
+    def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0) -> None:
+        self._chosen().reducescatter(buffer, counts, op, scale)
+
+    def barrier(self) -> None:
+        self._host.barrier()
+
+    def split(self, ranks: Sequence[int]) -> TorchTransport | None:
+        part = self._host.split(ranks)
+        return None if part is None else TorchTransport(part, self._settings, self._lost, self._accelerator)
+
+    # Life.
+
+    def abort(self, why: str) -> None:
+        """Give up what runs on this rank's device. The other ranks hear of it over the host."""
+        if self._backend is not None and self._given_up.acquire(blocking=False):
+            _within(_FAREWELL, self._backend.abort)
+
+    def close(self) -> None:
+        """Wait for the device, unless what ran there was given up."""
+        if self._backend is None:
+            return
+        if self._watch is not None:
+            if not self._given_up.locked():
+                self._accelerator.drain()  # the watch sees to it that this ends
+            self._watch.stop()
+        if self._given_up.acquire(blocking=False):
+            _within(_FAREWELL, self._backend.shutdown)
+        self._backend = self._way = None
+
+    # How.
+
+    def _chosen(self) -> Native | Staged:
+        if self._way is None:
+            self._agree()
+        assert self._way is not None
+        return self._way
+
+    def _agree(self) -> None:
+        """All ranks are here, for they have agreed on a collective."""
+        wish, name = self._settings.nccl, self._accelerator.name
+        if self.size == 1 and wish != "on":
+            self._way = Native(0, 1)
+            return
+        decision = agreement.decide(agreement.views(self._host, self._accelerator, wish), name)
+        if self.rank == 0:
+            say = logger.warning if decision.pity else logger.info
+            say("GPUs exchange %s: %s", f"by {name}" if decision.direct else "through host memory", decision.why)
+        self._refused = decision.refused
+        self._way = self._connected() if decision.direct else self._staged
+
+    def _connected(self) -> Native:
+        store = context.store()
+        interface = "127.0.0.1" if store is None else store.host
+        try:
+            self._backend = agreement.connect(self._host, self._accelerator, interface, self._settings.start_timeout)
+            self._watch = Watch(self._host, self._lost, lambda: self.abort(""))
+            way = Native(self.rank, self.size, self._backend, self._accelerator.follow, self._watch)
+            one = torch.ones(1, device=self._accelerator.device)
+            way.allreduce([Buffer(one, one, DType.FLOAT32)], ReduceOp.SUM, 1.0)  # the first one connects
+        except HorovodInternalError:
+            raise
+        except RuntimeError as error:
+            raise RuntimeError(_NO_GROUP.format(name=self._accelerator.name, error=error)) from error
+        return way
+
+    def _here(self, buffer: Buffer) -> Buffer:
+        if not isinstance(buffer.data, np.ndarray):
+            return buffer
+        tensor = on_device(buffer.data, buffer.dtype, self._accelerator.device)
+        return Buffer(tensor, tensor, buffer.dtype)
+
+
+def _within(seconds: float, end: Callable[[], None]) -> None:
+    """Call ``end``, but do not wait for ever: what hangs hangs in a thread that nobody waits for."""
+
+    def quietly() -> None:
+        with contextlib.suppress(RuntimeError):  # it is over anyway
+            end()
+
+    thread = threading.Thread(target=quietly, name="farandole-farewell", daemon=True)
+    thread.start()
+    thread.join(seconds)

@@ -1,0 +1,69 @@
+"""Looks whether the peers live while the device is busy with them: it would wait for a dead one for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from farandole.contracts import Transport
+from farandole.errors import HorovodInternalError
+
+_PERIOD = 0.25  # seconds between two looks
+_QUIET = 10.0  # seconds after which it is asked how the last collective ended; to ask disturbs CUDA graphs' captures
+
+
+class Watch:
+    """``lost`` is told what was found, then ``give_up`` is called: whoever sees what is left of a collective that was
+    given up must find its engine ended."""
+
+    def __init__(
+        self, host: Transport, lost: Callable[[HorovodInternalError], None], give_up: Callable[[], None]
+    ) -> None:
+        self._host, self._lost, self._give_up = host, lost, give_up
+        self._last: tuple[Any, float] | None = None
+        self._found: HorovodInternalError | None = None
+        self._over = threading.Event()
+        self._failed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="farandole-watch", daemon=True)
+        self._thread.start()
+
+    def note(self, work: Any) -> None:
+        """``work`` is what the device was told last."""
+        self._last = (work, monotonic())
+
+    def cause(self, seconds: float) -> HorovodInternalError | None:
+        """Something went wrong here: is it that a peer is gone?"""
+        self._failed.wait(seconds)
+        return self._found
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(_PERIOD):
+            try:
+                self._host.board.verify()
+                self._ask()
+            except HorovodInternalError as error:
+                self._found = error
+                self._failed.set()
+                self._lost(error)
+                self._give_up()
+                return
+
+    def _ask(self) -> None:
+        """Has the last collective failed on the device?"""
+        last = self._last
+        if last is None or monotonic() - last[1] < _QUIET or not last[0].is_completed():
+            return
+        if self._last is last:
+            self._last = None
+        try:
+            last[0].wait()
+        except RuntimeError as error:
+            why = f"rank {self._host.rank} failed inside a collective on its GPU: {error}"
+            self._host.abort(why)
+            raise HorovodInternalError(why) from error
