@@ -1,0 +1,50 @@
+"""Several updates as one, for optimizers that should not exchange every time."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class AccumulationState(NamedTuple):
+    """``count``: updates since the last step. ``gradients``: their sum. ``inner``: the optimizer's own state."""
+
+    count: Any
+    gradients: Any
+    inner: Any
+
+
+def accumulated(optimizer: Any, every: int, mean: bool) -> Any:
+    """``optimizer``, for every ``every``-th update, on the mean or the sum of them; the others give zeros.
+
+    Other than in ``optax.MultiSteps``, ``optimizer`` is not even run for the others.
+    """
+    import optax
+
+    each_of, zeros = jax.tree_util.tree_map, jnp.zeros_like
+
+    def init(params: Any) -> AccumulationState:
+        return AccumulationState(jnp.zeros((), jnp.int32), each_of(zeros, params), optimizer.init(params))
+
+    def update(updates: Any, state: AccumulationState, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        total = each_of(lambda one, other: one + other, state.gradients, updates)
+        full = state.count + 1 == every
+
+        def step() -> tuple[Any, Any, Any]:
+            counted = each_of(lambda each: each / every, total) if mean else total
+            found, inner = optimizer.update(counted, state.inner, params, **extra)
+            return found, inner, each_of(zeros, total)
+
+        def wait() -> tuple[Any, Any, Any]:
+            shape = jax.eval_shape(step)[0]
+            return each_of(lambda each: jnp.zeros(each.shape, each.dtype), shape), state.inner, total
+
+        if isinstance(full, jax.core.Tracer):
+            found, inner, gradients = jax.lax.cond(full, step, wait)
+        else:
+            found, inner, gradients = step() if full else wait()
+        return found, AccumulationState(jnp.where(full, 0, state.count + 1), gradients, inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)

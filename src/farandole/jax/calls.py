@@ -1,0 +1,194 @@
+"""What runs on the host: a collective on numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from farandole import context
+from farandole.collectives.kernels import shares
+from farandole.context import ProcessSet
+from farandole.errors import RequestError
+from farandole.frontend.array_binding import ArrayBinding, carried
+from farandole.frontend.ops import WORLD, Collectives
+from farandole.types import Buffer, DType, Kind, ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+Shapes = Sequence[tuple[int, ...]]
+_REDUCED = frozenset(dtype.value for dtype in DType)
+_MOVED = _REDUCED | {"uint16", "uint32", "uint64", "complex64"}
+
+
+class _Host(Collectives):
+    """The collectives on arrays, with the rows that each rank gave."""
+
+    def _gathered(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
+        return super()._gathered(tensor, buffer, result), tuple(result[1])
+
+
+_host = _Host(ArrayBinding())
+poll, meet, last_to_join = _host.poll, _host.barrier, _host.join
+
+
+def check_dtypes(kind: Kind, dtypes: Sequence[Any], name: str | None) -> None:
+    """Raise ValueError for a type that cannot travel."""
+    known = _REDUCED if kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER) else _MOVED
+    for dtype in dtypes:
+        if str(dtype) in known:
+            continue
+        cure = "Reduce its real and imaginary parts" if "complex" in str(dtype) else "Cast it first"
+        if str(dtype).startswith("key<"):
+            cure = "Take jax.random.key_data(key)"
+        raise ValueError(
+            f"{kind.name.lower()}{'' if name is None else f' {name!r}'}: arrays of type {dtype} are not supported, "
+            f"only {', '.join(sorted(known))}. {cure}."
+        )
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective, or several of a kind as one unit. See ``primitive.HostCall``."""
+
+    kind: Kind
+    name: str | None = None
+    process_set: ProcessSet = WORLD
+    op: ReduceOp = ReduceOp.SUM
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = 0
+    splits: tuple[int, ...] | None = None
+    rows: tuple[tuple[int, ...], ...] | None = None  # allgather: what each rank has, per array; None: as many as here
+    grouped: bool = False
+    place: tuple[int, int] | None = None  # rank and size that shapes and gradients were made for
+
+    def __str__(self) -> str:
+        return f"{self.kind.name.lower()}({'' if self.name is None else f'name={self.name!r}'})"
+
+    @property
+    def elementwise(self) -> bool | None:
+        if self.kind is Kind.ALLREDUCE:
+            return None if self.op is ReduceOp.ADASUM else True
+        return self.kind is Kind.BROADCAST
+
+    def placed(self) -> Collective:
+        """The same, for this rank of so many, if that matters."""
+        if self.kind is Kind.ALLREDUCE:
+            return self
+        engine = context.engine(self.process_set)
+        return replace(self, place=(engine.rank, engine.size))
+
+    def renamed(self, suffix: str, **changes: Any) -> Collective:
+        """The same, under a name with ``suffix``."""
+        return replace(self, name=None if self.name is None else self.name + suffix, **changes)
+
+    # Shapes, as far as one rank can know them.
+
+    def shapes(self, shapes: Shapes, dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
+        check_dtypes(self.kind, dtypes, self.name)
+        if self.kind in (Kind.ALLREDUCE, Kind.BROADCAST):
+            return list(zip(shapes, dtypes, strict=True))
+        if not all(map(len, shapes)):
+            raise RequestError(f"Process-set rank zero tried to {self.kind.name} a rank-zero tensor.")
+        engine = context.engine(self.process_set)
+        if self.kind is Kind.ALLGATHER:
+            every = self.expected(shapes)
+            return [((sum(rows), *shape[1:]), d) for rows, shape, d in zip(every, shapes, dtypes, strict=True)]
+        if self.kind is Kind.REDUCESCATTER:
+            own = [shares(shape[0], engine.size)[engine.rank] for shape in shapes]
+            return [((count, *shape[1:]), dtype) for count, shape, dtype in zip(own, shapes, dtypes, strict=True)]
+        if self.splits is not None:
+            raise ValueError(
+                f"{self} with splits: what comes back has a shape that depends on the other ranks, which a jitted "
+                "program cannot have. Call it outside of jit, or deal rows evenly (pad them, and leave splits out)"
+            )
+        if shapes[0][0] % engine.size:
+            raise RequestError(
+                f"{self}: splits not provided, but first dimension of tensor is not an even multiple of the number of "
+                f"workers. ({shapes[0][0]} rows, {engine.size} workers)"
+            )
+        return list(zip(shapes, dtypes, strict=True))
+
+    def expected(self, shapes: Shapes) -> tuple[tuple[int, ...], ...]:
+        """Rows of each rank, per array."""
+        size = context.engine(self.process_set).size
+        return self.rows or tuple((shape[0],) * size for shape in shapes)
+
+    # On the host.
+
+    def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
+        self._check(arrays)
+        told: dict[str, Any] = {"name": self.name, "process_set": self.process_set}
+        if self.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+            told.update(op=self.op, prescale_factor=self.prescale, postscale_factor=self.postscale)
+            return self._call(self.kind.name.lower(), arrays, told)
+        small = [carried(array) for array in arrays]
+        if self.kind is Kind.BROADCAST:
+            results = [_host.broadcast(each, self.root, **told) for each in small]
+        elif self.kind is Kind.ALLGATHER:
+            pairs = self._call("allgather", small, told)
+            if jitted:
+                self._check_rows([array.shape for array in arrays], [rows for _, rows in pairs])
+            results = [result for result, _ in pairs]
+        elif self.splits is None:
+            results = [_host.alltoall(small[0], **told)]
+        else:
+            result, received = _host.alltoall(small[0], self.splits, **told)
+            return [result.view(arrays[0].dtype), received]
+        return [result.view(array.dtype) for result, array in zip(results, arrays, strict=True)]
+
+    def _check(self, arrays: Sequence[Array]) -> None:
+        check_dtypes(self.kind, [array.dtype for array in arrays], self.name)
+        engine = context.engine(self.process_set)
+        if self.place not in (None, (engine.rank, engine.size)):
+            rank, size = self.place or (0, 0)
+            raise ValueError(
+                f"this program was made for rank {rank} of {size}, but this is rank {engine.rank} of {engine.size}. "
+                "Call jax.clear_caches() when ranks have changed"
+            )
+
+    def _call(self, verb: str, arrays: Sequence[Array], told: dict[str, Any]) -> list[Any]:
+        if not self.grouped:
+            return [getattr(_host, verb)(arrays[0], **told)]
+        return list(getattr(_host, f"grouped_{verb}")(arrays, **told))
+
+    # In two halves.
+
+    def start(self, arrays: Sequence[Array]) -> int:
+        """Begin; ``finish`` waits. The arrays must stay as they are until then."""
+        self._check(arrays)
+        told: dict[str, Any] = {"name": self.name, "process_set": self.process_set}
+        if self.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+            told.update(op=self.op, prescale_factor=self.prescale, postscale_factor=self.postscale)
+        elif self.kind is Kind.BROADCAST:
+            told.update(root_rank=self.root)
+        elif self.kind is Kind.ALLTOALL:
+            told.update(splits=self.splits)
+        small = arrays if self.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER) else [carried(array) for array in arrays]
+        verb = f"{self.kind.name.lower()}_async"
+        if not self.grouped:
+            return int(getattr(_host, verb)(small[0], **told))
+        return int(getattr(_host, f"grouped_{verb}")(small, **told))
+
+    def finish(self, handle: int, shapes: Shapes, dtypes: Sequence[Any], jitted: bool) -> list[Array]:
+        """What ``run`` gives, for what ``start`` began with arrays of these shapes and types."""
+        found = _host.synchronize(handle)
+        results = list(found) if self.grouped else [found]
+        if self.kind is Kind.ALLGATHER:
+            if jitted:
+                self._check_rows(shapes, [rows for _, rows in results])
+            results = [result for result, _ in results]
+        elif self.splits is not None:
+            result, received = found
+            return [result.view(dtypes[0]), received]
+        return [result.view(dtype) for result, dtype in zip(results, dtypes, strict=True)]
+
+    def _check_rows(self, shapes: Shapes, found: Sequence[tuple[int, ...]]) -> None:
+        for expected, rows in zip(self.expected(shapes), found, strict=True):
+            if rows != expected:
+                raise ValueError(
+                    f"ranks have {list(rows)} rows, but inside a jitted program all must have as many, for shapes are "
+                    "fixed before it runs. Pad the arrays, or call allgather outside of jit"
+                )

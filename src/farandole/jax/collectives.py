@@ -1,0 +1,158 @@
+"""The collectives on JAX arrays: at once outside of programs, and inside ``jit``, ``grad``, ``vmap`` and ``scan``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from farandole.context import ProcessSet
+from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.frontend.ops import WORLD, place_of, reduce_op
+from farandole.jax import differentiable
+from farandole.jax.calls import Collective, last_to_join, meet
+from farandole.jax.primitive import host_call, wait
+from farandole.types import DType, Kind
+
+
+class _Cast(CastCompressor):
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        return tensor.astype(cls.dtype.value) if jnp.issubdtype(tensor.dtype, jnp.floating) else tensor, tensor.dtype
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        return tensor.astype(ctx)
+
+
+class Compression:
+    """How arrays travel: ``none``, ``fp16``, ``bf16``, or a subclass of ``Compressor`` of your own."""
+
+    Compressor = Compressor
+    none = NoneCompressor
+
+    class fp16(_Cast):
+        dtype = DType.FLOAT16
+
+    class bf16(_Cast):
+        dtype = DType.BFLOAT16
+
+
+def allreduce(
+    tensor: Any, average: bool | None = None, name: str | None = None, compression: Any = NoneCompressor,
+    op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+) -> Any:  # fmt: skip
+    """The reduction of every rank's ``tensor``, as a new array. ``op``: Average (the default), Sum, Min, ...
+
+    A container (dictionary, list, ... of arrays: metrics, say) is reduced as one unit, and gives one of its kind.
+    """
+    leaves, kind = jax.tree_util.tree_flatten(tensor)
+    call = Collective(
+        Kind.ALLREDUCE, name, process_set, reduce_op(average, op), prescale_factor, postscale_factor,
+        grouped=not jax.tree_util.treedef_is_leaf(kind),
+    )  # fmt: skip
+    return jax.tree_util.tree_unflatten(kind, _reduced(call, leaves, compression))
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any], average: bool | None = None, name: str | None = None, compression: Any = NoneCompressor,
+    op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    process_set: ProcessSet = WORLD,
+) -> list[Any]:  # fmt: skip
+    """``allreduce`` of several arrays as one unit."""
+    how = reduce_op(average, op), prescale_factor, postscale_factor
+    return _reduced(Collective(Kind.ALLREDUCE, name, process_set, *how, grouped=True), tensors, compression)
+
+
+def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+    """Every rank's ``tensor``, one below the other.
+
+    Outside of jit, the first dimension may differ from rank to rank.
+    """
+    return differentiable.apply(Collective(Kind.ALLGATHER, name, process_set), as_arrays([tensor]))[0]
+
+
+def grouped_allgather(tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = WORLD) -> list[Any]:
+    """``allgather`` of several arrays as one unit."""
+    return differentiable.apply(Collective(Kind.ALLGATHER, name, process_set, grouped=True), as_arrays(tensors))
+
+
+def broadcast(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+    """``root_rank``'s ``tensor``, as a new array on every rank."""
+    place_of(root_rank, process_set)
+    return differentiable.apply(Collective(Kind.BROADCAST, name, process_set, root=root_rank), as_arrays([tensor]))[0]
+
+
+def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without ``splits``).
+
+    Gives what this rank received, and with ``splits`` (outside of jit only) also how many rows came from each rank.
+    """
+    dealt = None if splits is None else differentiable.splits_of(splits)
+    outputs = differentiable.apply(Collective(Kind.ALLTOALL, name, process_set, splits=dealt), as_arrays([tensor]))
+    return outputs[0] if splits is None else (outputs[0], outputs[1])
+
+
+def reducescatter(
+    tensor: Any, name: str | None = None, compression: Any = NoneCompressor, op: int | None = None,
+    process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> Any:  # fmt: skip
+    """This rank's rows of the reduction. What ranks do not divide goes one row each to the first ranks."""
+    how = reduce_op(None, op), prescale_factor, postscale_factor
+    return _reduced(Collective(Kind.REDUCESCATTER, name, process_set, *how), [tensor], compression)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any], name: str | None = None, compression: Any = NoneCompressor, op: int | None = None,
+    process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> list[Any]:  # fmt: skip
+    """``reducescatter`` of several arrays as one unit."""
+    how = reduce_op(None, op), prescale_factor, postscale_factor
+    return _reduced(Collective(Kind.REDUCESCATTER, name, process_set, *how, grouped=True), tensors, compression)
+
+
+class _Barrier(NamedTuple):
+    """See ``primitive.HostCall``."""
+
+    process_set: ProcessSet
+    elementwise: bool | None = None
+
+    def __str__(self) -> str:
+        return "barrier"
+
+    def shapes(self, shapes: Any, dtypes: Any) -> list[Any]:
+        return []
+
+    def run(self, arrays: Any, jitted: bool) -> list[Any]:
+        meet(self.process_set)
+        return []
+
+
+def barrier(process_set: ProcessSet = WORLD) -> None:
+    """Return when all ranks (of the set) have come here, and all that this thread dispatched before is done. In a
+    program: its collectives go on when all ranks are there."""
+    host_call(_Barrier(process_set), [])
+
+
+def join(device: int = -1) -> int:
+    """This rank has no more data: it takes part in the others' allreduces, with zeros for sums and averages and what
+    changes nothing for the other operations, until all ranks have joined. The rank that joined last. Outside of jit.
+
+    ``device`` is there for programs that were written for Horovod.
+    """
+    wait()
+    return last_to_join()
+
+
+def _reduced(call: Collective, tensors: Sequence[Any], compression: Any) -> list[Any]:
+    pairs = [compression.compress(each) for each in as_arrays(tensors)]
+    done = differentiable.apply(call, [small for small, _ in pairs])
+    return [compression.decompress(each, token) for each, (_, token) in zip(done, pairs, strict=True)]
+
+
+def as_arrays(tensors: Sequence[Any]) -> list[Any]:
+    """JAX arrays of what may be numpy arrays or numbers."""
+    return [each if isinstance(each, jax.Array) else jnp.asarray(each) for each in tensors]

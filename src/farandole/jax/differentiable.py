@@ -1,0 +1,214 @@
+"""Gradients of the collectives.
+
+They are those of the sum of all ranks' losses; where Horovod's are not, its numbers count: gradients of allgather and
+broadcast are averaged over the ranks, and those of reducescatter are not divided (docs/jax.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from farandole import context
+from farandole.collectives.kernels import shares
+from farandole.jax import native
+from farandole.jax.calls import Collective
+from farandole.jax.primitive import host_call, wait
+from farandole.types import Kind, ReduceOp
+
+Arrays = tuple[Any, ...]
+Gradients = list[Any]  # None: nothing, for what has no gradient
+
+
+def apply(call: Collective, arrays: Sequence[Any]) -> list[Any]:
+    """The outputs of ``call``, which gradients see through."""
+    if not arrays:
+        return []
+    call = call.placed()
+    if not any(isinstance(array, jax.core.Tracer) for array in arrays):
+        return collective(call, arrays)
+    op, scale = call.op, call.prescale * call.postscale
+    if call.kind is Kind.ALLREDUCE and op in (ReduceOp.MIN, ReduceOp.MAX):
+        if call.prescale < 0:  # a negative factor turns the order round
+            op = ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN
+        found = _extremum(call.renamed("", op=op, prescale=1.0, postscale=1.0), tuple(arrays))
+        return [each if scale == 1.0 else (each * scale).astype(each.dtype) for each in found]
+    if call.kind is Kind.ALLREDUCE and op is ReduceOp.PRODUCT:
+        return list(_product(call, tuple(arrays)))
+    return list(_linear(call, tuple(arrays)))
+
+
+def collective(call: Collective, arrays: Sequence[Any]) -> list[Any]:
+    """The outputs of ``call``: by JAX's own collectives where they can be had, else over the host."""
+    if any(isinstance(array, jax.core.Tracer) for array in arrays):
+        return host_call(call, arrays) if native.position() is None else native.inside(call, arrays)
+    if native.active():
+        wait()
+        found = native.now(call, arrays)
+        if found is not None:
+            return found
+    return host_call(call, arrays)
+
+
+def _sum(call: Collective, arrays: Sequence[Any], suffix: str) -> list[Any]:
+    return apply(call.renamed(suffix, op=ReduceOp.SUM, prescale=1.0, postscale=1.0), arrays)
+
+
+def _continuous(gradients: Sequence[Any]) -> list[int]:
+    """Which of the gradients are numbers: those of whole numbers are not."""
+    return [place for place, each in enumerate(gradients) if each.dtype != jax.dtypes.float0]
+
+
+def _filled(count: int, places: Sequence[int], values: Sequence[Any]) -> tuple[Arrays]:
+    gradients: Gradients = [None] * count
+    for place, value in zip(places, values, strict=True):
+        gradients[place] = value
+    return (tuple(gradients),)
+
+
+# What is linear: sums and averages, and all that only moves data. The gradient of Adasum is reduced as the array was,
+# as in Horovod.
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _linear(call: Collective, arrays: Arrays) -> Arrays:
+    return tuple(collective(call, arrays))
+
+
+def _linear_forward(call: Collective, arrays: Arrays) -> tuple[Arrays, Any]:
+    outputs = _linear(call, arrays)
+    rows = [jnp.empty((*array.shape[:1], 0)) for array in arrays]  # shapes are static, numbers would not be
+    return outputs, (rows, outputs[1] if call.splits is not None else None)
+
+
+def _linear_backward(call: Collective, kept: Any, gradients: Arrays) -> tuple[Arrays]:
+    rows, received = kept
+    if call.splits is not None:
+        gradients = gradients[:1]
+    places = _continuous(gradients)
+    some = [gradients[place] for place in places]
+    if not some:
+        return _filled(len(rows), [], [])
+    backward = call.renamed(".gradient")
+    if call.kind is Kind.ALLREDUCE:
+        values = apply(backward, some)
+    elif call.kind is Kind.ALLTOALL:
+        splits = None if received is None else splits_of(received)
+        values = apply(backward.renamed("", splits=splits), some)[:1]
+    elif call.kind is Kind.REDUCESCATTER:
+        values = _scattered_backward(call, [rows[place].shape[0] for place in places], some)
+    else:
+        means = apply(backward.renamed("", kind=Kind.ALLREDUCE, op=ReduceOp.AVERAGE, rows=None), some)
+        if call.kind is Kind.BROADCAST:
+            here = context.rank() if native.position() is None else native.position()
+            values = [jnp.where(here == call.root, mean, jnp.zeros_like(mean)) for mean in means]
+        else:
+            values = _own_rows(call, [rows[place].shape[0] for place in places], places, means)
+    return _filled(len(rows), places, values)
+
+
+_linear.defvjp(_linear_forward, _linear_backward)
+
+
+def _scattered_backward(call: Collective, rows: Sequence[int], gradients: Sequence[Any]) -> list[Any]:
+    size = context.engine(call.process_set).size
+    factor = call.prescale * call.postscale * (size if call.op is ReduceOp.SUM else 1)
+    scaled = [(each * factor).astype(each.dtype) if factor != 1 else each for each in gradients]
+    every = tuple(tuple(shares(count, size)) for count in rows)
+    return apply(call.renamed(".gradient", kind=Kind.ALLGATHER, rows=every), scaled)
+
+
+def _own_rows(call: Collective, rows: Sequence[int], places: Sequence[int], means: Sequence[Any]) -> list[Any]:
+    """This rank's part of the gradient of what was gathered."""
+    engine, here = context.engine(call.process_set), native.position()
+    if here is not None:
+        return [
+            jax.lax.dynamic_slice_in_dim(mean, here * count, count) for mean, count in zip(means, rows, strict=True)
+        ]
+    if isinstance(means[0], jax.core.Tracer):
+        every = call.expected([(count,) for count in rows]) if call.rows is None else [call.rows[i] for i in places]
+    else:
+        told = call.renamed(".rows", rows=None, grouped=False)
+        (table,) = collective(told, [jnp.asarray([rows], dtype=jnp.int32)])
+        every = [tuple(column) for column in np.asarray(table).T.tolist()]
+    firsts = [sum(counts[: engine.rank]) for counts in every]
+    return [mean[first : first + count] for mean, first, count in zip(means, firsts, rows, strict=True)]
+
+
+# Extrema: the gradient goes where the extremum comes from, in equal parts if it comes from several ranks.
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _extremum(call: Collective, arrays: Arrays) -> Arrays:
+    return tuple(collective(call, arrays))
+
+
+def _extremum_forward(call: Collective, arrays: Arrays) -> tuple[Arrays, Any]:
+    found = _extremum(call, arrays)
+    # a NaN on any rank is the extremum, and equals nothing
+    masks = [(each == best) | (each != each) for each, best in zip(arrays, found, strict=True)]
+    return found, masks
+
+
+def _extremum_backward(call: Collective, masks: Any, gradients: Arrays) -> tuple[Arrays]:
+    places = _continuous(gradients)
+    if not places:
+        return _filled(len(gradients), [], [])
+    mine = [masks[place].astype(jnp.float32) for place in places]
+    ranks = _sum(call, mine, ".ties")
+    totals = _sum(call, [gradients[place] for place in places], ".gradient")
+    values = [
+        total * (mask / jnp.maximum(count, 1)).astype(total.dtype)
+        for total, mask, count in zip(totals, mine, ranks, strict=True)
+    ]
+    return _filled(len(gradients), places, values)
+
+
+_extremum.defvjp(_extremum_forward, _extremum_backward)
+
+
+# Products: the gradient of a factor is the product of the others.
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(call: Collective, arrays: Arrays) -> Arrays:
+    return tuple(collective(call, arrays))
+
+
+def _product_forward(call: Collective, arrays: Arrays) -> tuple[Arrays, Any]:
+    return _product(call, arrays), arrays
+
+
+def _product_backward(call: Collective, arrays: Arrays, gradients: Arrays) -> tuple[Arrays]:
+    places = _continuous(gradients)
+    if not places:
+        return _filled(len(gradients), [], [])
+    mine = [arrays[place] for place in places]
+    zeros = [(each == 0).astype(each.dtype) for each in mine]
+    counts = _sum(call, zeros, ".zeros")
+    factors = [each + zero for each, zero in zip(mine, zeros, strict=True)]  # zeros count as ones
+    products = apply(call.renamed(".product"), factors)
+    totals = _sum(call, [gradients[place] for place in places], ".gradient")
+    others = [
+        jnp.where(count == zero, product / factor, 0)  # no other rank has a zero
+        for count, zero, product, factor in zip(counts, zeros, products, factors, strict=True)
+    ]
+    return _filled(len(gradients), places, [total * other for total, other in zip(totals, others, strict=True)])
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+def splits_of(splits: Any) -> tuple[int, ...]:
+    """Numbers of rows for alltoall. They must be known: the shapes of a program are fixed before it runs."""
+    if isinstance(splits, jax.core.Tracer):
+        raise ValueError("alltoall: splits must be numbers, not values of a jitted program: call it outside of jit")
+    values = np.asarray(splits)
+    if values.ndim != 1:
+        raise ValueError(f"alltoall expects a 1D splits tensor (got {values.ndim} dimensions)")
+    return tuple(values.tolist())

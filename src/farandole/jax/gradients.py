@@ -1,0 +1,91 @@
+"""Gradients as few large buffers: one call of the host per step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.exchange import Exchange
+from farandole.jax import native
+from farandole.jax.calls import Collective, check_dtypes
+from farandole.jax.primitive import host_call, wait
+from farandole.types import Kind, ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class _Exchanged:
+    """All gradients of a step. See ``primitive.HostCall``. Equal if the exchange and the names are."""
+
+    def __init__(self, exchange: Exchange, names: Sequence[str]) -> None:
+        self.exchange, self.names = exchange, tuple(names)
+
+    def __hash__(self) -> int:
+        return hash((id(self.exchange), self.names))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Exchanged) and (self.exchange, self.names) == (other.exchange, other.names)
+
+    def __str__(self) -> str:
+        return self.exchange.name
+
+    @property
+    def elementwise(self) -> bool | None:
+        return None if self.exchange.op is ReduceOp.ADASUM else True
+
+    def shapes(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
+        for dtype, name in zip(dtypes, self.names, strict=True):
+            check_dtypes(Kind.ALLREDUCE, [dtype], name)
+        return list(zip(shapes, dtypes, strict=True))
+
+    def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
+        results = self.exchange(arrays, self.names)
+        return results if jitted else [each.copy() for each in results]  # JAX may keep what it is given
+
+
+def reduce_gradients(
+    leaves: Sequence[Any], names: Sequence[str], exchange: Exchange, compression: Any = NoneCompressor
+) -> list[Any]:
+    """The reduction of ``leaves`` over all ranks, in one go; inside ``jit`` and outside.
+
+    ``leaves``: arrays of floating point or whole numbers. What is None or has type float0 (the gradient of whole
+    numbers) stays as it is. ``names``: one per leaf, for messages. ``exchange``: one object for all steps.
+    Raises ValueError on all ranks, naming rank and array, when their lists differ (inside ``jit`` JAX makes a
+    JaxRuntimeError of it; see ``plain_errors``).
+    """
+    results = list(leaves)
+    places = [place for place, each in enumerate(leaves) if each is not None and _dtype(each) != jax.dtypes.float0]
+    if not places:
+        return results
+    pairs = [compression.compress(jnp.asarray(leaves[place])) for place in places]
+    reduced = _reduced(exchange, [names[place] for place in places], [small for small, _ in pairs])
+    for place, each, (_, token) in zip(places, reduced, pairs, strict=True):
+        results[place] = compression.decompress(each, token)
+    return results
+
+
+def _reduced(exchange: Exchange, names: Sequence[str], arrays: list[Any]) -> list[Any]:
+    call = Collective(Kind.ALLREDUCE, exchange.name, exchange.process_set, exchange.op, *exchange.scales, grouped=True)
+    if any(isinstance(array, jax.core.Tracer) for array in arrays):
+        if native.position() is not None:
+            return native.inside(call, arrays)
+    elif native.active():
+        wait()
+        found = native.now(call, arrays)
+        if found is not None:
+            return found
+    return host_call(_Exchanged(exchange, names), arrays)
+
+
+def _dtype(leaf: Any) -> Any:
+    return getattr(leaf, "dtype", None)
+
+
+def names_of(tree: Any) -> list[str]:
+    """A name for each leaf: the way to it, ``['dense']['kernel']`` say."""
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]

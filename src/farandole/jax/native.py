@@ -1,0 +1,218 @@
+"""JAX's own collectives, where ``jax.distributed`` joins the processes' accelerators (NCCL, ICI; Gloo on CPUs).
+
+They exist only in programs over a mesh of all processes. So there is a mesh with one device per rank, and programs
+over it in which every rank sees its own arrays (``spmd``): inside, the functions of this package are ``jax.lax``'s.
+What is called outside of programs becomes a small program of that kind, when all ranks have agreed that they mean the
+same: XLA's collectives would hang if they did not. Plain ``jax.jit`` knows this rank's device alone; there, arrays
+travel over the host.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from farandole import context
+from farandole.engine import Engine, Entry
+from farandole.frontend import objects, serials
+from farandole.frontend.ops import WORLD
+from farandole.jax.calls import Collective
+from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+
+AXIS = "farandole"
+_EVERYWHERE = PartitionSpec()
+_meshes: dict[str, tuple[Engine, Mesh]] = {}
+_forced: bool | None = None
+
+
+def init_distributed(**options: Any) -> None:
+    """``jax.distributed.initialize`` for the ranks of this job: call it after ``hvd.init()`` and before JAX is used.
+
+    Each rank takes the accelerator of its local rank. ``options`` go to ``jax.distributed.initialize``.
+    """
+    address = None
+    if context.rank() == 0:
+        here = "127.0.0.1" if context.cross_size() == 1 else socket.gethostbyname(socket.gethostname())
+        with socket.socket() as probe:
+            probe.bind((here, 0))
+            address = f"{here}:{probe.getsockname()[1]}"
+    address = objects.broadcast_object(address)
+    options.setdefault("local_device_ids", [context.local_rank()])
+    jax.distributed.initialize(address, context.size(), context.rank(), **options)
+
+
+def use_native(wanted: bool | None) -> None:
+    """Use JAX's own collectives where that is possible? None: if there are accelerators. The same on all ranks."""
+    global _forced
+    _forced = wanted
+
+
+def active() -> bool:
+    """Are they used?"""
+    if _forced is False or context.size() == 1 or jax.process_count() != context.size():
+        return False
+    return bool(_forced or jax.default_backend() != "cpu")
+
+
+def mesh() -> Mesh:
+    """One device per rank, in the order of ranks. Collective, the first time."""
+    engine = context.engine()
+    known = _meshes.get("world")
+    if known is None or known[0] is not engine:
+        places = objects.allgather_object(jax.process_index(), "jax.process_index")
+        firsts = {device.process_index: device for device in reversed(jax.devices())}
+        known = _meshes["world"] = engine, Mesh(np.array([firsts[place] for place in places]), (AXIS,))
+    return known[1]
+
+
+def spmd(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """``jax.jit``, of a program over the devices of all ranks if there is a way: every rank calls it with arrays of its
+    own, of the same shapes, and gets its own results. ``options`` go to ``jax.jit``; no static arguments.
+
+    In it, collectives are XLA's: between accelerators, without the host. All ranks must trace the same program, so
+    ``hvd.rank()`` may not decide what is computed; ``jax.lax.axis_index(hvd.AXIS)`` may.
+    """
+    plain = jax.jit(fun, **options)
+    programs: dict[Any, Any] = {}
+
+    @functools.wraps(fun)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not active():
+            return plain(*args, **kwargs)
+        where = mesh()
+        if where not in programs:
+            programs[where] = jax.jit(_shard_map(fun, where), **options)
+        sharding = NamedSharding(where, _EVERYWHERE)
+        both = jax.tree_util.tree_map(lambda leaf: _spread(leaf, sharding), (args, kwargs))
+        found = programs[where](*both[0], **both[1])
+        return jax.tree_util.tree_map(lambda leaf: leaf.addressable_data(0), found)
+
+    return run
+
+
+def _shard_map(fun: Callable[..., Any], where: Mesh) -> Callable[..., Any]:
+    """``fun`` on what each device has. To JAX all arrays are the same everywhere; it is told not to look."""
+
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        def inner(both: Any) -> Any:
+            return fun(*both[0], **both[1])
+
+        told = {"mesh": where, "in_specs": (_EVERYWHERE,), "out_specs": _EVERYWHERE}
+        if hasattr(jax, "shard_map"):
+            return jax.shard_map(inner, check_vma=False, **told)((args, kwargs))
+        from jax.experimental.shard_map import shard_map
+
+        return shard_map(inner, check_rep=False, **told)((args, kwargs))
+
+    return mapped
+
+
+def _spread(leaf: Any, sharding: NamedSharding) -> Any:
+    device = next(each for each in sharding.mesh.devices.flat if each.process_index == jax.process_index())
+    local = jax.device_put(leaf, device)
+    return jax.make_array_from_single_device_arrays(local.shape, sharding, [local])
+
+
+# Inside a program of ``spmd``.
+
+
+def position() -> Any:
+    """This rank's number, as a value of the program; None outside of such programs."""
+    try:
+        return jax.lax.axis_index(AXIS)
+    except NameError:
+        return None
+
+
+def inside(call: Collective, arrays: Sequence[Any]) -> list[Any]:
+    """``call`` among the devices of the mesh. Raises ValueError for what XLA has no collective for."""
+    why = _unfit(call, [array.shape for array in arrays])
+    if why:
+        raise ValueError(f"{call}: {why}, in a program of hvd.spmd; use jax.jit for it")
+    return [_one(call, array) for array in arrays]
+
+
+def _unfit(call: Collective, shapes: Sequence[tuple[int, ...]]) -> str:
+    size = context.size()
+    if call.process_set is not WORLD:
+        return "there are no process sets"
+    if call.kind is Kind.ALLREDUCE and call.op is ReduceOp.ADASUM:
+        return "there is no Adasum"
+    if call.splits is not None or call.rows not in (None, tuple((shape[0],) * size for shape in shapes)):
+        return "ranks must have the same number of rows"
+    if call.kind in (Kind.REDUCESCATTER, Kind.ALLTOALL, Kind.ALLGATHER) and not all(map(len, shapes)):
+        return "a scalar has no rows"
+    if call.kind in (Kind.REDUCESCATTER, Kind.ALLTOALL) and any(shape[0] % size for shape in shapes):
+        return f"rows must be a multiple of the number of ranks ({size})"
+    return ""
+
+
+def _one(call: Collective, array: Any) -> Any:
+    kind, lax = call.kind, jax.lax
+    if kind is Kind.ALLGATHER:
+        return lax.all_gather(array, AXIS, tiled=True)
+    if kind is Kind.ALLTOALL:
+        return lax.all_to_all(array, AXIS, 0, 0, tiled=True)
+    if kind is Kind.BROADCAST:
+        mine = jnp.where(lax.axis_index(AXIS) == call.root, array, jnp.zeros_like(array))
+        return lax.psum(mine.astype(jnp.int8), AXIS).astype(bool) if array.dtype == bool else lax.psum(mine, AXIS)
+    whole = not jnp.issubdtype(array.dtype, jnp.floating)
+    if (kind is Kind.ALLREDUCE and call.op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)) or array.dtype == bool:
+        scaled = array if call.prescale == 1.0 else (array * call.prescale).astype(array.dtype)
+        return _scaled(_extreme(call.op, scaled), call.postscale, array.dtype)
+    scale = call.postscale / (context.size() if call.op is ReduceOp.AVERAGE else 1)
+    if whole:
+        wide = _scaled(array, call.prescale, array.dtype)  # each of them is truncated
+    else:
+        wide, scale = array.astype(jnp.promote_types(array.dtype, jnp.float32)), scale * call.prescale
+    total = lax.psum(wide, AXIS) if kind is Kind.ALLREDUCE else lax.psum_scatter(wide, AXIS, tiled=True)
+    return _scaled(total, scale, array.dtype)
+
+
+def _scaled(total: Any, scale: float, dtype: Any) -> Any:
+    """Scaled once, before rounding; whole numbers are truncated."""
+    return (total if scale == 1.0 else total * scale).astype(dtype)
+
+
+def _extreme(op: ReduceOp, array: Any) -> Any:
+    """Min, Max and Product, and any operation on bool."""
+    every = jax.lax.all_gather(array, AXIS)
+    if op is ReduceOp.MIN:
+        return every.min(0)
+    if op in (ReduceOp.MAX, ReduceOp.SUM):
+        return every.max(0)
+    return every.min(0) if array.dtype == bool else every.prod(0).astype(array.dtype)
+
+
+# Outside of programs.
+
+
+def now(call: Collective, arrays: Sequence[Any]) -> list[Any] | None:
+    """The results of ``call``; None, on all ranks, if the ranks mean different things or XLA cannot do it: the way over
+    the host does, or says what is wrong."""
+    facts = (call.kind, call.op, call.prescale, call.postscale, call.root, call.grouped)
+    told = repr((facts, _unfit(call, [array.shape for array in arrays]), [(a.shape, str(a.dtype)) for a in arrays]))
+    number = int.from_bytes(hashlib.sha256(told.encode()).digest()[:7], "big")
+    words = np.array([number, -number], dtype=np.int64)
+    engine = context.engine(call.process_set)
+    request = Request(f"native.{call.name or 'noname'}", Kind.ALLREDUCE, DType.INT64, (2,), ReduceOp.MIN)
+    serial = 0 if call.name else serials.next_for(engine)
+    engine.run([Entry(request, Buffer(words, words, DType.INT64), serial)])
+    if words[0] != -words[1] or _unfit(call, [array.shape for array in arrays]):
+        return None
+    found: list[Any] = _program(replace(call, name=None, place=None))(list(arrays))
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _program(call: Collective) -> Callable[..., Any]:
+    return spmd(lambda arrays: inside(call, arrays))

@@ -1,0 +1,152 @@
+"""DistributedOptimizer: any optax optimizer, stepping with the gradients of all ranks; and gradients alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.engine import Engine
+from farandole.frontend import serials
+from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.exchange import Exchange
+from farandole.frontend.ops import WORLD, reduce_op
+from farandole.jax.accumulation import accumulated
+from farandole.jax.collectives import grouped_allreduce
+from farandole.jax.gradients import names_of, reduce_gradients
+from farandole.types import ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class _Numbered(Exchange):
+    """An exchange that takes its name from the order in which those of a job are first used, which is the same on all
+    ranks (the order in which they are made need not be)."""
+
+    _number: Engine | None = None
+
+    def start(self, arrays: Sequence[Array], names: Sequence[str] | None = None) -> Callable[[], list[Array]]:
+        engine = context.engine(self.process_set)
+        if engine is not self._number:
+            self._number = engine
+            self.name = f"{self.name.partition('.')[0]}.{serials.next_for(engine)}"
+        return super().start(arrays, names)
+
+
+class Reducer:
+    """Reduces trees of gradients. Make it once, and call it in every step."""
+
+    def __init__(
+        self, what: str, op: int, compression: Any, predivide: float, process_set: ProcessSet, name: str | None
+    ) -> None:
+        self._op = _checked_op(op, predivide)
+        self._compression, self._set = compression, process_set
+        factors = (1.0 / predivide, predivide) if predivide != 1.0 else (1.0, 1.0)
+        kind = _Numbered if name is None else Exchange
+        self._exchange = kind(name or what, self._op, *factors, process_set)
+
+    def __call__(self, gradients: Any) -> Any:
+        """``gradients`` (any tree) of all ranks. On a rank outside the process set, its own."""
+        if not self._set.included():
+            return gradients
+        leaves, kind = jax.tree_util.tree_flatten(gradients)
+        if self._op is ReduceOp.ADASUM:  # of each array for itself
+            reduced = grouped_allreduce(leaves, None, None, self._compression, self._op, process_set=self._set)
+        else:
+            reduced = reduce_gradients(leaves, names_of(gradients), self._exchange, self._compression)
+        return jax.tree_util.tree_unflatten(kind, reduced)
+
+
+def _checked_op(op: int, predivide: float) -> ReduceOp:
+    if predivide != 1.0:
+        if op != ReduceOp.AVERAGE:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        if not predivide > 0:
+            raise ValueError(f"gradient_predivide_factor must be > 0, not {predivide}")
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
+        raise ValueError(f"op={op!r} makes no sense of gradients; use Average, Sum or Adasum")
+    return reduce_op(None, op)
+
+
+def distributed_gradients(
+    op: int = ReduceOp.AVERAGE, compression: Any = NoneCompressor, gradient_predivide_factor: float = 1.0,
+    process_set: ProcessSet = WORLD, name: str | None = None,
+) -> Any:  # fmt: skip
+    """A transformation for ``optax.chain`` that gives the gradients of all ranks for those of this one.
+
+    What comes before it in the chain sees this rank's gradients, what comes after those of all: clip after it.
+    Works inside ``jit`` and outside; all gradients travel together. ``name``: what ranks agree by, if they do not use
+    their optimizers in the same order.
+    """
+    import optax
+
+    reduce = Reducer("distributed_gradients", op, compression, gradient_predivide_factor, process_set, name)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        return reduce(updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def DistributedOptimizer(
+    optimizer: Any, compression: Any = NoneCompressor, backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0, average_aggregated_gradients: bool = True,
+    process_set: ProcessSet = WORLD, name: str | None = None,
+) -> Any:  # fmt: skip
+    """``optimizer`` (an ``optax.GradientTransformation``), with the gradients of all ranks.
+
+    ``backward_passes_per_step``: exchange and step with every so manieth update; the others only add up, and give
+    zeros. The mean counts, as in ``optax.MultiSteps`` (which would exchange every time), or with
+    ``average_aggregated_gradients=False`` the sum.
+    ``gradient_predivide_factor``: divide by it before summing, and by size / factor afterwards.
+    ``op``: Average, Sum, or Adasum: every rank computes its own updates then, and the updates are combined.
+    ``process_set``: whose gradients are reduced; on a rank outside it, the optimizer steps with its own.
+    ``name``: what ranks agree by, if they do not use their optimizers in the same order.
+    """
+    import optax
+
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    exchange = distributed_gradients(op, compression, gradient_predivide_factor, process_set, name)
+    parts = (optimizer, exchange) if op == ReduceOp.ADASUM else (exchange, optimizer)
+    chained = optax.with_extra_args_support(optax.chain(*parts))
+    if backward_passes_per_step == 1:
+        return chained
+    return accumulated(chained, backward_passes_per_step, average_aggregated_gradients)
+
+
+def value_and_grad(
+    fun: Callable[..., Any], argnums: Any = 0, has_aux: bool = False, *, op: int = ReduceOp.AVERAGE,
+    compression: Any = NoneCompressor, gradient_predivide_factor: float = 1.0, process_set: ProcessSet = WORLD,
+    name: str | None = None, **options: Any,
+) -> Callable[..., Any]:  # fmt: skip
+    """``jax.value_and_grad``, with the gradients of all ranks. The value is this rank's (``allreduce`` averages it).
+
+    ``options`` go to ``jax.value_and_grad``. What it gives may be jitted.
+    """
+    reduce = Reducer("value_and_grad", op, compression, gradient_predivide_factor, process_set, name)
+    local = jax.value_and_grad(fun, argnums, has_aux, **options)
+
+    @functools.wraps(fun)
+    def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        value, gradients = local(*args, **kwargs)
+        return value, reduce(gradients)
+
+    return both
+
+
+def grad(fun: Callable[..., Any], argnums: Any = 0, has_aux: bool = False, **options: Any) -> Callable[..., Any]:
+    """``jax.grad``, with the gradients of all ranks. ``options``: see ``value_and_grad``."""
+    both = value_and_grad(fun, argnums, has_aux, **options)
+
+    @functools.wraps(fun)
+    def gradients(*args: Any, **kwargs: Any) -> Any:
+        value, found = both(*args, **kwargs)
+        return (found, value[1]) if has_aux else found
+
+    return gradients

@@ -1,0 +1,175 @@
+"""The forms that do not wait, inside programs and outside.
+
+Inside, starting and waiting are two calls of the host. These still run in order, but only the second blocks: so ranks
+may start what has names in different orders, if they wait only when all is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from farandole.context import ProcessSet
+from farandole.frontend.ops import WORLD, place_of, reduce_op
+from farandole.jax.calls import Collective
+from farandole.jax.calls import poll as pending_on_host
+from farandole.jax.collectives import as_arrays
+from farandole.jax.differentiable import splits_of
+from farandole.jax.primitive import host_call, wait
+from farandole.types import Kind
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class _What(NamedTuple):
+    """A collective that was started, and the arrays that it is about."""
+
+    call: Collective
+    shapes: Shapes
+    dtypes: tuple[Any, ...]
+
+
+class TracedHandle(NamedTuple):
+    """What ``allreduce_async`` and the like give inside a program, for ``synchronize``."""
+
+    number: Any
+    what: _What
+
+
+class _Start(NamedTuple):
+    """See ``primitive.HostCall``."""
+
+    call: Collective
+    elementwise: bool | None = None
+
+    def __str__(self) -> str:
+        return f"{self.call.kind.name.lower()}_async"
+
+    def shapes(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
+        self.call.shapes(shapes, dtypes)
+        return [((), np.dtype(np.int32))]
+
+    def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
+        return [np.array(self.call.start([array.copy() for array in arrays]), dtype=np.int32)]  # XLA's memory goes
+
+
+class _Finish(NamedTuple):
+    """See ``primitive.HostCall``."""
+
+    what: _What
+    elementwise: bool | None = None
+
+    def __str__(self) -> str:
+        return f"synchronize({self.what.call})"
+
+    def shapes(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
+        return self.what.call.shapes(self.what.shapes, self.what.dtypes)
+
+    def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
+        call, shapes, dtypes = self.what
+        return call.finish(int(arrays[0]), shapes, dtypes, jitted=True)
+
+
+_started: dict[int, tuple[_What, Any]] = {}  # outside of programs: and where results belong
+
+
+def allreduce_async(
+    tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
+) -> Any:  # fmt: skip
+    """Start ``allreduce``; ``synchronize(handle)`` gives the new array."""
+    how = reduce_op(average, op), prescale_factor, postscale_factor
+    return _start(Collective(Kind.ALLREDUCE, name, process_set, *how), [tensor])
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
+) -> Any:  # fmt: skip
+    """Start ``grouped_allreduce``: one handle for all arrays."""
+    how = reduce_op(average, op), prescale_factor, postscale_factor
+    return _start(Collective(Kind.ALLREDUCE, name, process_set, *how, grouped=True), tensors)
+
+
+def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+    """Start ``allgather``."""
+    return _start(Collective(Kind.ALLGATHER, name, process_set), [tensor])
+
+
+def grouped_allgather_async(tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+    """Start ``grouped_allgather``: one handle for all arrays."""
+    return _start(Collective(Kind.ALLGATHER, name, process_set, grouped=True), tensors)
+
+
+def broadcast_async(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+    """Start ``broadcast``."""
+    place_of(root_rank, process_set)
+    return _start(Collective(Kind.BROADCAST, name, process_set, root=root_rank), [tensor])
+
+
+def alltoall_async(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+    """Start ``alltoall``."""
+    dealt = None if splits is None else splits_of(splits)
+    return _start(Collective(Kind.ALLTOALL, name, process_set, splits=dealt), [tensor])
+
+
+def reducescatter_async(
+    tensor: Any, name: str | None = None, op: int | None = None,
+    process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> Any:  # fmt: skip
+    """Start ``reducescatter``."""
+    how = reduce_op(None, op), prescale_factor, postscale_factor
+    return _start(Collective(Kind.REDUCESCATTER, name, process_set, *how), [tensor])
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Any], name: str | None = None, op: int | None = None,
+    process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> Any:  # fmt: skip
+    """Start ``grouped_reducescatter``: one handle for all arrays."""
+    how = reduce_op(None, op), prescale_factor, postscale_factor
+    return _start(Collective(Kind.REDUCESCATTER, name, process_set, *how, grouped=True), tensors)
+
+
+def poll(handle: int) -> bool | None:
+    """Is the collective behind ``handle`` done? None if there is no such handle (any more)."""
+    if isinstance(handle, TracedHandle):
+        raise ValueError("poll: nothing is done while a program is being traced; use synchronize")
+    return pending_on_host(handle)
+
+
+def synchronize(handle: Any) -> Any:
+    """Wait, and give the collective's output. None if there is no such handle (any more).
+
+    Raises HorovodInternalError if the collective failed.
+    """
+    if isinstance(handle, TracedHandle):
+        return _shown(handle.what.call, host_call(_Finish(handle.what), [handle.number]))
+    if handle not in _started:
+        return None
+    (call, shapes, dtypes), place = _started.pop(handle)
+    results = call.finish(handle, shapes, dtypes, jitted=False)
+    return _shown(call, [jax.device_put(result, place) for result in results])
+
+
+def _start(call: Collective, tensors: Sequence[Any]) -> Any:
+    arrays, call = as_arrays(tensors), call.placed()
+    what = _What(call, tuple(array.shape for array in arrays), tuple(array.dtype for array in arrays))
+    if any(isinstance(array, jax.core.Tracer) for array in arrays):
+        return TracedHandle(host_call(_Start(call), arrays)[0], what)
+    wait()
+    handle = call.start([np.asarray(array) for array in arrays])
+    _started[handle] = what, arrays[0].sharding if arrays else None
+    return handle
+
+
+def _shown(call: Collective, results: Sequence[Any]) -> Any:
+    if call.grouped:
+        return list(results)
+    return results[0] if call.splits is None else (results[0], results[1])

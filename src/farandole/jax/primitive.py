@@ -1,0 +1,228 @@
+"""Host calls in JAX programs: the one primitive that every collective becomes.
+
+A program runs the calls in the order in which they were traced, and programs run theirs in the order in which they
+were dispatched: the primitive has an *ordered* effect, so XLA threads a token through the calls, and JAX hands the
+token from program to program. So at most one call at a time holds one of XLA's threads, and ranks that run the same
+programs meet in the same order. The effect is one of our own (``io_callback`` has another), for it must be allowed in
+custom derivatives and in ``jax.checkpoint``. The host function gets numpy views of XLA's memory, never JAX arrays: to
+read those inside a callback may wait for the very thread that runs it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import dispatch, effects
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from farandole import context
+from farandole.errors import HorovodInternalError
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_REMEMBERED = 64  # failures whose exceptions are kept, to be raised as what they were
+
+
+class HostCall(Protocol):
+    """What the primitive's parameter must be able to do. Hashable; equal calls may share a compiled program."""
+
+    @property
+    def elementwise(self) -> bool | None:
+        """May a batch axis stand anywhere? False: not in front. None: there is no batching."""
+
+    def shapes(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
+        """Shape and dtype of each output. Raises ValueError for inputs that cannot be."""
+
+    def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
+        """Do it, on arrays that may only be read, and only until this returns."""
+
+
+class _Failures:
+    """What went wrong in calls, and the tokens that keep failing for it.
+
+    A program that failed leaves a failed token, and every program that is given it fails in its turn, for ever. So when
+    JAX looks for the token of the next program (by the effect's hash), one that is known to have failed is dropped.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._seen = threading.local()
+        self._kept: dict[int, BaseException] = {}
+
+    def note(self, error: BaseException) -> str:
+        """A mark to find ``error`` by in a text."""
+        self.count += 1
+        self._kept[self.count] = error
+        self._kept.pop(self.count - _REMEMBERED, None)
+        return f"[failure {self.count} of this process]"
+
+    def find(self, text: str) -> BaseException | None:
+        """The error whose mark is in ``text``."""
+        for number, error in self._kept.items():
+            if f"[failure {number} of this process]" in text:
+                return error
+        return None
+
+    def drop_token(self) -> None:
+        if getattr(self._seen, "count", 0) == self.count:
+            return
+        token = _token()
+        if token is not None and not token._buf.is_ready():
+            return
+        self._seen.count = self.count
+        if token is not None:
+            wait()
+
+
+_failures = _Failures()
+
+
+class CollectiveEffect(effects.Effect):  # type: ignore[misc]  # jax is Any
+    def __hash__(self) -> int:
+        _failures.drop_token()
+        return hash(CollectiveEffect)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __str__(self) -> str:
+        return "Collective"
+
+
+EFFECT = CollectiveEffect()
+for _registry in (
+    effects.lowerable_effects, effects.ordered_effects, effects.control_flow_allowed_effects,
+    effects.custom_derivatives_allowed_effects, effects.remat_allowed_effects,
+):  # fmt: skip
+    _registry.add_type(CollectiveEffect)
+
+
+def _token() -> Any:
+    """The token of the last program with collectives that this thread dispatched."""
+    tokens = dispatch.runtime_tokens.current_tokens
+    return next((token for effect, token in list(tokens.items()) if effect is EFFECT), None)
+
+
+def wait() -> None:
+    """Wait until all collectives in programs that this thread has dispatched are done. Their errors are not raised
+    here: they belong to the results of those programs."""
+    token = _token()
+    if token is None:
+        return
+    try:
+        token.block_until_ready()
+    except Exception:
+        _failures._seen.count = _failures.count  # or the deletion, by hash, would come here again
+        tokens = dispatch.runtime_tokens
+        tokens.current_tokens.pop(EFFECT, None)
+        tokens.output_runtime_tokens.clear()
+
+
+def shutdown() -> None:
+    """Leave the job, when the programs that this thread has dispatched are done. ``init()`` may be called again."""
+    wait()
+    context.shutdown()
+
+
+atexit.register(wait)  # before shutdown(), and before JAX waits for the token itself
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """Inside, an error of a collective in a program is raised as itself (HorovodInternalError, ValueError), not as
+    JAX's JaxRuntimeError with its text in it. Errors come when a result is waited for: do that inside, too."""
+    try:
+        yield
+    except Exception as error:
+        found = _failures.find(str(error)) if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") else None
+        if found is None:
+            raise
+        raise found from error
+
+
+_call_p = Primitive("farandole")
+_call_p.multiple_results = True
+
+
+def host_call(call: HostCall, arrays: Sequence[Any]) -> list[Any]:
+    """``call.run`` on the host, now or when the program that is being traced runs."""
+    outputs: list[Any] = _call_p.bind(*arrays, call=call)
+    return outputs
+
+
+@_call_p.def_impl  # type: ignore[untyped-decorator]
+def _now(*arrays: Any, call: HostCall) -> list[Any]:
+    wait()
+    results = call.run([np.asarray(array) for array in arrays], False)
+    place = arrays[0].sharding if arrays else None
+    return [jax.device_put(each, place) for each in results]
+
+
+@_call_p.def_effectful_abstract_eval  # type: ignore[untyped-decorator]
+def _traced(*avals: Any, call: HostCall) -> tuple[list[Any], set[Any]]:
+    described = call.shapes([aval.shape for aval in avals], [aval.dtype for aval in avals])
+    return [jax.core.ShapedArray(shape, dtype) for shape, dtype in described], {EFFECT}
+
+
+def _lowered(ctx: Any, *operands: Any, call: HostCall) -> Any:
+    def callback(*arrays: Array) -> tuple[Array, ...]:
+        try:
+            return tuple(call.run(arrays, True))
+        except Exception as error:
+            raise _marked(error, call) from None
+
+    token = ctx.tokens_in.get(EFFECT)
+    many = isinstance(token, (list, tuple))  # so it was up to JAX 0.4
+    results, token, _ = mlir.emit_python_callback(
+        ctx, callback, token[0] if many else token, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=True
+    )
+    if "cpu" in ctx.module_context.platforms:
+        _without_config(token)
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({EFFECT: (token,) if many else token})))
+    return results
+
+
+def _without_config(token: Any) -> None:
+    """XLA of JAX 0.4.30 reads a call's configuration as JSON (after a small product of matrices), and aborts the
+    process over the number that JAX puts there; on the CPU that number is an argument, too, and read nowhere else.
+    Newer calls are of another form."""
+    if token.owner.name == "stablehlo.get_tuple_element":
+        token.owner.operands[0].owner.attributes["backend_config"] = mlir.ir.StringAttr.get("")
+
+
+def _marked(error: Exception, call: HostCall) -> Exception:
+    """What JAX is told of ``error``: it keeps nothing but the text."""
+    text = f"rank {context.rank() if context.is_initialized() else '?'}, {call}: {error} {_failures.note(error)}"
+    if isinstance(error, HorovodInternalError):
+        return HorovodInternalError(text)
+    return ValueError(text) if isinstance(error, ValueError) else RuntimeError(f"{type(error).__name__}: {text}")
+
+
+mlir.register_lowering(_call_p, _lowered)
+
+
+def _batched(arrays: Sequence[Any], axes: Sequence[int | None], call: HostCall) -> tuple[list[Any], list[int | None]]:
+    """All of a batch at once: ranks must have batches of the same size."""
+    if call.elementwise is None:
+        raise NotImplementedError(f"{call} has no meaning under vmap: call it outside")
+    if call.elementwise:
+        return host_call(call, arrays), list(axes)
+    moved = [array if axis is None else jnp.moveaxis(array, axis, 1) for array, axis in zip(arrays, axes, strict=True)]
+    return host_call(call, moved), [None if axis is None else 1 for axis in axes]
+
+
+def _not_differentiable(*_: Any, call: HostCall) -> None:
+    raise NotImplementedError(f"{call} has no derivative: use the blocking form, or jax.lax.stop_gradient")
+
+
+batching.primitive_batchers[_call_p] = _batched
+ad.primitive_jvps[_call_p] = _not_differentiable

@@ -1,0 +1,93 @@
+"""What an elastic job with JAX goes on from."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from farandole import context
+from farandole.frontend.arrays import broadcast_arrays
+from farandole.frontend.state import ObjectState
+from farandole.jax.primitive import wait
+from farandole.jax.trees import broadcast_object, is_array, is_key, on_host
+
+# What a type of random keys is called when keys are made. (JAX's own answer was no name at first.)
+_KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A leaf of a tree as it was: its numbers, and what to make of them. On its way to other ranks, only the latter."""
+
+    array: Any
+    shape: tuple[int, ...]
+    dtype: Any
+    on_device: bool
+    key: Any = None  # of random keys: their implementation
+    place: Any = None
+
+
+class JaxState(ObjectState):
+    """Trees and plain values, as attributes: ``JaxState(params=params, opt_state=opt_state, epoch=0).params``.
+
+    Saved on the host, so that arrays may be donated to programs afterwards. ``sync()`` takes over rank 0's; ranks need
+    not have had arrays of the same shapes.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(bcast_object=broadcast_object, **kwargs)
+
+    def restore(self) -> None:
+        for name, value in self._saved.items():
+            setattr(self, name, jax.tree_util.tree_map(_made, value))
+
+    def sync(self) -> None:
+        wait()
+        values = self._values()
+        parts = [leaf for leaf in jax.tree_util.tree_leaves(values) if isinstance(leaf, _Saved)]
+        told = jax.tree_util.tree_map(_described, values)
+        told = self._bcast_object(told)
+        wanted = [leaf for leaf in jax.tree_util.tree_leaves(told) if isinstance(leaf, _Saved)]
+        if context.rank() == 0:
+            arrays = [leaf.array for leaf in parts]
+        else:
+            arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in wanted]
+        sent = iter(broadcast_arrays(arrays, [""] * len(arrays)))
+        self._saved = jax.tree_util.tree_map(
+            lambda leaf: replace(leaf, array=next(sent)) if isinstance(leaf, _Saved) else leaf, told
+        )
+        self.restore()
+
+    def _values(self) -> dict[str, Any]:
+        return {name: jax.tree_util.tree_map(_taken, getattr(self, name)) for name in self._saved}
+
+
+def _taken(leaf: Any) -> Any:
+    if not is_array(leaf):
+        return copy.deepcopy(leaf)
+    array = np.array(on_host(leaf))
+    if not isinstance(leaf, jax.Array):
+        return _Saved(array, array.shape, array.dtype, False)
+    return _Saved(
+        array, array.shape, array.dtype, True, _KEYS[str(leaf.dtype)] if is_key(leaf) else None, leaf.sharding
+    )
+
+
+def _described(leaf: Any) -> Any:
+    return replace(leaf, array=None, place=None) if isinstance(leaf, _Saved) else leaf
+
+
+def _made(leaf: Any) -> Any:
+    if not isinstance(leaf, _Saved):
+        return copy.deepcopy(leaf) if not isinstance(leaf, jax.Array) else leaf
+    if not leaf.on_device:
+        return leaf.array.copy()
+    array = jnp.array(leaf.array)
+    if leaf.key is not None:
+        return jax.random.wrap_key_data(array, impl=leaf.key)
+    return array if leaf.place is None else jax.device_put(array, leaf.place)

@@ -1,0 +1,101 @@
+"""Trees of arrays (parameters, states of optimizers) from one rank to all, and whether all ranks have the same."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from farandole.context import ProcessSet
+from farandole.frontend import objects
+from farandole.frontend.arrays import broadcast_arrays
+from farandole.frontend.ops import WORLD
+from farandole.jax.gradients import names_of
+from farandole.jax.primitive import wait
+
+
+def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = WORLD) -> Any:
+    """``root_rank``'s tree on every rank, as a new one: ``params = hvd.broadcast_parameters(params, root_rank=0)``.
+
+    Arrays of any type (random keys, too) and numbers are sent; what else there is in the tree stays as it is.
+    Not for use inside ``jit``. Raises ValueError on all ranks when the trees have other arrays.
+    """
+    leaves, kind = jax.tree_util.tree_flatten(params)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        raise ValueError("broadcast_parameters is called before training, outside of jit; inside, use broadcast(array)")
+    wait()
+    places = [place for place, leaf in enumerate(leaves) if is_array(leaf)]
+    names = names_of(params)
+    arrays = [on_host(leaves[place]) for place in places]
+    sent = broadcast_arrays(arrays, [names[place] for place in places], root_rank, process_set)
+    for place, array in zip(places, sent, strict=True):
+        leaves[place] = like(leaves[place], array)
+    numbers = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, (bool, int, float, complex))}
+    for place, number in broadcast_object(numbers, root_rank, process_set=process_set).items():
+        leaves[place] = number
+    return jax.tree_util.tree_unflatten(kind, leaves)
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+    """``root_rank``'s ``obj`` on every rank (there: the object itself). Anything that cloudpickle can send."""
+    wait()
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> list[Any]:
+    """Every rank's ``obj``, in rank order."""
+    wait()
+    return objects.allgather_object(obj, name, process_set)
+
+
+def check_replicas(params: Any, process_set: ProcessSet = WORLD) -> None:
+    """Raise ValueError, on all ranks, if they do not hold the same arrays, bit by bit; it names the first that differs.
+
+    For whoever wants to be sure that gradients are exchanged, and that all began alike. Collective.
+    """
+    wait()
+    leaves = jax.tree_util.tree_leaves(params)
+    names = names_of(params)
+    mine = [
+        (name, zlib.crc32(np.ascontiguousarray(on_host(leaf)).reshape(-1).view(np.uint8).data))
+        for name, leaf in zip(names, leaves, strict=True)
+        if is_array(leaf)
+    ]
+    every = allgather_object(mine, process_set=process_set)
+    odd = next((rank for rank, theirs in enumerate(every) if theirs != every[0]), None)
+    if odd is None:
+        return
+    pairs = zip(every[0], every[odd], strict=False)
+    where = next((one[0] for one, two in pairs if one != two), "the number of arrays")
+    ranks = process_set.ranks or range(len(every))
+    raise ValueError(
+        f"the ranks have become different: {where} is not the same on rank {ranks[0]} and rank {ranks[odd]}. Begin "
+        "with broadcast_parameters, and let gradients pass through DistributedOptimizer, distributed_gradients or "
+        "hvd.value_and_grad"
+    )
+
+
+# Leaves.
+
+
+def is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+
+
+def is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def on_host(leaf: Any) -> Any:
+    """The numbers of a leaf."""
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+
+
+def like(leaf: Any, array: Any) -> Any:
+    """``array`` as what ``leaf`` is, in its place."""
+    if is_key(leaf):
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
+    return jax.device_put(array, leaf.sharding) if isinstance(leaf, jax.Array) else array

@@ -1,0 +1,190 @@
+"""The collectives on plain arrays, for scripts without a framework: ``import farandole.numpy as hvd``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from farandole.context import (
+    ProcessSet,
+    add_process_set,
+    cross_rank,
+    cross_size,
+    global_process_set,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    remove_process_set,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from farandole.errors import HorovodInternalError
+from farandole.frontend.array_binding import ArrayBinding, carried
+from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.frontend.objects import allgather_object, broadcast_object
+from farandole.frontend.ops import Collectives
+from farandole.types import Buffer, DType, ReduceOp
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Adasum = ReduceOp.ADASUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+
+
+class _Binding(ArrayBinding):
+    def buffer(self, tensor: Any) -> Buffer:
+        if not isinstance(tensor, (np.ndarray, np.generic)) or isinstance(tensor, np.ma.MaskedArray):
+            raise TypeError(f"a numpy array is needed, not {type(tensor).__name__}: use np.asarray(value)")
+        if not tensor.dtype.isnative:
+            raise ValueError(
+                f"arrays of type {tensor.dtype.str!r} are not supported: its bytes are not in this machine's order. "
+                "Use array.astype(array.dtype.newbyteorder('='))."
+            )
+        return super().buffer(np.asarray(tensor))
+
+
+class _Arrays(Collectives):
+    """In place only what can be written; what has no arithmetic here can still be moved."""
+
+    def allreduce_async_(self, tensor: Any, *args: Any, **options: Any) -> int:
+        return super().allreduce_async_(_writable(tensor), *args, **options)
+
+    def allreduce_(self, tensor: Any, *args: Any, **options: Any) -> Any:
+        return super().allreduce_(_writable(tensor), *args, **options)
+
+    def grouped_allreduce_async_(self, tensors: Sequence[Any], *args: Any, **options: Any) -> int:
+        return super().grouped_allreduce_async_([_writable(each) for each in tensors], *args, **options)
+
+    def broadcast_(self, tensor: Any, *args: Any, **options: Any) -> Any:
+        return super().broadcast_(_writable(tensor), *args, **options)
+
+    def broadcast_async_(self, tensor: Any, *args: Any, **options: Any) -> int:
+        return super().broadcast_async_(_writable(tensor), *args, **options)
+
+    def allgather(self, tensor: Any, *args: Any, **options: Any) -> Any:
+        return super().allgather(_carried(tensor), *args, **options).view(tensor.dtype)
+
+    def broadcast(self, tensor: Any, *args: Any, **options: Any) -> Any:
+        return super().broadcast(_carried(tensor), *args, **options).view(tensor.dtype)
+
+    def alltoall(self, tensor: Any, splits: Any = None, *args: Any, **options: Any) -> Any:
+        found = super().alltoall(_carried(tensor), splits, *args, **options)
+        return found.view(tensor.dtype) if splits is None else (found[0].view(tensor.dtype), found[1])
+
+
+def _writable(tensor: Any) -> Any:
+    if not isinstance(tensor, np.ndarray) or not tensor.flags.writeable:
+        what = "is read-only" if isinstance(tensor, np.ndarray) else f"is a {type(tensor).__name__}, not an array"
+        raise ValueError(f"the array {what}, so that it cannot be changed in place: use the function without the _")
+    return tensor
+
+
+def _carried(tensor: Any) -> Any:
+    return carried(tensor) if isinstance(tensor, np.ndarray) and tensor.dtype.isnative else tensor
+
+
+_binding = _Binding()
+_collectives = _Arrays(_binding)
+
+allreduce = _collectives.allreduce
+allreduce_ = _collectives.allreduce_
+allreduce_async = _collectives.allreduce_async
+allreduce_async_ = _collectives.allreduce_async_
+grouped_allreduce = _collectives.grouped_allreduce
+grouped_allreduce_ = _collectives.grouped_allreduce_
+grouped_allreduce_async = _collectives.grouped_allreduce_async
+grouped_allreduce_async_ = _collectives.grouped_allreduce_async_
+allgather = _collectives.allgather
+allgather_async = _collectives.allgather_async
+grouped_allgather = _collectives.grouped_allgather
+grouped_allgather_async = _collectives.grouped_allgather_async
+broadcast = _collectives.broadcast
+broadcast_ = _collectives.broadcast_
+broadcast_async = _collectives.broadcast_async
+broadcast_async_ = _collectives.broadcast_async_
+alltoall = _collectives.alltoall
+alltoall_async = _collectives.alltoall_async
+reducescatter = _collectives.reducescatter
+reducescatter_async = _collectives.reducescatter_async
+grouped_reducescatter = _collectives.grouped_reducescatter
+grouped_reducescatter_async = _collectives.grouped_reducescatter_async
+barrier = _collectives.barrier
+join = _collectives.join
+poll = _collectives.poll
+synchronize = _collectives.synchronize
+
+
+class Compression:
+    """How arrays travel: ``none``, ``fp16``, or a subclass of ``Compressor`` of your own."""
+
+    Compressor = Compressor
+    none = NoneCompressor
+
+    class fp16(CastCompressor):
+        binding = _binding
+        dtype = DType.FLOAT16
+
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "cross_rank",
+    "cross_size",
+    "global_process_set",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "poll",
+    "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
+]

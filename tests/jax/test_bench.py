@@ -1,0 +1,16 @@
+"""``farandole bench step`` of this framework, tried out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.samples import SHARDED
+from tests.steps import check_quick_run
+
+pytest.importorskip("optax", reason="optax is not installed")
+
+
+def test_a_quick_run(tmp_path: Path) -> None:
+    check_quick_run("jax", SHARDED, tmp_path)

@@ -1,0 +1,38 @@
+"""JAX's own collectives, on two processes that ``jax.distributed`` joins: here over Gloo, for want of accelerators."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax", reason="jax is not installed")
+pytest.importorskip("optax", reason="optax is not installed")
+
+
+def test_all_is_as_over_the_host() -> None:
+    program = Path(__file__).parent / "native_program.py"
+    command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", sys.executable, str(program)]
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=115, env=env, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("native: all as over the host") == 2
+
+
+def test_without_jax_distributed_programs_are_plain_ones() -> None:
+    import jax.numpy as jnp
+
+    import farandole.jax as hvd
+    from farandole.jax import native
+
+    hvd.init()
+    try:
+        assert not native.active()
+        assert hvd.spmd(lambda x: hvd.allreduce(x) * 2)(jnp.ones(2)).tolist() == [2.0, 2.0]
+        with pytest.raises(ValueError, match="there are no process sets"):
+            native.inside(native.Collective(native.Kind.ALLREDUCE, process_set=hvd.ProcessSet([0])), [jnp.ones(1)])
+    finally:
+        hvd.shutdown()

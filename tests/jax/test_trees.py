@@ -1,0 +1,101 @@
+"""Trees from one rank to all; states of elastic jobs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from tests.job import job
+
+jax = pytest.importorskip("jax", reason="jax is not installed")
+
+
+class Pair(NamedTuple):
+    one: Any
+    two: Any
+
+
+def tree(rank: int) -> dict[str, Any]:
+    jnp = jax.numpy
+    return {
+        "w": jnp.arange(6.0).reshape(2, 3) * (rank + 1), "half": jnp.ones(3, jnp.bfloat16) * rank,
+        "key": jax.random.key(rank), "old key": jax.random.PRNGKey(rank), "flag": jnp.array([rank == 1, True]),
+        "pair": Pair(np.full(2, rank, dtype=">i8"), [rank, float(rank), rank == 0, None]),
+        "complex": jnp.ones((), jnp.complex64) * rank, "none": jnp.zeros((0, 3)), "text": f"rank {rank}",
+        "function": abs,
+    }  # fmt: skip
+
+
+def test_a_tree_from_one_rank_to_all() -> None:
+    def check(rank: int) -> None:
+        import farandole.jax as hvd
+
+        found, wanted = hvd.broadcast_parameters(tree(rank), root_rank=1), tree(1)
+        assert jax.random.key_data(found.pop("key")).tolist() == jax.random.key_data(wanted.pop("key")).tolist()
+        assert found.pop("text") == f"rank {rank}"  # neither an array nor a number
+        assert found.pop("function") is wanted.pop("function")
+        wanted.pop("text")
+        assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(wanted)
+        for one, other in zip(*map(jax.tree_util.tree_leaves, (found, wanted)), strict=True):
+            assert type(one) is type(other)
+            assert getattr(one, "dtype", None) == getattr(other, "dtype", None)
+            assert np.array_equal(one, other)
+        with pytest.raises(ValueError, match=r"number 0 \(here \['w'\]\) is .*\(2,\).* on rank 0 and .*\(3,\)"):
+            hvd.broadcast_parameters({"w": jax.numpy.ones(2 + rank)})
+        assert hvd.broadcast_object({"rank": rank}, 1) == {"rank": 1}
+        assert hvd.allgather_object(rank) == [0, 1]
+
+    job(2, check)
+
+
+def test_a_state_that_is_saved_restored_and_synchronised() -> None:
+    def check(rank: int) -> None:
+        import farandole.jax as hvd
+
+        jnp = jax.numpy
+        called = []
+        state = hvd.JaxState(params={"w": jnp.ones(2) * rank}, seed=jax.random.key(rank), epoch=rank, seen=[rank])
+        state.register_reset_callbacks([lambda: called.append(rank)])
+        state.sync()
+        assert (state.params["w"].tolist(), state.epoch, state.seen) == ([0.0, 0.0], 0, [0])
+        assert jax.random.key_data(state.seed).tolist() == [0, 0]
+        donate = jax.jit(lambda tree: {"w": tree["w"] + 1}, donate_argnums=0)
+        state.params, state.epoch = donate(state.params), 1
+        state.seen.append(7)
+        state.restore()
+        assert (state.params["w"].tolist(), state.epoch, state.seen) == ([0.0, 0.0], 0, [0])
+        state.params, state.epoch = donate(state.params), 1
+        state.commit()
+        state.params = donate(state.params)
+        state.restore()
+        assert (state.params["w"].tolist(), state.epoch) == ([1.0, 1.0], 1)
+        if rank == 1:  # a rank that is new knows nothing yet
+            state.params = {}
+        state.sync()
+        assert state.params["w"].tolist() == [1.0, 1.0]
+        assert isinstance(state.params["w"], jax.Array)
+        state.on_reset()
+        assert called == [rank]
+
+    job(2, check)
+
+
+def test_a_state_with_an_optimizer() -> None:
+    optax = pytest.importorskip("optax", reason="optax is not installed")
+
+    def check(rank: int) -> None:
+        import farandole.jax as hvd
+
+        params = {"w": jax.numpy.ones(3) * (rank + 1)}
+        optimizer = hvd.DistributedOptimizer(optax.adam(0.1), backward_passes_per_step=2)
+        state = hvd.JaxState(params=params, opt_state=optimizer.init(params))
+        state.sync()
+        for _ in range(4):
+            grads = hvd.grad(lambda p: (p["w"] ** 2).sum())(state.params)
+            updates, state.opt_state = jax.jit(optimizer.update)(grads, state.opt_state, state.params)
+            state.params = optax.apply_updates(state.params, updates)
+        hvd.check_replicas((state.params, state.opt_state))
+
+    job(2, check)

@@ -1,0 +1,11 @@
+"""docs/numpy.md: its program runs, and prints what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.test_docs import ROOT, run_page
+
+
+def test_the_page(tmp_path: Path) -> None:
+    run_page(ROOT / "docs" / "numpy.md", tmp_path)
