@@ -1,0 +1,154 @@
+"""MXNet's arrays as flat numpy arrays, and back: zero-copy for dense ones on the host.
+
+``asnumpy()`` would copy. Where an array lies is asked of MXNet, after waiting for what its engine has still to do with
+it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import _LIB, check_call
+
+from farandole.types import Buffer, DType
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+NDArray = mx.nd.NDArray
+_BF16 = np.dtype([("bfloat16", np.uint16)])  # what MXNet calls this type
+_HOST = ("cpu", "cpu_pinned", "cpu_shared")
+_DTYPES: dict[Any, DType] = {
+    np.uint8: DType.UINT8, np.int8: DType.INT8, np.int32: DType.INT32, np.int64: DType.INT64,
+    np.float16: DType.FLOAT16, np.float32: DType.FLOAT32, np.float64: DType.FLOAT64, np.bool_: DType.BOOL,
+    _BF16: DType.BFLOAT16,
+}  # fmt: skip
+_MXNET = {ours: theirs for theirs, ours in _DTYPES.items()}
+
+
+class Pair(NamedTuple):
+    """What a collective reads, and the array of the same shape and type that it writes (the same one: in place)."""
+
+    source: Any
+    target: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.source.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.source.dtype
+
+
+class MXNetBinding:
+    """See ``contracts.Binding``. Its tensors are NDArrays and ``Pair``s of them."""
+
+    def buffer(self, tensor: Any) -> Buffer:
+        if not isinstance(tensor, Pair):
+            data, dtype = readable(tensor)
+            return Buffer(data, data, dtype)
+        data, dtype = readable(tensor.source)
+        if tensor.target is tensor.source:
+            if on_host(tensor.source):
+                wait_to_write(tensor.source)
+            return Buffer(data, data, dtype)
+        out = memory(tensor.target) if on_host(tensor.target) else np.empty_like(data)
+        return Buffer(data, out, dtype)
+
+    def settle(self, tensor: Any, buffer: Buffer) -> None:
+        if isinstance(tensor, Pair) and not on_host(tensor.target):
+            overwrite(tensor.target, buffer.out)
+
+    def tensor(self, array: Array, shape: Sequence[int], like: Any = None) -> Any:
+        made = empty(shape, np.int32, mx.cpu()) if like is None else empty_like(like, shape)
+        overwrite(made, array)
+        return made
+
+    def cast(self, tensor: Any, dtype: Any) -> Any:
+        return tensor.astype(_MXNET.get(dtype, dtype)) if _kind(tensor).is_float else tensor
+
+
+def dtype_of(tensor: Any) -> DType:
+    """Raises ValueError for what is no dense NDArray of a type that can cross."""
+    if not isinstance(tensor, NDArray):
+        raise TypeError(f"an mxnet NDArray is needed, not {type(tensor).__name__}: use mx.nd.array(value)")
+    if tensor.stype != "default":
+        raise ValueError(
+            f"NDArray of storage type {tensor.stype!r} is not supported. Densify it first: tensor.tostype('default')"
+        )
+    return _kind(tensor)
+
+
+def _kind(tensor: Any) -> DType:
+    dtype = tensor.dtype  # mx.nd gives np.float32, mx.np gives np.dtype("float32")
+    return _DTYPES[dtype.type if isinstance(dtype, np.dtype) and dtype != _BF16 else dtype]
+
+
+def on_host(tensor: Any) -> bool:
+    return tensor.context.device_type in _HOST
+
+
+def readable(tensor: Any) -> tuple[Array, DType]:
+    """The values, flat, when they have been computed: the array's own memory on the host, else a copy."""
+    dtype = dtype_of(tensor)
+    if on_host(tensor):
+        tensor.wait_to_read()
+        return memory(tensor), dtype
+    return tensor.asnumpy().reshape(-1).view(dtype.storage), dtype
+
+
+def wait_to_write(tensor: Any) -> None:
+    """Return when nothing that was asked of MXNet reads or writes the array any more."""
+    check_call(_LIB.MXNDArrayWaitToWrite(tensor.handle))
+
+
+def overwrite(tensor: Any, values: Array) -> None:
+    """Set all elements; ``values`` is flat and of the type's storage type, and may be changed after this."""
+    if on_host(tensor):
+        wait_to_write(tensor)
+        memory(tensor)[:] = values
+    else:
+        host = empty(tensor.shape, tensor.dtype, mx.cpu(), numpy_like=isinstance(tensor, mx.np.ndarray))
+        overwrite(host, values)
+        host.copyto(tensor)
+
+
+def empty_like(tensor: Any, shape: Sequence[int] | None = None) -> Any:
+    """Of the same type and on the same device, and of the same kind (mx.nd or mx.np)."""
+    size = tensor.shape if shape is None else shape
+    return empty(size, tensor.dtype, tensor.context, numpy_like=isinstance(tensor, mx.np.ndarray))
+
+
+def empty(shape: Sequence[int], dtype: Any, context: Any, *, numpy_like: bool = False) -> Any:
+    if not numpy_like:
+        return mx.nd.empty(tuple(shape), ctx=context, dtype=dtype)
+    with mx.util.np_shape(True):
+        return mx.np.empty(tuple(shape), dtype=dtype, ctx=context)
+
+
+class _Memory:
+    """Speaks numpy's array interface; keeps the NDArray alive for as long as an array looks at its memory."""
+
+    def __init__(self, tensor: Any, address: int, count: int, storage: str) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3, "data": (address, False), "shape": (count,), "typestr": np.dtype(storage).str,
+        }  # fmt: skip
+
+
+def memory(tensor: Any) -> Array:
+    """The memory of an NDArray on the host, flat. MXNet must have nothing to do with it in the meantime."""
+    storage = _kind(tensor).storage
+    count = 1
+    for length in tensor.shape:
+        count *= length
+    if not count:
+        return np.empty(0, dtype=storage)
+    address = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(tensor.handle, ctypes.byref(address)))
+    return np.asarray(_Memory(tensor, address.value or 0, count, storage))

@@ -1,0 +1,18 @@
+"""What MXNet was built with."""
+
+from __future__ import annotations
+
+import mxnet as mx
+
+
+def cuda_built() -> bool:
+    return bool(mx.runtime.Features().is_enabled("CUDA"))
+
+
+def rocm_built() -> bool:
+    return False
+
+
+def nccl_built() -> int:
+    """1 if MXNet was built with NCCL (it does not say which version), else 0."""
+    return int(mx.runtime.Features().is_enabled("NCCL"))

@@ -1,0 +1,197 @@
+"""The collectives on MXNet's arrays, and compression.
+
+What has the shape of its input returns at once, as MXNet's own operations do (see ``pending``); what becomes larger or
+smaller waits for its result.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from farandole import context
+from farandole.errors import HorovodInternalError
+from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.frontend.ops import WORLD, Collectives
+from farandole.mxnet import pending
+from farandole.mxnet.binding import MXNetBinding, Pair, dtype_of, empty_like, on_host
+from farandole.types import DType, ReduceOp
+
+ProcessSet = context.ProcessSet
+binding = MXNetBinding()
+collectives = Collectives(binding)
+
+barrier = collectives.barrier
+join = collectives.join
+
+
+def allreduce(
+    tensor: Any, average: bool | None = None, name: str | None = None, priority: int = 0, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD, op: int | None = None,
+) -> Any:  # fmt: skip
+    """The reduction of every rank's ``tensor``, as a new array. ``op``: Average (the default), Sum, Min, ...
+
+    ``priority``: which of several operations MXNet should run first. An error that all ranks are told (mismatched
+    shapes, say) is raised when the array is read: HorovodInternalError, which is an MXNetError here.
+    """
+    pair = _fresh(tensor)
+    return _run(
+        lambda: collectives.allreduce_async_(
+            pair, average, name, op, prescale_factor, postscale_factor, process_set
+        ), [pair], priority,
+    )[0]  # fmt: skip
+
+
+def allreduce_(
+    tensor: Any, average: bool | None = None, name: str | None = None, priority: int = 0, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD, op: int | None = None,
+) -> Any:  # fmt: skip
+    """``allreduce`` in place."""
+    pair = Pair(tensor, tensor)
+    return _run(
+        lambda: collectives.allreduce_async_(
+            pair, average, name, op, prescale_factor, postscale_factor, process_set
+        ), [pair], priority,
+    )[0]  # fmt: skip
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any], average: bool | None = None, name: str | None = None, priority: int = 0,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD, op: int | None = None,
+) -> list[Any]:  # fmt: skip
+    """``allreduce`` of several arrays as one unit."""
+    pairs = [_fresh(tensor) for tensor in tensors]
+    return _run(
+        lambda: collectives.grouped_allreduce_async_(
+            pairs, average, name, op, prescale_factor, postscale_factor, process_set
+        ), pairs, priority,
+    )  # fmt: skip
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Any], average: bool | None = None, name: str | None = None, priority: int = 0,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD, op: int | None = None,
+) -> list[Any]:  # fmt: skip
+    """``grouped_allreduce`` in place."""
+    pairs = [Pair(tensor, tensor) for tensor in tensors]
+    return _run(
+        lambda: collectives.grouped_allreduce_async_(
+            pairs, average, name, op, prescale_factor, postscale_factor, process_set
+        ), pairs, priority,
+    )  # fmt: skip
+
+
+def broadcast(
+    tensor: Any, root_rank: int, name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD
+) -> Any:
+    """``root_rank``'s ``tensor``, as a new array on every rank."""
+    pair = _fresh(tensor)
+    return _run(lambda: collectives.broadcast_async_(pair, root_rank, name, process_set), [pair], priority)[0]
+
+
+def broadcast_(
+    tensor: Any, root_rank: int, name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD
+) -> Any:
+    """``broadcast`` in place."""
+    pair = Pair(tensor, tensor)
+    return _run(lambda: collectives.broadcast_async_(pair, root_rank, name, process_set), [pair], priority)[0]
+
+
+def allgather(tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD) -> Any:
+    """Every rank's ``tensor``, one below the other. The first dimension may differ from rank to rank."""
+    return collectives.allgather(tensor, name, process_set)
+
+
+def grouped_allgather(
+    tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD
+) -> list[Any]:
+    """``allgather`` of several arrays as one unit."""
+    return list(collectives.grouped_allgather(tensors, name, process_set))
+
+
+def alltoall(
+    tensor: Any, splits: Any = None, name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD
+) -> Any:
+    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without ``splits``).
+
+    Gives what this rank received, and with ``splits`` also how many rows came from each rank (int32, on the host).
+    """
+    if hasattr(splits, "asnumpy"):
+        splits = splits.asnumpy()
+    return collectives.alltoall(tensor, splits, name, process_set)
+
+
+def reducescatter(
+    tensor: Any, op: int = ReduceOp.AVERAGE, name: str | None = None, priority: int = 0,
+    process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> Any:  # fmt: skip
+    """This rank's rows of the reduction. What ranks do not divide goes one row each to the first ranks."""
+    return collectives.reducescatter(tensor, name, NoneCompressor, op, process_set, prescale_factor, postscale_factor)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any], op: int = ReduceOp.AVERAGE, name: str | None = None, priority: int = 0,
+    process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> list[Any]:  # fmt: skip
+    """``reducescatter`` of several arrays as one unit."""
+    return collectives.grouped_reducescatter(
+        tensors, name, NoneCompressor, op, process_set, prescale_factor, postscale_factor
+    )
+
+
+def _fresh(tensor: Any) -> Pair:
+    dtype_of(tensor)
+    return Pair(tensor, empty_like(tensor))
+
+
+def _run(start: Callable[[], int], pairs: Sequence[Pair], priority: int) -> list[Any]:
+    """Start a collective over ``pairs``; their targets, promised. Raises what is wrong on this rank alone."""
+    handle = start()
+    targets = [pair.target for pair in pairs]
+    if context.size() == 1 or not pending.possible() or not all(map(on_host, targets)):
+        collectives.synchronize(handle)
+        return targets
+    outcome = _Outcome(handle)
+    for source, target in pairs:
+        pending.promise(source, target, priority, outcome.tell)
+    return targets
+
+
+class _Outcome:
+    """How a collective ends: told to each of its arrays, on whichever thread."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle, self._lock = handle, threading.Lock()
+        self._waiting: list[pending.Keep] | None = []  # None: it has ended
+        self._error: Exception | None = None
+        collectives.when_done(handle, self._ended)
+
+    def tell(self, keep: pending.Keep) -> None:
+        """Call ``keep`` with what it failed with, or None, when it has ended."""
+        with self._lock:
+            if self._waiting is not None:
+                self._waiting.append(keep)
+                return
+        keep(self._error)
+
+    def _ended(self) -> None:
+        try:
+            collectives.synchronize(self._handle)
+        except HorovodInternalError as error:
+            self._error = error
+        with self._lock:
+            waiting, self._waiting = self._waiting or [], None
+        for keep in waiting:
+            keep(self._error)
+
+
+class Compression:
+    """How gradients travel: ``none``, ``fp16``, or a subclass of ``Compressor`` of your own."""
+
+    Compressor = Compressor
+    none = NoneCompressor
+
+    class fp16(CastCompressor):
+        binding = binding
+        dtype = DType.FLOAT16

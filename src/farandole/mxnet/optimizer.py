@@ -1,0 +1,136 @@
+"""DistributedOptimizer: any MXNet optimizer, updating with the gradients of all ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mxnet as mx
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.frontend import serials
+from farandole.frontend.ops import WORLD
+from farandole.mxnet.functions import allreduce_, grouped_allreduce_
+from farandole.mxnet.names import canonical
+from farandole.mxnet.sparse import reduce_rows
+from farandole.types import ReduceOp
+
+
+class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxnet has no types
+    """``optimizer``, with gradients averaged over all ranks before it updates.
+
+    For ``Module.fit`` and for ``gluon.Trainer``; with gluon, ``DistributedTrainer`` is faster. All attributes are those
+    of ``optimizer``, whose ``rescale_grad`` is divided by the number of ranks: gradients are summed.
+
+    ``gradient_predivide_factor``: divide by it before summing, and by size / factor afterwards.
+    ``num_groups``: exchange the gradients that are updated together as so many units.
+    ``process_set``: whose gradients are averaged; on a rank outside it, the optimizer updates with its own.
+    """
+
+    def __init__(
+        self, optimizer: Any, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+        process_set: ProcessSet = WORLD,
+    ) -> None:  # fmt: skip
+        if isinstance(optimizer, DistributedOptimizer):
+            raise ValueError("this optimizer is distributed already: pass the one that it was given")
+        active = process_set.included() and process_set.size() > 1
+        mine = _Mine(
+            optimizer, gradient_predivide_factor, num_groups, process_set, active,
+            gradient_predivide_factor / process_set.size() if active else 1.0,
+            f"DistributedOptimizer.{serials.next_for(context.engine())}", {},
+        )  # fmt: skip
+        object.__setattr__(self, "_mine", mine)
+        optimizer.rescale_grad *= mine.factor
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OWN or name.startswith("__"):
+            return object.__getattribute__(self, name)
+        return getattr(object.__getattribute__(self, "_mine").optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._mine.optimizer, name, value)
+
+    def __reduce__(self) -> Any:
+        mine = self._mine
+        process_set = None if mine.process_set is WORLD else mine.process_set
+        rest = mine.predivide, mine.num_groups, process_set, mine.optimizer.rescale_grad / mine.factor
+        return _restored, (mine.optimizer, *rest)
+
+    def unwrapped(self) -> Any:
+        """The optimizer that this was given, as it was."""
+        mine = self._mine
+        mine.optimizer.rescale_grad /= mine.factor
+        return mine.optimizer
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Reduce ``grad``, which is overwritten with the sum, and update. Lists of all four are fine, too."""
+        _reduce(self._mine, index, grad)
+        self._mine.optimizer.update(index, weight, grad, state)
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """``update`` with a copy of the weights in float32 where they are float16."""
+        _reduce(self._mine, index, grad)
+        self._mine.optimizer.update_multi_precision(index, weight, grad, state)
+
+
+_OWN = frozenset(DistributedOptimizer.__dict__) | {"_mine"}  # all other attributes are those of the wrapped optimizer
+
+
+class _Mine(NamedTuple):
+    optimizer: Any
+    predivide: float
+    num_groups: int
+    process_set: ProcessSet
+    active: bool  # is there anybody to exchange with?
+    factor: float  # by what rescale_grad was multiplied
+    label: str  # what names begin with: they must differ between optimizers, and be the same on all ranks
+    names: dict[Any, str]
+
+    def name(self, index: Any) -> str:
+        """What the ranks know the parameter of this number by. Gluon says which one it is; Module numbers alike."""
+        known = self.optimizer.param_dict
+        if len(known) != len(self.names):
+            self.names.clear()
+            self.names.update(zip(known, canonical(each.name for each in known.values()), strict=True))
+        return f"{self.label}.{self.names.get(index, index)}"
+
+
+def _reduce(mine: _Mine, index: Any, grad: Any) -> None:
+    """Sum up gradients over the ranks, in place."""
+    if not mine.active:
+        return
+    several = isinstance(index, (list, tuple))
+    pairs = list(zip(index, grad, strict=True)) if several else [(index, grad)]
+    prescale = 1.0 / mine.predivide
+    dense = [pair for pair in pairs if pair[1].stype == "default"]
+    finish = [
+        reduce_rows(mine.name(number), [gradient], True, prescale, mine.process_set)
+        for number, gradient in pairs
+        if gradient.stype != "default"
+    ]
+    options: dict[str, Any] = {"op": ReduceOp.SUM, "prescale_factor": prescale, "process_set": mine.process_set}
+    if several and mine.num_groups > 0:
+        for place, group in enumerate(split(dense, mine.num_groups)):
+            name = f"{mine.name(group[0][0])}:{group[-1][0]}"
+            grouped_allreduce_([gradient for _, gradient in group], name=name, priority=-place, **options)
+    else:
+        for place, (number, gradient) in enumerate(dense):
+            allreduce_(gradient, name=mine.name(number), priority=-place, **options)
+    for wait in finish:
+        wait()
+
+
+def _restored(optimizer: Any, predivide: float, num_groups: int, process_set: Any, rescale_grad: float) -> Any:
+    optimizer.rescale_grad = rescale_grad
+    if not context.is_initialized():  # somebody looks at a checkpoint
+        return optimizer
+    return DistributedOptimizer(optimizer, predivide, num_groups, process_set or WORLD)
+
+
+def split(items: Sequence[Any], parts: int) -> list[Sequence[Any]]:
+    """At most ``parts`` runs of items, as long as each other or one longer; none of them empty."""
+    count = min(parts, len(items))
+    ends = [len(items) * number // count for number in range(count + 1)] if count else [0]
+    return [items[begin:end] for begin, end in itertools.pairwise(ends)]

@@ -1,0 +1,65 @@
+"""Start alike: parameters from one rank to all, now or when they come to be."""
+
+from __future__ import annotations
+
+import itertools
+import types
+from operator import itemgetter
+from typing import Any
+
+from mxnet.gluon.parameter import DeferredInitializationError, Parameter, ParameterDict
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.frontend import serials
+from farandole.frontend.ops import WORLD
+from farandole.mxnet.functions import broadcast_
+from farandole.mxnet.names import canonical
+
+
+def broadcast_parameters(
+    params: Any, root_rank: int = 0, prefix: str | None = None, process_set: ProcessSet = WORLD
+) -> None:
+    """Overwrite parameters with ``root_rank``'s. ``params``: what ``Block.collect_params()`` gives, or a dictionary of
+    gluon parameters or NDArrays (``Module.get_params()`` gives two).
+
+    A parameter whose shape is not known yet is broadcast when it is initialised: in the first forward pass. Ranks may
+    initialise it at different times. ``prefix`` is part of the names in messages.
+    Raises ValueError for anything else than a dictionary.
+    """
+    if not isinstance(params, (dict, ParameterDict)):
+        raise ValueError(f"invalid params of type: {type(params)}")
+    if prefix is not None and not isinstance(prefix, str):
+        raise ValueError(f"prefix={prefix!r} must be a string")
+    engine = context.engine(process_set)
+    call = f"parameters.{serials.next_for(engine)}.{prefix or ''}"
+    if engine.size == 1:
+        return
+    for name, (_, each) in sorted(zip(canonical(params), params.items(), strict=True), key=itemgetter(0)):
+        label = call + name
+        if isinstance(each, Parameter):
+            _broadcast_parameter(each, root_rank, label, process_set)
+        else:
+            broadcast_(each, root_rank, label, process_set=process_set)
+
+
+def _broadcast_parameter(parameter: Any, root_rank: int, label: str, process_set: ProcessSet) -> None:
+    try:
+        first, *others = parameter.list_data()
+    except DeferredInitializationError:
+        _broadcast_when_initialised(parameter, root_rank, label, process_set)
+        return
+    broadcast_(first, root_rank, label, process_set=process_set)
+    for other in others:  # the same parameter on another device of this rank
+        first.copyto(other)
+
+
+def _broadcast_when_initialised(parameter: Any, root_rank: int, label: str, process_set: ProcessSet) -> None:
+    times = itertools.count()  # it may be initialised again while the first broadcast is on its way
+
+    def initialise(self: Any, *args: Any, **options: Any) -> None:
+        type(self)._init_impl(self, *args, **options)
+        number = next(times)
+        _broadcast_parameter(self, root_rank, f"{label}.{number}" if number else label, process_set)
+
+    parameter._init_impl = types.MethodType(initialise, parameter)

@@ -1,0 +1,160 @@
+"""Arrays whose values are still on their way.
+
+MXNet computes in the background: an operation returns arrays at once, and whoever reads one waits. A collective does
+the same: its outputs are promised to MXNet's engine as being written, and the promise is kept when all ranks have
+come. So ranks may call in different orders, and small tensors of one step travel together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+from mxnet.base import _LIB, MXNetError, check_call, register_error
+
+from farandole.errors import HorovodInternalError
+
+_KEPT = 100  # errors that nobody has seen yet
+_ASYNC = ctypes.c_int(4)  # FnProperty::kAsync
+_CPU = (ctypes.c_int * 2)(1, 0)  # Context: device type, device id
+_Start = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_Done = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _OnComplete(ctypes.Structure):
+    """mxnet::engine::CallbackOnComplete of MXNet 1.x, the last there will be."""
+
+    _fields_ = (("done", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("parameter", ctypes.c_void_p))
+
+
+Keep = Callable[[Exception | None], None]
+_numbers = itertools.count(1)
+_to_start: dict[int, Callable[[Keep], None]] = {}
+_open = 0  # promises not kept yet
+_change = threading.Condition()  # of their number, which stands still while the process forks
+_errors: dict[str, HorovodInternalError] = {}
+
+
+def _exceptions() -> Any:
+    """How to make and destroy a C++ exception: (construct, destroy); None where the names are others."""
+    try:
+        library = ctypes.CDLL("libstdc++.so.6")
+        construct, destroy = library._ZNSt13runtime_errorC1EPKc, library._ZNSt13runtime_errorD1Ev
+    except (OSError, AttributeError):
+        return None
+    construct.argtypes, construct.restype = [ctypes.c_void_p, ctypes.c_char_p], None
+    destroy.argtypes, destroy.restype = [ctypes.c_void_p], None
+    return construct, destroy
+
+
+_cxx = _exceptions()
+
+
+def possible() -> bool:
+    """Can arrays be promised? Not with the engine that runs everything at once, which is for debugging."""
+    return _cxx is not None and mx.__version__.startswith("1.") and os.environ.get("MXNET_ENGINE_TYPE") != "NaiveEngine"
+
+
+def promise(source: Any, target: Any, priority: int, when_done: Callable[[Keep], None]) -> None:
+    """Tell MXNet that ``target`` is being written from ``source`` (the same array: in place).
+
+    ``when_done(keep)`` is called soon, on some thread, and must have ``keep(None)`` called, on any thread, when the
+    values are there; or ``keep(error)``, which then is raised to whoever reads ``target``.
+    """
+    global _open
+    number = next(_numbers)
+    _to_start[number] = when_done
+    with _change:
+        _open += 1
+    reads = [] if source is target else [source.handle]
+    check_call(
+        _LIB.MXEnginePushAsyncND(
+            _started, ctypes.c_void_p(number), None, ctypes.byref(_CPU),
+            (ctypes.c_void_p * len(reads))(*reads), ctypes.c_int(len(reads)),
+            (ctypes.c_void_p * 1)(target.handle), ctypes.c_int(1),
+            ctypes.byref(_ASYNC), ctypes.c_int(priority), b"farandole", ctypes.c_bool(False),
+        )
+    )  # fmt: skip
+
+
+@_Start  # type: ignore[untyped-decorator]
+def _started(context: int, on_complete: int, number: int) -> None:
+    keeper = _OnComplete.from_buffer_copy(ctypes.string_at(on_complete, ctypes.sizeof(_OnComplete)))
+
+    def keep(error: Exception | None) -> None:
+        global _open
+        with _change:
+            _complete(keeper, error)
+            _open -= 1
+            _change.notify_all()
+
+    _to_start.pop(number)(keep)
+
+
+def _complete(keeper: _OnComplete, error: Exception | None) -> None:
+    done = _Done(keeper.done)
+    if error is None:
+        done(keeper.engine, keeper.parameter, None)
+        return
+    construct, destroy = _cxx
+    exception = ctypes.create_string_buffer(64)  # a std::runtime_error: its table and its text
+    construct(exception, _noted(error).encode())
+    try:
+        done(keeper.engine, keeper.parameter, exception)
+    finally:
+        destroy(exception)
+
+
+# Errors. MXNet carries a text from thread to thread, and asks by its first word what to raise.
+
+
+def _noted(error: Exception) -> str:
+    text = f"{error}".replace("\0", " ")
+    if isinstance(error, HorovodInternalError):
+        _errors[text] = error
+        while len(_errors) > _KEPT:
+            with contextlib.suppress(KeyError):
+                del _errors[next(iter(_errors))]
+    return f"{HorovodInternalError.__name__}: {text}"
+
+
+def _raised(text: str) -> HorovodInternalError:
+    """The error of a collective, which is MXNet's, too: programs catch the one or the other."""
+    text = text.partition(": ")[2]
+    original = _errors.pop(text, None)
+    kind = type(original) if original is not None else HorovodInternalError
+    error: HorovodInternalError = _both(kind).__new__(_both(kind), text)
+    if original is not None:
+        error.__dict__.update(original.__dict__)
+    return error
+
+
+_kinds: dict[type, type] = {}
+
+
+def _both(kind: type) -> Any:
+    if kind not in _kinds:
+        _kinds[kind] = type(kind.__name__, (kind, MXNetError), {"__module__": kind.__module__})
+    return _kinds[kind]
+
+
+register_error(HorovodInternalError.__name__, _raised)
+
+
+# Forks (workers of a DataLoader). MXNet then waits for all its operations, and the interpreter's lock is held, which is
+# needed to keep promises: wait for these before.
+
+
+def _before_fork() -> None:
+    _change.acquire()
+    while _open:
+        _change.wait()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_change.release, after_in_child=_change.release)

@@ -1,0 +1,70 @@
+"""Gradients of a few rows of a parameter (``grad_stype="row_sparse"``): only these rows travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import mxnet as mx
+import numpy as np
+
+from farandole.context import ProcessSet
+from farandole.frontend.array_binding import ArrayBinding
+from farandole.frontend.ops import Collectives
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_collectives = Collectives(ArrayBinding())
+
+
+def reduce_rows(
+    name: str, gradients: list[Any], fresh: bool, factor: float, process_set: ProcessSet
+) -> Callable[[], bool]:
+    """Start to add up the rows of all ranks, times ``factor``. Calling the result waits, and writes them to
+    ``gradients``: the same parameter's on each device of this rank. It says whether any rank's were ``fresh``."""
+    parts = [_rows(gradient) for gradient in gradients] if fresh else [_none(gradients[0])]
+    indices = np.concatenate([part[0] for part in parts])
+    values = np.concatenate([part[1] for part in parts])
+    flag = np.array([fresh], dtype=np.uint8)
+    handle = _collectives.grouped_allgather_async([indices, values, flag], name, process_set)
+
+    def finish() -> bool:
+        every_index, every_value, flags = _collectives.synchronize(handle)
+        index, total = added_up(every_index, every_value)
+        if factor != 1.0:
+            total = (total * factor).astype(total.dtype)
+        for gradient in gradients:
+            _set_rows(gradient, index, total)
+        return bool(flags.any())
+
+    return finish
+
+
+def added_up(indices: Array, values: Array) -> tuple[Array, Array]:
+    """Rows of equal index added up (half types in float32); indices ascend, and none is there twice."""
+    if not len(indices):
+        return indices, values
+    order = np.argsort(indices, kind="stable")
+    ordered = indices[order]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    wide = values[order].astype(np.float32 if values.dtype == np.float16 else values.dtype, copy=False)
+    return ordered[starts], np.add.reduceat(wide, starts, axis=0).astype(values.dtype, copy=False)
+
+
+def _none(gradient: Any) -> tuple[Array, Array]:
+    return np.empty(0, dtype=np.int64), np.empty((0, *gradient.shape[1:]), dtype=gradient.dtype)
+
+
+def _rows(gradient: Any) -> tuple[Array, Array]:
+    indices = gradient.indices.asnumpy().astype(np.int64, copy=False)
+    return (indices, gradient.data.asnumpy()) if len(indices) else _none(gradient)
+
+
+def _set_rows(gradient: Any, indices: Array, values: Array) -> None:
+    if not len(indices):
+        mx.nd.sparse.zeros("row_sparse", gradient.shape, ctx=gradient.context, dtype=gradient.dtype).copyto(gradient)
+        return
+    mx.nd.sparse.row_sparse_array(
+        (values, indices), shape=gradient.shape, ctx=gradient.context, dtype=gradient.dtype
+    ).copyto(gradient)

@@ -1,0 +1,173 @@
+"""DistributedTrainer: gluon's Trainer, stepping with the gradients of all ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import mxnet as mx
+import numpy as np
+
+from farandole.collectives.kernels import narrow_into, widen
+from farandole.context import ProcessSet
+from farandole.frontend.exchange import Exchange
+from farandole.frontend.ops import WORLD
+from farandole.mxnet.binding import dtype_of, empty_like, overwrite, readable
+from farandole.mxnet.functions import Compression
+from farandole.mxnet.names import canonical
+from farandole.mxnet.optimizer import DistributedOptimizer, split
+from farandole.mxnet.sparse import reduce_rows
+from farandole.types import DType, ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has no types
+    """A ``gluon.Trainer`` that averages gradients over all ranks in ``step`` (and in ``allreduce_grads``).
+
+    As with Horovod, ``allreduce_grads()`` leaves the sum of all ranks' gradients divided by the predivide factor, and
+    the update divides by the number of ranks: so does ``step(batch_size)`` with this rank's batch size.
+
+    ``compression``: how gradients travel. ``gradient_predivide_factor``: divide by it before summing, and by size /
+    factor afterwards. ``prefix``: tells several trainers of one program apart. ``num_groups``: exchange the gradients
+    as so many units; one by default. ``process_set``: whose gradients are averaged; a rank outside it steps alone.
+    A parameter that some rank did not use counts as zeros there; with ``ignore_stale_grad=True`` it is updated on all
+    ranks if any of them used it.
+    """
+
+    def __init__(
+        self, params: Any, optimizer: Any, optimizer_params: dict[str, Any] | None = None,
+        compression: Any = Compression.none, gradient_predivide_factor: float = 1.0, prefix: str | None = None,
+        num_groups: int = 0, process_set: ProcessSet = WORLD,
+    ) -> None:  # fmt: skip
+        if prefix is not None and not isinstance(prefix, str):
+            raise ValueError(f"prefix={prefix!r} must be a string")
+        if isinstance(optimizer, DistributedOptimizer):
+            warnings.warn(
+                "DistributedTrainer does not take DistributedOptimizer as its optimizer. We have unwrapped it for you.",
+                stacklevel=2,
+            )
+            optimizer = optimizer.unwrapped()
+        super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
+        self._compression, self._num_groups, self._process_set = compression, num_groups, process_set
+        self._prescale = 1.0 / gradient_predivide_factor
+        self._label = f"DistributedTrainer.{prefix or ''}"
+        self._exchanges: dict[int, Exchange] = {}
+        if self._active():
+            self._scale *= gradient_predivide_factor / process_set.size()
+
+    def _active(self) -> bool:
+        return bool(self._process_set.included() and self._process_set.size() > 1)
+
+    def _allreduce_grads(self) -> None:
+        if not self._active():
+            return
+        names = canonical(parameter.name for parameter in self._params)
+        used = sorted(
+            ((name, each) for name, each in zip(names, self._params, strict=True) if each.grad_req != "null"),
+            key=lambda pair: pair[0],
+        )
+        dense = [_Gradient(name, each, self._compression) for name, each in used if each._grad_stype == "default"]
+        finish = [self._start_rows(name, each) for name, each in used if each._grad_stype != "default"]
+        finish += [self._start(number, group) for number, group in enumerate(split(dense, max(self._num_groups, 1)))]
+        for wait in finish:
+            wait()
+
+    def _start(self, number: int, group: Sequence[_Gradient]) -> Callable[[], None]:
+        """Send a group of gradients, and with them which of them this rank has computed since its last step."""
+        fresh = np.array([each.fresh for each in group], dtype=np.float32)
+        exchange = self._exchange(number)
+        wait = exchange.start([*(each.pack() for each in group), fresh], [*(each.name for each in group), "fresh"])
+
+        def finish() -> None:
+            *totals, anywhere = wait()
+            for each, total, count in zip(group, totals, anywhere.tolist(), strict=True):
+                each.unpack(total, count != 0)
+
+        return finish
+
+    def _start_rows(self, name: str, parameter: Any) -> Callable[[], None]:
+        fresh = _is_fresh(parameter)
+        wait = reduce_rows(f"{self._label}.{name}", parameter.list_grad(), fresh, self._prescale, self._process_set)
+
+        def finish() -> None:
+            if wait():
+                _make_fresh(parameter)
+
+        return finish
+
+    def _exchange(self, number: int) -> Exchange:
+        if number not in self._exchanges:
+            wire = DType.FLOAT16 if self._compression is Compression.fp16 else None
+            self._exchanges[number] = Exchange(
+                f"{self._label}.{number}", ReduceOp.SUM, self._prescale, process_set=self._process_set, wire=wire
+            )
+        return self._exchanges[number]
+
+
+class _Gradient:
+    """One parameter's gradient, on its way out and back."""
+
+    def __init__(self, name: str, parameter: Any, compression: Any) -> None:
+        self.name, self.fresh = name, _is_fresh(parameter)
+        self._parameter = parameter
+        self._compression = None if compression in (Compression.none, Compression.fp16) else compression
+        self._sent: tuple[Any, Any] = None, None
+
+    def pack(self) -> Array:
+        """What to send: the sum over the devices of this rank; zeros if it was not computed since the last step."""
+        first, *others = self._parameter.list_grad()
+        shape = first.shape
+        if self._compression is not None:
+            if others:
+                first = mx.nd.add_n(*(each.as_in_context(first.context) for each in (first, *others)))
+            first, _ = self._sent = self._compression.compress(first)
+            others, shape = [], first.shape
+        values = _values(first)
+        for each in others:
+            values = values + _values(each)
+        values = values if self.fresh else np.zeros_like(values)
+        shaped: Array = values.reshape(shape)
+        return shaped
+
+    def unpack(self, total: Array, anywhere: bool) -> None:
+        """``total``: what came back. ``anywhere``: did any rank compute it?"""
+        if anywhere and not self.fresh:
+            _make_fresh(self._parameter)
+        gradients = self._parameter.list_grad()
+        if self._compression is not None:
+            small, token = self._sent
+            result = empty_like(small)
+            overwrite(result, _stored(result, total))
+            result = self._compression.decompress(result, token)
+            for gradient in gradients:
+                result.copyto(gradient)
+            return
+        for gradient in gradients:
+            overwrite(gradient, _stored(gradient, total))
+
+
+def _values(gradient: Any) -> Array:
+    """Flat; bfloat16, which numpy does not know, as float32."""
+    values, dtype = readable(gradient)
+    return widen(values, dtype) if dtype is DType.BFLOAT16 else values
+
+
+def _stored(gradient: Any, total: Array) -> Array:
+    dtype = dtype_of(gradient)
+    if dtype is not DType.BFLOAT16:
+        return total.reshape(-1)
+    bits = np.empty(total.size, dtype=np.uint16)
+    narrow_into(bits, np.ascontiguousarray(total, dtype=np.float32).reshape(-1), dtype)
+    return bits
+
+
+def _is_fresh(parameter: Any) -> bool:
+    return any(each._fresh_grad for each in parameter.list_data())
+
+
+def _make_fresh(parameter: Any) -> None:
+    for each in parameter.list_data():
+        each._fresh_grad = True
