@@ -1,0 +1,110 @@
+"""Begin alike: variables and objects from one rank to all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.frontend import objects
+from farandole.frontend.arrays import broadcast_arrays
+from farandole.frontend.ops import WORLD
+from farandole.tensorflow import graph
+from farandole.tensorflow.gradients import alone, names_of
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+def broadcast_variables(
+    variables: Sequence[Any], root_rank: int, process_set: ProcessSet = WORLD, inplace: bool = False
+) -> Any:
+    """Give all ranks ``root_rank``'s values of ``variables``: TensorFlow's or Keras's, of any types, the same list on
+    all ranks. In a graph: an operation that does. ``inplace`` is there for programs that were written for Horovod."""
+    variables = [each for each in tf.nest.flatten(list(variables)) if each is not None]
+    if tf.executing_eagerly():
+        _assign(variables, root_rank, process_set)
+        return None
+    return tf.group(*_assign(variables, root_rank, process_set))
+
+
+def broadcast_(
+    variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
+) -> list[Any]:
+    """``broadcast_variables`` that returns the new values."""
+    variables = list(variables)
+    assigned = _assign(variables, root_rank, process_set)
+    with tf.control_dependencies([] if tf.executing_eagerly() else assigned):
+        return [tf.identity(tf.convert_to_tensor(each)) for each in variables]
+
+
+def _assign(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
+    if not variables or (alone(process_set) and root_rank == context.rank()):
+        return []
+    names = names_of(variables)
+    values = [tf.convert_to_tensor(each) for each in variables]
+
+    def send(arrays: Sequence[Array]) -> list[Array]:
+        return broadcast_arrays(arrays, names, root_rank, process_set)
+
+    if tf.executing_eagerly():
+        results = send([graph.array(value) for value in values])
+    else:
+
+        def start(*arrays: Array) -> graph.Call:
+            return graph.Call(lambda: send(arrays))
+
+        forms = [(value.dtype, value.shape) for value in values]
+        results = graph.run("hvd.broadcast_variables", start, values, forms, in_order=True)
+    assigned = [variable.assign(value) for variable, value in zip(variables, results, strict=True)]
+    return [] if tf.executing_eagerly() else [each for each in assigned if each is not None]
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """An operation that gives all ranks ``root_rank``'s values of the graph's global variables."""
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "hvd.broadcast_global_variables() does not support eager execution. Please use "
+            "`hvd.broadcast_variables(<model/optimizer variables>)` instead."
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """For MonitoredSession: all ranks begin with ``root_rank``'s variables, initialised or restored."""
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self._operation: Any = None
+
+    def begin(self) -> None:
+        if self._operation is None or self._operation.graph is not tf.compat.v1.get_default_graph():
+            self._operation = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        session.run(self._operation)
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
+) -> Any:
+    """``root_rank``'s ``obj`` on every rank: anything that cloudpickle can send. Needs no ``session``."""
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
+) -> Callable[[Any], Any]:
+    """``broadcast_object`` as a function of the object alone."""
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
+) -> list[Any]:
+    """Every rank's ``obj``, in rank order. Needs no ``session``."""
+    return objects.allgather_object(obj, name, process_set)

@@ -1,0 +1,18 @@
+"""What TensorFlow was built with."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+
+def cuda_built() -> bool:
+    return bool(tf.test.is_built_with_cuda())
+
+
+def rocm_built() -> bool:
+    return bool(tf.test.is_built_with_rocm())
+
+
+def nccl_built() -> int:
+    """0: nothing here goes through NCCL."""
+    return 0

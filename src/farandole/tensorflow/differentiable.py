@@ -1,0 +1,215 @@
+"""The collectives that gradients go through.
+
+Gradients are those of the sum of all ranks' losses; where Horovod's are not, its programs' numbers count: gradients of
+allgather and broadcast are averaged over the ranks, and those of reducescatter are not divided (docs/tensorflow.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.ops import WORLD, reduce_op
+from farandole.tensorflow import functions, reductions
+from farandole.tensorflow.functions import Names
+from farandole.tensorflow.sparse import allreduce_slices, is_slices
+from farandole.types import ReduceOp
+
+
+def allreduce(
+    tensor: Any, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, name: str | None = None, process_set: ProcessSet = WORLD,
+    ignore_name_scope: bool = False,
+) -> Any:  # fmt: skip
+    """The reduction of every rank's ``tensor``, as a new tensor. ``op``: Average (the default), Sum, Min, ...
+
+    Of tf.IndexedSlices all ranks' rows are gathered (Average divides them); the result is tf.IndexedSlices.
+    """
+    chosen = reduce_op(average, op)
+    if is_slices(tensor):
+        names = Names("Allreduce", name, ignore_name_scope)
+        return allreduce_slices(tensor, chosen, prescale_factor, postscale_factor, compression, names, process_set)
+    (total,) = _reduced(
+        [tensor], chosen, prescale_factor, postscale_factor, compression, Names("Allreduce", name, ignore_name_scope),
+        process_set, grouped=False,
+    )  # fmt: skip
+    return total
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any], average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD, ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:  # fmt: skip
+    """``allreduce`` of several tensors as one unit. None stays None, tf.IndexedSlices go for themselves."""
+    chosen = reduce_op(average, op)
+    results = list(tensors)
+    dense = [place for place, tensor in enumerate(results) if tensor is not None and not is_slices(tensor)]
+    if dense:
+        totals = _reduced(
+            [results[place] for place in dense], chosen, prescale_factor, postscale_factor, compression,
+            Names("GroupedAllreduce", name, ignore_name_scope), process_set, grouped=True,
+        )  # fmt: skip
+        for place, total in zip(dense, totals, strict=True):
+            results[place] = total
+    for place, tensor in enumerate(results):
+        if is_slices(tensor):
+            names = Names("Allreduce", None if name is None else f"{name}_{place}", ignore_name_scope)
+            results[place] = allreduce_slices(
+                tensor, chosen, prescale_factor, postscale_factor, compression, names, process_set
+            )
+    return results
+
+
+def _reduced(
+    tensors: Sequence[Any], op: ReduceOp, pre: float, post: float, compression: Any, names: Names,
+    process_set: ProcessSet, *, grouped: bool,
+) -> list[Any]:  # fmt: skip
+    pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    totals = reductions.reduced([small for small, _ in pairs], op, pre, post, names, process_set, grouped)
+    return [compression.decompress(total, token) for total, (_, token) in zip(totals, pairs, strict=True)]
+
+
+def allgather(
+    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = WORLD
+) -> Any:
+    """Every rank's ``tensor``, one below the other. The first dimension may differ from rank to rank."""
+    return _gathered([tensor], Names("Allgather", name, ignore_name_scope), process_set, grouped=False)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[Any], name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = WORLD
+) -> list[Any]:
+    """``allgather`` of several tensors as one unit."""
+    if not tensors:
+        return []
+    return _gathered(tensors, Names("GroupedAllgather", name, ignore_name_scope), process_set, grouped=True)
+
+
+def _gathered(values: Sequence[Any], names: Names, process_set: ProcessSet, *, grouped: bool) -> list[Any]:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def gather(*tensors: Any) -> Any:
+        def gradient(*upstream: Any) -> Any:
+            rows = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in tensors])[None]
+            means = reductions.reduced(
+                dense(upstream), ReduceOp.AVERAGE, 1.0, 1.0, names.and_("_gradient"), process_set, grouped
+            )
+            (every,) = functions.gather([rows], names.and_("_rows"), process_set, False)
+            before = tf.reduce_sum(every[: context.engine(process_set).rank], axis=0)
+            return [mean[before[place] : before[place] + rows[0, place]] for place, mean in enumerate(means)]
+
+        return functions.gather(tensors, names, process_set, grouped), gradient
+
+    return list(gather(*map(tf.convert_to_tensor, values)))
+
+
+def broadcast(
+    tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
+    process_set: ProcessSet = WORLD,
+) -> Any:  # fmt: skip
+    """``root_rank``'s ``tensor``, as a new tensor on every rank."""
+    names = Names("Broadcast", name, ignore_name_scope)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def spread(tensor: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            (mean,) = reductions.reduced(
+                dense([upstream]), ReduceOp.AVERAGE, 1.0, 1.0, names.and_("_gradient"), process_set, False
+            )
+            if context.rank() == root_rank:
+                return mean
+            with tf.control_dependencies([mean]):  # in a session it would not be run otherwise
+                return tf.zeros_like(mean)
+
+        return functions.spread(tensor, root_rank, names, process_set), gradient
+
+    return spread(tf.convert_to_tensor(tensor))
+
+
+def alltoall(
+    tensor: Any, splits: Any = None, name: str | None = None, ignore_name_scope: bool = False,
+    process_set: ProcessSet = WORLD,
+) -> Any:  # fmt: skip
+    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without ``splits``).
+
+    Gives what this rank received, and with ``splits`` (int32) also how many rows came from each rank.
+    """
+    names = Names("Alltoall", name, ignore_name_scope)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def deal(tensor: Any, *splits: Any) -> Any:
+        if not splits:
+            return functions.deal(tensor, None, names, process_set), _back(names, process_set)
+        both = functions.deal(tensor, splits[0], names, process_set)
+
+        def gradient(upstream: Any, *_: Any) -> Any:
+            (gradient,) = dense([upstream])
+            return alltoall(gradient, both[1], names.and_("_gradient").name, names.ignore, process_set)[0], None
+
+        return both, gradient
+
+    tensor = tf.convert_to_tensor(tensor)
+    if splits is None:
+        return deal(tensor)[0]
+    splits = tf.convert_to_tensor(splits)
+    return tuple(deal(tensor, splits))
+
+
+def _back(names: Names, process_set: ProcessSet) -> Any:
+    def gradient(upstream: Any) -> Any:
+        (gradient,) = dense([upstream])
+        return alltoall(gradient, None, names.and_("_gradient").name, names.ignore, process_set)
+
+    return gradient
+
+
+def reducescatter(
+    tensor: Any, device_dense: str = "", compression: Any = NoneCompressor, op: int | None = None,
+    name: str | None = None, process_set: ProcessSet = WORLD, ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> Any:  # fmt: skip
+    """This rank's rows of the reduction. What ranks do not divide goes one row each to the first ranks."""
+    names = Names("Reducescatter", name, ignore_name_scope)
+    factors = (prescale_factor, postscale_factor)
+    return _scattered([tensor], compression, reduce_op(None, op), factors, names, process_set, grouped=False)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any], device_dense: str = "", compression: Any = NoneCompressor, op: int | None = None,
+    name: str | None = None, process_set: ProcessSet = WORLD, ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> list[Any]:  # fmt: skip
+    """``reducescatter`` of several tensors as one unit."""
+    if not tensors:
+        return []
+    names = Names("GroupedReducescatter", name, ignore_name_scope)
+    factors = (prescale_factor, postscale_factor)
+    return _scattered(tensors, compression, reduce_op(None, op), factors, names, process_set, grouped=True)
+
+
+def _scattered(
+    values: Sequence[Any], compression: Any, op: ReduceOp, factors: tuple[float, float], names: Names,
+    process_set: ProcessSet, *, grouped: bool,
+) -> list[Any]:  # fmt: skip
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def scatter(*tensors: Any) -> Any:
+        def gradient(*upstream: Any) -> Any:
+            factor = factors[0] * factors[1] * (context.engine(process_set).size if op is ReduceOp.SUM else 1)
+            scaled = [each * tf.cast(factor, each.dtype) for each in dense(upstream)]
+            return _gathered(scaled, names.and_("_gradient"), process_set, grouped=grouped)
+
+        return functions.scatter(tensors, op, *factors, names, process_set, grouped), gradient
+
+    pairs = [compression.compress(tf.convert_to_tensor(value)) for value in values]
+    parts = scatter(*[small for small, _ in pairs])
+    return [compression.decompress(part, token) for part, (_, token) in zip(parts, pairs, strict=True)]
+
+
+dense = reductions.dense

@@ -1,0 +1,78 @@
+"""What an elastic job on TensorFlow goes on from. The loop that uses it comes later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from farandole import context, registry
+from farandole.frontend.arrays import broadcast_arrays
+from farandole.frontend.objects import broadcast_object
+from farandole.frontend.state import ObjectState
+from farandole.tensorflow.gradients import names_of
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class TensorFlowState(ObjectState):
+    """Variables, and plain values as attributes (``epoch=0, batch=0``).
+
+    ``variables``: by default the global variables of the graph. ``session``: where v1 variables live; by default the
+    default session. Nothing is sent before ``sync()``.
+    """
+
+    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+        self.variables = list(tf.compat.v1.global_variables() if variables is None else variables)
+        in_graph = not tf.executing_eagerly()
+        self.session = session or (tf.compat.v1.get_default_session() if in_graph else None)
+        if in_graph and self.session is None:
+            raise ValueError("there is no default session: give TensorFlowState(session=...), or call it in one")
+        self._copies: list[Array] = []
+        super().__init__(broadcast_object, context.rank, **kwargs)
+        self._save_variables()
+
+    def save(self) -> None:
+        self._save_variables()
+        super().save()
+
+    def restore(self) -> None:
+        if self._copies:
+            self._load(self._copies)
+        super().restore()
+
+    def sync(self) -> None:
+        if self.variables:
+            self._load(broadcast_arrays(self._values_of(), names_of(self.variables)))
+            self._save_variables()
+        super().sync()
+
+    def _save_variables(self) -> None:
+        self._copies = [np.array(value) for value in self._values_of()]
+
+    def _values_of(self) -> list[Any]:
+        if self.session is not None:
+            return list(self.session.run(self.variables))
+        return [np.asarray(tf.convert_to_tensor(variable)) for variable in self.variables]
+
+    def _load(self, values: Sequence[Any]) -> None:
+        for variable, value in zip(self.variables, values, strict=True):
+            if self.session is not None:
+                variable.load(value, self.session)
+            else:
+                variable.assign(value)
+
+
+def TensorFlowKerasState(model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> Any:
+    """A model, its optimizer and plain values: see ``farandole.keras.elastic.KerasState``.
+
+    Raises ValueError if the model is not built.
+    """
+    if any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__):
+        from farandole.tensorflow import tf_keras as legacy
+
+        return legacy.TensorFlowKerasState(model, optimizer, backend, **kwargs)
+    return registry.load("state", "keras")(model, optimizer, backend, **kwargs)

@@ -1,0 +1,207 @@
+"""The collectives on tensors: at once in eager mode, as operations in a graph. No gradients here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from farandole.context import ProcessSet
+from farandole.frontend.array_binding import ArrayBinding, carried
+from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.frontend.ops import Collectives
+from farandole.tensorflow import driver, graph
+from farandole.types import DType, ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+collectives = Collectives(ArrayBinding())
+
+
+class _Casts:
+    """What ``CastCompressor`` needs to know of tensors."""
+
+    @staticmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        to = tf.as_dtype(dtype.value if isinstance(dtype, DType) else dtype)
+        return tf.cast(tensor, to) if tensor.dtype.is_floating and tensor.dtype != to else tensor
+
+
+_casts: Any = _Casts()
+
+
+class Compression:
+    """How tensors travel: ``none``, ``fp16``, ``bf16``, or a subclass of ``Compressor`` of your own."""
+
+    Compressor = Compressor
+    none = NoneCompressor
+
+    class fp16(CastCompressor):
+        binding = _casts
+        dtype = DType.FLOAT16
+
+    class bf16(CastCompressor):
+        binding = _casts
+        dtype = DType.BFLOAT16
+
+
+class Names:
+    """How a call is named: what the caller said, and whether scopes count."""
+
+    def __init__(self, kind: str, name: str | None, ignore_name_scope: bool = False) -> None:
+        self.kind, self.name, self.ignore = kind, name, ignore_name_scope
+
+    def of(self, tensor: Any) -> str | None:
+        """The name by which ranks agree; None for an unnamed call in eager mode: those are counted.
+
+        In a graph an unnamed one is named for its tensor, and a name that is there already gets a number, so the name
+        is the same on all ranks that build the same graph, however often.
+        """
+        if tf.executing_eagerly():
+            return self.name
+        current = tf.compat.v1.get_default_graph()
+        name = self.name or f"Horovod{self.kind}_{_plain(tensor.name)}"
+        full = current.unique_name(name)
+        if self.ignore:
+            return str(full.rpartition("/")[2])
+        function = re.sub(r"_\d+$", "", getattr(current, "name", "") or "")  # numbers count what this process made
+        return f"{function}/{full}" if function else str(full)
+
+    def and_(self, suffix: str) -> Names:
+        """For what belongs to the call: its gradient."""
+        return Names(self.kind, None if self.name is None else self.name + suffix, self.ignore)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9_]", "_", name)
+
+
+class _Running:
+    """See ``graph.Task``: a collective that was started."""
+
+    def __init__(self, handle: int, dtypes: Sequence[Any]) -> None:
+        self._handle, self._dtypes = handle, dtypes
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        collectives.when_done(self._handle, call)
+        driver.drive(partial(collectives.drive, self._handle))
+
+    def result(self) -> list[Array]:
+        return _typed(collectives.synchronize(self._handle), self._dtypes)
+
+
+def _run(
+    operation: str, tensors: Sequence[Any], forms: Sequence[graph.Form], *, grouped: bool = False, moves: bool = False,
+    **options: Any,
+) -> list[Any]:  # fmt: skip
+    """The tensors, of ``forms``, that an operation of ``collectives`` gives.
+
+    ``moves``: nothing is computed, so any type of fixed size will do.
+    """
+    dtypes = [dtype.as_numpy_dtype for dtype, _ in forms]
+
+    def call(method: Callable[..., Any], arrays: Sequence[Array]) -> Any:
+        if moves:
+            arrays = [carried(array) for array in arrays]
+        return method(list(arrays), **options) if grouped else method(*arrays, **options)
+
+    def start(*arrays: Array) -> _Running:
+        return _Running(call(getattr(collectives, f"{operation}_async"), arrays), dtypes)
+
+    if not tf.executing_eagerly():
+        return graph.run(f"hvd.{operation}", start, tensors, forms)
+    result = call(getattr(collectives, operation), [graph.array(tensor) for tensor in tensors])
+    return [tf.convert_to_tensor(array) for array in _typed(result, dtypes)]
+
+
+def _typed(result: Any, dtypes: Sequence[Any]) -> list[Array]:
+    arrays = result if isinstance(result, (list, tuple)) else [result]
+    return [array.view(dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+
+
+def join() -> Any:
+    """See ``mpi_ops.join``."""
+    if tf.executing_eagerly():
+        return tf.constant(collectives.join(), tf.int32)
+
+    def start() -> graph.Call:
+        return graph.Call(lambda: [np.int32(collectives.join())])
+
+    return graph.run("hvd.join", start, [], [(tf.int32, [])], in_order=True)[0]
+
+
+def barrier(process_set: ProcessSet) -> Any:
+    """See ``mpi_ops.barrier``."""
+    if tf.executing_eagerly():
+        return collectives.barrier(process_set)
+
+    def meet() -> list[Any]:
+        collectives.barrier(process_set)
+        return [np.bool_(True)]
+
+    return graph.run("hvd.barrier", lambda: graph.Call(meet), [], [(tf.bool, [])], in_order=True)[0].op
+
+
+def _alike(tensors: Sequence[Any]) -> list[graph.Form]:
+    return [(tensor.dtype, tensor.shape) for tensor in tensors]
+
+
+def _other_rows(tensors: Sequence[Any]) -> list[graph.Form]:
+    """How many rows there will be, nobody knows beforehand."""
+    return [
+        (tensor.dtype, tensor.shape if tensor.shape.rank in (None, 0) else [None, *tensor.shape[1:]])
+        for tensor in tensors
+    ]
+
+
+def reduce(
+    tensors: Sequence[Any], op: ReduceOp, prescale: float, postscale: float, names: Names, process_set: ProcessSet,
+    grouped: bool,
+) -> list[Any]:  # fmt: skip
+    """Allreduce: a new tensor for each of ``tensors``. One, or with ``grouped`` several as a unit."""
+    return _run(
+        "grouped_allreduce" if grouped else "allreduce", tensors, _alike(tensors), grouped=grouped,
+        name=names.of(tensors[0]), op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set,
+    )  # fmt: skip
+
+
+def gather(tensors: Sequence[Any], names: Names, process_set: ProcessSet, grouped: bool) -> list[Any]:
+    """Allgather: see ``reduce``."""
+    return _run(
+        "grouped_allgather" if grouped else "allgather", tensors, _other_rows(tensors), grouped=grouped, moves=True,
+        name=names.of(tensors[0]), process_set=process_set,
+    )  # fmt: skip
+
+
+def spread(tensor: Any, root: int, names: Names, process_set: ProcessSet) -> Any:
+    """Broadcast: ``root``'s tensor."""
+    (copy,) = _run(
+        "broadcast", [tensor], _alike([tensor]), moves=True, name=names.of(tensor), root_rank=root,
+        process_set=process_set,
+    )  # fmt: skip
+    return copy
+
+
+def deal(tensor: Any, splits: Any, names: Names, process_set: ProcessSet) -> list[Any]:
+    """Alltoall: what this rank received, and with ``splits`` how many rows of it from each rank."""
+    more = [] if splits is None else [splits]
+    forms = [*_other_rows([tensor]), *[(tf.int32, [None])] * len(more)]
+    return _run(
+        "alltoall", [tensor, *more], forms, moves=True, name=names.of(tensor), process_set=process_set
+    )  # fmt: skip
+
+
+def scatter(
+    tensors: Sequence[Any], op: ReduceOp, prescale: float, postscale: float, names: Names, process_set: ProcessSet,
+    grouped: bool,
+) -> list[Any]:  # fmt: skip
+    """Reducescatter: see ``reduce``."""
+    return _run(
+        "grouped_reducescatter" if grouped else "reducescatter", tensors, _other_rows(tensors), grouped=grouped,
+        name=names.of(tensors[0]), op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set,
+    )  # fmt: skip

@@ -1,0 +1,115 @@
+"""Gradients of several passes, added up before they are reduced and applied once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from farandole.context import ProcessSet
+from farandole.frontend.ops import WORLD
+from farandole.tensorflow.sparse import is_slices
+from farandole.tensorflow.terms import key_of
+
+
+class LocalGradientAggregationHelper:
+    """Adds up gradients for ``backward_passes_per_step`` calls of ``compute_gradients``; ``allreduce_func(gradients,
+    variables)`` reduces the sums in the last one, and only then does ``apply_gradients`` apply anything.
+
+    In v1 graphs its variables must be initialised with the others. ``average_aggregated_gradients``: divide by the
+    number of passes. ``rank``, ``optimizer_type``, ``name`` and ``process_set`` are there for programs that were
+    written for Horovod.
+    """
+
+    def __init__(
+        self, backward_passes_per_step: int, allreduce_func: Callable[..., Sequence[Any]],
+        sparse_as_dense: bool = False, average_aggregated_gradients: bool = False, rank: int = 0,
+        optimizer_type: str = "", process_set: ProcessSet = WORLD, scale_local_gradients: bool = True, name: str = "",
+    ) -> None:  # fmt: skip
+        if backward_passes_per_step <= 0:
+            raise ValueError("backward_passes_per_step must be > 0")
+        self.backward_passes_per_step = backward_passes_per_step
+        self._allreduce, self._as_dense = allreduce_func, sparse_as_dense
+        self._average = average_aggregated_gradients
+        self._local: list[Any] = []
+        self._sums: dict[Any, Any] = {}  # by variable
+        self._graph: Any = None
+        self.counter: Any = None
+
+    def register_local_var(self, var: Any) -> None:
+        """``var`` is left to each rank. ``allreduce_func`` must know, too."""
+        self._local.append(var)
+
+    def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
+        """Add up; the gradients to apply, if this is the last pass (zeros otherwise). None stays None."""
+        if self.backward_passes_per_step == 1:
+            return list(self._allreduce(list(grads), list(vars)))
+        there = [place for place, gradient in enumerate(grads) if gradient is not None]
+        dense = [self._dense(grads[place]) for place in there]
+        of = [vars[place] for place in there]
+        sums = self._sums_of(of)
+        with tf.control_dependencies(_operations([self.counter.assign_add(1)])):
+            added = [total.assign_add(gradient) for total, gradient in zip(sums, dense, strict=True)]
+        with tf.control_dependencies(_operations(added)):
+            reduced = tf.cond(
+                self._full(), lambda: self._reduced(sums, of), lambda: [tf.zeros_like(total) for total in sums]
+            )
+        results = list(grads)
+        for place, gradient in zip(there, reduced, strict=True):
+            results[place] = gradient
+        return results
+
+    def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """``apply_grads_closure()``, if this was the last pass."""
+        if self.backward_passes_per_step == 1:
+            return apply_grads_closure()
+        gradients = [gradient for gradient, _ in (kwargs.get("grads_and_vars") or (args[0] if args else ()))]
+        with tf.control_dependencies(_operations(gradients)):
+            full = self._full()
+        if tf.executing_eagerly():
+            return self._applied(apply_grads_closure) if full else None
+        return tf.cond(full, lambda: self._applied(apply_grads_closure), tf.no_op)
+
+    def _full(self) -> Any:
+        return tf.equal(tf.convert_to_tensor(self.counter), self.backward_passes_per_step)
+
+    def _applied(self, closure: Callable[[], Any]) -> Any:
+        done = closure()
+        with tf.control_dependencies(_operations([done])):
+            return tf.group(*_operations([self.counter.assign(0), *self._clear()]))
+
+    def _clear(self) -> list[Any]:
+        return [total.assign(tf.zeros_like(total)) for total in self._sums.values()]
+
+    def _reduced(self, sums: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        totals = [tf.convert_to_tensor(total) for total in sums]
+        if self._average:
+            totals = [total / self.backward_passes_per_step for total in totals]
+        return [tf.convert_to_tensor(each) for each in self._allreduce(totals, list(variables))]
+
+    def _dense(self, gradient: Any) -> Any:
+        if not is_slices(gradient):
+            return gradient
+        if not self._as_dense:
+            raise ValueError(
+                "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False."
+            )
+        return tf.convert_to_tensor(gradient)
+
+    def _sums_of(self, variables: Sequence[Any]) -> list[Any]:
+        graph = None if tf.compat.v1.executing_eagerly_outside_functions() else tf.compat.v1.get_default_graph()
+        with tf.init_scope():
+            if self.counter is None or self._graph is not graph:
+                self._graph, self._sums = graph, {}
+                self.counter = tf.Variable(0, trainable=False, dtype=tf.int32, name="aggregation_counter")
+            for variable in variables:
+                if key_of(variable) not in self._sums:
+                    zeros = tf.zeros(variable.shape, tf.as_dtype(variable.dtype))
+                    self._sums[key_of(variable)] = tf.Variable(zeros, trainable=False, name="aggregated_gradient")
+        return [self._sums[key_of(variable)] for variable in variables]
+
+
+def _operations(values: Sequence[Any]) -> list[Any]:
+    """What control dependencies take."""
+    return [] if tf.executing_eagerly() else [getattr(each, "op", each) for each in values if each is not None]

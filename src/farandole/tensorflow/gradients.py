@@ -1,0 +1,165 @@
+"""The gradients of a step: all that are dense in one operation, those of embeddings as rows."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.exchange import Exchange
+from farandole.frontend.ops import WORLD
+from farandole.tensorflow import graph
+from farandole.tensorflow.functions import Names
+from farandole.tensorflow.sparse import allreduce_slices, is_slices
+from farandole.types import ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_ALIGNMENT = 64  # TensorFlow takes over arrays that begin at a multiple of it, and copies others
+_waits_here = threading.Lock()  # one exchange at a time may hold a thread of TensorFlow while it waits
+
+
+def alone(process_set: ProcessSet = WORLD) -> bool:
+    """Is there nobody to exchange anything with, now or later? (In an elastic job there may be, later.)"""
+    return context.engine(process_set).size == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
+
+
+def names_of(variables: Sequence[Any]) -> list[str]:
+    """Names for messages, without the numbers that count what else this process made."""
+    return [
+        re.sub(r"_\d+(?=/|:|$)", "", str(getattr(each, "path", None) or getattr(each, "name", None) or "variable"))
+        for each in variables
+    ]
+
+
+def reduce_gradients(
+    gradients: Sequence[Any], names: Sequence[str], exchange: Exchange, *, sparse_as_dense: bool = False,
+    compression: Any = NoneCompressor,
+) -> list[Any]:  # fmt: skip
+    """``gradients``, reduced over the ranks as ``exchange`` says. In eager mode, tf.functions and v1 graphs.
+
+    Dense ones travel as one list through ``exchange``, so all ranks must have the same, in the same order, of any
+    type that can be reduced; shapes may be unknown beforehand. Of tf.IndexedSlices the rows of all ranks are gathered
+    (Average and Sum only; with ``sparse_as_dense`` they are made dense). None stays None.
+
+    ``names``: for messages. In a graph two calls with the same ``exchange`` must not run at the same time.
+    ``compression``: a Compressor, if the exchange's ``wire`` is not enough.
+    Raises ValueError (graphs: InvalidArgumentError) when the ranks' lists differ.
+    """
+    results = list(gradients)
+    if sparse_as_dense:
+        results = [tf.convert_to_tensor(each) if is_slices(each) else each for each in results]
+    dense = [place for place, each in enumerate(results) if each is not None and not is_slices(each)]
+    if dense:
+        pairs = [compression.compress(tf.convert_to_tensor(results[place])) for place in dense]
+        labels = [names[place] for place in dense]
+        totals = _exchanged([small for small, _ in pairs], labels, exchange)
+        for place, total, (_, token) in zip(dense, totals, pairs, strict=True):
+            results[place] = compression.decompress(total, token)
+    for place, each in enumerate(results):
+        if is_slices(each):
+            results[place] = _reduced_slices(each, f"{exchange.name}_{place}", exchange, compression)
+    return results
+
+
+def _reduced_slices(slices: Any, name: str, exchange: Exchange, compression: Any) -> Any:
+    prescale, postscale = exchange.scales
+    total = allreduce_slices(slices, exchange.op, 1.0, 1.0, compression, Names("Allreduce", name), exchange.process_set)
+    if prescale * postscale == 1.0:
+        return total
+    values = total.values * tf.cast(prescale * postscale, total.values.dtype)
+    return tf.IndexedSlices(values, total.indices, total.dense_shape)
+
+
+def _exchanged(tensors: Sequence[Any], names: Sequence[str], exchange: Exchange) -> list[Any]:
+    if tf.executing_eagerly():
+        with _turn(exchange):
+            results = exchange([graph.array(tensor) for tensor in tensors], names)
+            return [tf.convert_to_tensor(result) for result in results]  # which copies
+    blocks = tf.compat.v1.executing_eagerly_outside_functions() and _threads() > 1
+
+    def start(*arrays: Array) -> _Exchanging:
+        return _Exchanging(exchange, arrays, names, blocks)
+
+    return graph.run("the exchange of gradients", start, tensors, [(each.dtype, each.shape) for each in tensors])
+
+
+def _threads() -> int:
+    """How many operations TensorFlow runs at a time."""
+    told = tf.config.threading.get_inter_op_parallelism_threads() or os.environ.get("TF_NUM_INTEROP_THREADS")
+    return int(told) if told else len(os.sched_getaffinity(0))
+
+
+def _turn(exchange: Exchange) -> threading.Lock:
+    """Held from the start of an exchange until its results, which the next one overwrites, are copied."""
+    lock: threading.Lock = exchange.__dict__.setdefault("_turn", threading.Lock())
+    return lock
+
+
+class _Exchanging(graph.Call):
+    """The first of those at work in this process waits in TensorFlow's own thread, the others in one that is made for
+    each: TensorFlow always has a thread left."""
+
+    def __init__(self, exchange: Exchange, arrays: Sequence[Array], names: Sequence[str], blocks: bool) -> None:
+        self._turn, self._blocks = _turn(exchange), blocks
+        self._turn.acquire()
+        try:
+            self._finish = exchange.start(arrays, names)
+        except BaseException:
+            self._turn.release()
+            raise
+        super().__init__(self._wait)
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        if self._blocks and _waits_here.acquire(blocking=False):
+            try:
+                self.run(call)
+            finally:
+                _waits_here.release()
+        else:
+            super().when_done(call)
+
+    def _wait(self) -> list[Array]:
+        try:
+            return _owned(self._finish())
+        finally:
+            self._turn.release()
+
+
+def _owned(views: Sequence[Array]) -> list[Array]:
+    """Copies that TensorFlow can take over as they are."""
+    begins = np.cumsum([0, *(-(-view.nbytes // _ALIGNMENT) * _ALIGNMENT for view in views)])
+    memory = np.empty(int(begins[-1]) + _ALIGNMENT, dtype=np.uint8)
+    memory = memory[-memory.ctypes.data % _ALIGNMENT :]
+    copies = []
+    for view, begin in zip(views, begins[:-1], strict=True):
+        copy = memory[begin : begin + view.nbytes].view(view.dtype).reshape(view.shape)
+        copy[...] = view
+        copies.append(copy)
+    return copies
+
+
+_exchanges: dict[Any, Exchange] = {}
+
+
+def exchange_for(
+    what: str, op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet, wire: Any = None
+) -> Exchange:
+    """An exchange of these terms for one place of the program: the same one when a function is traced again.
+
+    In a graph each call gives another: two in one graph may run at the same time.
+    """
+    place = Names("Gradients", what).of(None) or what
+    key = (place, op, prescale, postscale, id(process_set), wire)
+    if key not in _exchanges:
+        _exchanges[key] = Exchange(place, op, prescale, postscale, process_set, wire)
+    return _exchanges[key]

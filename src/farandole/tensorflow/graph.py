@@ -1,0 +1,238 @@
+"""Collectives as operations of a graph, without holding one of TensorFlow's threads while they wait.
+
+There are as few such threads as cores. If each were held by a collective that waits for another rank, and the other
+rank's by others, all would wait for ever. So a collective is three operations: one starts it, and returns; one waits;
+one fetches the result. What waits is TensorFlow's own: a queue's dequeue, which leaves its thread until something is
+put into the queue. Each execution has a queue to itself, out of a pool, so nothing can be mistaken for another's.
+
+In a session the queues of this process cannot be reached. There, those that wait take turns: each watches for a moment,
+and goes to the end of the line. The more there are, the shorter the moment; the longer nothing happens, the longer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+from farandole import context
+from farandole.engine import Engine
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_ROUND = 0.002, 0.2  # seconds in which all that wait in sessions have their turn, at least and at most
+
+
+class Task(Protocol):
+    """Something that was started and will be done."""
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called once when it is done, or at once."""
+
+    def result(self) -> Sequence[Array]:
+        """What came of it, or what it failed with."""
+
+
+Start = Callable[..., Task]  # from arrays
+Form = tuple[Any, Any]  # a tensor's dtype and static shape
+
+
+class Call:
+    """A Task: a function that blocks, in a thread of its own."""
+
+    def __init__(self, function: Callable[[], Sequence[Array]]) -> None:
+        self._function = function
+        self._results: Sequence[Array] = []
+        self._error: Exception | None = None
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        threading.Thread(target=self.run, args=(call,), name="farandole-call", daemon=True).start()
+
+    def run(self, call: Callable[[], None]) -> None:
+        """The function, and then ``call()``, in this thread."""
+        try:
+            self._results = self._function()
+        except Exception as error:
+            self._error = error
+        call()
+
+    def result(self) -> Sequence[Array]:
+        if self._error is not None:
+            raise self._error
+        return self._results
+
+
+class _Running(NamedTuple):
+    task: Task
+    engine: Engine
+    queue: Any
+    done: threading.Event
+
+
+_numbers = itertools.count(1)
+_running: dict[int, _Running] = {}
+_queues: list[Any] = []
+_changed = threading.Condition()
+_completions = 0  # of those that wait in sessions; this and what follows is guarded by _changed
+_watched: dict[int, int] = {}  # how many completions each of them has heard of
+_last_change = 0.0
+
+
+def compiled() -> bool:
+    """Is what is being traced for XLA?"""
+    return not tf.executing_eagerly() and bool(
+        control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+    )
+
+
+def check_not_compiled(what: str) -> None:
+    """XLA compiles no Python; its own message would not say what to do."""
+    if compiled():
+        raise NotImplementedError(
+            f"{what} cannot be compiled by XLA, for it talks to other processes. Take jit_compile=True off the "
+            "tf.function (or the model's compile()) around it, or compile only the functions that it calls: those "
+            "that compute the forward and backward pass, say."
+        )
+
+
+def run(what: str, start: Start, inputs: Sequence[Any], forms: Sequence[Form], *, in_order: bool = False) -> list[Any]:
+    """Operations in the current graph that give ``start``'s tensors (of ``forms``) for the tensors ``inputs``.
+
+    ``what``: the function's name, for messages. ``in_order``: in functions, after what has side effects and stands
+    before it in the program, and before what stands behind it; others wait for their inputs alone.
+    Errors come as TensorFlow's: UnknownError for a collective that failed, InvalidArgumentError for one that could not
+    be started.
+    """
+    check_not_compiled(what)
+    started = _started if tf.compat.v1.executing_eagerly_outside_functions() else _started_in_session
+    with tf.name_scope(re.sub(r"\W", "_", f"{what}_outside_of_XLA")):  # a hint, where XLA names what it cannot do
+        operations, number, permit = started(start, inputs)
+        with tf.control_dependencies([permit]):
+            outputs = tf.numpy_function(_fetch, [number], [dtype for dtype, _ in forms])
+    outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    if not in_order:
+        _run_freely([*operations, outputs[0].op])
+    for output, (_, shape) in zip(outputs, forms, strict=True):
+        output.set_shape(shape)
+    return outputs
+
+
+def array(tensor: Any) -> Array:
+    """An eager tensor's memory, to be read."""
+    return np.asarray(tensor)
+
+
+def _run_freely(operations: Sequence[Any]) -> None:
+    """TensorFlow runs what has side effects in the order of the program. That of another rank may be another."""
+    manager: Any = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
+    for operation in operations if manager is not None else ():
+        manager.run_independently(operation)
+
+
+# In functions of TensorFlow 2.
+
+
+def _started(start: Start, inputs: Sequence[Any]) -> tuple[list[Any], Any, Any]:
+    def begin(*tensors: Any) -> tuple[Any, Any]:
+        number = _begin(start, [array(tensor) for tensor in tensors], _borrowed_queue())
+        return _running[number].queue.queue_ref, np.int64(number)
+
+    handle, number = tf.py_function(begin, list(inputs), [tf.resource, tf.int64])
+    (permit,) = tf.raw_ops.QueueDequeueV2(handle=handle, component_types=[tf.bool])
+    number.set_shape([])
+    return [number.op, permit.op], number, permit
+
+
+def _borrowed_queue() -> Any:
+    try:
+        return _queues.pop()
+    except IndexError:
+        return tf.queue.FIFOQueue(-1, [tf.bool], [()])
+
+
+# In sessions.
+
+
+def _started_in_session(start: Start, inputs: Sequence[Any]) -> tuple[list[Any], Any, Any]:
+    def begin(*arrays: Array) -> Any:
+        return np.int64(_begin(start, arrays, None))
+
+    def turn(done: Any) -> Any:
+        # the end of the line: its lock is dropped at once, but given by a thread of its own. TensorFlow's would go on
+        # with what they have just made ready, and never come to what else is.
+        with tf.control_dependencies([tf.raw_ops.MutexLock(mutex=mutex)]):
+            done = tf.numpy_function(_watch, [number], tf.bool)
+        done.set_shape([])
+        return done
+
+    number = tf.numpy_function(begin, list(inputs), tf.int64)
+    number.set_shape([])
+    mutex = tf.raw_ops.MutexV2(container="", shared_name="farandole")
+    done = tf.while_loop(tf.logical_not, turn, [tf.constant(False)], parallel_iterations=1)
+    return [number.op], number, done[0] if isinstance(done, (list, tuple)) else done
+
+
+def _watch(number: Any) -> Any:
+    """Is it done? Waits a moment for that, or for another one, which may have to ask next."""
+    number = int(number)
+    done = _running[number].done
+    with _changed:
+        least, most = _ROUND
+        moment = min(max((monotonic() - _last_change) / 4, least), most) / len(_watched)
+        _changed.wait_for(lambda: done.is_set() or _completions > _watched[number], moment)
+        _watched[number] = _completions
+        if done.is_set():
+            del _watched[number]
+        return np.bool_(done.is_set())
+
+
+# In both.
+
+
+def _begin(start: Start, arrays: Sequence[Array], waiting: Any) -> int:
+    global _last_change
+    _forget_the_dead()
+    task = start(*arrays)
+    number = next(_numbers)
+    running = _running[number] = _Running(task, context.engine(), waiting, threading.Event())
+    if waiting is None:
+        with _changed:
+            _watched[number], _last_change = _completions, monotonic()
+
+    def done() -> None:
+        global _completions, _last_change
+        if waiting is not None:
+            waiting.enqueue(True)
+            return
+        with _changed:
+            running.done.set()
+            _completions, _last_change = _completions + 1, monotonic()
+            _changed.notify_all()
+
+    task.when_done(done)
+    return number
+
+
+def _fetch(number: Any) -> list[Any]:
+    running = _running.pop(int(number))
+    if running.queue is not None:
+        _queues.append(running.queue)
+    return list(running.task.result())
+
+
+def _forget_the_dead() -> None:
+    """What was started in an earlier life of this rank, and never fetched: a step that failed half-way."""
+    if len(_running) > 1000:
+        engine = context.engine()
+        for number, running in list(_running.items()):
+            if running.engine is not engine:
+                _running.pop(number, None)
+                _watched.pop(number, None)

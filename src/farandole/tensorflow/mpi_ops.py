@@ -1,0 +1,155 @@
+"""The operations under the name of the module that Horovod has them in: ``hvd.mpi_ops``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from farandole import context
+from farandole.context import (
+    ProcessSet,
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from farandole.frontend.built import (
+    ccl_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+)
+from farandole.frontend.ops import WORLD
+from farandole.tensorflow import functions, graph
+from farandole.tensorflow.built import cuda_built, nccl_built, rocm_built
+from farandole.types import ReduceOp
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Adasum = ReduceOp.ADASUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+
+
+def join() -> Any:
+    """This rank has no more data: it takes part in the others' allreduces with zeros, until all ranks have joined.
+    The rank that joined last, as an int32 tensor."""
+    return functions.join()
+
+
+def barrier(process_set: ProcessSet = WORLD) -> Any:
+    """Return when all ranks (of the set) have come here. In a graph: an operation, to be fetched or depended on."""
+    return functions.barrier(process_set)
+
+
+def _number(value: Callable[[], int]) -> Any:
+    """``value()`` when the graph runs: it may be another one by then."""
+    if tf.executing_eagerly():
+        return tf.constant(value(), tf.int32)
+    graph.check_not_compiled("rank_op, size_op and the like")
+    number = tf.numpy_function(lambda: np.int32(value()), [], tf.int32)
+    number.set_shape([])
+    return number
+
+
+def rank_op(name: str | None = None) -> Any:
+    """``rank()`` when the graph runs, as an int32 tensor."""
+    return _number(rank)
+
+
+def local_rank_op(name: str | None = None) -> Any:
+    """``local_rank()`` when the graph runs, as an int32 tensor."""
+    return _number(local_rank)
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """How many ranks the set of this id has when the graph runs, as an int32 tensor."""
+    return _number(lambda: len(_ranks(process_set_id)))
+
+
+def local_size_op(name: str | None = None) -> Any:
+    """``local_size()`` when the graph runs, as an int32 tensor."""
+    return _number(local_size)
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """1 if this rank is in the set of this id when the graph runs, else 0, as an int32 tensor."""
+    return _number(lambda: int(rank() in _ranks(process_set_id)))
+
+
+def _ranks(process_set_id: int) -> list[int]:
+    sets = context.process_sets()
+    if process_set_id not in sets:
+        raise ValueError(f"there is no process set with id {process_set_id}: those registered are {sorted(sets)}")
+    return sets[process_set_id]
+
+
+class _Basics:
+    """What programs reach for behind ``hvd.mpi_ops._basics``."""
+
+    @staticmethod
+    def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+        return context.process_sets()
+
+
+_basics = _Basics()
+
+
+def check_num_rank_power_of_2(num_rank: int) -> bool:
+    """Is it a power of two? (Adasum here takes any number of ranks.)"""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "barrier",
+    "ccl_built",
+    "check_num_rank_power_of_2",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_rank_op",
+    "local_size",
+    "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "process_set_included_op",
+    "rank",
+    "rank_op",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "size_op",
+    "start_timeline",
+    "stop_timeline",
+]

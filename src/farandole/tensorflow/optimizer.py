@@ -1,0 +1,152 @@
+"""DistributedOptimizer: any TensorFlow optimizer, stepping with the gradients of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from farandole import registry
+from farandole.context import ProcessSet
+from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.ops import WORLD
+from farandole.tensorflow.differentiable import grouped_allreduce
+from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from farandole.tensorflow.terms import Terms
+from farandole.types import ReduceOp
+
+
+def DistributedOptimizer(
+    optimizer: Any, name: str | None = None, use_locking: bool = False, device_dense: str = "",
+    device_sparse: str = "", compression: Any = NoneCompressor, sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE, gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Any = None,
+    process_set: ProcessSet = WORLD, scale_local_gradients: bool = True,
+) -> Any:  # fmt: skip
+    """``optimizer``, stepping with gradients reduced over all ranks.
+
+    A ``tf.compat.v1.train.Optimizer`` is wrapped, in eager mode, functions and graphs; Keras's is handed to
+    ``farandole.keras.DistributedOptimizer``, one of ``tf_keras`` becomes one of a subclass of its class.
+    ``op``: Average, Sum, or (v1) Adasum: every rank steps with its own gradients then, and the steps are combined.
+    ``backward_passes_per_step``: add up gradients for so many calls, then exchange and apply them. The other arguments
+    are those of ``DistributedGradientTape``.
+    """
+    adasum = op == ReduceOp.ADASUM
+    if adasum and average_aggregated_gradients:
+        raise ValueError("Adasum does not support average_aggregated_gradients == True")
+    options: dict[str, Any] = {
+        "compression": compression, "sparse_as_dense": sparse_as_dense, "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor, "num_groups": num_groups, "groups": groups,
+        "process_set": process_set, "scale_local_gradients": scale_local_gradients,
+    }  # fmt: skip
+    passes: dict[str, Any] = {
+        "backward_passes_per_step": backward_passes_per_step,
+        "average_aggregated_gradients": average_aggregated_gradients,
+    }
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        made = _Adasum if adasum else _Distributed
+        return made(optimizer, name, use_locking, Terms("DistributedOptimizer", **options), **passes)
+    if adasum:
+        raise ValueError("op == Adasum is not supported yet with Keras")
+    if any(base.__module__.startswith("tf_keras.") for base in type(optimizer).__mro__):
+        from farandole.tensorflow import tf_keras as legacy
+
+        return legacy.DistributedOptimizer(optimizer, Terms("DistributedOptimizer", **options), **passes)
+    return registry.load("optimizer", "keras")(optimizer, name=name, **options, **passes)
+
+
+class _Wrapping(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+    """What the two kinds share: all that is not about gradients is the wrapped optimizer's."""
+
+    def __init__(
+        self, optimizer: Any, name: str | None, use_locking: bool, terms: Terms, backward_passes_per_step: int,
+        average_aggregated_gradients: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
+        self._optimizer, self._terms = optimizer, terms
+        self._local: list[Any] = []
+        self._helper = LocalGradientAggregationHelper(
+            backward_passes_per_step, self._reduced, terms.sparse_as_dense, average_aggregated_gradients
+        )
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave ``var`` to each rank: its gradients are not exchanged."""
+        self._local.append(var)
+
+    def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        return self._terms.reduced(gradients, variables, self._local)
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        return self._optimizer.variables(*args, **kwargs)
+
+
+class _Distributed(_Wrapping):
+    """Gradients are reduced when they are computed."""
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Those of the wrapped optimizer, reduced over all ranks (zeros before the last of several passes)."""
+        pairs = self._optimizer.compute_gradients(*args, **kwargs)
+        gradients, variables = (list(each) for each in zip(*pairs, strict=True)) if pairs else ([], [])
+        return list(zip(self._helper.compute_gradients(gradients, variables), variables, strict=True))
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply what ``compute_gradients`` gave, after the last of several passes."""
+        return self._helper.apply_gradients(
+            lambda: self._optimizer.apply_gradients(*args, **kwargs), self._optimizer, *args, **kwargs
+        )
+
+
+class _Adasum(_Wrapping):
+    """Every rank steps with its own gradients, and the steps are combined."""
+
+    def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        return list(gradients)
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Those of the wrapped optimizer, of this rank."""
+        pairs = self._optimizer.compute_gradients(*args, **kwargs)
+        gradients, variables = (list(each) for each in zip(*pairs, strict=True)) if pairs else ([], [])
+        return list(zip(self._helper.compute_gradients(gradients, variables), variables, strict=True))
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """Step, and put the combined step of all ranks in the place of this one."""
+        pairs = list(grads_and_vars)
+
+        def step() -> Any:
+            return self._step(pairs, global_step, name)
+
+        return self._helper.apply_gradients(step, self._optimizer, pairs)
+
+    def _step(self, pairs: list[tuple[Any, Any]], global_step: Any, name: str | None) -> Any:
+        local = {variable.ref() for variable in self._local}
+        variables = [variable for gradient, variable in pairs if gradient is not None and variable.ref() not in local]
+        starts = [tf.identity(variable) for variable in variables]
+        with _after(starts):
+            applied = self._optimizer.apply_gradients(pairs, global_step, name)
+        if self._terms.apart() or not variables:
+            return applied
+        with _after([applied]):
+            steps = [variable - start for variable, start in zip(_read(variables), starts, strict=True)]
+            combined = grouped_allreduce(
+                steps, compression=self._terms.compression, op=ReduceOp.ADASUM, process_set=self._terms.process_set,
+                name="DistributedAdasumOptimizer",
+            )  # fmt: skip
+            assigned = [
+                variable.assign(start + step) for variable, start, step in zip(variables, starts, combined, strict=True)
+            ]
+        return None if tf.executing_eagerly() else tf.group(*[each.op for each in assigned])
+
+
+def _read(variables: Sequence[Any]) -> list[Any]:
+    return [variable.read_value() for variable in variables]
+
+
+def _after(values: Sequence[Any]) -> Any:
+    return tf.control_dependencies([] if tf.executing_eagerly() else [each for each in values if each is not None])

@@ -1,0 +1,99 @@
+"""Allreduce, with its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from farandole.context import ProcessSet
+from farandole.tensorflow import functions
+from farandole.tensorflow.functions import Names
+from farandole.types import ReduceOp
+
+
+def reduced(
+    tensors: Sequence[Any], op: ReduceOp, pre: float, post: float, names: Names, process_set: ProcessSet, grouped: bool
+) -> list[Any]:
+    """A reduction of each of ``tensors`` that gradients go through: one, or with ``grouped`` several as a unit."""
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        if pre < 0:  # a negative factor turns the order round
+            op = ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN
+        found = _extremum(tensors, op, names, process_set, grouped)
+        return found if pre * post == 1.0 else [each * tf.cast(pre * post, each.dtype) for each in found]
+    make = _product if op is ReduceOp.PRODUCT else _linear
+    return make(tensors, op, pre, post, names, process_set, grouped)
+
+
+def dense(gradients: Sequence[Any]) -> list[Any]:
+    """Gradients may come as tf.IndexedSlices, when rows were taken from what a collective gave."""
+    return [tf.convert_to_tensor(each) for each in gradients]
+
+
+def _linear(
+    tensors: Sequence[Any], op: ReduceOp, pre: float, post: float, names: Names, process_set: ProcessSet, grouped: bool
+) -> list[Any]:
+    """Sums and averages: the gradient is reduced as the tensor was. So it is for Adasum, as in Horovod."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def reduce(*tensors: Any) -> Any:
+        def gradient(*upstream: Any) -> Any:
+            return _linear(dense(upstream), op, pre, post, names.and_("_gradient"), process_set, grouped)
+
+        return functions.reduce(tensors, op, pre, post, names, process_set, grouped), gradient
+
+    return list(reduce(*tensors))
+
+
+def _extremum(tensors: Sequence[Any], op: ReduceOp, names: Names, process_set: ProcessSet, grouped: bool) -> list[Any]:
+    """The gradient goes where the extremum comes from: in equal parts, if it comes from several ranks."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def reduce(*tensors: Any) -> Any:
+        found = functions.reduce(tensors, op, 1.0, 1.0, names, process_set, grouped)
+
+        def gradient(*upstream: Any) -> Any:
+            # a NaN on any rank is the extremum, and equals nothing
+            from_here = [
+                tf.logical_or(tf.equal(mine, best), tf.not_equal(mine, mine))
+                for mine, best in zip(tensors, found, strict=True)
+            ]
+            masks = [tf.cast(each, tf.float32) for each in from_here]
+            ranks = _linear(masks, ReduceOp.SUM, 1.0, 1.0, names.and_("_ties"), process_set, grouped)
+            totals = _linear(dense(upstream), ReduceOp.SUM, 1.0, 1.0, names.and_("_gradient"), process_set, grouped)
+            return [
+                total * tf.cast(mask / tf.maximum(count, 1.0), total.dtype)
+                for total, mask, count in zip(totals, masks, ranks, strict=True)
+            ]
+
+        return found, gradient
+
+    return list(reduce(*tensors))
+
+
+def _product(
+    tensors: Sequence[Any], op: ReduceOp, pre: float, post: float, names: Names, process_set: ProcessSet, grouped: bool
+) -> list[Any]:
+    """The gradient of a factor is the product of the others."""
+
+    def sums(values: Sequence[Any], suffix: str) -> list[Any]:
+        return _linear(values, ReduceOp.SUM, 1.0, 1.0, names.and_(suffix), process_set, grouped)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def reduce(*tensors: Any) -> Any:
+        def gradient(*upstream: Any) -> Any:
+            zeros = [tf.cast(tf.equal(tensor, 0), tensor.dtype) for tensor in tensors]
+            counts = sums(zeros, "_zeros")
+            factors = [tensor + zero for tensor, zero in zip(tensors, zeros, strict=True)]  # zeros count as ones
+            products = functions.reduce(factors, op, pre, post, names.and_("_product"), process_set, grouped)
+            totals = sums(dense(upstream), "_gradient")
+            others = [
+                tf.where(tf.equal(count, zero), product / factor, tf.zeros_like(product))  # no other rank has a zero
+                for count, zero, product, factor in zip(counts, zeros, products, factors, strict=True)
+            ]
+            return [total * other for total, other in zip(totals, others, strict=True)]
+
+        return functions.reduce(tensors, op, pre, post, names, process_set, grouped), gradient
+
+    return list(reduce(*tensors))

@@ -1,0 +1,40 @@
+"""tf.IndexedSlices, the gradients of embeddings: everybody gets everybody's rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.tensorflow import functions
+from farandole.tensorflow.functions import Names
+from farandole.types import ReduceOp
+
+
+def is_slices(value: Any) -> bool:
+    return isinstance(value, tf.IndexedSlices)
+
+
+def allreduce_slices(
+    slices: Any, op: ReduceOp, prescale: float, postscale: float, compression: Any, names: Names,
+    process_set: ProcessSet,
+) -> Any:  # fmt: skip
+    """The sum (or average) of all ranks' slices. What several ranks have at one index stands there several times."""
+    if op is ReduceOp.ADASUM:
+        raise NotImplementedError(
+            "The Adasum reduction does not currently support sparse tensors. As a workaround please pass "
+            "sparse_as_dense=True to DistributedOptimizer"
+        )
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise NotImplementedError("Only Sum and Average ops are supported with tf.IndexedSlices")
+    if prescale != 1.0 or postscale != 1.0:
+        raise NotImplementedError("Pre/postscale_factor are not supported with tf.IndexedSlices")
+    small, token = compression.compress(slices.values)
+    values, indices = functions.gather([small, slices.indices], names, process_set, True)
+    values = compression.decompress(values, token)
+    if op is ReduceOp.AVERAGE:
+        size = tf.cast(context.engine(process_set).size, values.dtype)
+        values = values / size if values.dtype.is_floating else tf.truncatediv(values, size)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)

@@ -1,0 +1,107 @@
+"""Gradient tapes whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from farandole.context import ProcessSet
+from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.ops import WORLD
+from farandole.tensorflow.terms import Terms, key_of
+from farandole.types import ReduceOp
+
+
+def DistributedGradientTape(
+    gradtape: Any, device_dense: str = "", device_sparse: str = "", compression: Any = NoneCompressor,
+    sparse_as_dense: bool = False, op: int = ReduceOp.AVERAGE, gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0, groups: Any = None, process_set: ProcessSet = WORLD, scale_local_gradients: bool = True,
+) -> Any:  # fmt: skip
+    """``gradtape``, whose ``gradient()`` reduces gradients over all ranks, in one operation. It stays a tape of its
+    own class. On a rank outside ``process_set`` it gives that rank's own gradients.
+
+    ``op``: Average, Sum or Adasum. ``gradient_predivide_factor``: divide by it before summing, and by size / factor
+    afterwards. ``sparse_as_dense``: exchange the gradients of embeddings as dense tensors, not as rows.
+    ``scale_local_gradients``: divide the gradients of local sources by the number of ranks.
+    ``device_dense``, ``device_sparse``, ``num_groups`` and ``groups`` are there for programs that were written for
+    Horovod: all gradients of a step travel together.
+    """
+    terms = Terms(
+        "DistributedGradientTape", op, gradient_predivide_factor, compression, sparse_as_dense, process_set,
+        scale_local_gradients, num_groups, groups,
+    )  # fmt: skip
+    base = type(gradtape)
+    wrapped: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
+    wrapped.__dict__.update(gradtape.__dict__)
+    wrapped._farandole, wrapped._local = terms, []
+    return wrapped
+
+
+def PartialDistributedGradientTape(
+    gradtape: Any, device_dense: str = "", device_sparse: str = "", compression: Any = NoneCompressor,
+    sparse_as_dense: bool = False, op: int = ReduceOp.AVERAGE, gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0, groups: Any = None, process_set: ProcessSet = WORLD, local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:  # fmt: skip
+    """A ``DistributedGradientTape`` that leaves the variables of ``local_layers`` (a layer, or several) to each rank.
+    They must have their weights already."""
+    layers = [] if local_layers is None else local_layers
+    layers = [layers] if not isinstance(layers, (list, tuple, set)) else list(layers)
+    if not all(hasattr(layer, "trainable_weights") and callable(layer) for layer in layers):
+        raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
+    wrapped = DistributedGradientTape(
+        gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
+        groups, process_set, scale_local_gradients,
+    )  # fmt: skip
+    for layer in layers:
+        for variable in layer.trainable_weights:
+            wrapped.register_local_source(variable)
+    return wrapped
+
+
+class _Distributed:
+    """What a distributed tape does differently from its base class."""
+
+    _farandole: Terms
+    _local: list[Any]
+
+    def register_local_source(self, source: Any) -> None:
+        """Leave ``source``'s gradients to each rank."""
+        self._local.append(source)
+
+    def gradient(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:  # fmt: skip
+        """The gradients of ``target``, reduced over all ranks, in the structure of ``sources``.
+
+        ``use_generic_names``: there for programs that were written for Horovod.
+        """
+        gradients = super().gradient(  # type: ignore[misc]
+            target, sources, output_gradients=output_gradients, unconnected_gradients=unconnected_gradients
+        )
+        flat = tf.nest.flatten(sources)
+        # a structure of tf.IndexedSlices and None is one of leaves here
+        reduced = self._farandole.reduced(_leaves(gradients, sources), flat, self._local)
+        return tf.nest.pack_sequence_as(sources, reduced)
+
+    def get_local_and_global_gradients(
+        self, gradients: Sequence[Any], sources: Sequence[Any]
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """(gradient, source) pairs: those of local sources, and the others."""
+        local = {key_of(each) for each in self._local}
+        pairs = list(zip(gradients, sources, strict=True))
+        return [pair for pair in pairs if key_of(pair[1]) in local], [
+            pair for pair in pairs if key_of(pair[1]) not in local
+        ]
+
+
+def _leaves(gradients: Any, sources: Any) -> list[Any]:
+    """The gradients in the order of ``tf.nest.flatten(sources)``; None and tf.IndexedSlices are leaves, too."""
+    if isinstance(sources, dict):
+        return [leaf for key in sorted(sources) for leaf in _leaves(gradients[key], sources[key])]
+    if isinstance(sources, (list, tuple)):
+        return [leaf for one, other in zip(gradients, sources, strict=True) for leaf in _leaves(one, other)]
+    return [gradients]

@@ -1,0 +1,57 @@
+"""200 collectives, which every rank asks for in an order of its own: in eager mode, in a function and in a session."""
+
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import tensorflow as tf
+
+import farandole.tensorflow as hvd
+
+COUNT = 200
+
+
+def build(order, x, chained):
+    """Some depend on one before them, so that not all can begin at once."""
+    results = {}
+    before = None
+    for number in order:
+        tensor = x * float(number)
+        if chained and before is not None and number % 5 == 0:
+            with tf.control_dependencies([before]):
+                tensor = tf.identity(tensor)
+        results[number] = before = hvd.allreduce(tensor, op=hvd.Sum, name=f"number.{number}")
+    return [results[number] for number in range(COUNT)]
+
+
+def check(results):
+    for number, result in enumerate(results):
+        np.testing.assert_array_equal(result, [number * 2.0, number * 4.0])
+
+
+if __name__ == "__main__":
+    hvd.init()
+    free = random.Random(hvd.rank()).sample(range(COUNT), COUNT)
+    # with dependencies, an order that some dependency turns round would never end on any system
+    common = [number for number in free if number % 5] + list(range(0, COUNT, 5))
+    x = tf.constant([1.0, 2.0])
+    with ThreadPoolExecutor(COUNT) as threads:
+        one = {
+            number: threads.submit(hvd.allreduce, x * float(number), op=hvd.Sum, name=f"{number}") for number in free
+        }
+        check([one[number].result().numpy() for number in range(COUNT)])
+    orders = [(free, False)] if "sessions" in sys.argv else [(free, False), (common, True)]
+    for order, chained in orders:
+        function = tf.function(lambda x, order=order, chained=chained: build(order, x, chained))
+        for _ in range(3):
+            check(function(x))
+    for threads in (1, 2) if "sessions" in sys.argv else ():
+        with tf.Graph().as_default():
+            place = tf.compat.v1.placeholder(tf.float32, [2])
+            fetches = build(free, place, False) if threads == 1 else build(common, place, True)
+            config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads, use_per_session_threads=True)
+            with tf.compat.v1.Session(config=config) as session:
+                for _ in range(3):
+                    check(session.run(fetches, {place: [1.0, 2.0]}))
+    print("all 200")

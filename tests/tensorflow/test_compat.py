@@ -1,0 +1,59 @@
+"""Programs written for ``horovod.tensorflow`` run unchanged."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.compat.test_migration import ROWS, names
+from tests.compat.tools import FARANDOLE, HOROVODRUN, code, program
+
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+
+PROGRAMS = Path(__file__).parent / "horovod"
+
+
+@pytest.mark.parametrize(
+    ("script", "command"), [("tensorflow2_mnist.py", HOROVODRUN), ("tensorflow_mnist.py", FARANDOLE)]
+)
+def test_a_program_learns_and_keeps_ranks_alike(script: str, command: list[str], tmp_path: Path) -> None:
+    output = program(command, "-W", "ignore", PROGRAMS / script, tmp_path)
+    found = re.findall(r"rank \d loss ([\d.]+) same (\w+)$", output, re.M)
+    assert [same for _, same in found] == ["True", "True"], output
+    assert max(float(loss) for loss, _ in found) < 0.5
+    if script == "tensorflow2_mnist.py":
+        assert [path.name for path in tmp_path.glob("*.index")] == ["checkpoint-1.index"]
+
+
+def test_names() -> None:
+    """All that the migration page lists is there, and all that farandole.tensorflow has, under Horovod's names; and
+    importing it loads no Keras."""
+    known = [(row[0].strip("`"), name, row[2]) for row in ROWS for name in names(row)]
+    known = [each for each in known if each[0].startswith("horovod.tensorflow") and ".keras" not in each[0]]
+    assert len(known) > 60
+    assert code(
+        "import sys, importlib, farandole.tensorflow as ours, horovod.tensorflow as hvd\n"
+        "print('farandole.keras' in sys.modules)\n"
+        f"for module, name, status in {known}:\n"
+        "    value = getattr(importlib.import_module(module), name)\n"
+        "    if status == 'later':\n"
+        "        try:\n            value(print)\n        except NotImplementedError:\n            continue\n"
+        "        raise SystemExit(f'{module}.{name} did not raise')\n"
+        "print([name for name in ours.__all__ if getattr(hvd, name) is not getattr(ours, name)])"
+    ).splitlines() == ["False", "['elastic', 'mpi_ops']"]  # fmt: skip
+
+
+def test_basics_and_small_things() -> None:
+    assert code(
+        "import horovod.tensorflow as hvd, tensorflow as tf\n"
+        "from horovod.tensorflow import util\n"
+        "hvd.init()\n"
+        "basics = hvd.mpi_ops._basics\n"
+        "print(basics._get_process_set_ids_and_ranks(), basics.size(), hvd.is_homogeneous())\n"
+        "print(hvd.handle_average_backwards_compatibility(None, None), hvd.check_num_rank_power_of_2(6))\n"
+        "v = tf.Variable(1.0)\n"
+        "print(util.refs_to_vars(util.vars_to_refs([[v]]))[0][0] is v, util._executing_eagerly())\n"
+        "print(util._make_subgraph(lambda x: x + 1)(1).numpy(), hvd.Average, int(hvd.nccl_built()))\n"
+    ).splitlines() == ["{0: [0]} 1 True", "0 False", "True True", "2 0 0"]  # fmt: skip

@@ -1,0 +1,177 @@
+"""Every collective in eager mode, in tf.functions and in sessions, against numpy."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import farandole.tensorflow as hvd
+from tests.job import job
+
+MODES = ["eager", "function", "unknown shapes", "session"]
+DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+
+
+def run(mode: str, build: Any, *inputs: Any) -> Any:
+    """What ``build(*inputs)`` gives: numpy arrays, in its structure."""
+    tensors = [tf.convert_to_tensor(each) for each in inputs]
+    if mode == "eager":
+        return tf.nest.map_structure(np.asarray, build(*tensors))
+    if mode == "session":
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            places = [tf.compat.v1.placeholder(each.dtype) for each in tensors]
+            feed = {place: np.asarray(each) for place, each in zip(places, tensors, strict=True)}
+            return session.run(build(*places), feed)
+    signature = [tf.TensorSpec(None if mode == "unknown shapes" else each.shape, each.dtype) for each in tensors]
+    function = tf.function(build, input_signature=signature)
+    first = tf.nest.map_structure(np.asarray, function(*tensors))
+    second = tf.nest.map_structure(np.asarray, function(*tensors))
+    tf.nest.map_structure(np.testing.assert_array_equal, first, second)
+    return second
+
+
+def mine(rank: int, shape: tuple[int, ...], dtype: str) -> Any:
+    numbers = np.arange(int(np.prod(shape))).reshape(shape) + rank + 1
+    return tf.cast(numbers % 7 + 1, dtype)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reductions_of_every_type(mode: str) -> None:
+    def body(rank: int) -> None:
+        for dtype, (op, reduce) in itertools.product(
+            DTYPES, [(hvd.Sum, sum), (hvd.Min, min), (hvd.Max, max), (hvd.Product, np.prod), (hvd.Average, np.mean)]
+        ):
+            if op == hvd.Average and not tf.as_dtype(dtype).is_floating:
+                continue
+            every = [np.asarray(tf.cast(mine(each, (2, 3), dtype), "float64")) for each in range(2)]
+            expected = reduce(every) if op in (hvd.Sum,) else {
+                hvd.Min: np.minimum, hvd.Max: np.maximum, hvd.Product: np.multiply,
+                hvd.Average: lambda one, other: (one + other) / 2,
+            }[op](*every)  # fmt: skip
+            got = run(mode, lambda x, op=op: hvd.allreduce(x, op=op), mine(rank, (2, 3), dtype))
+            assert got.dtype == tf.as_dtype(dtype).as_numpy_dtype
+            np.testing.assert_array_equal(got.astype(np.float64), expected, err_msg=f"{dtype} {op!r}")
+        got = run(mode, lambda x: hvd.allreduce(x, op=hvd.Max), tf.constant([rank == 0, False]))
+        assert got.tolist() == [True, False]
+
+    job(2, body)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_moves_moves_any_type(mode: str) -> None:
+    def body(rank: int) -> None:
+        for dtype in [*DTYPES, "bool", "uint16", "uint32", "uint64", "complex64"]:
+            x = tf.cast(mine(rank, (rank + 1, 2), "int32"), dtype)
+            every = [np.asarray(tf.cast(mine(each, (each + 1, 2), "int32"), dtype)) for each in range(2)]
+            np.testing.assert_array_equal(run(mode, hvd.allgather, x), np.concatenate(every))
+            same = tf.cast(mine(rank, (2, 2), "int32"), dtype)
+            root = np.asarray(tf.cast(mine(1, (2, 2), "int32"), dtype))
+            np.testing.assert_array_equal(run(mode, lambda x: hvd.broadcast(x, 1), same), root)
+            rows, splits = run(mode, lambda x: hvd.alltoall(x, [1, 1]), same)
+            other = [np.asarray(tf.cast(mine(each, (2, 2), "int32"), dtype))[rank] for each in range(2)]
+            np.testing.assert_array_equal(rows, np.stack(other))
+            assert splits.tolist() == [1, 1]
+            assert splits.dtype == np.int32
+
+    job(2, body)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_shapes(mode: str) -> None:
+    def body(rank: int) -> None:
+        for shape in [(), (0,), (1,), (3, 0, 2), (17, 5)]:
+            x = tf.ones(shape) * (rank + 1)
+            np.testing.assert_array_equal(run(mode, hvd.allreduce, x), np.full(shape, 1.5, np.float32))
+            np.testing.assert_array_equal(run(mode, lambda x: hvd.broadcast(x, 0), x), np.ones(shape, np.float32))
+        part = run(mode, lambda x: hvd.reducescatter(x, op=hvd.Sum), tf.reshape(tf.range(6.0), (3, 2)))
+        whole = np.arange(6.0).reshape(3, 2) * 2
+        np.testing.assert_array_equal(part, whole[:2] if rank == 0 else whole[2:])
+        rows = run(mode, lambda x: hvd.alltoall(x), tf.range(4) + 10 * rank)
+        assert rows.tolist() == ([0, 1, 10, 11] if rank == 0 else [2, 3, 12, 13])
+        rows, splits = run(mode, lambda x, s: hvd.alltoall(x, s), tf.range(3), tf.constant([3 * rank, 3 - 3 * rank]))
+        assert (rows.tolist(), splits.tolist()) == (([0, 1, 2], [0, 3]) if rank == 0 else ([0, 1, 2], [3, 0]))
+
+    job(2, body)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_groups_factors_compression_and_sets(mode: str) -> None:
+    def body(rank: int) -> None:
+        x = tf.constant([1.0, 2.0]) * (rank + 1)
+        slices = [tf.constant([[1.0 + rank]]), tf.constant([2 * rank], tf.int64)]
+
+        def several(x: Any, values: Any, indices: Any) -> Any:
+            rows = tf.IndexedSlices(values, indices, tf.constant([4, 1]))
+            one, none, sparse, other = hvd.grouped_allreduce([x, None, rows, x + 1.0], op=hvd.Sum)
+            assert none is None
+            return one, other, sparse.values, sparse.indices
+
+        one, other, values, indices = run(mode, several, x, *slices)
+        assert (one.tolist(), other.tolist()) == ([3.0, 6.0], [5.0, 8.0])
+        assert (values.tolist(), indices.tolist()) == ([[1.0], [2.0]], [0, 2])
+        gathered = run(mode, lambda x: hvd.grouped_allgather([x, x[:1]]), x)
+        assert [each.tolist() for each in gathered] == [[1.0, 2.0, 2.0, 4.0], [1.0, 2.0]]
+        parts = run(mode, lambda x: hvd.grouped_reducescatter([x, x * 2.0], op=hvd.Sum), x)
+        assert [each.tolist() for each in parts] == [[3.0 * (rank + 1)], [6.0 * (rank + 1)]]
+        assert run(mode, lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0), x).tolist(
+        ) == [18.0, 36.0]  # fmt: skip
+        for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+            got = run(mode, lambda x, c=compression: hvd.allreduce(x, compression=c), x)
+            assert (got.dtype, got.tolist()) == (np.float32, [1.5, 3.0])
+        alone = hvd.add_process_set([0])
+        if rank == 0:
+            assert run(mode, lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=alone), x).tolist() == [1.0, 2.0]
+        numbers = run(mode, lambda: [hvd.rank_op(), hvd.size_op(), hvd.size_op(1), hvd.local_rank_op(),
+                                     hvd.local_size_op(), hvd.process_set_included_op(1)])  # fmt: skip
+        assert [int(each) for each in numbers] == [rank, 2, 1, rank, 2, int(rank == 0)]
+
+    job(2, body, dynamic_process_sets=True)
+
+
+def test_static_shapes_are_those_that_are_known() -> None:
+    def body(rank: int) -> None:
+        @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+        def function(x: Any) -> Any:
+            assert hvd.allreduce(x).shape.as_list() == [None, 3]
+            assert hvd.broadcast(x, 0).shape.as_list() == [None, 3]
+            assert hvd.allgather(x).shape.as_list() == [None, 3]
+            assert hvd.alltoall(x, [1, 1])[0].shape.as_list() == [None, 3]
+            assert hvd.alltoall(x, [1, 1])[1].shape.as_list() == [None]
+            assert hvd.reducescatter(x).shape.as_list() == [None, 3]
+            assert hvd.rank_op().shape.as_list() == []
+            assert hvd.allreduce(x[0]).shape.as_list() == [3]
+            return hvd.allgather(x)
+
+        assert function(tf.ones([2, 3])).shape == (4, 3)
+
+    job(2, body)
+
+
+def test_join_and_barrier() -> None:
+    def body(rank: int) -> Any:
+        step = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="step"))
+        if rank == 0:
+            assert step(tf.constant(1.0)).numpy() == 1.0
+        last = [int(hvd.join())]
+        hvd.barrier()
+
+        @tf.function
+        def function() -> Any:
+            hvd.barrier()
+            return hvd.join()
+
+        last.append(int(function()))
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            meet = hvd.barrier()
+            assert isinstance(meet, tf.Operation)
+            session.run(meet)
+            last.append(int(session.run(hvd.join())))
+        return last
+
+    first, second = job(2, body)
+    assert first == second
+    assert set(first) <= {0, 1}

@@ -1,0 +1,283 @@
+"""Training on two ranks is training on one: tapes, functions, sessions; dense gradients and those of embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import farandole.tensorflow as hvd
+from tests.job import job
+
+STEPS, BATCH, WORDS = 4, 8, 11
+v1 = tf.compat.v1
+
+
+def data(rank: int, size: int) -> list[tuple[Any, Any]]:
+    """Each step's batch, or a rank's part of it."""
+    random = np.random.default_rng(1)
+    words = random.integers(0, WORDS, (STEPS, BATCH, 3))
+    targets = random.normal(size=(STEPS, BATCH, 2)).astype(np.float32)
+    part = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+    return [(words[step][part], targets[step][part]) for step in range(STEPS)]
+
+
+def fresh(rank: int) -> list[Any]:
+    """An embedding, weights and biases: other ones on each rank."""
+    random = np.random.default_rng(5 + rank)
+    shapes = [(WORDS, 4), (4, 2), (2,)]
+    return [tf.Variable(random.normal(size=shape).astype(np.float32), name=f"w{n}") for n, shape in enumerate(shapes)]
+
+
+def loss_of(variables: list[Any], words: Any, targets: Any) -> Any:
+    table, weights, biases = variables
+    hidden = tf.reduce_mean(tf.nn.embedding_lookup(table, words), axis=1)
+    return tf.reduce_mean((tf.tanh(hidden) @ weights + biases - targets) ** 2)
+
+
+KERAS: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: tf.keras.optimizers.SGD(0.5),
+    "momentum": lambda: tf.keras.optimizers.SGD(0.3, momentum=0.9),
+    "adam": lambda: tf.keras.optimizers.Adam(0.05),
+}
+V1: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: v1.train.GradientDescentOptimizer(0.5),
+    "momentum": lambda: v1.train.MomentumOptimizer(0.3, 0.9),
+    "adam": lambda: v1.train.AdamOptimizer(0.05),
+}
+
+
+def as_dense(gradients: Any) -> list[Any]:
+    """Optimizers with momentum leave rows alone that a sparse gradient does not have, so that matters."""
+    return [tf.convert_to_tensor(each) for each in gradients]
+
+
+def tape_steps(rank: int, size: int, name: str, function: bool, **options: Any) -> list[list[Any]]:
+    """The weights after each step, trained with a tape; alone if ``size`` is 1."""
+    variables, optimizer = fresh(rank), KERAS[name]()
+
+    def step(words: Any, targets: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(variables, words, targets)
+        if size > 1:
+            tape = hvd.DistributedGradientTape(tape, **options)
+        gradients = tape.gradient(loss, variables)
+        if size == 1 and options:
+            gradients = as_dense(gradients)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    optimizer.build(variables)
+    if size > 1:
+        hvd.broadcast_variables(variables, root_rank=0)
+        hvd.broadcast_variables(optimizer.variables, root_rank=0)
+    run = tf.function(step, autograph=False) if function else step
+    history = []
+    for words, targets in data(rank, size):
+        run(tf.constant(words), tf.constant(targets))
+        history.append([each.numpy() for each in variables])
+    return history
+
+
+def session_steps(rank: int, size: int, name: str, **options: Any) -> list[list[Any]]:
+    """The same with an optimizer of TensorFlow 1, in a session."""
+    with tf.Graph().as_default():
+        variables, optimizer = fresh(rank), V1[name]()
+        if size > 1:
+            optimizer = hvd.DistributedOptimizer(optimizer, **options)
+        words, targets = v1.placeholder(tf.int64, [None, 3]), v1.placeholder(tf.float32, [None, 2])
+        pairs = optimizer.compute_gradients(loss_of(variables, words, targets), variables)
+        if size == 1 and options:
+            pairs = zip(as_dense([gradient for gradient, _ in pairs]), variables, strict=True)
+        train = optimizer.apply_gradients(pairs)
+        history = []
+        begin = hvd.broadcast_global_variables(0) if size > 1 else tf.no_op()
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run(begin)
+            for one, other in data(rank, size):
+                session.run(train, {words: one, targets: other})
+                history.append(session.run(variables))
+    return history
+
+
+def same(first: Any, second: Any, **tolerance: float) -> None:
+    for one, other in zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True):
+        np.testing.assert_allclose(one, other, **tolerance)
+
+
+@pytest.mark.parametrize("name", list(KERAS))
+def test_two_ranks_train_as_one(name: str) -> None:
+    def body(rank: int) -> Any:
+        dense = {"sparse_as_dense": True}
+        tape, tape_dense = tape_steps(0, 1, name, False), tape_steps(0, 1, name, False, **dense)
+        session, session_dense = session_steps(0, 1, name), session_steps(0, 1, name, **dense)
+        ways = {
+            "eager": (tape_steps(rank, 2, name, False), tape),
+            "function": (tape_steps(rank, 2, name, True), tape),
+            "as dense": (tape_steps(rank, 2, name, True, **dense), tape_dense),
+            "session": (session_steps(rank, 2, name), session),
+            "session, as dense": (session_steps(rank, 2, name, **dense), session_dense),
+        }
+        for history, reference in ways.values():
+            same(history, reference, rtol=2e-4, atol=2e-6)
+        return [history for history, _ in ways.values()]
+
+    first, second = job(2, body)
+    same(first, second, rtol=0, atol=0)
+
+
+def test_options_of_tapes() -> None:
+    def body(rank: int) -> Any:
+        x = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
+
+        def gradient(make: Any = hvd.DistributedGradientTape, local: bool = False, **options: Any) -> Any:
+            with tf.GradientTape() as inner:
+                loss = (rank + 1.0) * (tf.reduce_sum(x[0] ** 2) + x[1])
+            tape = make(inner, **options)
+            assert isinstance(tape, tf.GradientTape)
+            if local:
+                tape.register_local_source(x[1])
+            return [each.numpy().tolist() for each in tape.gradient(loss, x)]
+
+        assert gradient() == [[3.0, 6.0], 1.5]
+        assert gradient(op=hvd.Sum) == [[6.0, 12.0], 3.0]
+        assert gradient(gradient_predivide_factor=2.0) == [[3.0, 6.0], 1.5]
+        assert gradient(compression=hvd.Compression.fp16) == [[3.0, 6.0], 1.5]
+        assert gradient(compression=hvd.Compression.bf16, groups=2) == [[3.0, 6.0], 1.5]
+        assert gradient(local=True) == [[3.0, 6.0], (rank + 1) / 2]
+        assert gradient(local=True, scale_local_gradients=False) == [[3.0, 6.0], rank + 1.0]
+        adasum = gradient(op=hvd.Adasum)  # parallel gradients: the average of what each would do alone
+        assert 2.0 <= adasum[0][0] <= 4.0
+        alone = hvd.ProcessSet([0])
+        hvd.add_process_set(alone)
+        assert gradient(process_set=alone) == [[2.0 * (rank + 1), 4.0 * (rank + 1)], rank + 1.0]
+        with hvd.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
+            loss, missing = (rank + 1.0) * x[1] ** 2, tf.Variable(1.0)
+        found = tape.gradient(loss, {"b": [x[1]], "a": missing})
+        assert found["a"] is None
+        assert found["b"][0].numpy() == 9.0
+        assert tape.gradient(loss, missing) is None
+        assert tape.gradient(loss, missing, unconnected_gradients="zero").numpy() == 0.0
+        assert tape.gradient(loss, x[1], output_gradients=tf.constant(2.0)).numpy() == 18.0
+        with pytest.raises(ValueError, match="gradient_predivide_factor not supported with op != Average"):
+            gradient(gradient_predivide_factor=2.0, op=hvd.Sum)
+        with pytest.raises(ValueError, match="groups should be a non-negative integer or a list of list"):
+            gradient(groups="all")
+        with pytest.raises(ValueError, match=r"All local layers must be of tf.keras.layers.Layer type."):
+            gradient(hvd.PartialDistributedGradientTape, local_layers=[3])
+
+    job(2, body, dynamic_process_sets=True)
+
+
+def test_some_layers_are_left_to_each_rank() -> None:
+    def body(rank: int) -> None:
+        layers = [tf.keras.layers.Dense(2, kernel_initializer="ones") for _ in range(2)]
+        x = tf.ones([1, 2]) * (rank + 1.0)
+        layers[1](layers[0](x))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layers[1](layers[0](x)))
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=layers[1])
+        sources = [layers[0].bias, layers[1].kernel]
+        bias, kernel = tape.gradient(loss, [each.value for each in sources])
+        assert bias.numpy().tolist() == [2.0, 2.0]
+        assert kernel.numpy().tolist() == [[rank + 1.0] * 2] * 2  # 2 * (rank + 1), divided by two ranks
+        local, common = tape.get_local_and_global_gradients([bias, kernel], sources)
+        assert [each is sources[1] for _, each in local] == [True]
+        assert [each is sources[0] for _, each in common] == [True]
+
+    job(2, body)
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
+    def body(rank: int) -> Any:
+        def values(x: Any) -> Any:
+            return (rank + 1.0) * x
+
+        results = []
+        with tf.Graph().as_default(), v1.Session() as session:
+            weight, place = tf.Variable(10.0), v1.placeholder(tf.float32, [])
+            optimizer = hvd.DistributedOptimizer(
+                v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2,
+                average_aggregated_gradients=average,
+            )  # fmt: skip
+            train = optimizer.minimize(values(place) * weight)
+            session.run(v1.global_variables_initializer())
+            for number in (1.0, 3.0, 2.0, 2.0):
+                session.run(train, {place: number})
+                results.append(float(session.run(weight)))
+        weight = tf.Variable(10.0)
+        optimizer = hvd.DistributedOptimizer(
+            v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2, average_aggregated_gradients=average
+        )
+        place = tf.Variable(0.0, trainable=False)
+        for step in (
+            lambda: optimizer.minimize(lambda: values(place) * weight, var_list=[weight]),
+            tf.function(lambda: optimizer.minimize(lambda: values(place) * weight, var_list=[weight]), autograph=False),
+        ):
+            weight.assign(10.0)
+            for number in (1.0, 3.0, 2.0, 2.0):
+                place.assign(number)
+                step()
+                results.append(float(weight.numpy()))
+        return results
+
+    for results in job(2, body):
+        assert results == ([10.0, 7.0, 7.0, 4.0] if average else [10.0, 4.0, 4.0, -2.0]) * 3
+
+
+def test_adasum_combines_the_steps_of_a_v1_optimizer() -> None:
+    def body(rank: int) -> Any:
+        with tf.Graph().as_default(), v1.Session() as session:
+            weights = tf.Variable([0.0, 0.0])
+            optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum)
+            train = optimizer.minimize(-weights[rank])  # orthogonal: both steps are taken whole
+            session.run(v1.global_variables_initializer())
+            session.run(train)
+            return session.run(weights).tolist()
+
+    assert job(2, body) == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_what_optimizers_refuse() -> None:
+    def body(rank: int) -> None:
+        plain = v1.train.GradientDescentOptimizer(1.0)
+        with pytest.raises(ValueError, match="Adasum does not support average_aggregated_gradients == True"):
+            hvd.DistributedOptimizer(plain, op=hvd.Adasum, average_aggregated_gradients=True)
+        with pytest.raises(ValueError, match="op == Adasum is not supported yet with Keras"):
+            hvd.DistributedOptimizer(tf.keras.optimizers.SGD(), op=hvd.Adasum)
+        with pytest.raises(ValueError, match="backward_passes_per_step must be > 0"):
+            hvd.DistributedOptimizer(plain, backward_passes_per_step=0)
+        several = hvd.DistributedOptimizer(plain, backward_passes_per_step=2)
+        table = tf.Variable([[1.0], [2.0]])
+        with pytest.raises(ValueError, match="IndexedSlices are not supported when `backward_passes_per_step` > 1"):
+            several.minimize(lambda: tf.reduce_sum(tf.gather(table, [0])), var_list=[table])
+        optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
+        assert isinstance(optimizer, tf.keras.optimizers.SGD)
+
+    job(1, body)
+
+
+def test_two_tapes_in_one_function_do_not_mix() -> None:
+    def body(rank: int) -> Any:
+        one, other = tf.Variable(1.0), tf.Variable([1.0, 2.0])
+
+        @tf.function(autograph=False)
+        def step(order: tuple[int, int]) -> Any:
+            found: dict[int, Any] = {}
+            losses = []
+            for variable in (one, other):
+                with tf.GradientTape() as tape:
+                    loss = (rank + 1.0) * tf.reduce_sum(variable**2)
+                losses.append((hvd.DistributedGradientTape(tape), loss, variable))
+            for number in order:
+                tape, loss, variable = losses[number]
+                found[number] = tape.gradient(loss, variable)
+            return found[0], found[1]
+
+        return [[each.numpy().tolist() for each in step((0, 1))] for _ in range(3)]
+
+    assert job(2, body) == [[[3.0, [3.0, 6.0]]] * 3] * 2
