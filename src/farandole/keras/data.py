@@ -1,0 +1,161 @@
+"""Each rank's part of the data."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from farandole.context import ProcessSet
+from farandole.data import DistributedSampler
+from farandole.frontend.ops import WORLD
+
+_SAMPLE = 256  # rows that are looked at to tell data apart
+
+
+def shard(*data: Any, process_set: ProcessSet = WORLD, even: bool = True) -> Any:
+    """This rank's part of ``data``: ``model.fit(*shard(x, y))``.
+
+    Arrays, lists and dicts of arrays: rows rank, rank + size, ..., so that a step of all ranks together sees the rows
+    that one process would with their batches joined. tf.data datasets and PyDatasets: elements (batches) likewise.
+    Torch DataLoaders: samples, in an order that all ranks shuffle alike. Generators: every size-th element.
+    ``even``: all ranks get equally much; what ranks do not divide is filled up from the beginning.
+    One argument gives its part, several give a tuple. Raises ValueError for what cannot be dealt.
+    """
+    rank, size = process_set.rank(), process_set.size()
+    parts = tuple(_part(each, rank, size, even) for each in data)
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _part(data: Any, rank: int, size: int, even: bool) -> Any:
+    if data is None or size == 1:
+        return data
+    if isinstance(data, (list, tuple, dict)):
+        return keras.tree.map_structure(lambda leaf: _part(leaf, rank, size, even), data)
+    if isinstance(data, keras.utils.PyDataset):
+        return _PartOfPyDataset(data, rank, size, even)
+    if hasattr(data, "shard") and hasattr(data, "element_spec"):
+        return _part_of_dataset(data, rank, size, even)
+    if hasattr(data, "dataset") and hasattr(data, "batch_sampler"):
+        return _part_of_loader(data, rank, size, even)
+    if hasattr(data, "shape") and len(data.shape) > 0:
+        return _rows(data, rank, size, even)
+    if isinstance(data, Iterator):
+        return _every(data, rank, size)
+    raise ValueError(
+        f"a {type(data).__name__} cannot be dealt out to ranks: pass arrays, a tf.data.Dataset, a PyDataset, a torch "
+        "DataLoader or a generator, or give each rank its part yourself"
+    )
+
+
+def _every(data: Iterator[Any], rank: int, size: int) -> Iterator[Any]:
+    yield from itertools.islice(data, rank, None, size)  # Keras wants a generator
+
+
+def _rows(data: Any, rank: int, size: int, even: bool) -> Any:
+    total = int(data.shape[0])
+    if total == 0 or (not even and rank >= total):
+        raise ValueError(f"{total} rows cannot be dealt out to {size} ranks")
+    rows = np.arange(rank, -(-total // size) * size if even else total, size)
+    if rows[-1] < total:
+        return data[rank::size]
+    rows %= total
+    if hasattr(data, "iloc"):
+        return data.iloc[rows]
+    return data[rows] if isinstance(data, np.ndarray) else keras.ops.take(data, rows, axis=0)
+
+
+def _part_of_dataset(data: Any, rank: int, size: int, even: bool) -> Any:
+    count = int(data.cardinality())
+    if even and count > 0 and count % size:
+        data = data.concatenate(data.take(size - count % size))
+    return data.shard(size, rank)
+
+
+class _PartOfPyDataset(keras.utils.PyDataset):  # type: ignore[misc]
+    def __init__(self, whole: Any, rank: int, size: int, even: bool) -> None:
+        super().__init__(
+            workers=whole.workers, use_multiprocessing=whole.use_multiprocessing, max_queue_size=whole.max_queue_size
+        )
+        self._whole, self._place, self._even = whole, (rank, size), even
+
+    @property
+    def num_batches(self) -> int | None:
+        count = self._whole.num_batches
+        rank, size = self._place
+        return None if count is None else -(-count // size) if self._even else len(range(rank, count, size))
+
+    def __len__(self) -> int:
+        return self.num_batches or 0
+
+    def __getitem__(self, index: int) -> Any:
+        rank, size = self._place
+        number, count = index * size + rank, self._whole.num_batches
+        return self._whole[number if count is None else number % count]
+
+    def on_epoch_end(self) -> None:
+        self._whole.on_epoch_end()
+
+
+def _part_of_loader(loader: Any, rank: int, size: int, even: bool) -> Any:
+    kind = type(loader.sampler).__name__
+    if kind not in ("RandomSampler", "SequentialSampler") or loader.batch_size is None:
+        raise ValueError(
+            f"a DataLoader with a {kind} of its own cannot be dealt out to ranks: use "
+            "farandole.data.DistributedSampler as its sampler, and no shard"
+        )
+    shuffle = kind == "RandomSampler"
+    if even:
+        sampler: Any = _Epochs(loader.dataset, size, rank, shuffle=shuffle)
+    else:
+        sampler = range(rank, len(loader.dataset), size)
+    return type(loader)(
+        loader.dataset, batch_size=loader.batch_size, sampler=sampler, num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn, pin_memory=loader.pin_memory, drop_last=loader.drop_last,
+    )  # fmt: skip
+
+
+class _Epochs(DistributedSampler):
+    """A sampler whose every iteration is another epoch: ``fit`` tells nobody which one begins."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from super().__iter__()
+        self.set_epoch(self.epoch + 1)
+
+
+def digest_of_data(data: Any) -> int | None:
+    """A number that differs when arrays differ; None for what cannot be looked at without using it up."""
+    leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
+    if not leaves or not all(hasattr(leaf, "shape") and len(leaf.shape) > 0 for leaf in leaves):
+        return None
+    digest = 0
+    for leaf in leaves:
+        total = int(leaf.shape[0])
+        rows = leaf[:: max(1, total // _SAMPLE)]
+        array = keras.ops.convert_to_numpy(rows) if keras.ops.is_tensor(rows) else np.asarray(rows)
+        if array.dtype.hasobject:
+            return None
+        text = f"{tuple(leaf.shape)} {array.dtype}".encode()
+        digest = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, zlib.crc32(text, digest))
+    return digest
+
+
+def sharded_arguments(arguments: dict[str, Any], process_set: ProcessSet) -> None:
+    """Put this rank's part of the data in the place of the whole, among the arguments of ``model.fit``."""
+    for name in ("x", "y", "sample_weight"):
+        if arguments.get(name) is not None:
+            arguments[name] = shard(arguments[name], process_set=process_set)
+    validation = arguments.get("validation_data")
+    if isinstance(validation, (list, tuple)):
+        arguments["validation_data"] = tuple(
+            None if each is None else shard(each, process_set=process_set, even=False) for each in validation
+        )
+    elif validation is not None:
+        arguments["validation_data"] = shard(validation, process_set=process_set, even=False)
+
+
+__all__ = ["digest_of_data", "shard", "sharded_arguments"]

@@ -1,0 +1,227 @@
+"""The two callbacks that ``fit`` puts around the user's, and what ranks do when an epoch ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.frontend.callbacks import any_rank, wait_for_all
+from farandole.frontend.objects import allgather_object, broadcast_object
+from farandole.keras import metrics, notes
+from farandole.keras.gradients import counter
+from farandole.keras.optimizer import gradients_of
+from farandole.keras.weights import broadcast_variables, digests, local_of, numpy_of, shared_variables
+
+
+def path_of(callback: Any) -> str | None:
+    """Where a callback writes what all ranks have alike."""
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return None if callback.filepath is None else str(callback.filepath)
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        return str(callback.backup_dir)
+    return None
+
+
+class Training:
+    """What the two callbacks of one ``fit`` share."""
+
+    def __init__(self, process_set: ProcessSet, users: Sequence[Any], paths: Sequence[Sequence[str | None]]) -> None:
+        self.process_set = process_set
+        mine = process_set.rank()
+        earlier = {path for each in paths[:mine] for path in each}
+        self._silent = [each for each in users if path_of(each) is not None and path_of(each) in earlier]
+        self._kept: list[tuple[Any, str, Any]] = []
+        self.steps = 0
+
+    def silence(self, model: Any) -> None:
+        """Let one rank write a file that several would write alike. The others decide as it does."""
+        for callback in self._silent:
+            if isinstance(callback, keras.callbacks.BackupAndRestore):
+                self._set(callback, "_save_model", lambda: None)
+                self._set(callback, "delete_checkpoint", False)
+            else:
+                callback.set_model(_Unsaved(model))
+
+    def restore(self, model: Any) -> None:
+        """Give the user's callbacks back as they were."""
+        for callback, name, value in self._kept:
+            if value is None:
+                del callback.__dict__[name]
+            else:
+                setattr(callback, name, value)
+        for callback in self._silent:
+            callback.set_model(model)
+
+    def _set(self, callback: Any, name: str, value: Any) -> None:
+        self._kept.append((callback, name, callback.__dict__.get(name)))
+        setattr(callback, name, value)
+
+
+class _Unsaved:
+    """A model that is not written to files."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_model":
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._model, name, value)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Written by another rank."""
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Written by another rank."""
+
+
+class Conductor(keras.callbacks.Callback):  # type: ignore[misc]
+    def __init__(self, training: Training) -> None:
+        super().__init__()
+        self.training = training
+
+
+class First(Conductor):
+    """Before the user's callbacks: wait for all ranks, and make metrics and statistics those of all."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
+        self.watch = metrics.Watch()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.training.silence(self.model)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.training.steps = _steps(self.model)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.watch.test_begins(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        model, process_set = self.model, self.training.process_set
+        logs = {} if logs is None else logs
+        tallies = self.watch.tallies(model, logs)
+        steps = _steps(model)  # reading it waits for what JAX computes: nothing of this rank's may come after it joined
+        statistics = _statistics(model)
+        report = tallies, steps - self.training.steps, digests(statistics)
+        wait_for_all(process_set)
+        everybody = allgather_object(report, process_set=process_set)
+        self.watch.pool(model, [each[0] for each in everybody], logs)
+        _even_out(model, [each[1] for each in everybody], process_set)
+        _average(statistics, [each[2] for each in everybody], process_set)
+
+
+class Last(Conductor):
+    """After the user's callbacks: ranks begin and stop together, and hold the same weights."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        mine = getattr(self._model, "_initial_epoch", None)
+        theirs = broadcast_object(mine, root_of(self.training.process_set), process_set=self.training.process_set)
+        if theirs != mine:  # rank 0 alone goes on from a checkpoint
+            self._model._initial_epoch = theirs
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        model, process_set = self.model, self.training.process_set
+        model.stop_training = any_rank(bool(model.stop_training), process_set)
+        _compare(model, epoch, process_set)
+
+
+class Alone(keras.callbacks.Callback):  # type: ignore[misc]
+    """Where nothing says that ranks belong together: did they exchange anything in the first epoch?"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looking = False
+        self._seen = False
+
+    # An observer of the engine.
+
+    def started(self, *args: Any, **kwargs: Any) -> None:
+        self._seen = True
+
+    def finished(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        context.engine().observers.append(self)
+        self._looking = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._looking and not self._seen:
+            notes.alone(context.size(), type(self._model.optimizer).__name__)
+        self._stop()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._looking:
+            self._looking = False
+            context.engine().observers.remove(self)
+
+
+# What ranks do at the end of an epoch.
+
+
+def _steps(model: Any) -> int:
+    return int(numpy_of(counter(getattr(model.optimizer, "inner_optimizer", model.optimizer))))
+
+
+def _statistics(model: Any) -> list[Any]:
+    """What ranks gather apart, from their own samples: moving averages of batch normalisation, say."""
+    local = local_of(model.optimizer)
+    return [
+        variable for variable in model.non_trainable_weights
+        if "float" in str(variable.dtype) and not any(variable is each for each in local)
+    ]  # fmt: skip
+
+
+def _average(variables: list[Any], digests: Sequence[Sequence[int]], process_set: ProcessSet) -> None:
+    """The mean over ranks, of those that differ."""
+    different = [variable for variable, *theirs in zip(variables, *digests, strict=False) if len(set(theirs)) > 1]
+    if not different:
+        return
+    values = allgather_object([numpy_of(variable) for variable in different], process_set=process_set)
+    for variable, *theirs in zip(different, *values, strict=True):
+        variable.assign(np.mean(np.asarray(theirs, dtype=np.float64), axis=0).astype(theirs[0].dtype))
+
+
+def _even_out(model: Any, steps: list[int], process_set: ProcessSet) -> None:
+    """Go on from the weights of the rank that took most steps, if they differ."""
+    if len(set(steps)) > 1:
+        most = steps.index(max(steps))
+        if process_set.rank() == 0:
+            notes.uneven(", ".join(map(str, steps)))
+        ranks = process_set.ranks or range(len(steps))
+        broadcast_variables(shared_variables(model), ranks[most], process_set)
+
+
+def _compare(model: Any, epoch: int, process_set: ProcessSet) -> None:
+    """Say so if ranks hold different weights."""
+    local = local_of(model.optimizer)
+    variables = [each for each in model.trainable_weights if not any(each is other for other in local)]
+    mine = digests(variables)
+    everybody = allgather_object(mine, process_set=process_set)
+    if process_set.rank() == 0 and any(each != mine for each in everybody):
+        number = next(
+            (number for number, column in enumerate(zip(*everybody, strict=False)) if len(set(column)) > 1), 0
+        )
+        cause = (
+            "Gradients were exchanged; something else changes weights on one rank only"
+            if gradients_of(model.optimizer) is not None
+            else f"{type(model.optimizer).__name__} does not exchange gradients: compile with "
+            "hvd.DistributedOptimizer(optimizer)"
+        )
+        notes.different_replicas(len(everybody), epoch + 1, variables[number].path, cause)
+
+
+def root_of(process_set: ProcessSet) -> int:
+    return (process_set.ranks or [0])[0]

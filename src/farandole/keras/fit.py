@@ -1,0 +1,167 @@
+"""What ``model.fit`` does differently in a job of several ranks.
+
+Keras has no place to say this in, so ``install`` wraps four methods of its classes; they do what they always did where
+one process trains alone, or gradients stay on their rank. Wrapped are:
+
+- ``Model.fit``: gives each rank its part of the data where the optimizer was told ``shard=True``, and puts two
+  callbacks around the user's: the first lets them see metrics over all ranks, the last makes ranks stop together;
+- ``Model.make_train_function``: XLA cannot compile an exchange between processes of TensorFlow;
+- ``LossScaleOptimizer.apply`` and ``stateless_apply``: whether a step is skipped is decided on everybody's gradients.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any, NamedTuple
+
+import keras
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.frontend.objects import allgather_object
+from farandole.keras import metrics, notes
+from farandole.keras.callbacks import (
+    BroadcastGlobalVariablesCallback,
+    MetricAverageCallback,
+    process_set_of,
+    together,
+)
+from farandole.keras.data import digest_of_data, sharded_arguments
+from farandole.keras.epochs import Alone, Conductor, First, Last, Training, path_of, root_of
+from farandole.keras.optimizer import exchanged_outside, gradients_of, reduced_for_scaling
+
+
+def install() -> None:
+    """Wrap Keras's methods, once per process."""
+    if getattr(keras.Model.fit, "_farandole", False):
+        return
+    scaling = keras.optimizers.LossScaleOptimizer
+    for owner, name, wrapper in (
+        (keras.Model, "fit", _fit),
+        (keras.Model, "make_train_function", _make_train_function),
+        (scaling, "apply", _apply),
+        (scaling, "stateless_apply", _stateless_apply),
+    ):
+        setattr(owner, name, _wrapped(getattr(owner, name), wrapper))
+
+
+def _wrapped(original: Any, wrapper: Any) -> Any:
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(self, original, *args, **kwargs)
+
+    method._farandole = True  # type: ignore[attr-defined]
+    return method
+
+
+def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    if not together(self):
+        return original(self, *args, **kwargs)
+    bound = inspect.signature(original).bind(self, *args, **kwargs)
+    callbacks = bound.arguments.get("callbacks")
+    users = _flat(callbacks)
+    gradients = gradients_of(self.optimizer)
+    if gradients is None and not any(isinstance(each, _OURS) for each in users):
+        _around(bound, callbacks, [], [Alone()])
+        return original(*bound.args, **bound.kwargs)
+    process_set = process_set_of(self)
+    sharded = gradients is not None and gradients.shard
+    if sharded:
+        sharded_arguments(bound.arguments, process_set)
+    paths = _agree(bound.arguments, users, process_set, sharded)
+    training = Training(process_set, users, paths)
+    first: list[Any] = [First(training)]
+    if not any(isinstance(each, BroadcastGlobalVariablesCallback) for each in users):
+        first.append(BroadcastGlobalVariablesCallback(root_of(process_set)))
+    _around(bound, callbacks, first, [Last(training)])
+    metrics.conducted.add(id(self))
+    try:
+        return original(*bound.args, **bound.kwargs)
+    finally:
+        metrics.conducted.discard(id(self))
+        training.restore(self)
+
+
+_OURS = (BroadcastGlobalVariablesCallback, MetricAverageCallback)
+
+
+def _flat(callbacks: Any) -> list[Any]:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return list(keras.tree.flatten(callbacks)) if callbacks else []
+
+
+def _around(bound: Any, callbacks: Any, first: list[Any], last: list[Any]) -> None:
+    """Put callbacks before and after the user's."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        kept = [each for each in callbacks.callbacks if not isinstance(each, Conductor)]
+        callbacks.callbacks[:] = [*first, *kept, *last]
+        for each in (*first, *last):
+            each.set_params(callbacks.params)
+            each.set_model(bound.arguments["self"])
+    else:
+        bound.arguments["callbacks"] = [*first, *_flat(callbacks), *last]
+
+
+class _Plan(NamedTuple):
+    """What ranks must agree on when ``fit`` begins, and what they should know of each other."""
+
+    epochs: int
+    initial_epoch: int
+    data: int | None
+    paths: list[str | None]
+
+
+def _agree(
+    arguments: dict[str, Any], users: list[Any], process_set: ProcessSet, sharded: bool
+) -> list[list[str | None]]:
+    """The paths that callbacks of each rank write to. Raises ValueError on all ranks that want different epochs."""
+    data = None if sharded else digest_of_data((arguments.get("x"), arguments.get("y")))
+    paths = [path_of(each) for each in users]
+    mine = _Plan(int(arguments.get("epochs", 1)), int(arguments.get("initial_epoch", 0)), data, paths)
+    everybody: list[_Plan] = allgather_object(mine, process_set=process_set)
+    for name in ("epochs", "initial_epoch"):
+        values = [getattr(each, name) for each in everybody]
+        if len(set(values)) > 1:
+            raise ValueError(f"model.fit: {name} must be the same on all ranks, but they have {values}, in rank order")
+    digests = {each.data for each in everybody}
+    if len(digests) == 1 and None not in digests and process_set.rank() == 0:
+        notes.same_data(len(everybody), "were given the same arrays")
+    return [each.paths for each in everybody]
+
+
+# XLA and loss scaling.
+
+
+def _make_train_function(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    if keras.backend.backend() != "tensorflow" or not self.jit_compile or gradients_of(self.optimizer) is None:
+        return original(self, *args, **kwargs)
+    if not together(self):
+        return original(self, *args, **kwargs)
+    if context.rank() == 0:
+        notes.no_xla()
+    self.jit_compile = False
+    try:
+        return original(self, *args, **kwargs)
+    finally:
+        self.jit_compile = True
+
+
+def _apply(self: Any, original: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    if gradients_of(self) is None:
+        return original(self, grads, trainable_variables)
+    if not self.built:
+        self.build(list(trainable_variables))
+        self.built = True
+    grads = reduced_for_scaling(self, list(grads), trainable_variables)
+    with exchanged_outside(self):
+        return original(self, grads, trainable_variables)
+
+
+def _stateless_apply(self: Any, original: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+    if gradients_of(self) is None:
+        return original(self, optimizer_variables, grads, trainable_variables)
+    grads = reduced_for_scaling(self, list(grads), None)
+    with exchanged_outside(self):
+        return original(self, optimizer_variables, grads, trainable_variables)

@@ -1,0 +1,108 @@
+"""The metrics of a model over the samples of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from farandole.frontend.callbacks import Tally, pooled_logs, pooled_states
+from farandole.keras.weights import numpy_of
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+conducted: set[int] = set()  # ids of models whose ``fit`` sees to it that metrics are pooled
+_RULES = {"mean": "mean", "only_first_replica": "first"}  # by the aggregation of a variable; others are summed
+
+
+class Watch:
+    """Sees to it that the states of a model's metrics are still known when an epoch ends: those of training, before
+    validation overwrites them."""
+
+    def __init__(self) -> None:
+        self._training: list[Array] | None = None
+        self._validation = False
+
+    def test_begins(self, model: Any) -> None:
+        """To be called before an evaluation inside an epoch."""
+        if self._training is None:
+            self._training = states_of(model)
+        self._validation = True
+
+    def forget(self) -> None:
+        """A new epoch begins."""
+        self._training, self._validation = None, False
+
+    def tallies(self, model: Any, logs: dict[str, Any]) -> tuple[Tally, Tally]:
+        """This rank's part in the logs: of training, and of validation."""
+        now = states_of(model)
+        training = now if self._training is None else self._training
+        numbers = {name: float(value) for name, value in logs.items() if _is_number(value)}
+        own = {name: value for name, value in numbers.items() if not self._of_validation(name)}
+        other = {name.removeprefix("val_"): value for name, value in numbers.items() if self._of_validation(name)}
+        return _tally(model, own, training, now), _tally(model, other, now, now)
+
+    def pool(self, model: Any, everybody: Sequence[tuple[Tally, Tally]], logs: dict[str, Any]) -> None:
+        """Overwrite the numbers in ``logs`` with those of all ranks. ``everybody``: the tallies of each."""
+        rules = [_RULES.get(str(getattr(each, "aggregation", "sum")), "sum") for each in model.metrics_variables]
+        now = states_of(model)
+        for part, prefix in ((0, ""), (1, "val_")):
+            tallies = [pair[part] for pair in everybody]
+            having = [tally for tally in tallies if tally.logs]
+            states = pooled_states(having, rules) if having else None
+            exact = {} if states is None else _results(model, states, now)
+            pooled = pooled_logs(tallies, exact)
+            logs.update({f"{prefix}{name}": value for name, value in pooled.items() if f"{prefix}{name}" in logs})
+        self.forget()
+
+    def _of_validation(self, name: str) -> bool:
+        return self._validation and name.startswith("val_")
+
+
+def states_of(model: Any) -> list[Array]:
+    """What the model's metrics are computed from, now."""
+    return [np.array(numpy_of(variable)) for variable in model.metrics_variables]
+
+
+def _tally(model: Any, logs: dict[str, float], states: list[Array], now: list[Array]) -> Tally:
+    """``computed`` are the logs that the states give; a ``train_step`` of the user's may have put in others."""
+    results = _results(model, states, now) if logs else {}
+    same = {
+        name for name, value in logs.items()
+        if name in results and np.isclose(results[name], value, rtol=1e-4, atol=1e-7, equal_nan=True)
+    }  # fmt: skip
+    return Tally(logs, states, frozenset(same))
+
+
+def _results(model: Any, states: list[Array], now: list[Array]) -> dict[str, float]:
+    """What the model's metrics would be with ``states``; they are put back to ``now``."""
+    variables = model.metrics_variables
+    if len(states) != len(variables):
+        return {}
+    _assign(variables, states)
+    try:
+        found = model.get_metrics_result()
+    finally:
+        _assign(variables, now)
+    return {name: float(value) for name, value in _flat(found).items() if _is_number(value)}
+
+
+def _flat(results: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in results.items():
+        flat.update(_flat(value) if isinstance(value, dict) else {name: value})
+    return flat
+
+
+def _assign(variables: Sequence[Any], states: Sequence[Array]) -> None:
+    for variable, state in zip(variables, states, strict=True):
+        variable.assign(state)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return np.ndim(value) == 0 and isinstance(float(value), float)
+    except (TypeError, ValueError):
+        return False

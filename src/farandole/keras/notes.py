@@ -1,0 +1,68 @@
+"""What users are told when a job does not do what it is there for: once, on rank 0."""
+
+from __future__ import annotations
+
+from farandole.log import logger
+
+_said: set[str] = set()
+
+
+def say(key: str, text: str, *, level: int = 30) -> None:
+    """Log ``text``, unless something was said about ``key`` in this job."""
+    if key not in _said:
+        _said.add(key)
+        logger.log(level, text)
+
+
+def forget() -> None:
+    """A new job begins."""
+    _said.clear()
+
+
+def same_data(size: int, how: str) -> None:
+    say(
+        "same data",
+        f"all {size} ranks {how}: it seems that they read the same data, so that {size} ranks do the work of one. Give "
+        "each its part: DistributedOptimizer(optimizer, shard=True), or model.fit(*hvd.shard(x, y), ...), or "
+        "dataset.shard(hvd.size(), hvd.rank())",
+    )
+
+
+def different_start(size: int) -> None:
+    say(
+        "different start",
+        f"the {size} ranks began to train with different weights, and stay different: begin with "
+        "hvd.broadcast_global_variables(0, model) (model.fit does so by itself)",
+    )
+
+
+def different_replicas(size: int, epoch: int, name: str, cause: str) -> None:
+    say(
+        "different replicas",
+        f"after epoch {epoch} the {size} ranks hold different weights (first: {name}), so they train different models. "
+        f"{cause}",
+    )
+
+
+def alone(size: int, optimizer: str) -> None:
+    say(
+        "alone",
+        f"model.fit ran an epoch with {optimizer} and exchanged nothing, so the {size} ranks of this job train {size} "
+        "unrelated models: compile with hvd.DistributedOptimizer(optimizer)",
+    )
+
+
+def uneven(steps: str) -> None:
+    say(
+        "uneven",
+        f"the ranks took different numbers of steps in an epoch ({steps}): those with fewer waited, counting as zero "
+        "in averages, and go on from the weights of those with more. Give all ranks equally much data",
+    )
+
+
+def no_xla() -> None:
+    say(
+        "xla",
+        "jit_compile=True: the training step is not compiled by XLA, since it exchanges gradients with other ranks; "
+        "evaluate() and predict() are",
+    )

@@ -1,0 +1,209 @@
+"""DistributedOptimizer: any Keras optimizer, stepping with the gradients of all ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.ops import WORLD
+from farandole.keras.gradients import Gradients
+from farandole.types import ReduceOp
+
+
+def DistributedOptimizer(
+    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
+    op: int = ReduceOp.AVERAGE, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
+    num_groups: int = 0, groups: Any = None, process_set: ProcessSet = WORLD, scale_local_gradients: bool = True,
+    *, shard: bool = False,
+) -> Any:  # fmt: skip
+    """``optimizer``, stepping with gradients reduced over all ranks: after accumulation, before clipping.
+
+    The result is of a subclass of ``optimizer``'s class and shares its state. Saving it saves the optimizer that was
+    wrapped, so that files load without Farandole. A ``LossScaleOptimizer`` is kept outside.
+
+    ``op``: Average or Sum. ``gradient_predivide_factor``: divide by it before summing, by size / factor afterwards.
+    ``backward_passes_per_step``: add up the gradients of so many batches (with ``average_aggregated_gradients``: take
+    their mean), then exchange and step; it is Keras's ``gradient_accumulation_steps``.
+    ``sparse_as_dense``: exchange gradients of embeddings as dense tensors (TensorFlow; elsewhere they are dense).
+    ``scale_local_gradients``: divide the gradients of local variables (``register_local_var``) by the number of ranks.
+    ``shard``: ``model.fit`` gives each rank its part of the data, see ``farandole.keras.shard``.
+    ``name``, ``device_dense``, ``device_sparse``, ``num_groups`` and ``groups`` are there for programs that were
+    written for Horovod: all gradients of a step travel together.
+
+    Raises NotInitializedError before ``init()``, ValueError for an ``op`` or factor that makes no sense.
+    """
+    context.size()
+    optimizer = keras.optimizers.get(optimizer)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        options = {key: value for key, value in locals().items() if key != "optimizer"}
+        optimizer.inner_optimizer = DistributedOptimizer(optimizer.inner_optimizer, **options)
+        return optimizer
+    if gradients_of(optimizer) is not None:
+        raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
+    _check(op, gradient_predivide_factor, num_groups, groups)
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    gradients = Gradients(
+        ReduceOp(op), gradient_predivide_factor, compression, process_set, sparse_as_dense, scale_local_gradients, shard
+    )
+    wrapped = _adopt(optimizer, gradients)
+    if backward_passes_per_step > 1:
+        _accumulate(wrapped, backward_passes_per_step)
+        gradients.factor = 1.0 if average_aggregated_gradients else float(backward_passes_per_step)
+    return wrapped
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
+    op: int = ReduceOp.AVERAGE, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
+    groups: Any = None, process_set: ProcessSet = WORLD, local_layers: Any = None, scale_local_gradients: bool = True,
+) -> Any:  # fmt: skip
+    """A ``DistributedOptimizer`` that leaves the variables of ``local_layers`` (a layer, or several) to each rank."""
+    layers = [] if local_layers is None else local_layers
+    layers = [layers] if isinstance(layers, keras.layers.Layer) else list(layers)
+    if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
+        raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
+    wrapped = DistributedOptimizer(
+        optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
+        backward_passes_per_step, average_aggregated_gradients, 0, groups, process_set, scale_local_gradients,
+    )  # fmt: skip
+    gradients = gradients_of(wrapped)
+    assert gradients is not None
+    gradients.local_layers += layers
+    return wrapped
+
+
+def distributed_in(optimizer: Any) -> Any:
+    """``optimizer`` if it is distributed, else the one that it wraps, or None."""
+    while optimizer is not None and "_farandole" not in getattr(optimizer, "__dict__", {}):
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return optimizer
+
+
+def gradients_of(optimizer: Any) -> Gradients | None:
+    """What exchanges the gradients of ``optimizer``, or of the one that it wraps; None if nothing does."""
+    found = distributed_in(optimizer)
+    return None if found is None else found._farandole
+
+
+class Distributed:
+    """What a distributed optimizer does differently from its base class."""
+
+    _farandole: Gradients
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave ``var`` to each rank: its gradients are not exchanged, and it is not broadcast."""
+        self._farandole.local_variables.append(var)
+
+    # What Keras calls between the gradients and the step, in this order.
+
+    def _overwrite_variables_directly_with_gradients(self, grads: Any, vars: Any) -> Any:
+        grads, variables = super()._overwrite_variables_directly_with_gradients(grads, vars)  # type: ignore[misc]
+        self._farandole.variables = list(variables)
+        return grads, variables
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        if self._clips():
+            grads = self._farandole.reduced(self, grads)
+        return super()._clip_gradients(grads)  # type: ignore[misc]
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
+        with self._farandole.applying():
+            return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+
+    def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> Any:
+        if not self._clips():
+            grads = self._farandole.reduced(self, grads)
+        return super()._backend_update_step(grads, trainable_variables, learning_rate)  # type: ignore[misc]
+
+    def _clips(self) -> bool:
+        """Old Keras clips every gradient that it accumulates; without clipping, it is enough to exchange the sum."""
+        return any(getattr(self, each, None) for each in ("clipnorm", "global_clipnorm", "clipvalue"))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are of the optimizer that was wrapped: to distribute one, wrap it."""
+        return self._plain().__reduce_ex__(protocol)
+
+    def _plain(self) -> Any:
+        base = self.__class__
+        plain = object.__new__(base)
+        plain.__dict__.update({key: value for key, value in self.__dict__.items() if key != "_farandole"})
+        return plain
+
+
+def _adopt(optimizer: Any, gradients: Gradients) -> Any:
+    """``optimizer``'s state in an object of a distributed subclass. Its ``__class__`` is said to be that of
+    ``optimizer``, for that is the name under which Keras saves it."""
+    base = type(optimizer)
+    body = {"__module__": base.__module__, "__doc__": base.__doc__, "__class__": property(lambda self: base)}
+    wrapped: Any = object.__new__(type(base.__name__, (Distributed, base), body))
+    wrapped.__dict__.update(optimizer.__dict__)
+    wrapped.__dict__["_farandole"] = gradients
+    return wrapped
+
+
+def _accumulate(optimizer: Any, passes: int) -> None:
+    known = optimizer.gradient_accumulation_steps
+    if known not in (None, passes):
+        raise ValueError(
+            f"backward_passes_per_step={passes}, but the optimizer has gradient_accumulation_steps={known}: they mean "
+            "the same, give one of them"
+        )
+    if known is None and optimizer.built:
+        raise ValueError(
+            f"backward_passes_per_step={passes} for an optimizer that is built already: pass a new one, or give it "
+            f"gradient_accumulation_steps={passes} from the beginning"
+        )
+    optimizer.gradient_accumulation_steps = passes
+
+
+def _check(op: int, predivide: float, num_groups: int, groups: Any) -> None:
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError("op currently only supports Average and Sum")
+    if predivide != 1.0:
+        if op != ReduceOp.AVERAGE:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        if not predivide > 0:
+            raise ValueError(f"gradient_predivide_factor must be > 0, not {predivide}")
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
+    counted = isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0
+    listed = isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)
+    if groups is not None and not counted and not listed:
+        raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable.")
+
+
+# Loss scaling: whether a step is skipped is decided on gradients, so it must be on everybody's.
+
+
+@contextmanager
+def exchanged_outside(optimizer: Any) -> Iterator[None]:
+    """The gradients that a LossScaleOptimizer passes on to ``optimizer`` are everybody's already."""
+    gradients = gradients_of(optimizer)
+    assert gradients is not None
+    gradients.outside = True
+    try:
+        yield
+    finally:
+        gradients.outside = False
+
+
+def reduced_for_scaling(optimizer: Any, grads: Sequence[Any], variables: Any) -> list[Any]:
+    """Everybody's gradients for a LossScaleOptimizer around a distributed one: non-finite on one rank, so on all."""
+    inner = distributed_in(optimizer)
+    variables = inner._trainable_variables if variables is None else list(variables)
+    there = [number for number, grad in enumerate(grads) if grad is not None]
+    inner._farandole.variables = [variables[number] for number in there]
+    results = list(grads)
+    for number, result in zip(there, inner._farandole.reduced(inner, [grads[each] for each in there]), strict=True):
+        results[number] = result
+    return results

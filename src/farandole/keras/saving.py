@@ -1,0 +1,30 @@
+"""Loading models so that they go on training together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from farandole import context
+from farandole.frontend.compression import NoneCompressor
+from farandole.keras.optimizer import DistributedOptimizer
+
+
+def load_model(
+    filepath: Any, custom_optimizers: Sequence[Any] | None = None, custom_objects: Any = None,
+    compression: Any = NoneCompressor, legacy_opts: bool = False, **options: Any,
+) -> Any:  # fmt: skip
+    """``keras.models.load_model``, with the model's optimizer distributed, and its state kept.
+
+    Files hold the optimizer that was wrapped, so Keras alone loads them, too. ``custom_optimizers``: optimizer classes
+    of your own. ``options`` go to Keras (``compile``, ``safe_mode``). ``legacy_opts`` is there for programs that were
+    written for Horovod.
+    """
+    context.size()
+    objects = {each.__name__: each for each in custom_optimizers or ()}
+    model = keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})}, **options)
+    if getattr(model, "optimizer", None) is not None:
+        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
+    return model

@@ -1,0 +1,59 @@
+"""Keras on PyTorch: gradients are numpy arrays already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from farandole.frontend.exchange import Exchange
+from farandole.torch.functions import binding
+from farandole.types import DType
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def apart(call: Callable[..., Any], *args: Any) -> Any:
+    """``call(*args)``, left out of what torch.compile compiles."""
+    return call(*args)
+
+
+def reduced(
+    grads: Sequence[Any], names: Sequence[str], exchange: Exchange, sparse_as_dense: bool, compression: Any,
+    now: Callable[[], Any] | None,
+) -> list[Any]:  # fmt: skip
+    """See ``gradients``: Keras calls this only when it applies the gradients, so ``now`` does not matter.
+
+    The results are views of the exchange's memory, good until the next step.
+    """
+    with torch.no_grad():
+        pairs = [compression.compress(grad) for grad in grads]
+        results = exchange([_array(small) for small, _ in pairs], names)
+        return [
+            compression.decompress(_tensor(result, small), token)
+            for result, (small, token) in zip(results, pairs, strict=True)
+        ]
+
+
+def values(variables: Sequence[Any]) -> Callable[[], list[Array] | None]:
+    """A function that gives the values of ``variables`` when the first gradients are there."""
+    return lambda: [binding.buffer(variable.value).data for variable in variables]
+
+
+def _array(tensor: Any) -> Array:
+    data, _, dtype = binding.buffer(tensor.to_dense() if tensor.layout is not torch.strided else tensor)
+    if dtype is DType.BFLOAT16:
+        data = data.view(np.dtype("bfloat16"))  # Keras has imported ml_dtypes, which knows it
+    shaped: Array = data.reshape(tuple(tensor.shape))
+    return shaped
+
+
+def _tensor(array: Array, like: Any) -> Any:
+    flat = array.reshape(-1)
+    if like.dtype is torch.bfloat16:
+        flat = flat.view(np.uint16)
+    return binding.tensor(flat, tuple(like.shape), like if like.layout is torch.strided else like.to_dense())

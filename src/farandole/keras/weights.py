@@ -1,0 +1,96 @@
+"""The weights of models and the state of optimizers: from one rank to all, and whether they are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.frontend.arrays import broadcast_arrays
+from farandole.frontend.ops import WORLD
+from farandole.keras.gradients import digest_of, name_of
+from farandole.keras.optimizer import gradients_of
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, process_set: ProcessSet = WORLD) -> None:
+    """Overwrite ``variables`` (of Keras or of its backend) with ``root_rank``'s values, all as one unit.
+
+    Raises ValueError on all ranks when they are not the same variables, naming the first difference.
+    """
+    variables = list(variables)
+    arrays = [numpy_of(variable) for variable in variables]
+    names = [name_of(variable) if hasattr(variable, "name") else "variable" for variable in variables]
+    results = broadcast_arrays(arrays, names, root_rank, process_set)
+    if context.rank() == root_rank:
+        return
+    for variable, value in zip(variables, results, strict=True):
+        if hasattr(variable, "assign"):
+            variable.assign(value)
+        else:  # a torch parameter
+            variable.data.copy_(keras.ops.convert_to_tensor(value, dtype=variable.dtype))
+
+
+def broadcast_model(
+    model: Any, root_rank: int = 0, process_set: ProcessSet = WORLD, local_variables: Sequence[Any] = ()
+) -> None:
+    """Give every rank ``root_rank``'s weights and optimizer state, but for local variables and their slots.
+
+    Raises ValueError if the model is not built.
+    """
+    if not model.built:
+        raise ValueError(
+            "the model has no weights yet: build it first, by calling it on a batch or with an Input layer"
+        )
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    broadcast_variables(shared_variables(model, local_variables), root_rank, process_set)
+
+
+def broadcast_global_variables(root_rank: int, model: Any = None, process_set: ProcessSet = WORLD) -> None:
+    """Give every rank ``root_rank``'s weights and optimizer state of ``model``.
+
+    Horovod's has no ``model``, for TensorFlow 1 knew all variables of a program; nothing does today, so without one
+    this raises ValueError.
+    """
+    if model is None:
+        raise ValueError(
+            "broadcast_global_variables: name the model, hvd.broadcast_global_variables(root_rank, model), or pass "
+            "hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank) to model.fit"
+        )
+    broadcast_model(model, root_rank, process_set)
+
+
+def shared_variables(model: Any, local_variables: Sequence[Any] = ()) -> list[Any]:
+    """Weights and optimizer variables that all ranks hold alike. The state of random generators is each rank's own, so
+    that ranks do not drop the same units."""
+    optimizer = getattr(model, "optimizer", None)
+    local = local_of(optimizer, local_variables)
+    slots = tuple(f"{variable.path.replace('/', '_')}_" for variable in local)
+    weights = [variable for variable in model.weights if not any(variable is each for each in local)]
+    state = [] if optimizer is None else list(optimizer.variables)
+    return weights + [each for each in state if not slots or not each.name.startswith(slots)]
+
+
+def local_of(optimizer: Any, local_variables: Sequence[Any] = ()) -> list[Any]:
+    """The variables that are left to each rank."""
+    gradients = gradients_of(optimizer)
+    return [*local_variables, *(gradients.local() if gradients is not None else ())]
+
+
+def numpy_of(variable: Any) -> Array:
+    """A variable's value. bfloat16 stays what it is where numpy knows it."""
+    value: Array = np.asarray(keras.ops.convert_to_numpy(getattr(variable, "value", variable)))
+    return value
+
+
+def digests(variables: Sequence[Any]) -> list[int]:
+    """A number for each variable, which differs when values differ."""
+    return [digest_of([numpy_of(variable)]) for variable in variables]

@@ -1,0 +1,402 @@
+"""What fit does for ranks: metrics of all, decisions alike, nobody left waiting, and a word when something is wrong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.keras.backends import BACKENDS, on
+from tests.keras.test_training import close, equal
+
+
+def test_metrics_are_those_of_all_samples(backend: str) -> None:
+    """Uneven ranks, an uneven last batch, an AUC: the same numbers as one process has, to rounding."""
+
+    def train(rank: int) -> object:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(37, classes=2)
+        slow = lambda: keras.optimizers.SGD(1e-12)  # noqa: E731
+
+        def build(optimizer: object) -> object:
+            keras.utils.set_random_seed(0)
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
+            model.compile(optimizer, "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(name="auc")])
+            return model
+
+        one = build(slow())
+        alone = one.fit(x, y, batch_size=8, verbose=0, validation_data=(x[:21], y[:21])).history
+        part = slice(0, 13) if rank == 0 else slice(13, 37)
+        val = slice(0, 5) if rank == 0 else slice(5, 21)
+        two = build(hvd.DistributedOptimizer(slow()))
+        with p.said() as said:
+            mine = two.fit(
+                x[part], y[part], batch_size=8, verbose=0, validation_data=(x[val], y[val]),
+                callbacks=[hvd.callbacks.MetricAverageCallback()],
+            ).history  # fmt: skip
+        return alone, mine, said
+
+    (alone, mine, said), (_, other, _) = on(backend, 2, train)
+    assert mine == other
+    assert sorted(mine) == sorted(alone)
+    for name, values in alone.items():
+        np.testing.assert_allclose(mine[name], values, rtol=1e-4, err_msg=name)
+    assert any("different numbers of steps in an epoch (2, 3)" in each for each in said)
+
+
+def test_ranks_stop_together(backend: str, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+
+    def train(rank: int) -> dict[str, object]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        callbacks = keras.callbacks
+        x, y = p.data(32)
+        mine, theirs = hvd.shard(x, y)
+        noise = np.random.default_rng(rank).integers(0, 3, 16).astype("int32")
+        found = {}
+
+        def fit(name: str, *users: object, labels: object = theirs, epochs: int = 6, rate: float = 0.5) -> None:
+            model = p.dense(rank)
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(rate)), p.loss(), metrics=["accuracy"])
+            history = model.fit(
+                mine, labels, batch_size=8, epochs=epochs, verbose=0, callbacks=list(users),
+                validation_data=(mine, noise),
+            )  # fmt: skip
+            found[name] = len(history.epoch), p.weights(model), float(np.asarray(model.optimizer.learning_rate))
+
+        early = callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+        fit("early", early)
+        fit("plateau", callbacks.ReduceLROnPlateau("val_loss", factor=0.1, patience=1, min_delta=0.01))
+
+        class Impatient(callbacks.Callback):
+            def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+                if rank == 1:
+                    self.model.stop_training = True
+
+        class Unlucky(callbacks.Callback):
+            def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+                if rank == 1 and epoch == 1:
+                    self.model.stop_training = True
+
+        fit("impatient", Impatient())
+        fit("unlucky", Unlucky())
+        path = f"{folder}/best-{backend}.keras"
+        best = callbacks.ModelCheckpoint(path, monitor="val_loss", save_best_only=True)
+        fit("checkpoint", best, epochs=3)
+        found["best"] = 0, [np.asarray([best.best])], float(os.path.exists(path))
+        broken = mine.copy()
+        if rank == 1:
+            broken[:] = np.nan
+        model = p.dense(0)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), p.loss())
+        history = model.fit(broken, theirs, batch_size=8, epochs=3, verbose=0, callbacks=[callbacks.TerminateOnNaN()])
+        found["nan"] = len(history.epoch), [], 0.0
+        return found
+
+    zero, one = on(backend, 2, train)
+    for name, (epochs, weights, rate) in zero.items():
+        print(name, epochs, rate)
+        assert (epochs, rate) == (one[name][0], one[name][2])
+        equal(weights, one[name][1])
+    assert zero["early"][0] < 6
+    assert zero["plateau"][2] < 0.5
+    assert zero["impatient"][0] == 1
+    assert zero["unlucky"][0] == 2
+    assert zero["best"][2] == 1.0
+    assert zero["nan"][0] == 1
+    assert [path.name for path in tmp_path.iterdir()] == [f"best-{backend}.keras"]
+
+
+def test_what_is_wrong_is_said(backend: str) -> None:
+    def train(rank: int) -> dict[str, object]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(32)
+        mine, theirs = hvd.shard(x, y)
+        found = {}
+
+        def fit(name: str, optimizer: object, x: object, y: object, **options: object) -> None:
+            model = p.dense(options.pop("seed", rank))
+            model.compile(optimizer, p.loss())
+            with p.said() as said:
+                try:
+                    model.fit(x, y, batch_size=8, verbose=0, shuffle=False, **options)
+                except ValueError as error:
+                    said.append(str(error))
+            found[name] = said
+
+        wrap = hvd.DistributedOptimizer
+        SGD = keras.optimizers.SGD
+        fit("fine", wrap(SGD(0.1)), mine, theirs)
+        fit("plain", SGD(0.1), mine, theirs)
+        fit(
+            "plain with callback", SGD(0.1), mine, theirs, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        )
+        fit("same arrays", wrap(SGD(0.1)), x, y)
+        fit("epochs", wrap(SGD(0.1)), mine, theirs, epochs=1 + rank)
+        fit("shards", wrap(SGD(0.1), shard=True), x, y)
+
+        def batches() -> object:
+            for begin in range(0, 32, 8):
+                yield x[begin : begin + 8], y[begin : begin + 8]
+
+        model = p.dense(0)
+        model.compile(wrap(SGD(0.1)), p.loss())
+        with p.said() as said:
+            model.fit(batches(), steps_per_epoch=4, verbose=0)
+        found["same batches"] = said
+        model = p.dense(rank)
+        model.compile(wrap(SGD(0.1)), p.loss())
+        with p.said() as said:
+            model.train_on_batch(mine[:8], theirs[:8])
+        found["no broadcast"] = said
+        model = p.dense(0) if rank == 0 else p.embedding(0)
+        try:
+            hvd.broadcast_global_variables(0, model)
+        except ValueError as error:
+            found["other model"] = [str(error)]
+        return found
+
+    zero, one = on(backend, 2, train)
+    says = {
+        "plain": "exchanged nothing, so the 2 ranks of this job train 2 unrelated models",
+        "plain with callback": "SGD does not exchange gradients: compile with hvd.DistributedOptimizer",
+        "same arrays": "were given the same arrays",
+        "same batches": "computed the same gradients",
+        "epochs": "epochs must be the same on all ranks, but they have [1, 2]",
+        "no broadcast": "began to train with different weights",
+        "other model": "all ranks must have the same variables in the same order, but rank 0 has 4, rank 1 has 3",
+    }
+    assert {name: said for name, said in zero.items() if name not in says} == {"fine": [], "shards": []}
+    for name, text in says.items():
+        assert len(zero[name]) == 1, (name, zero[name])
+        assert text in zero[name][0], (name, zero[name])
+    assert {name for name, said in one.items() if said} == {"plain", "epochs", "other model"}
+
+
+def test_every_kind_of_data_is_dealt(backend: str) -> None:
+    """Arrays, dictionaries, tf.data, PyDatasets, torch DataLoaders and generators give what one process computes."""
+
+    def train(rank: int) -> dict[str, object]:
+        import importlib.util
+
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(32)
+
+        class Batches(keras.utils.PyDataset):
+            def __len__(self) -> int:
+                return 4
+
+            def __getitem__(self, index: int) -> object:
+                return x[index * 8 : index * 8 + 8], y[index * 8 : index * 8 + 8]
+
+        def generator() -> object:
+            while True:
+                for index in range(4):
+                    yield x[index * 8 : index * 8 + 8], y[index * 8 : index * 8 + 8]
+
+        kinds = {"PyDataset": (Batches,), "generator": (generator, None, {"steps_per_epoch": 2})}
+        if importlib.util.find_spec("tensorflow"):
+            import tensorflow as tf
+
+            kinds["tf.data"] = (lambda: tf.data.Dataset.from_tensor_slices((x, y)).batch(8),)
+        if importlib.util.find_spec("torch"):
+            import torch
+
+            pairs = list(zip(torch.tensor(x), torch.tensor(y), strict=True))
+            kinds["DataLoader"] = (lambda: torch.utils.data.DataLoader(pairs, batch_size=8),)
+            kinds["shuffled"] = (lambda: torch.utils.data.DataLoader(pairs, batch_size=8, shuffle=True),)
+        found = {}
+        for name, (make, *rest) in kinds.items():
+            model = p.dense(rank)
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=True), p.loss())
+            history = model.fit(make(), epochs=2, verbose=0, shuffle=False, **(rest[1] if rest else {}))
+            found[name] = p.weights(model), history.history["loss"]
+        model = p.dense(0)
+        model.compile(keras.optimizers.SGD(0.1), p.loss())
+        order = [0, 1, 2, 3] if rank == 0 else []
+        for _ in range(2):
+            for first in order[::2]:
+                model.train_on_batch(x[first * 8 : first * 8 + 16], y[first * 8 : first * 8 + 16])
+        found["one process"] = p.weights(model), []
+        return found
+
+    zero, one = on(backend, 2, train)
+    alone = zero.pop("one process")[0]
+    for name, (weights, losses) in zero.items():
+        print(name)
+        equal(weights, one[name][0])
+        assert losses == one[name][1]
+        if name in ("PyDataset", "tf.data"):  # not the generator: old Keras loses its first batch on JAX
+            close(weights, alone)
+    assert {"PyDataset", "generator"} <= zero.keys()
+
+
+def test_shards() -> None:
+    pytest.importorskip("keras")
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+    def deal(rank: int) -> object:
+        import farandole.keras as hvd
+
+        x = np.arange(7)
+        return (
+            hvd.shard(x).tolist(), hvd.shard(x, even=False).tolist(), [each.tolist() for each in hvd.shard(x, x + 10)],
+            {name: each.tolist() for name, each in hvd.shard({"a": x, "b": -x}).items()}, hvd.shard(x[:1]).tolist(),
+        )  # fmt: skip
+
+    results = on(os.environ["KERAS_BACKEND"], 3, deal)
+    assert [each[0] for each in results] == [[0, 3, 6], [1, 4, 0], [2, 5, 1]]
+    assert [each[1] for each in results] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert results[1][2] == [[1, 4, 0], [11, 14, 10]]
+    assert results[2][3] == {"a": [2, 5, 1], "b": [-2, -5, -1]}
+    assert [each[4] for each in results] == [[0]] * 3
+
+
+def test_an_unbuilt_model_begins_alike(backend: str) -> None:
+    def train(rank: int) -> object:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(16)
+        keras.utils.set_random_seed(rank)
+        model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), p.loss())
+        first = []
+
+        class Look(keras.callbacks.Callback):
+            def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
+                if batch == 1:
+                    first.extend(p.weights(self.model))
+
+        model.fit(*hvd.shard(x, y), batch_size=4, verbose=0, callbacks=[Look()])
+        return first, p.weights(model)
+
+    zero, one = on(backend, 2, train)
+    equal(zero[0], one[0], zero[1], one[1])
+    assert len(zero[0]) == 4
+
+
+def test_statistics_of_batch_normalisation_are_those_of_all(backend: str) -> None:
+    def train(rank: int) -> object:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(16)
+        layers = keras.layers
+        model = keras.Sequential(
+            [keras.Input((6,)), layers.BatchNormalization(momentum=0.0), layers.Dropout(0.5), layers.Dense(3)]
+        )
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), p.loss())
+        mine, theirs = hvd.shard(x, y)
+        model.fit(mine, theirs, batch_size=8, verbose=0, shuffle=False)
+        return p.weights(model), mine.mean(axis=0)
+
+    zero, one = on(backend, 2, train)
+    equal(zero[0], one[0])
+    np.testing.assert_allclose(zero[0][2], (zero[1] + one[1]) / 2, rtol=1e-5, atol=1e-6)
+
+
+def test_a_process_set_trains_by_itself(backend: str) -> None:
+    def train(rank: int) -> list[np.ndarray]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        even = hvd.add_process_set([0, 2])
+        odd = hvd.add_process_set([1])
+        mine = even if rank != 1 else odd
+        x, y = p.data(24)
+        model = p.dense(rank)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=mine, shard=True)
+        model.compile(optimizer, p.loss())
+        history = model.fit(x, y, batch_size=4, epochs=2, verbose=0)
+        assert len(history.history["loss"]) == 2
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=mine), p.loss())
+        model.fit(x[: 8 + 4 * rank], y[: 8 + 4 * rank], batch_size=4, verbose=0)  # not equally many
+        return p.weights(model)
+
+    zero, one, two = on(backend, 3, train, dynamic_process_sets=True)
+    equal(zero, two)
+    assert not np.array_equal(zero[0], one[0])
+
+
+def test_training_resumes_everywhere_from_what_one_rank_saved(backend: str, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+
+    def train(rank: int) -> object:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(16)
+
+        def fit(epochs: int, *more: object, seed: int = 0) -> object:
+            model = p.dense(seed + rank)
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), shard=True), p.loss())
+            history = model.fit(x, y, batch_size=4, epochs=epochs, shuffle=False, verbose=0, callbacks=list(more))
+            return len(history.epoch), p.weights(model)
+
+        whole = fit(4)
+        kept = [keras.callbacks.BackupAndRestore(f"{folder}/all", delete_checkpoint=False) for _ in range(2)]
+        first = fit(2, kept[0])
+        rest = fit(4, kept[1], seed=5)
+        lone = [keras.callbacks.BackupAndRestore(f"{folder}/one", delete_checkpoint=False)] if rank == 0 else []
+        fit(3, *lone)
+        alone = fit(4, *lone, seed=5)
+        return whole, first, rest, alone
+
+    for whole, first, rest, alone in on(backend, 2, train):
+        assert (whole[0], first[0], rest[0], alone[0]) == (4, 2, 2, 1)
+        close(rest[1], whole[1])
+        close(alone[1], whole[1])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all", "one"]
+
+
+def test_xla_is_left_out_of_training_alone() -> None:
+    if "tensorflow" not in BACKENDS:
+        pytest.skip("it is about TensorFlow")
+
+    def train(rank: int) -> object:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(16)
+        model = p.dense(0)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=True), p.loss(), jit_compile=True)
+        with p.said() as said:
+            model.fit(x, y, batch_size=4, verbose=0)
+            model.fit(x, y, batch_size=4, verbose=0)
+        model.evaluate(x, y, verbose=0)
+        return said, model.jit_compile
+
+    zero, one = on("tensorflow", 2, train)
+    assert one == ([], True)
+    assert zero[1] is True
+    assert len(zero[0]) == 1
+    assert "the training step is not compiled by XLA" in zero[0][0]

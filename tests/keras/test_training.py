@@ -1,0 +1,169 @@
+"""Training on several ranks is training on one, in every way that Keras has of training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.keras.backends import on
+
+
+def equal(*results: list[np.ndarray]) -> None:
+    for each in results[1:]:
+        for one, two in zip(results[0], each, strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+def close(one: list[np.ndarray], two: list[np.ndarray], *, rtol: float = 2e-4, atol: float = 2e-6) -> None:
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_n_ranks_with_a_part_of_the_batch_are_one_rank_with_all_of_it(backend: str, n: int) -> None:
+    def train(rank: int) -> dict[str, tuple[list[np.ndarray], list[np.ndarray] | None]]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        found = {}
+        kinds = {
+            "sgd": lambda: keras.optimizers.SGD(0.2),
+            "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+            "adam": lambda: keras.optimizers.Adam(0.02, global_clipnorm=0.5),
+        }
+        for model_of, (x, y) in ((p.dense, p.data(48)), (p.embedding, p.words(48))):
+            for name, optimizer in kinds.items():
+                if n == 4 and name != "momentum":
+                    continue
+                alone = None
+                if rank == 0:
+                    model = model_of(0)
+                    model.compile(optimizer(), p.loss())
+                    model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+                    alone = p.weights(model)
+                model = model_of(rank)
+                model.compile(hvd.DistributedOptimizer(optimizer(), shard=True), p.loss())
+                model.fit(x, y, batch_size=16 // hvd.size(), epochs=2, shuffle=False, verbose=0)
+                found[f"{model_of.__name__} {name}"] = p.weights(model), alone
+        return found
+
+    results = on(backend, n, train)
+    for case, (weights, alone) in results[0].items():
+        print(case)
+        equal(weights, *(each[case][0] for each in results[1:]))
+        assert alone is not None
+        close(weights, alone)
+
+
+def test_every_way_of_training_keeps_replicas_equal(backend: str) -> None:
+    def train(rank: int) -> dict[str, list[np.ndarray]]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(32)
+        mine, theirs = hvd.shard(x, y)
+        found = {}
+
+        def model(**options: object) -> object:
+            each = p.dense(rank)
+            each.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.05)), p.loss(), **options)
+            return each
+
+        jobs = {"fit": {}, "eager": {"run_eagerly": True}}
+        if backend != "torch":
+            jobs["jit"] = {"jit_compile": True}
+            jobs["steps"] = {"steps_per_execution": 2}
+        for name, options in jobs.items():
+            each = model(**options)
+            each.fit(mine, theirs, batch_size=8, epochs=1, shuffle=False, verbose=0)
+            found[name] = p.weights(each)
+            if name != "steps":
+                each = model(**options)
+                hvd.broadcast_global_variables(0, each)
+                for begin in (0, 8):
+                    each.train_on_batch(mine[begin : begin + 8], theirs[begin : begin + 8])
+                found[f"train_on_batch {name}"] = p.weights(each)
+        each = p.own_step(backend)(p.dense(rank))
+        each.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.05)), p.loss())
+        each.fit(mine, theirs, batch_size=8, epochs=1, shuffle=False, verbose=0)
+        found["own step"] = p.weights(each)
+        return found
+
+    results = on(backend, 2, train)
+    for name, weights in results[0].items():
+        print(name)
+        equal(weights, results[1][name])
+        close(weights, results[0]["fit"])
+
+
+def test_options_of_the_optimizer(backend: str) -> None:
+    """Accumulation, clipping, moving averages, scaled losses, sums, local variables: on two ranks as on one."""
+
+    def train(rank: int) -> dict[str, tuple[list[np.ndarray], list[np.ndarray] | None]]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
+        x, y = p.data(48)
+        plain = lambda optimizer: optimizer  # noqa: E731
+        wrap = hvd.DistributedOptimizer
+        cases = {
+            "clipnorm": (lambda: SGD(0.2, clipnorm=0.1), plain, wrap),
+            "clipvalue": (lambda: SGD(0.2, clipvalue=0.05), plain, wrap),
+            "accumulation": (lambda: Adam(0.05, gradient_accumulation_steps=2), plain, wrap),
+            "clipped accumulation": (lambda: SGD(0.2, clipnorm=0.1, gradient_accumulation_steps=3), plain, wrap),
+            "ema": (lambda: SGD(0.2, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=2), plain, wrap),
+            "loss scale factor": (lambda: SGD(0.2, loss_scale_factor=8.0), plain, wrap),
+            "loss scale inside": (
+                lambda: SGD(0.2), keras.optimizers.LossScaleOptimizer,
+                lambda optimizer: keras.optimizers.LossScaleOptimizer(wrap(optimizer)),
+            ),
+            "loss scale outside": (
+                lambda: keras.optimizers.LossScaleOptimizer(SGD(0.2, momentum=0.5)), plain, wrap,
+            ),
+            "sum": (lambda: SGD(0.2), plain, lambda optimizer: wrap(_slower(optimizer), op=hvd.Sum)),
+            "predivide": (lambda: SGD(0.2), plain, lambda optimizer: wrap(optimizer, gradient_predivide_factor=2.0)),
+            "mean of passes": (
+                lambda: SGD(0.2, gradient_accumulation_steps=3), plain,
+                lambda _: wrap(SGD(0.2), backward_passes_per_step=3, average_aggregated_gradients=True),
+            ),
+            "sum of passes": (
+                lambda: SGD(0.2, gradient_accumulation_steps=3), plain,
+                lambda _: wrap(SGD(0.2 / 3), backward_passes_per_step=3),
+            ),
+            "fp16": (lambda: SGD(0.2), plain, lambda optimizer: wrap(optimizer, compression=hvd.Compression.fp16)),
+        }  # fmt: skip
+
+        def _slower(optimizer: object) -> object:
+            optimizer.learning_rate = 0.1
+            return optimizer
+
+        found = {}
+        for name, (optimizer, alone_of, of) in cases.items():
+            alone = None
+            if rank == 0:
+                model = p.dense(0)
+                model.compile(alone_of(optimizer()), p.loss())
+                model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+                alone = p.weights(model)
+            model = p.dense(rank)
+            model.compile(of(optimizer()), p.loss())
+            model.fit(*hvd.shard(x, y), batch_size=8, epochs=2, shuffle=False, verbose=0)
+            found[name] = p.weights(model), alone
+        return found
+
+    results = on(backend, 2, train)
+    for name, (weights, alone) in results[0].items():
+        print(name)
+        equal(weights, results[1][name][0])
+        assert alone is not None
+        if name == "fp16":
+            close(weights, alone, rtol=2e-2, atol=2e-3)
+        else:
+            close(weights, alone)
