@@ -36,7 +36,10 @@ class TestRun:
 
     def test_every_setting_has_its_flag(self, started: list[Job]) -> None:
         values = {int: "3", float: "2.5", str: "x"}
-        special = {"transport": "tcp", "overlap": "on", "log_level": "debug", "autotune_gaussian_process_noise": "0.5"}
+        special = {
+            "transport": "tcp", "overlap": "on", "nccl": "off", "log_level": "debug",
+            "autotune_gaussian_process_noise": "0.5",
+        }  # fmt: skip
         flags: list[str] = []
         for each in knobs():
             if each.flag:
@@ -88,7 +91,7 @@ class TestRun:
             ("-np 2 --fusion-threshold-mb x true", "--fusion-threshold-mb='x' cannot be read"),
             ("-np 2 --start-timeout -1 true", "--start-timeout=-1.0 must be >= 0"),
             ("-np 2 --transport carrier-pigeon true", "choose one of auto, shm, tcp"),
-            ("-np 2 --launcher lcal true", "there is no launcher 'lcal' (known: auto, local); did you mean 'local'?"),
+            ("-np 2 --launcher lcal true", "no launcher 'lcal' (known: auto, local, spark); did you mean 'local'?"),
             ("-np 2 -H a true", "Invalid host input"),
             ("-np 3 -H localhost:2 true", "Requested more processes (3) than there are available slots (2)"),
             ("-np 2 -H elsewhere:2 true", "on this machine only"),
@@ -201,7 +204,7 @@ class TestRegistry:
             "class Moon:\n    name = 'moon'\n    def affinity(self): return 2\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path))
-        assert registry.names("launcher") == ["local", "mars", "moon"]
+        assert registry.names("launcher") == ["local", "spark", "mars", "moon"]
         assert registry.load("launcher", "moon").name == "moon"
         with pytest.raises(SettingsError, match=r"'mars' needs a package .* No module named 'no_such'"):
             registry.load("launcher", "mars")

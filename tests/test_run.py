@@ -110,8 +110,8 @@ print("ran once")
         monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "5")
         read = lambda: os.environ.get("HOROVOD_CACHE_CAPACITY")  # noqa: E731
         assert farandole.run(read) == ["5"]
-        assert farandole.run(read, cache_capacity=1024) == [None]
-        assert farandole.run(read, cache_capacity=1024, env={"HOROVOD_CACHE_CAPACITY": "6"}) == [None]
+        assert farandole.run(read, cache_capacity=1024) == ["1024"]
+        assert farandole.run(read, cache_capacity=1024, env={"HOROVOD_CACHE_CAPACITY": "6"}) == ["1024"]
 
     def test_output_goes_where_ours_goes(self) -> None:
         out, err = io.StringIO(), io.StringIO()

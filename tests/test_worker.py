@@ -36,7 +36,7 @@ def test_variables_of_rank_0_are_all_there(monkeypatch: pytest.MonkeyPatch) -> N
         "RANK": "0", "SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"
     }  # fmt: skip
     assert env["HOROVOD_HOSTNAME"] == "localhost"
-    assert env["HOROVOD_CYCLE_TIME"] == env["FARANDOLE_CYCLE_TIME"] == "3.0"
+    assert env["HOROVOD_CYCLE_TIME"] == env["FARANDOLE_CYCLE_TIME"] == "3"
     assert "OMP_NUM_THREADS" not in env, "one rank may have all cores"
     assert Settings.from_env(env) == settings
 

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +42,7 @@ def main() -> int:
     os.environ.update(environment(settings))
     if job["command"]:
         return _become(job["command"], client, rank)
-    return _call(job["path"], client, settings)
+    return _call(job, client, settings)
 
 
 def identify(settings: Settings, slots: Sequence[Slot], rank: int) -> Settings:
@@ -99,20 +99,23 @@ def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
     return code
 
 
-def _call(path: Sequence[str], client: StoreClient, settings: Settings) -> int:
+def _call(job: Mapping[str, Any], client: StoreClient, settings: Settings) -> int:
     """Fetch the function, call it, store what it returns; report how it ended."""
     import types
 
     from farandole.launch import outcome, parcel
 
     sys.modules["__main__"] = types.ModuleType("__main__")  # the function's; ours is nobody's business
-    sys.path[:] = [*path, *(each for each in sys.path if each not in path)]
+    first, then = (sys.path, job["path"]) if job["elsewhere"] else (job["path"], sys.path)
+    sys.path[:] = [*first, *(each for each in then if each not in first)]  # the driver's first, if it is the same host
     outcome.install(client, settings.rank)
     try:
         function, args, kwargs = parcel.unpack(client.get("function", settings.start_timeout))
         _fill_main(function)
         result = function(*args, **kwargs)
         del args, kwargs
+        if job["first_only"] and settings.rank:
+            result = None
         packed = parcel.pack(result, f"the result of {getattr(function, '__qualname__', 'the function')!r}")
         client.set(f"result/{settings.rank}", packed)
     except SystemExit as end:

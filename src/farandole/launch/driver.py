@@ -15,18 +15,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from farandole import handshake, registry
 from farandole.config import knobs
 from farandole.contracts import Launcher, Worker
-from farandole.errors import JobFailedError
+from farandole.errors import JobFailedError, SettingsError
 from farandole.launch import parcel
 from farandole.launch.job import Job
 from farandole.launch.outcome import Event, Outcome, Verdict, explain
 from farandole.launch.output import Streams, is_terminal
+from farandole.launch.placing import Placing
 from farandole.launch.plan import plan
-from farandole.launch.status import StatusLine
+from farandole.launch.status import status
 from farandole.log import logger
 from farandole.store import StoreServer, Value
 from farandole.types import Slot
@@ -55,27 +56,68 @@ def run(job: Job) -> list[Any]:
     Raises JobFailedError when it fails (Interrupted when a signal ended it), SettingsError when it cannot start.
     """
     slots = plan(job.hosts, job.np)
-    function = None if job.call is None else parcel.pack(job.call, _what(job.call[0]))
-    launcher: Launcher = registry.best("launcher") if job.launcher == "auto" else registry.load(
-        "launcher", job.launcher
-    )()  # fmt: skip
-    secret = handshake.new_secret()
+    launcher = _launcher(job)
+    placing = _placing(launcher, job)
     with contextlib.ExitStack() as stack:
-        if job.verbose:
-            job.err.write(f"farandole: {job.np} ranks on {_places(slots)}, launcher {launcher.name}\n")
         stack.enter_context(_visible_log())
-        streams = Streams(job.np, job.out, job.err, directory=job.output_dir, timestamp=job.prefix_timestamp)
+        function = None if job.call is None else _pack(job)
+        if placing is not None:
+            where = placing.prepare(job.np, _title(job))
+            if not job.quiet:
+                job.say.write(f"farandole: {where}\n")
+                job.say.flush()
+        elif job.verbose:
+            job.say.write(f"farandole: {job.np} ranks on {_places(slots)}, launcher {launcher.name}\n")
+        streams = Streams(
+            job.np, job.out, job.err, notes=job.notes, directory=job.output_dir, timestamp=job.prefix_timestamp
+        )
         stack.callback(streams.close)
-        store = StoreServer(secret)
+        secret = handshake.new_secret()
+        store = StoreServer(secret) if placing is None else placing.open_store(secret)
         stack.callback(store.close)
-        store.set("job", _describe(job, slots))
+        if placing is not None:
+            stack.callback(placing.close)
+            stack.callback(streams.close)  # what is left to show may have to go where the launcher puts it
         if function is not None:
             store.set("function", function)
             function = None
         watch = stack.enter_context(Watch(job, slots, store, streams))
-        watch.workers = launcher.start(slots, worker_command(), _environment(job, store, secret, launcher.name))
+        watch.follow(launcher.start(slots, worker_command(), _environment(job, store, secret, launcher.name)))
+        if placing is not None:
+            watch.await_places(placing)
+        store.set("job", _describe(job, watch.slots, elsewhere=placing is not None))
         watch.until_done()
     return [] if job.call is None else watch.results
+
+
+def _launcher(job: Job) -> Launcher:
+    if not isinstance(job.launcher, str):
+        return job.launcher
+    found: Launcher = registry.best("launcher") if job.launcher == "auto" else registry.load("launcher", job.launcher)()
+    return found
+
+
+def _placing(launcher: Launcher, job: Job) -> Placing | None:
+    """The launcher, if it is one that places ranks itself."""
+    if not hasattr(launcher, "placed"):
+        return None
+    if job.hosts is not None:
+        raise SettingsError(f"hosts={job.hosts!r}: with launcher {launcher.name!r}, the cluster says where ranks run")
+    return cast(Placing, launcher)
+
+
+def _pack(job: Job) -> bytes:
+    """The call, pickled; a warning if it is heavy."""
+    assert job.call is not None
+    what = _what(job.call[0])
+    packed = parcel.pack(job.call, what)
+    if 0 < job.heavy < len(packed):
+        logger.warning("%s", parcel.weigh(job.call, what, len(packed)))
+    return packed
+
+
+def _title(job: Job) -> str:
+    return os.path.basename(job.command[0]) if job.call is None else getattr(job.call[0], "__name__", "a function")
 
 
 def worker_command() -> list[str]:
@@ -91,17 +133,20 @@ def _places(slots: Sequence[Slot]) -> str:
     return ", ".join(f"{slot.host}:{slot.local_size}" for slot in slots if slot.local_rank == 0)
 
 
-def _describe(job: Job, slots: Sequence[Slot]) -> bytes:
+def _describe(job: Job, slots: Sequence[Slot], *, elsewhere: bool) -> bytes:
     path = [os.path.abspath(each) for each in sys.path] if job.call is not None else []
     places = [[s.rank, s.host, s.local_rank, s.local_size, s.cross_rank, s.cross_size, s.size] for s in slots]
-    return json.dumps({"command": list(job.command), "slots": places, "path": path}).encode()
+    facts = {"command": list(job.command), "slots": places, "path": path, "elsewhere": elsewhere}
+    return json.dumps({**facts, "first_only": job.first_only}).encode()
 
 
 def _environment(job: Job, store: StoreServer, secret: str, launcher: str) -> dict[str, str]:
     settings = replace(job.settings, store=store.address, secret=secret, launcher=launcher, size=job.np)
     known = {name for each in knobs() for name in (each.variable, each.horovod) if name}  # read into the settings
     mine = {name: value for name, value in job.env.items() if name not in known}
-    return {**mine, **settings.to_env(), "PYTHONUNBUFFERED": "1"}
+    adjustable = {name for each in knobs() if each.flag for name in (each.variable, each.horovod) if name}
+    said = {name for name in (*os.environ, *job.env) if name in adjustable}
+    return {**mine, **settings.to_env(said), "PYTHONUNBUFFERED": "1"}
 
 
 @contextlib.contextmanager
@@ -127,10 +172,12 @@ class Watch:
         self.workers: Sequence[Worker] = ()
         self.results: list[Any] = []
         self._job = job
-        self._slots = slots
+        self.slots = slots
         self._store = store
         self._streams = streams
-        self._status = StatusLine(job.err, streams)
+        self._status = status(job.say, streams)
+        self._doing = ""
+        self._notes: deque[tuple[str, int, Value]] = deque()
         self._events: list[Event] = []
         self._reported: deque[tuple[int, Value]] = deque()  # outcomes that arrived, not looked at yet
         self._codes: dict[int, int] = {}
@@ -157,7 +204,8 @@ class Watch:
         try:
             self._end_workers()
         finally:
-            self._status.hide()
+            self._show_notes()
+            self._status.close()
             self._store.hooks.remove(self._on_set)
             for key in list(self._selector.get_map().values()):
                 os.close(key.fd)
@@ -166,15 +214,29 @@ class Watch:
             for number, handler in self._restore.items():
                 signal.signal(number, handler)
 
-    def until_done(self) -> None:
-        """Return when every rank ended well; raise JobFailedError or Interrupted otherwise."""
-        for worker in self.workers:
+    def await_places(self, placing: Placing) -> None:
+        """Return when the cluster has said where the ranks run."""
+        while (slots := placing.placed()) is None:
+            self._doing = placing.awaiting()
+            self._step(TICK)
+        self.slots, self._doing = slots, ""
+        self._status.places = _places(slots)
+        if self._job.verbose:
+            self._job.say.write(f"farandole: ranks on {_places(slots)}\n")
+
+    def follow(self, workers: Sequence[Worker]) -> None:
+        """Watch over these from now on."""
+        self.workers = workers
+        for worker in workers:
             self._open[worker.slot.rank] = set()
             for name, fd in (("stdout", worker.stdout), ("stderr", worker.stderr)):
                 if fd is not None:
                     os.set_blocking(fd, False)
                     self._selector.register(fd, selectors.EVENT_READ, (worker.slot.rank, name))
                     self._open[worker.slot.rank].add(name)
+
+    def until_done(self) -> None:
+        """Return when every rank ended well; raise JobFailedError or Interrupted otherwise."""
         while len(self._codes) < len(self.workers):
             self._step(TICK)
             self._check()
@@ -188,8 +250,14 @@ class Watch:
 
     def _on_set(self, key: str, value: Value) -> None:
         """(A store's thread.) A rank reported its outcome."""
-        if key.startswith("outcome/"):
-            self._reported.append((int(key[8:]), value))
+        kind, _, rest = key.partition("/")
+        if kind == "outcome":
+            self._reported.append((int(rest), value))
+            self._wake()
+        elif kind == "note":
+            self._store.pop(key)
+            what, _, rank = rest.partition("/")
+            self._notes.append((what, int(rank), value))
             self._wake()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -207,7 +275,8 @@ class Watch:
         exiting = any(since > recently and rank not in self._codes for rank, since in self._silent.items())
         self._pump(min(seconds, 0.005) if exiting else seconds)
         self._note()
-        self._status.tick(len(self.workers) - len(self._codes), len(self.workers))
+        self._show_notes()
+        self._status.tick(self._doing or f"{len(self.workers) - len(self._codes)} of {len(self.workers)} ranks running")
         if self._signals:
             raise Interrupted(self._signals[0])
         if self._streams.out.broken or self._streams.err.broken:
@@ -252,6 +321,14 @@ class Watch:
                     self._add(Event(rank, code=code))
         self._take_reports()
 
+    def _show_notes(self) -> None:
+        while self._notes:
+            what, rank, data = self._notes.popleft()
+            if what == "log":
+                self._streams.say(bytes(data).decode("utf-8", "replace"))
+            elif what == "progress" and rank == 0:
+                self._status.progress = json.loads(data)
+
     def _take_reports(self) -> None:
         while self._reported:
             rank, data = self._reported.popleft()
@@ -267,7 +344,7 @@ class Watch:
     def _verdict(self) -> Verdict | None:
         if not any(event.bad for event in self._events):
             return None
-        return explain(self._events, [slot.host for slot in self._slots], self._streams.tails())
+        return explain(self._events, [slot.host for slot in self.slots], self._streams.tails())
 
     def _check(self) -> None:
         """If a rank failed: give a better cause time to show, and the cause time to write its traceback; raise."""
@@ -292,12 +369,12 @@ class Watch:
         if not self._job.verbose:
             self._streams.close(drop=set(range(self._job.np)) - set(verdict.apart))
         raise JobFailedError(
-            verdict.message, rank=verdict.rank, host=self._slots[verdict.rank].host if verdict.rank >= 0 else "",
+            verdict.message, rank=verdict.rank, host=self.slots[verdict.rank].host if verdict.rank >= 0 else "",
             exit_code=verdict.exit_code, remote_traceback=verdict.traceback,
         )  # fmt: skip
 
     def _collect(self) -> None:
-        for slot in self._slots:
+        for slot in self.slots:
             data = self._store.pop(f"result/{slot.rank}")
             if data is None:
                 raise JobFailedError(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from farandole.config import Settings, knobs
+from farandole.contracts import Launcher
 from farandole.errors import SettingsError
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -25,12 +26,17 @@ class Job:
     settings: Settings = field(default_factory=Settings)
     env: Mapping[str, str] = field(default_factory=dict)
     hosts: str | None = None
-    launcher: str = "auto"
+    launcher: str | Launcher = "auto"
     output_dir: str | None = None
     prefix_timestamp: bool = False
     verbose: bool = False
+    quiet: bool = False
+    first_only: bool = False  # of the results, only rank 0's is wanted
+    heavy: int = 0  # bytes of the pickled call from which on a warning names what is large in it; 0: never
     out: TextIO = field(default_factory=lambda: sys.stdout)
     err: TextIO = field(default_factory=lambda: sys.stderr)
+    say: TextIO = field(default_factory=lambda: sys.stderr)  # for what we have to say ourselves
+    notes: TextIO = field(default_factory=lambda: sys.stdout)  # for log_to_driver
 
 
 def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:

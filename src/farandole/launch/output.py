@@ -212,14 +212,16 @@ class Streams:
     """All streams of a job, on their way to the console and to the files."""
 
     def __init__(
-        self, size: int, out: TextIO, err: TextIO, *, directory: str | None = None, timestamp: bool = False
-    ) -> None:
+        self, size: int, out: TextIO, err: TextIO, *, notes: TextIO | None = None, directory: str | None = None,
+        timestamp: bool = False,
+    ) -> None:  # fmt: skip
         self._files = Files(directory, size) if directory else None
         self._lines: dict[Key, Lines] = {(rank, name): Lines() for rank in range(size) for name in ("stdout", "stderr")}
         self._timestamp = timestamp
         self.out = Console(out)
         # Two names of one terminal share one cursor.
         self.err = self.out if out is err or _same_terminal(out, err) else Console(err)
+        self.notes = self.out if notes is None or notes is out or _same_terminal(out, notes) else Console(notes)
         self._held: dict[int, tuple[float, str]] = {}  # per rank: since when, and what, from a traceback on
         self.ending: set[int] = set()  # ranks that have failed: what is held of them stays so
         self.before_write: Callable[[], None] = lambda: None  # takes a status line away
@@ -228,6 +230,11 @@ class Streams:
         if self._files is not None:
             self._files.write((rank, name), data)
         self._show((rank, name), self._lines[rank, name].feed(data))
+
+    def say(self, text: str) -> None:
+        """A message of a rank to whoever watches, as it is."""
+        self.before_write()
+        self.notes.write((-1, "note"), "", f"{text}\n")
 
     def pause(self, rank: int, name: str) -> None:
         """The stream has been silent, or has ended: show its unfinished line."""

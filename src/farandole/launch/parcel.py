@@ -75,3 +75,30 @@ def _picklable(value: Any) -> bool:
 
 def _name(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def weigh(call: tuple[Any, tuple[Any, ...], dict[str, Any]], what: str, size: int) -> str:
+    """A warning that names the largest parts of a call that pickles to ``size`` bytes."""
+    function, args, kwargs = call
+    parts = [(f"argument {index}", part) for index, part in enumerate(args)]
+    parts += [(f"argument {name!r}", part) for name, part in kwargs.items()]
+    parts += [(step.lstrip("."), part) for step, part in _parts(function)]
+    weights = sorted(((_weight(part), name, part) for name, part in parts), key=lambda each: -each[0])
+    heavy = [
+        f"{name} ({_name(type(part))}, {_size(weight)})" for weight, name, part in weights[:3] if weight >= size / 20
+    ]
+    return (
+        f"{what} is {_size(size)} pickled, and every rank fetches it"
+        + (f"; the largest parts are {', '.join(heavy)}" if heavy else "")
+        + ". Load data and build models inside the function instead of capturing them"
+    )
+
+
+def _weight(value: Any) -> int:
+    import cloudpickle
+
+    return len(cloudpickle.dumps(value))
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

@@ -1,8 +1,12 @@
-"""One quiet line on a terminal: how many ranks run, and for how long. Nothing anywhere else."""
+"""How a job is getting on: one quiet line on a terminal, one line that changes in a notebook's cell, else nothing."""
 
 from __future__ import annotations
 
+import html
+import sys
 import time
+import uuid
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from farandole.launch.output import Streams, is_terminal
@@ -11,38 +15,72 @@ FIRST = 2.0  # seconds: a job that is over sooner needs no status
 EVERY = 1.0
 
 
-class StatusLine:
+class Status:
+    """Nothing is shown: nobody watches. ``places``: where the ranks run; ``progress``: what rank 0 says of its own."""
+
+    def __init__(self) -> None:
+        self.places = ""
+        self.progress: Mapping[str, Any] = {}
+        self._began = time.monotonic()
+        self._next = self._began + FIRST
+
+    def tick(self, doing: str) -> None:
+        """Show it anew if it is time. ``doing``: what the job does, in a few words."""
+
+    def close(self) -> None:
+        """The job has ended."""
+
+    def _due(self) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + EVERY
+        return True
+
+    def _text(self, doing: str) -> str:
+        where = f" on {self.places}" if self.places else ""
+        return ", ".join([f"{doing}{where}", *described(self.progress), clock(time.monotonic() - self._began)])
+
+
+def described(progress: Mapping[str, Any]) -> list[str]:
+    """``{"epoch": 2, "rate": 17.53}`` as "epoch 2", "17.5 steps/s"."""
+    found = [f"{name} {progress[name]}" for name in ("epoch", "step") if progress.get(name) is not None]
+    if progress.get("rate"):
+        found.append(f"{progress['rate']:.3g} steps/s")
+    return found
+
+
+def clock(seconds: float) -> str:
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+class StatusLine(Status):
+    """On a terminal, where no rank's unfinished line is in the way."""
+
     def __init__(self, stream: TextIO, streams: Streams) -> None:
+        super().__init__()
         self._stream = stream
         self._streams = streams
         self._console: Any = None
         self._shown = False
-        self._began = time.monotonic()
-        self._next = self._began + FIRST
-        self._wanted = is_terminal(stream)
-        if self._wanted:
-            streams.before_write = self.hide
+        self._dumb = False
+        streams.before_write = self.hide
 
-    def tick(self, running: int, size: int) -> None:
-        """Draw the line anew when it is time and no rank's unfinished line is in the way."""
-        now = time.monotonic()
-        if not self._wanted or now < self._next or not self._streams.err.at_line_start:
+    def tick(self, doing: str) -> None:
+        if self._dumb or not self._streams.err.at_line_start or not self._due():
             return
-        self._next = now + EVERY
         if self._console is None:
             from rich.console import Console  # 50 ms, spent while the ranks run
 
             self._console = Console(file=self._stream)
-            self._wanted = self._console.is_terminal and not self._console.is_dumb_terminal
-            if not self._wanted:
+            self._dumb = not self._console.is_terminal or self._console.is_dumb_terminal
+            if self._dumb:
                 return
-        seconds = int(now - self._began)
-        clock = f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
         self.hide()
         self._console.print(
-            f"[dim]{running} of {size} ranks running, {clock}  [/dim]", end="", no_wrap=True, overflow="ellipsis",
-            highlight=False,
-        )  # fmt: skip
+            f"[dim]{self._text(doing)}  [/dim]", end="", no_wrap=True, overflow="ellipsis", highlight=False
+        )
         self._shown = True
 
     def hide(self) -> None:
@@ -50,3 +88,38 @@ class StatusLine:
             self._shown = False
             self._stream.write("\r\x1b[2K")
             self._stream.flush()
+
+    def close(self) -> None:
+        self.hide()
+
+
+class StatusCell(Status):
+    """In a notebook's cell: a display of its own, which stays when the job has ended."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__()
+        self._publish = shell.display_pub.publish
+        self._id = uuid.uuid4().hex
+        self._doing = ""
+
+    def tick(self, doing: str) -> None:
+        if self._due():
+            shown, self._doing = bool(self._doing), doing
+            self._show(self._text(doing), update=shown)
+
+    def close(self) -> None:
+        if self._doing:
+            self._show(self._text("ended"), update=True)
+            self._doing = ""
+
+    def _show(self, text: str, *, update: bool) -> None:
+        data = {"text/plain": text, "text/html": f"<small>{html.escape(text)}</small>"}
+        self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)
+
+
+def status(stream: TextIO, streams: Streams) -> Status:
+    """What suits the place we run in."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if hasattr(shell, "kernel"):
+        return StatusCell(shell)
+    return StatusLine(stream, streams) if is_terminal(stream) else Status()

@@ -1,0 +1,95 @@
+"""The first thing that runs in a Spark task, from its source: the host may not have Farandole at all.
+
+It sees to it that the driver's Farandole can be imported, and hands over to ``agent``. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import os
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+
+def digest(name: str) -> str:
+    """What identifies the sources of a package that can be imported here; empty when there is none (or in an archive
+    of its own, where it would have to be read as one)."""
+    root = folder_of(name)
+    if not root:
+        return ""
+    total = hashlib.sha256()
+    for path in sources(root):
+        total.update(f"{os.path.relpath(path, root)}\0".encode())
+        with open(path, "rb") as file:
+            total.update(file.read())
+    return total.hexdigest()
+
+
+def folder_of(name: str) -> str:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return ""
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return places[0] if places and os.path.isdir(places[0]) else ""
+
+
+def sources(root: str) -> list[str]:
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders.sort()
+        found += [os.path.join(folder, each) for each in sorted(files) if each.endswith((".py", ".typed"))]
+    return found
+
+
+def provide(archive: bytes, wanted: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """The folder that the driver's packages were unpacked to, and what was found of each that is not the driver's:
+    "" (nothing) or where it is. ("", {}) if all is here already."""
+    odd = {}
+    for name, sum_ in wanted.items():
+        if digest(name) != sum_:
+            odd[name] = folder_of(name)
+    if not odd:
+        return "", {}
+    home = (os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()).split(",")[0]  # Spark empties its own
+    folder = os.path.join(home, f"farandole-{hashlib.sha256(archive).hexdigest()[:16]}-{os.getuid()}")
+    if not os.path.isdir(folder):
+        os.makedirs(home, exist_ok=True)
+        fresh = tempfile.mkdtemp(prefix="farandole-", dir=home)
+        with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+            packed.extractall(fresh)
+        try:
+            os.rename(fresh, folder)  # another task of this host may be as far
+        except OSError:
+            import shutil
+
+            shutil.rmtree(fresh)
+    return folder, odd
+
+
+def prefer(folder: str, names: list[str]) -> None:
+    """Import ``names`` from ``folder`` from now on, whatever this Python process has imported before."""
+    if folder in sys.path:
+        sys.path.remove(folder)
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    for name in list(sys.modules):
+        if name.partition(".")[0] in names:
+            file = getattr(sys.modules[name], "__file__", None) or ""
+            if not file.startswith(folder + os.sep):
+                del sys.modules[name]
+
+
+def main(archive: bytes, wanted: Mapping[str, str], task: Mapping[str, Any]) -> None:
+    """Run the agent of this task."""
+    folder, odd = provide(archive, wanted)
+    if folder:
+        prefer(folder, list(wanted))
+    from farandole.launch.launchers.spark.agent import Agent
+
+    Agent(task, folder, odd).run()

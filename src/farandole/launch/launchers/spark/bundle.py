@@ -1,0 +1,37 @@
+"""The driver's own packages as an archive, for hosts that do not have them."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import zipfile
+
+from farandole.launch.launchers.spark import boot
+
+# What must be the driver's own: Farandole, the names it goes by, and what functions are pickled with (one version of
+# cloudpickle does not read what another has written).
+NAMES = ("farandole", "horovod", "sparkdl", "cloudpickle")
+
+
+@functools.lru_cache(maxsize=1)
+def bundle() -> tuple[bytes, dict[str, str]]:
+    """The archive, and the digest of each package in it."""
+    packed, wanted = io.BytesIO(), {}
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in NAMES:
+            root = boot.folder_of(name)
+            if root and (name not in ("horovod", "sparkdl") or _is_ours(root)):
+                wanted[name] = boot.digest(name)
+                for path in boot.sources(root):
+                    # A fixed time: the same sources are the same archive, which hosts keep.
+                    entry = zipfile.ZipInfo(os.path.join(name, os.path.relpath(path, root)))
+                    with open(path, "rb") as file:
+                        archive.writestr(entry, file.read(), zipfile.ZIP_DEFLATED)
+    return packed.getvalue(), wanted
+
+
+def _is_ours(root: str) -> bool:
+    """Is it farandole-horovod's, and not the real one?"""
+    with open(os.path.join(root, "__init__.py"), encoding="utf-8") as file:
+        return "farandole" in file.read()

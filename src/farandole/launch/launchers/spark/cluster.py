@@ -1,0 +1,233 @@
+"""The only file that knows a SparkContext: what the cluster has, and how a barrier stage runs on it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from farandole.errors import SettingsError
+from farandole.launch.launchers.spark import boot
+from farandole.launch.launchers.spark.bundle import bundle
+from farandole.log import logger
+
+NO_CONTEXT = "Could not find an active SparkContext, are you running in a PySpark session?"
+STOPPED = "the Spark session was stopped"
+COMING = 20.0  # seconds in which executors that are missing may still register
+NOTICE = 3.0  # seconds after which we say that we wait for them
+LOOK = 0.1
+_BOOT = Path(boot.__file__)
+
+
+class Cluster:
+    """The Spark application of this process."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._conf = context.getConf()
+
+    @classmethod
+    def active(cls, create: bool = False) -> Cluster:
+        """The running one; with ``create``, started from what is configured if there is none. Else SettingsError."""
+        try:
+            from pyspark import SparkContext
+        except ImportError as error:
+            raise SettingsError(f"PySpark is not installed here ({error}): pip install pyspark") from error
+        context = SparkContext._active_spark_context
+        if context is None and create:
+            from pyspark.sql import SparkSession
+
+            session: Any = SparkSession.builder.getOrCreate()
+            context = getattr(session, "sparkContext", None)
+        if context is None or context._jsc is None:
+            raise SettingsError(
+                f"{NO_CONTEXT} SparkSession.builder.getOrCreate() starts one (a Spark Connect session has none: use "
+                "the cluster's own driver)"
+            )
+        return cls(context)
+
+    # ---- what there is ----
+
+    @property
+    def default_parallelism(self) -> int:
+        return max(1, int(self._context.defaultParallelism))
+
+    def get(self, name: str, default: str = "") -> str:
+        return str(self._conf.get(name, default))
+
+    @property
+    def master(self) -> str:
+        return str(self._context.master)
+
+    @property
+    def is_local(self) -> bool:
+        """Do tasks run in the driver's own JVM?"""
+        return self.master == "local" or self.master.startswith("local[")
+
+    def slots(self) -> int:
+        """How many tasks can run at once on the executors that are there."""
+        scala = self._context._jsc.sc()
+        return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+
+    def executors(self) -> int:
+        infos = self._context._jsc.sc().statusTracker().getExecutorInfos()
+        return max(1, len(infos) - (0 if self.is_local else 1))
+
+    def await_slots(self, np: int, seconds: float) -> int:
+        """The slots, once there are ``np``. Raises SettingsError when there are too few and no more will come; waits
+        ``seconds`` at most for executors that are configured, and COMING for others."""
+        if not self.is_local and self.get("spark.dynamicAllocation.enabled") == "true":
+            raise SettingsError(
+                "all ranks of a job start together, in a barrier stage, and Spark has none with dynamic allocation: "
+                "start the session with spark.dynamicAllocation.enabled=false and a fixed number of executors "
+                "(spark.executor.instances)"
+            )
+        size, most = self._configured()
+        patience = 0.0 if most is not None and most < np else seconds if size is not None else min(COMING, seconds)
+        began, told = time.monotonic(), False
+        while (found := self.slots()) < np and (waited := time.monotonic() - began) < patience:
+            if waited > NOTICE and not told:
+                told = True
+                logger.warning("waiting for executors: %s, and np=%d", self.describe(found), np)
+            time.sleep(LOOK)
+        if found < np:
+            raise SettingsError(
+                f"np={np} ranks need {np} task slots at the same time; {self.describe(found)}. {self._cure(np)}"
+            )
+        return found
+
+    def describe(self, slots: int) -> str:
+        count = self.executors()
+        where = "in the driver" if self.is_local else f"on {count} executor{'' if count == 1 else 's'}"
+        return f"{self.master} has {slots} task slot{'' if slots == 1 else 's'} {where}"
+
+    def _configured(self) -> tuple[int | None, int | None]:
+        """How many slots there will be when all executors have come, and how many at most; None: nobody says."""
+        if self.is_local:
+            return self.slots(), self.slots()
+        cpus = float(self.get("spark.task.cpus", "1"))
+        found = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*", self.master)
+        count, cores = self.get("spark.executor.instances"), self.get("spark.executor.cores")
+        if found:
+            count, cores = found[1], found[2]
+        if count and cores:
+            each = [int(int(cores) / cpus)]
+            for name, amount in self._conf.getAll():  # GPUs and the like
+                there = re.fullmatch(r"spark\.task\.resource\.(.+)\.amount", name)
+                if there:
+                    each.append(int(float(self.get(f"spark.executor.resource.{there[1]}.amount", "0")) / float(amount)))
+            return int(count) * min(each), int(count) * min(each)
+        most = self.get("spark.cores.max")
+        return None, int(int(most) / cpus) if most else None
+
+    def _cure(self, np: int) -> str:
+        if self.is_local:
+            return f"Use np={self.slots()} or less, or start the session with .master('local[{np}]')"
+        names = ["spark.executor.instances", "spark.executor.cores", "spark.cores.max", "spark.task.cpus"]
+        names += [name for name, _ in self._conf.getAll() if ".resource." in name and name.endswith(".amount")]
+        now = ", ".join(f"{name}={self.get(name)}" for name in names if self.get(name)) or "none of them is set"
+        return (
+            f"Use np={self.slots()} or less, or a larger cluster: more workers, spark.executor.instances, "
+            "spark.executor.cores or spark.cores.max raised, or spark.task.cpus and spark.task.resource.gpu.amount "
+            f"lowered, when the session starts (now: {now})"
+        )
+
+    def addresses(self) -> tuple[str, str]:
+        """The interface for sockets that executors connect to, and its name for them."""
+        if self.is_local:
+            return "127.0.0.1", ""
+        host = self.get("spark.driver.host", "127.0.0.1").strip("[]")
+        return self.get("spark.driver.bindAddress", host).strip("[]"), host
+
+    # ---- what is run ----
+
+    def submit(self, np: int, task: dict[str, Any], group: str, description: str) -> Stage:
+        """A barrier stage of ``np`` tasks, each of which runs an agent."""
+        return Stage(self._context, np, _task(_BOOT.read_text(encoding="utf-8"), *bundle(), task), group, description)
+
+
+def _task(boot: str, archive: bytes, wanted: dict[str, str], facts: dict[str, Any]) -> Callable[..., Iterator[Any]]:
+    """What Spark sends to the executors. A function inside a function is sent whole, and this one imports nothing of
+    Farandole: it need not be there. The secret is among ``facts``, so in no environment and no setting of Spark's."""
+
+    def run(_: Iterator[Any]) -> Iterator[Any]:
+        from pyspark import BarrierTaskContext
+
+        context = BarrierTaskContext.get()
+        gpus = context.resources().get("gpu")
+        mine = {"index": context.partitionId(), "gpus": [] if gpus is None else list(gpus.addresses)}
+        space: dict[str, Any] = {"__name__": "farandole_boot"}
+        exec(compile(boot, "farandole/boot.py", "exec"), space)
+        space["main"](archive, wanted, {**facts, **mine})
+        return iter(())
+
+    return run
+
+
+class Stage:
+    """The Spark job of one of our jobs, in a thread of its own and a job group."""
+
+    def __init__(self, context: Any, np: int, task: Callable[..., Any], group: str, description: str) -> None:
+        from pyspark import InheritableThread
+
+        self.error: BaseException | None = None
+        self.ended_at: float | None = None
+        self._context, self._np, self._task = context, np, task
+        self._group, self._description = group, description
+        # It has the caller's local properties (its scheduler pool, for instance), and sets some of its own.
+        self._thread: threading.Thread = InheritableThread(target=self._run, name="farandole-spark", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._context.setJobGroup(self._group, self._description, interruptOnCancel=False)
+            self._context.parallelize(range(self._np), self._np).barrier().mapPartitions(self._task).collect()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.ended_at = time.monotonic()
+
+    @property
+    def ended(self) -> bool:
+        return self.ended_at is not None
+
+    def reason(self) -> str:
+        """Why it failed, in a line or two; empty if it did not (or goes on)."""
+        why = "" if self.error is None else reason(self.error)
+        return STOPPED if self._context._jsc is None or "SparkContext was shut down" in why else why
+
+    def close(self, seconds: float) -> None:
+        """Wait for the tasks to end by themselves; cancel those that do not."""
+        self._thread.join(seconds)
+        if self._thread.is_alive() and self._context._jsc is not None:
+            with contextlib.suppress(Exception):  # the gateway may be gone
+                self._context.cancelJobGroup(self._group)
+            self._thread.join(10.0)
+
+    def cancel(self) -> None:
+        self.close(0.0)
+
+
+def reason(error: BaseException) -> str:
+    """The cause in what Spark throws, without its stack traces."""
+    java = getattr(error, "java_exception", None)
+    text = str(error)
+    if java is not None:
+        with contextlib.suppress(Exception):
+            text = str(java.getMessage() or java.toString())
+    raised = re.findall(r"^(?:[\w.]*\.)?(\w*(?:Error|Exception|Interrupt)): (.+)$", text.partition("\n\tat ")[0], re.M)
+    for pattern in (
+        r"ExecutorLostFailure \(.*",
+        r"Python worker exited unexpectedly.*",
+        r"\[PYTHON_VERSION_MISMATCH\].*",
+        r"Job \d+ cancelled.*",
+    ):
+        found = re.search(pattern, text)
+        if found:
+            return found[0].strip()
+    own = [f"{kind}: {message}" for kind, message in raised if kind not in ("SparkException", "PythonException")]
+    return own[-1] if own else text.strip().split("\n")[0]

@@ -1,0 +1,55 @@
+"""What a rank tells whoever watches the job: messages, and how far it is.
+
+In a rank each note is a value in the job's store that the driver takes as it comes; without a job it is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+from farandole.config import Settings
+from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
+from farandole.store import StoreClient
+
+PREFIX = "note/"
+LONGEST = 4000  # characters of a message
+_lock = threading.Lock()
+_client: tuple[int, StoreClient] | None = None  # the process that opened it, and the connection
+
+
+def log(message: Any) -> None:
+    """Show ``message`` (made to text, cut after 4,000 characters) where the job was started, while it runs."""
+    text = str(message)[:LONGEST]
+    if not _send("log", text.encode("utf-8", "replace")):
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
+def progress(**facts: Any) -> None:
+    """Tell the status line how far this rank is: ``epoch=2, rate=17.5``. Nothing happens without a job."""
+    _send("progress", json.dumps(facts).encode())
+
+
+def _send(kind: str, data: bytes) -> bool:
+    """False when there is no driver, or it has gone: a note is not worth an error in training."""
+    settings = Settings.from_env()
+    if not settings.store:
+        return False
+    try:
+        _connection(settings).set(f"{PREFIX}{kind}/{settings.rank}", data)
+    except (HorovodInternalError, RendezvousError, AuthenticationError, OSError):
+        return False
+    return True
+
+
+def _connection(settings: Settings) -> StoreClient:
+    """One for each process: a child that was forked must not use its parent's."""
+    global _client
+    with _lock:
+        if _client is None or _client[0] != os.getpid() or _client[1].address != settings.store:
+            _client = os.getpid(), StoreClient(settings.store, settings.secret, timeout=10.0)
+        return _client[1]

@@ -1,0 +1,33 @@
+"""``HorovodRunner`` and ``run``: a function on the tasks of a Spark cluster, from a notebook cell or a script."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from farandole.launch.notes import log as log_to_driver
+from farandole.spark.logs import LoopLog
+from farandole.spark.run import run, run_elastic
+from farandole.spark.runner import HorovodRunner
+
+__all__ = ["HorovodRunner", "LogCallback", "LoopLog", "get_available_devices", "log_to_driver", "run", "run_elastic"]
+
+
+def get_available_devices() -> list[str]:
+    """Inside a rank: the numbers of its own GPUs, for ``torch.cuda.set_device`` and its like; empty without any.
+
+    Spark assigned them to the rank's task (``spark.task.resource.gpu.amount``).
+    """
+    return [each for each in os.environ.get("FARANDOLE_GPUS", "").split(",") if each]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LogCallback":  # Keras is imported when it is asked for
+        from farandole.spark.keras import LogCallback
+
+        return LogCallback
+    raise AttributeError(f"module 'farandole.spark' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,72 @@
+"""A training loop that says how far it is, in the cell (or terminal) where the job was started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from farandole.config import Settings
+from farandole.launch import notes
+
+EVERY = 1.0  # seconds between reports to the status line
+
+
+class LoopLog:
+    """For a plain loop what ``LogCallback`` is for Keras: rank 0 reports, the other ranks stay silent.
+
+        log = LoopLog()
+        for epoch in range(epochs):
+            log.epoch_begin(epoch)
+            for step, batch in enumerate(batches):
+                ...
+                log.batch_end(step, loss=loss.item())
+            log.epoch_end(epoch, loss=mean_loss, accuracy=accuracy)
+
+    ``per_batch_log``: a line for each batch, too. Keyword arguments are numbers to show.
+    """
+
+    def __init__(self, per_batch_log: bool = False) -> None:
+        self.per_batch_log = per_batch_log
+        self._speaks = Settings.from_env().rank == 0
+        self._epoch: int | None = None
+        self._steps = 0
+        self._reported = (0, time.monotonic())  # steps, and when
+
+    def epoch_begin(self, epoch: int) -> None:
+        """``epoch`` counts from 0."""
+        self._epoch, self._began, self._steps = epoch, time.monotonic(), 0
+        self._reported = (0, self._began)
+        if self._speaks:
+            notes.log(f"Epoch {epoch} begins")
+            notes.progress(epoch=epoch)
+
+    def batch_end(self, step: int, **numbers: Any) -> None:
+        if not self._speaks:
+            return
+        self._steps += 1
+        if self.per_batch_log:
+            notes.log(f"Epoch {self._epoch} batch {step}{_shown(numbers)}")
+        before, when = self._reported
+        now = time.monotonic()
+        if now - when >= EVERY:
+            self._reported = (self._steps, now)
+            notes.progress(epoch=self._epoch, step=step, rate=(self._steps - before) / (now - when))
+
+    def epoch_end(self, epoch: int, **numbers: Any) -> None:
+        if not self._speaks:
+            return
+        seconds = time.monotonic() - self._began
+        rate = f", {self._steps / seconds:.3g} steps/s" if self._steps and seconds > 0 else ""
+        notes.log(f"Epoch {epoch} ended after {seconds:.1f} s{_shown(numbers)}{rate}")
+
+
+def _shown(numbers: Mapping[str, Any]) -> str:
+    return "".join(f", {name}={_number(value)}" for name, value in numbers.items())
+
+
+def _number(value: Any) -> str:
+    try:
+        return f"{float(value):.4g}"
+    except (TypeError, ValueError):
+        return str(value)

@@ -1,0 +1,310 @@
+"""HorovodRunner and run on two executors: results, output, messages, what Spark's UI shows, how long it takes."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import farandole
+import farandole.spark
+from farandole.spark import HorovodRunner, LoopLog, log_to_driver
+from tests.launch.tools import read_pids, wait_until
+from tests.spark import tools
+
+LINES = 100_000
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def torch_model(steps: int, lr: float) -> list[float]:
+    """A program as its users write it: one process with the batch, or several with parts of it."""
+    import torch
+
+    import farandole.torch as hvd
+
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Linear(4, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr * 0.05, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    with torch.no_grad():
+        for each in model.parameters():
+            each.fill_(0.1 * (hvd.rank() + 1))
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    x = torch.arange(48, dtype=torch.float64).reshape(12, 4).sin()
+    y = x.sum(dim=1, keepdim=True)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x[hvd.rank() :: hvd.size()]), y[hvd.rank() :: hvd.size()]).backward()
+        optimizer.step()
+    return [*model.weight.flatten().tolist(), model.bias.item()]
+
+
+def keras_model(backend: str) -> tuple[list[Any], list[Any]]:
+    """The weights after training on all ranks, and after training alone."""
+    os.environ["KERAS_BACKEND"] = backend
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import keras
+
+    import farandole.keras as hvd
+    from farandole.spark import LogCallback
+
+    def trained(rank: int, size: int, optimizer: Any, callbacks: list[Any]) -> list[Any]:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(1)])
+        model.compile(optimizer, "mse")
+        x = np.sin(np.arange(96, dtype="float32")).reshape(24, 4)[rank::size]
+        y = x.sum(axis=1, keepdims=True)
+        model.fit(x, y, batch_size=12 // size, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+        return [np.asarray(each) for each in model.get_weights()]
+
+    hvd.init()
+    assert keras.backend.backend() == backend
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), LogCallback()]
+    together = trained(hvd.rank(), hvd.size(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), callbacks)
+    return together, trained(0, 1, keras.optimizers.SGD(0.1), [])
+
+
+class TestResults:
+    def test_the_same_on_the_cluster_on_the_driver_and_alone(self) -> None:
+        alone, driver, spark = (HorovodRunner(np=np).run(torch_model, steps=20, lr=1.0) for np in (-1, -2, 2))
+        assert spark == driver
+        assert spark == pytest.approx(alone, rel=1e-9)
+
+    @pytest.mark.parametrize("backend", ["torch", "tensorflow", "jax"])
+    def test_keras(self, backend: str, capsys: pytest.CaptureFixture[str]) -> None:
+        driver, _ = HorovodRunner(np=-2).run(keras_model, backend=backend)
+        capsys.readouterr()
+        spark, alone = HorovodRunner(np=2).run(keras_model, backend=backend)
+        said = capsys.readouterr().out.splitlines()
+        for one, two, three in zip(spark, driver, alone, strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-6)
+            np.testing.assert_allclose(one, three, rtol=1e-4)
+        assert [re.sub(r"\d[\d.e+-]*", "N", line) for line in said] == [
+            "Epoch N begins", "Epoch N ended after N s, loss=N, N steps/s",
+        ] * 2  # fmt: skip
+
+    def test_in_rank_order_with_the_arguments_of_horovod(self) -> None:
+        def work(a: int, *, b: int) -> tuple[int, ...]:
+            names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+            return (a + b, *(int(os.environ[f"HOROVOD_{name}"]) for name in names))
+
+        assert farandole.spark.run(work, (1,), {"b": 2}, num_proc=2) == [(3, 0, 2, 0, 2, 0, 1), (3, 1, 2, 1, 2, 0, 1)]
+        assert farandole.run(work, (1,), {"b": 2}, np=1, launcher="spark") == [(3, 0, 1, 0, 1, 0, 1)]
+
+    def test_as_many_as_sparks_parallelism_by_default(self) -> None:
+        assert farandole.spark.run(lambda: int(os.environ["HOROVOD_RANK"])) == [0, 1]
+
+    def test_all_slots(self) -> None:
+        with pytest.warns(DeprecationWarning, match="np=0"):
+            assert HorovodRunner(np=0).run(lambda: os.environ["HOROVOD_SIZE"]) == "2"
+
+    def test_collectives_and_a_job_after_another_in_one_thread_and_in_another(self) -> None:
+        results: list[Any] = []
+        thread = threading.Thread(target=lambda: results.append(HorovodRunner(np=2).run(torch_model, steps=2, lr=0.0)))
+        thread.start()
+        thread.join(60)
+        assert results == [pytest.approx([0.1] * 5)]
+
+
+class TestEnvironment:
+    def test_the_drivers_variables_stay_with_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MINE", "driver")
+        monkeypatch.setenv("KERAS_BACKEND", "jax")
+        monkeypatch.setenv("HOROVOD_CYCLE_TIME", "7.5")
+
+        def read() -> list[str | None]:
+            return [os.environ.get(name) for name in ("MINE", "ASKED", "KERAS_BACKEND", "HOROVOD_CYCLE_TIME")]
+
+        assert farandole.spark.run(read, num_proc=1, env={"ASKED": "yes"}) == [[None, "yes", "jax", "7.5"]]
+        assert HorovodRunner(np=1).run(read) == [None, None, "jax", "7.5"]
+
+    def test_no_secret_where_spark_shows_it(self, cluster: Any) -> None:
+        secret = farandole.spark.run(lambda: os.environ["FARANDOLE_SECRET"], num_proc=1)[0]
+        assert len(secret) == 64
+        context = cluster.sparkContext
+        assert secret not in str(context.getConf().getAll()) + str(dict(context._conf.getAll()))
+        shown = context.parallelize(range(2), 2).map(lambda _: str(dict(os.environ))).collect()
+        assert not any(secret in each for each in shown)
+
+    def test_another_python(self, tmp_path: Path) -> None:
+        python = tmp_path / "python"
+        python.write_text(f'#!/bin/sh\nMINE=other exec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        assert farandole.spark.run(lambda: os.environ["MINE"], num_proc=1, executable=str(python)) == ["other"]
+        with pytest.raises(farandole.errors.JobFailedError, match="/no/python cannot be started"):
+            farandole.spark.run(print, num_proc=1, executable="/no/python")
+
+
+def printed(run: Callable[[], Any]) -> tuple[str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        run()
+    return out.getvalue(), err.getvalue()
+
+
+class TestOutput:
+    @pytest.mark.timeout(180)
+    def test_many_lines_arrive_complete_and_in_order(self) -> None:
+        def chatter() -> float:
+            rank = os.environ["HOROVOD_RANK"]
+            began = time.monotonic()
+            for number in range(LINES):
+                print(f"{rank} says {number}: {'x' * 40}")
+            return time.monotonic() - began
+
+        seconds: list[float] = []
+        runner = HorovodRunner(np=2, driver_log_verbosity="all")
+        out, _ = printed(lambda: seconds.append(runner.run(chatter)))
+        lines = out.splitlines()
+        for rank in (0, 1):
+            mine = [line for line in lines if line.startswith(f"[{rank}]<stdout>:")]
+            assert mine == [f"[{rank}]<stdout>:{rank} says {number}: {'x' * 40}" for number in range(LINES)]
+        assert len(lines) == 2 * LINES
+        assert seconds[0] < 20.0
+
+    def test_it_appears_while_the_ranks_run(self, tmp_path: Path) -> None:
+        def wait(folder: str) -> None:
+            print("before", flush=True)
+            log_to_driver("message")
+            (Path(folder) / f"{os.environ['HOROVOD_RANK']}.pid").write_text(f"{os.getpid()}\n")
+            while not (Path(folder) / "go").exists():
+                time.sleep(0.01)
+
+        class Sink(io.StringIO):
+            pass
+
+        out = Sink()
+        seen: list[bool] = []
+
+        def watch() -> None:
+            read_pids(tmp_path, 2, 100.0)
+            seen.append(wait_until(lambda: out.getvalue().count("before") == out.getvalue().count("message") == 2))
+            (tmp_path / "go").touch()
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        with redirect_stdout(out):
+            HorovodRunner(np=2, driver_log_verbosity="all").run(wait, folder=str(tmp_path))
+        thread.join()
+        assert seen == [True]
+
+    def test_all_of_it_is_in_the_first_tasks_log_otherwise(self) -> None:
+        def train() -> None:
+            rank = os.environ["HOROVOD_RANK"]
+            print(f"unique-{token}-{rank}")
+            log_to_driver(f"message of {rank}")
+            log_to_driver("y" * 5000)
+            LoopLog().epoch_begin(3)
+
+        token = os.urandom(8).hex()
+        out, err = printed(lambda: HorovodRunner(np=2).run(train))
+        assert sorted(out.splitlines()) == sorted(
+            ["message of 0", "message of 1", "y" * 4000, "y" * 4000, "Epoch 3 begins"]
+        )
+        assert token not in out + err
+
+        def logs() -> list[str]:
+            files = [path.read_text(errors="replace") for path in tools.WORK.glob("app-*/*/stderr")]
+            return [text for text in files if token in text]
+
+        assert wait_until(lambda: len(logs()) == 1), "the output of both ranks is in one executor's log"
+        assert wait_until(lambda: all(f"[{rank}]<stdout>:unique-{token}-{rank}" in logs()[0] for rank in (0, 1)))
+
+    def test_streams_of_ones_own(self) -> None:
+        out, err = io.StringIO(), io.StringIO()
+
+        def shout() -> None:
+            print("out")
+            print("err", file=sys.stderr)
+
+        _, said = printed(lambda: farandole.spark.run(
+            shout, num_proc=1, stdout=out, stderr=err, verbose=0, prefix_output_with_timestamp=True
+        ))  # fmt: skip
+        assert re.fullmatch(r"\w{3} \w{3} .* \d{4}\[0\]<stdout>:out\n", out.getvalue())
+        assert re.fullmatch(r"\w{3} \w{3} .* \d{4}\[0\]<stderr>:err\n", err.getvalue())
+        assert said == ""
+
+    def test_a_heavy_function_is_remarked_on(self, caplog: pytest.LogCaptureFixture) -> None:
+        images = np.zeros(12_000_000, dtype="uint8")
+        HorovodRunner(np=1).run(lambda: images.sum())
+        [said] = caplog.messages
+        assert "is 12.0 MB pickled, and every rank fetches it; the largest parts are variable 'images' (numpy" in said
+
+
+class TestSpark:
+    def test_what_it_says_before_it_starts(self) -> None:
+        def train() -> None: ...
+
+        _, err = printed(lambda: HorovodRunner(np=2).run(train))
+        assert err == (
+            "farandole: 2 Spark tasks for HorovodRunner: train; "
+            "local-cluster[2,1,1024] has 2 task slots on 2 executors\n"
+        )
+
+    def test_a_person_recognises_the_job_in_sparks_ui(self, cluster: Any, tmp_path: Path) -> None:
+        def train(folder: str) -> None:
+            (Path(folder) / f"{os.environ['HOROVOD_RANK']}.pid").write_text(f"{os.getpid()}\n")
+            while not (Path(folder) / "go").exists():
+                time.sleep(0.01)
+
+        seen: list[tuple[str, str]] = []
+
+        def look() -> None:
+            read_pids(tmp_path, 2, 100.0)
+            try:
+                tracker = cluster.sparkContext.statusTracker()
+                (job,) = tracker.getActiveJobsIds()
+                data = cluster.sparkContext._jsc.sc().statusStore().job(job)
+                seen.append((data.description().get(), data.jobGroup().get()))
+            finally:
+                (tmp_path / "go").touch()
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        HorovodRunner(np=2).run(train, folder=str(tmp_path))
+        thread.join()
+        [(description, group)] = seen
+        assert description == "HorovodRunner: train on 2 ranks (Farandole)"
+        assert group.startswith("farandole-")
+
+    def test_the_callers_own_job_group_is_untouched(self, cluster: Any) -> None:
+        context = cluster.sparkContext
+        context.setJobGroup("mine", "my own")
+        HorovodRunner(np=1).run(int)
+        assert context.getLocalProperty("spark.jobGroup.id") == "mine"
+
+    def test_a_second_job_starts_no_slower_and_within_two_seconds_of_a_bare_stage(self, cluster: Any) -> None:
+        def bare() -> float:
+            began = time.monotonic()
+            cluster.sparkContext.parallelize(range(2), 2).barrier().mapPartitions(lambda each: each).collect()
+            return time.monotonic() - began
+
+        def ours() -> float:
+            began = time.monotonic()
+            HorovodRunner(np=2).run(int)
+            return time.monotonic() - began
+
+        with redirect_stderr(io.StringIO()):
+            ours(), bare()
+            jobs = [(bare(), ours()) for _ in range(5)]
+        assert min(ours - bare for bare, ours in jobs) < 2.0, jobs
+
+    def test_nothing_stays_open(self, cluster: Any) -> None:
+        HorovodRunner(np=2).run(int)
+        before = len(os.listdir("/proc/self/fd"))
+        threads = {thread.name for thread in threading.enumerate()}
+        with tools.Clean(cluster):
+            HorovodRunner(np=2).run(int)
+        assert wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before + 1)  # py4j keeps a connection per thread
+        assert not [name for name in {thread.name for thread in threading.enumerate()} - threads if "farandole" in name]

@@ -1,0 +1,204 @@
+"""Whatever goes wrong on the cluster: one clear error in time, nothing left anywhere, and the next job runs."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.errors import JobFailedError, SettingsError
+from farandole.spark import HorovodRunner
+from tests.launch.tools import read_pids
+from tests.spark import tools
+
+KILLS = int(os.environ.get("FARANDOLE_SPARK_KILLS", "6"))
+
+
+def rank() -> int:
+    return int(os.environ["FARANDOLE_RANK"])
+
+
+def run(main: Callable[..., Any], **kwargs: Any) -> Any:
+    return HorovodRunner(np=2).run(main, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def usable(cluster: Any, request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test the session runs a job as if nothing had been."""
+    jobs = KILLS if request.node.name == "test_random_kills" else 1
+    with tools.Clean(cluster, 2 * tools.LIMIT * jobs):  # with the start of the job
+        yield
+    with tools.Clean(cluster):
+        assert run(lambda: ("fine", rank())) == ("fine", 0)
+
+
+def wait_for_the_others(folder: str) -> None:
+    """A rank that trains: it says who it is, and exchanges for minutes."""
+    import numpy
+
+    from farandole import context
+    from farandole.frontend.objects import allgather_object
+
+    context.init()
+    values = numpy.ones(4)
+    path = Path(folder) / f"{rank()}.tmp"
+    path.with_suffix(".agent").write_text(f"{os.getppid()}\n")
+    path.write_text(f"{os.getpid()}\n")
+    path.rename(path.with_suffix(".pid"))
+    for _ in range(10_000):
+        allgather_object(values)
+        time.sleep(0.01)
+
+
+class TestOfTheFunction:
+    def test_an_exception_is_shown_as_its_rank_saw_it(self) -> None:
+        def train() -> None:
+            if rank() == 1:
+                raise ValueError("boom")
+            time.sleep(1000)
+
+        with pytest.raises(JobFailedError, match=r"^Rank 1 on \S+ failed: ValueError: boom") as caught:
+            run(train)
+        text = str(caught.value)
+        assert 'raise ValueError("boom")' in text
+        assert "py4j" not in text.lower()
+        assert "worker.py" not in text
+        assert caught.value.__cause__ is None
+        assert caught.value.__suppress_context__
+
+    def test_exit(self) -> None:
+        with pytest.raises(JobFailedError, match="exited with code 3") as caught:
+            run(lambda: sys.exit(3) if rank() == 1 else time.sleep(1000))
+        assert (caught.value.rank, caught.value.exit_code) == (1, 3)
+
+    def test_a_crash_in_native_code(self) -> None:
+        def train() -> None:
+            import ctypes
+
+            if rank() == 1:
+                ctypes.string_at(0)
+            time.sleep(1000)
+
+        with pytest.raises(JobFailedError, match=r"Rank 1 .* \(SIGSEGV\): a crash in native code"):
+            run(train)
+
+    def test_what_cannot_be_pickled(self) -> None:
+        lock = threading.Lock()
+        with pytest.raises(SettingsError, match=r"variable 'lock' is a _thread.lock, which cannot be pickled"):
+            run(lambda: lock.acquire())
+
+    def test_a_result_that_cannot_be_pickled(self) -> None:
+        with pytest.raises(JobFailedError, match=r"^Rank 0 .*the result of .* is a generator"):
+            run(lambda: {"x": (i for i in range(3))})
+
+    def test_only_the_result_of_rank_0_has_to_be(self) -> None:
+        assert run(lambda: (i for i in range(3)) if rank() else 5) == 5
+
+    def test_a_module_that_is_not_there(self) -> None:
+        with pytest.raises(JobFailedError, match=r"Rank \d on \S+ failed: ModuleNotFoundError: No module named 'nowhe"):
+            run(lambda: __import__("nowhere"))
+
+    def test_ranks_that_refuse_to_end(self) -> None:
+        def train() -> None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if os.fork() == 0:
+                time.sleep(1000)
+            if rank() == 1:
+                time.sleep(0.3)
+                raise ValueError("boom")
+            time.sleep(1000)
+
+        with pytest.raises(JobFailedError, match="ValueError: boom"):
+            run(train)
+
+
+class TestOfTheCluster:
+    def test_more_ranks_than_slots(self) -> None:
+        with pytest.raises(SettingsError) as caught:
+            HorovodRunner(np=3).run(print)
+        text = str(caught.value)
+        assert "np=3 ranks need 3 task slots at the same time; local-cluster[2,1,1024] has 2 task slots on 2" in text
+        assert "Use np=2 or less" in text
+        assert "spark.executor.cores" in text
+
+    @pytest.mark.parametrize("victim", ["rank", "task", "executor"])
+    def test_a_kill_while_training(self, victim: str, tmp_path: Path) -> None:
+        killer = Killer(tmp_path, victim, "1")
+        with pytest.raises(JobFailedError) as caught:
+            run(wait_for_the_others, folder=str(tmp_path))
+        killer.join()
+        text = str(caught.value)
+        assert caught.value.rank == 1, text
+        if victim == "rank":
+            assert "SIGKILL" in text
+        else:
+            assert "its Spark task was lost: " in text
+        if victim == "executor":
+            assert "ExecutorLostFailure" in text
+        assert text.count("\n") < 6, text
+
+    def test_the_job_is_cancelled_in_sparks_ui(self, cluster: Any, tmp_path: Path) -> None:
+        thread = threading.Thread(target=lambda: (read_pids(tmp_path, 2, 100.0), cluster.sparkContext.cancelAllJobs()))
+        thread.start()
+        with pytest.raises(JobFailedError, match=r"Job \d+ cancelled"):
+            run(wait_for_the_others, folder=str(tmp_path))
+        thread.join()
+
+    def test_the_cell_is_interrupted(self, tmp_path: Path) -> None:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        thread = threading.Thread(target=lambda: (read_pids(tmp_path, 2, 100.0), os.kill(os.getpid(), signal.SIGINT)))
+        try:
+            thread.start()
+            began = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                run(wait_for_the_others, folder=str(tmp_path))
+            assert time.monotonic() - began < 15
+        finally:
+            thread.join()
+            signal.signal(signal.SIGINT, before)
+
+    def test_random_kills(self, tmp_path: Path) -> None:
+        dice = random.Random(5)
+        for turn in range(KILLS):
+            folder = tmp_path / str(turn)
+            folder.mkdir()
+            victim, who = dice.choice(["rank", "task", "executor"]), dice.choice("01")
+            print(f"{turn}: {victim} of rank {who}")
+            killer = Killer(folder, victim, who, dice.random())
+            with pytest.raises(JobFailedError) as caught:
+                run(wait_for_the_others, folder=str(folder))
+            killer.join()
+            assert time.monotonic() - killer.at < tools.LIMIT
+            assert str(caught.value.rank) == who, f"{turn}: {victim} of rank {who} was killed: {caught.value}"
+            assert tools.wait_until(lambda: not tools.left(), 8.0), f"{turn}: {victim}: left behind"
+
+
+class Killer(threading.Thread):
+    """Kills the process of a rank, of its task, or its executor, some time after both ranks train."""
+
+    def __init__(self, folder: Path, victim: str, who: str, delay: float = 0.0) -> None:
+        super().__init__()
+        self.folder, self.victim, self.who, self.delay, self.at = folder, victim, who, delay, 0.0
+        self.start()
+
+    def run(self) -> None:
+        ranks = read_pids(self.folder, 2, 100.0)
+        time.sleep(self.delay)
+        task = int((self.folder / f"{self.who}.agent").read_text())
+        tools.kill({"rank": ranks[self.who], "task": task, "executor": jvm_of(task)}[self.victim])
+        self.at = time.monotonic()
+
+
+def jvm_of(pid: int) -> int:
+    """The executor of a task's Python process: its daemon's parent."""
+    for _ in range(2):
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid

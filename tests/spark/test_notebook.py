@@ -1,0 +1,142 @@
+"""In a notebook: the worked example from beginning to end, the live status, and an interrupted cell."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbclient = pytest.importorskip("nbclient")
+nbformat = pytest.importorskip("nbformat")
+manager = pytest.importorskip("jupyter_client.manager")
+pytest.importorskip("ipykernel")
+
+from tests.launch.tools import read_pids, wait_until  # noqa: E402
+from tests.spark import tools  # noqa: E402
+
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "horovod_runner.ipynb"
+
+
+def text_of(cell: Any, name: str = "stdout") -> str:
+    return "".join(each["text"] for each in cell.outputs if each["output_type"] == "stream" and each["name"] == name)
+
+
+@pytest.mark.timeout(400)
+def test_the_example_runs_from_beginning_to_end() -> None:
+    notebook = nbformat.read(EXAMPLE, 4)
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    cells = {cell.source.split("(")[0].split(" = ")[0]: cell for cell in notebook.cells if cell.cell_type == "code"}
+    for name in ("two", "cluster"):
+        lines = text_of(cells[name]).splitlines()
+        assert [line for line in lines if line == "Epoch 9 begins"] == ["Epoch 9 begins"]
+        assert sum(bool(re.fullmatch(r"Epoch \d ended after .* s, loss=.*, .* steps/s", line)) for line in lines) == 10
+        assert sorted(line for line in lines if "% right" in line)[1].startswith("rank 1 of 2: 9")
+    failure = text_of(cells["def wrong"])
+    assert failure.startswith("Rank 1 on ")
+    assert "failed: ValueError: lr=100 is too large" in failure
+    assert 'raise ValueError(f"lr={lr} is too large")' in failure
+    assert "py4j" not in failure.lower()
+    for name in ("keras_driver", "keras_cluster"):
+        ended = [line for line in text_of(cells[name]).splitlines() if line.startswith("Epoch 5 ended")]
+        assert len(ended) == 1
+        assert "accuracy=0.9" in ended[0] or "accuracy=1" in ended[0]
+
+
+class Kernel:
+    """A notebook's kernel; the messages of the last cell."""
+
+    def __init__(self) -> None:
+        env = {**os.environ, tools.MARK: os.environ.setdefault(tools.MARK, "notebook")}
+        self.manager, self.client = manager.start_new_kernel(kernel_name="python3", env=env)
+        self.messages: list[Any] = []
+
+    def run(self, source: str) -> str:
+        """What the cell printed; its error is in ``messages``."""
+        self.messages = []
+        self.client.execute_interactive(source, timeout=200, output_hook=self.messages.append)
+        return "".join(each["content"]["text"] for each in self.of("stream"))
+
+    def of(self, kind: str) -> list[Any]:
+        return [each for each in self.messages if each["msg_type"] == kind]
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel()
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    found = Kernel()
+    try:
+        found.run(
+            "import os, sys\nos.environ['PYSPARK_PYTHON'] = sys.executable\n"
+            "import time\nfrom pathlib import Path\nfrom pyspark.sql import SparkSession\n"
+            "from sparkdl import HorovodRunner\nfrom sparkdl.horovod import log_to_driver\n"
+            "from farandole.spark import LoopLog\n"
+            "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+            "spark.sparkContext.setLogLevel('OFF')"
+        )
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.mark.timeout(300)
+def test_a_live_status_in_the_cell(kernel: Kernel) -> None:
+    said = kernel.run(
+        "class Answer:\n    def __init__(self, value): self.value = value\n"
+        "def train():\n"
+        "    log = LoopLog()\n    log.epoch_begin(7)\n"
+        "    for step in range(45):\n        time.sleep(0.1)\n        log.batch_end(step)\n"
+        "    log_to_driver('nearly there')\n    return Answer(5)\n"
+        "result = HorovodRunner(np=2).run(train)\nprint(type(result) is Answer, result.value)"
+    )
+    assert "nearly there\n" in said
+    assert said.endswith("True 5\n")
+    [first] = kernel.of("display_data")
+    updates = kernel.of("update_display_data")
+    shown = [each["content"]["data"]["text/plain"] for each in (first, *updates)]
+    assert any(re.fullmatch(r"2 of 2 ranks running on \S+:2, epoch 7, step \d+, [\d.]+ steps/s, 0:00:\d\d", each)
+               for each in shown), shown  # fmt: skip
+    assert re.fullmatch(r"ended on \S+:2, epoch 7, step \d+, [\d.]+ steps/s, 0:00:\d\d", shown[-1])
+    assert len({each["content"]["transient"]["display_id"] for each in (first, *updates)}) == 1
+
+
+@pytest.mark.timeout(300)
+def test_an_error_is_the_ranks_own(kernel: Kernel) -> None:
+    kernel.run("def train():\n    return undefined_name\nHorovodRunner(np=2).run(train)")
+    [error] = kernel.of("error")
+    assert error["content"]["ename"] == "JobFailedError"
+    text = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error["content"]["traceback"]))
+    assert "failed: NameError: name 'undefined_name' is not defined" in text
+    assert "    return undefined_name" in text
+    assert "py4j" not in text.lower()
+    assert "driver.py" not in text, "our own frames are not shown"
+
+
+@pytest.mark.timeout(300)
+def test_an_interrupted_cell_ends_the_job_everywhere(kernel: Kernel, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        pids.update(read_pids(tmp_path, 2, 100.0))
+        kernel.manager.interrupt_kernel()
+
+    pids: dict[str, int] = {}
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    kernel.run(
+        f"folder = Path({str(tmp_path)!r})\n"
+        "def train():\n    name = os.environ['HOROVOD_RANK']\n"
+        "    (folder / f'{name}.tmp').write_text(f'{os.getpid()}\\n')\n"
+        "    (folder / f'{name}.tmp').rename(folder / f'{name}.pid')\n    time.sleep(1000)\n"
+        "HorovodRunner(np=2).run(train)"
+    )
+    thread.join()
+    assert [each["content"]["ename"] for each in kernel.of("error")] == ["KeyboardInterrupt"]
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), 8.0)
+    assert wait_until(lambda: not tools.left(), 8.0)
+    assert kernel.run("print(HorovodRunner(np=2).run(lambda: 'usable'))").endswith("usable\n")

@@ -1,0 +1,309 @@
+"""What needs no cluster: GPUs, the archive for the executors, what Spark's exceptions say, the weight of a pickle."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.errors import SettingsError
+from farandole.launch import notes, parcel
+from farandole.launch.launchers.spark import boot, visible
+from farandole.launch.launchers.spark.agent import environment, place
+from farandole.launch.launchers.spark.bundle import bundle
+from farandole.launch.launchers.spark.cluster import Cluster, reason
+from farandole.spark import HorovodRunner, LoopLog, get_available_devices, log_to_driver, run, run_elastic
+
+
+class TestGpus:
+    def test_the_device_of_a_local_rank_is_the_one_that_spark_gave_it(self) -> None:
+        gpus = [["3"], ["0"], ["5"]]
+        for local_rank, own in enumerate(("3", "0", "5")):
+            found = visible(gpus, local_rank)
+            seen = found["CUDA_VISIBLE_DEVICES"].split(",")
+            assert seen[local_rank] == own
+            assert [seen[int(each)] for each in found["FARANDOLE_GPUS"].split(",")] == [own]
+
+    def test_several_for_each(self) -> None:
+        gpus = [["0", "1"], ["6", "7"]]
+        found = visible(gpus, 1)
+        seen = found["CUDA_VISIBLE_DEVICES"].split(",")
+        assert seen[1] == "6"
+        assert [seen[int(each)] for each in found["FARANDOLE_GPUS"].split(",")] == ["6", "7"]
+
+    def test_one_gpu_shared_by_several_tasks(self) -> None:
+        assert visible([["0"], ["0"]], 1) == {"CUDA_VISIBLE_DEVICES": "0", "FARANDOLE_GPUS": "0"}
+
+    def test_none(self) -> None:
+        assert visible([[], []], 1) == {}
+
+    def test_a_rank_asks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert get_available_devices() == []
+        monkeypatch.setenv("FARANDOLE_GPUS", "1,3")
+        assert get_available_devices() == ["1", "3"]
+
+
+class TestBundle:
+    @pytest.fixture
+    def elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A place where Python packages are, and Spark's own folder of a host."""
+        monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path / 'spark'},/other")
+        (tmp_path / "packages").mkdir()
+        monkeypatch.setattr(sys, "path", [str(tmp_path / "packages"), *sys.path])
+        return tmp_path
+
+    def archive(self, **sources: str) -> bytes:
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            for name, source in sources.items():
+                archive.writestr(f"{name}/__init__.py", source)
+        return packed.getvalue()
+
+    def test_holds_farandole_as_it_is_here_and_what_functions_are_pickled_with(self) -> None:
+        archive, wanted = bundle()
+        assert {"farandole", "cloudpickle"} <= set(wanted)
+        names = zipfile.ZipFile(io.BytesIO(archive)).namelist()
+        assert "farandole/worker.py" in names
+        assert all(name.endswith((".py", ".typed")) for name in names)
+
+    def test_what_is_there_already_is_used(self) -> None:
+        archive, wanted = bundle()
+        assert boot.provide(archive, wanted) == ("", {})
+
+    def test_what_is_missing_is_unpacked_once(self, elsewhere: Path) -> None:
+        archive = self.archive(notthere="VALUE = 5\n")
+        folder, odd = boot.provide(archive, {"notthere": "digest"})
+        assert odd == {"notthere": ""}
+        assert Path(folder).parent == elsewhere / "spark"
+        assert (Path(folder) / "notthere" / "__init__.py").read_text() == "VALUE = 5\n"
+        assert boot.provide(archive, {"notthere": "digest"})[0] == folder
+        assert [each.name for each in (elsewhere / "spark").iterdir()] == [Path(folder).name]
+
+    def test_another_version_is_named_and_stands_back(self, elsewhere: Path) -> None:
+        there = elsewhere / "packages" / "odd_package"
+        there.mkdir()
+        (there / "__init__.py").write_text("VALUE = 'old'\n")
+        assert importlib.import_module("odd_package").VALUE == "old"
+        archive = self.archive(odd_package="VALUE = 'new'\n")
+        folder, odd = boot.provide(archive, {"odd_package": "digest of the new one"})
+        assert odd == {"odd_package": str(there)}
+        boot.prefer(folder, ["odd_package"])
+        assert importlib.import_module("odd_package").VALUE == "new"
+        del sys.modules["odd_package"]
+
+    def test_a_digest_is_of_sources(self, elsewhere: Path) -> None:
+        there = elsewhere / "packages" / "some_package"
+        there.mkdir()
+        (there / "__init__.py").write_text("1\n")
+        before = boot.digest("some_package")
+        (there / "data.bin").write_text("x")
+        assert boot.digest("some_package") == before
+        (there / "__init__.py").write_text("2\n")
+        assert boot.digest("some_package") != before
+        assert boot.digest("no_such_package") == ""
+
+
+class TestEnvironment:
+    def test_of_a_rank(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        own = {"HOME": "/h", "HOROVOD_CYCLE_TIME": "5", "PYTHON_WORKER_FACTORY_SECRET": "s", "PATH": "/bin"}
+        monkeypatch.setattr(sys, "path", ["/lib", "/unpacked", ""])
+        env = environment(own, {"FARANDOLE_RANK": "1", "PATH": "/job"}, "/unpacked")
+        assert env == {
+            "HOME": "/h", "PATH": "/job", "FARANDOLE_RANK": "1", "PYTHONPATH": os.pathsep.join(["/unpacked", "/lib"]),
+        }  # fmt: skip
+
+    def test_a_place_is_where_memory_can_be_shared(self) -> None:
+        assert place() == place()
+        assert os.readlink("/proc/self/ns/net") in place()
+
+
+LOST = """Job aborted due to stage failure: Could not recover from a failed barrier ResultStage. Most recent failure reason: Stage failed because barrier task ResultTask(3, 1) finished unsuccessfully.
+ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: Command exited with code 137
+Driver stacktrace:"""  # noqa: E501
+PYTHON = """Job aborted due to stage failure: Could not recover from a failed barrier ResultStage. Most recent failure reason: Stage failed because barrier task ResultTask(0, 0) finished unsuccessfully.
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "worker.py", line 5, in main
+    process()
+farandole.errors.RendezvousError: no job's store answers at 10.0.0.1:1 (timed out)
+
+\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:581)
+Caused by: java.lang.RuntimeException: not this"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (LOST, "ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: Command exited "
+               "with code 137"),
+        (PYTHON, "RendezvousError: no job's store answers at 10.0.0.1:1 (timed out)"),
+        ("[SPARK_JOB_CANCELLED] Job 5 cancelled part of cancelled job group farandole-1 SQLSTATE: XXKDA",
+         "Job 5 cancelled part of cancelled job group farandole-1 SQLSTATE: XXKDA"),
+        ("something else\nand more", "something else"),
+    ],
+)  # fmt: skip
+def test_what_spark_says_is_told_without_its_stack(text: str, says: str) -> None:
+    assert reason(Exception(text)) == says
+
+
+class Conf:
+    def __init__(self, **values: str) -> None:
+        self.values = {name.replace("__", "."): value for name, value in values.items()}
+
+    def get(self, name: str, default: str = "") -> str:
+        return self.values.get(name, default)
+
+    def getAll(self) -> list[tuple[str, str]]:
+        return list(self.values.items())
+
+
+class Context:
+    """As much of a SparkContext as is asked before a job starts."""
+
+    def __init__(self, master: str, slots: list[int], executors: int, **conf: str) -> None:
+        self.master, self.conf = master, Conf(**conf)
+        self._slots, self._executors = slots, executors
+        self._jsc = self
+
+    def getConf(self) -> Conf:
+        return self.conf
+
+    def sc(self) -> Any:
+        return self
+
+    statusTracker = resourceProfileManager = sc
+
+    def defaultResourceProfile(self) -> None: ...
+
+    def maxNumConcurrentTasks(self, _: None) -> int:
+        return self._slots.pop(0) if len(self._slots) > 1 else self._slots[0]
+
+    def getExecutorInfos(self) -> list[None]:
+        return [None] * (self._executors + 1)
+
+
+class TestSlots:
+    def test_executors_that_come_are_awaited(self) -> None:
+        assert Cluster(Context("spark://h:7077", [0, 1, 2], 2)).await_slots(2, 60.0) == 2
+
+    def test_not_for_ever(self) -> None:
+        with pytest.raises(SettingsError, match="at the same time; yarn has 1 task slot on 1 executor"):
+            Cluster(Context("yarn", [1], 1)).await_slots(2, 0.3)
+
+    def test_what_can_never_be_is_said_at_once(self) -> None:
+        cluster = Cluster(Context("yarn", [4], 2, spark__executor__instances="2", spark__executor__cores="2"))
+        with pytest.raises(SettingsError) as caught:
+            cluster.await_slots(5, 60.0)
+        assert str(caught.value) == (
+            "np=5 ranks need 5 task slots at the same time; yarn has 4 task slots on 2 executors. Use np=4 or less, or "
+            "a larger cluster: more workers, spark.executor.instances, spark.executor.cores or spark.cores.max raised, "
+            "or spark.task.cpus and spark.task.resource.gpu.amount lowered, when the session starts (now: "
+            "spark.executor.instances=2, spark.executor.cores=2)"
+        )
+
+    @pytest.mark.parametrize(
+        ("master", "conf"),
+        [
+            ("local-cluster[2,3,512]", {"spark__task__cpus": "2"}),  # one task each, and a core to spare
+            ("spark://h:1", {"spark__cores__max": "2"}),
+            (
+                "yarn",
+                {
+                    "spark__executor__instances": "2",
+                    "spark__executor__cores": "8",
+                    "spark__executor__resource__gpu__amount": "1",
+                    "spark__task__resource__gpu__amount": "1",
+                },
+            ),
+            ("local[2]", {}),
+        ],
+    )
+    def test_other_sizes_that_are_known(self, master: str, conf: dict[str, str]) -> None:
+        with pytest.raises(SettingsError, match="np=3 ranks need 3 task slots"):
+            Cluster(Context(master, [2], 1, **conf)).await_slots(3, 60.0)
+
+    def test_dynamic_allocation(self) -> None:
+        cluster = Cluster(Context("yarn", [4], 2, spark__dynamicAllocation__enabled="true"))
+        with pytest.raises(SettingsError, match=r"spark\.dynamicAllocation\.enabled=false"):
+            cluster.await_slots(2, 60.0)
+
+    def test_where_the_driver_listens(self) -> None:
+        assert Cluster(Context("local[4]", [4], 0)).addresses() == ("127.0.0.1", "")
+        assert Cluster(Context("yarn", [4], 1, spark__driver__host="h")).addresses() == ("h", "h")
+        found = Context("k8s://x", [4], 1, spark__driver__host="svc", spark__driver__bindAddress="10.1.1.1")
+        assert Cluster(found).addresses() == ("10.1.1.1", "svc")
+
+
+class TestWithoutASession:
+    def test_run_says_so_in_horovods_words(self) -> None:
+        with pytest.raises(SettingsError, match=r"^Could not find an active SparkContext, are you running in a"):
+            run(print, num_proc=2)
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"use_mpi": True, "use_gloo": True}, "only allow one set True"),
+            ({"args": "ab"}, "must be a tuple or list"),
+            ({"env": {"A": 1}}, "must be text"),
+            ({"num_proc": 0}, "np=0 must be >= 1"),
+        ],
+    )
+    def test_arguments_that_cannot_be(self, options: dict[str, Any], says: str) -> None:
+        with pytest.raises(SettingsError, match=says):
+            run(print, **options)
+
+    def test_elastic_comes_later(self) -> None:
+        with pytest.raises(NotImplementedError, match=r"run_elastic is not available: .* elastic jobs yet"):
+            run_elastic(print, num_proc=2)
+
+    def test_a_message_without_a_job_is_printed(self, capsys: pytest.CaptureFixture[str]) -> None:
+        log_to_driver("x" * 5000)
+        log_to_driver(5)
+        assert capsys.readouterr().out == "x" * notes.LONGEST + "\n5\n"
+        assert notes.LONGEST == 4000
+
+
+def test_what_is_large_in_a_function_is_named() -> None:
+    images, few = bytes(12_000_000), [1, 2, 3]
+
+    def train(lr: float) -> int:
+        return len(images) + len(few)
+
+    text = parcel.weigh((train, (), {"lr": 0.1}), "the function 'train'", 12_000_500)
+    assert "is 12.0 MB pickled" in text
+    assert "the largest parts are variable 'images' (bytes, 12.0 MB)." in text
+    assert "few" not in text
+
+
+def test_a_loop_reports(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def loop(**options: bool) -> list[str]:
+        log = LoopLog(**options)
+        log.epoch_begin(0)
+        log.batch_end(0, loss=0.51234)
+        log.epoch_end(0, loss=0.25, note="good")
+        return capsys.readouterr().out.splitlines()
+
+    begin, batch, end = loop(per_batch_log=True)
+    assert (begin, batch) == ("Epoch 0 begins", "Epoch 0 batch 0, loss=0.5123")
+    assert end.startswith("Epoch 0 ended after ")
+    assert "loss=0.25, note=good, " in end
+    assert len(loop()) == 2
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    assert loop(per_batch_log=True) == []
+
+
+def test_local_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    def train(scale: float) -> float:
+        log_to_driver(f"rank {os.environ['HOROVOD_RANK']}")
+        print("printed")
+        return scale * int(os.environ["HOROVOD_SIZE"])
+
+    assert HorovodRunner(np=-2).run(train, scale=1.5) == 3.0
+    lines = sorted(capsys.readouterr().out.splitlines())
+    assert lines == ["[0]<stdout>:printed", "[1]<stdout>:printed", "rank 0", "rank 1"]

@@ -1,0 +1,179 @@
+"""A standalone master and two workers, as on a cluster: authenticated and encrypted, with GPUs from Spark's resource
+API, and with executors whose Python has no Farandole, or another one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+
+from farandole.errors import JobFailedError
+from farandole.spark import HorovodRunner, get_available_devices, run
+from tests.launch.tools import wait_until
+from tests.spark import tools
+
+HOME = Path(pyspark.__file__).parent
+SECRET = "between the machines of this cluster"
+
+
+class Cluster:
+    """The daemons, in the environment of machines that know nothing of this checkout."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        os.environ.setdefault(tools.MARK, "standalone")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FARANDOLE_SP"))}
+        options = f"-Dspark.authenticate=true -Dspark.authenticate.secret='{SECRET}'"
+        self.env = {**kept, "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": options}
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.port = free_port()
+        self.url = f"spark://127.0.0.1:{self.port}"
+
+    def start(self, name: str, kind: str, *arguments: str) -> None:
+        command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}", *arguments]
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.processes.append(subprocess.Popen(command, env=self.env, stdout=log, stderr=log, cwd=self.folder))
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def free_port() -> int:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as sock:
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("standalone")
+    cluster = Cluster(folder)
+    cluster.start("master", "master.Master", "--host", "127.0.0.1", "--port", str(cluster.port), "--webui-port", "0")
+    try:
+        assert wait_until(lambda: "I have been elected leader" in cluster.log("master"), 90), cluster.log("master")
+        for index in range(2):
+            discover = folder / f"gpu{index}.sh"
+            discover.write_text(f'#!/bin/sh\necho \'{{"name": "gpu", "addresses": ["{5 - index}"]}}\'\n')
+            discover.chmod(0o755)
+            properties = folder / f"worker{index}.conf"
+            properties.write_text(
+                f"spark.worker.resource.gpu.amount 1\nspark.worker.resource.gpu.discoveryScript {discover}\n"
+            )
+            cluster.start(
+                f"worker{index}", "worker.Worker", cluster.url, "--host", "127.0.0.1", "--cores", "1", "--memory", "1g",
+                "--webui-port", "0", "--work-dir", str(folder / f"work{index}"), "--properties-file", str(properties),
+            )  # fmt: skip
+        for index in range(2):
+            name = f"worker{index}"
+            assert wait_until(lambda: "Successfully registered" in cluster.log(name), 90), cluster.log(name)  # noqa: B023
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def python(machines: Cluster) -> str:
+    """The executors' interpreter: that of this environment, with a package of ours that is another version."""
+    old = machines.folder / "old" / "cloudpickle"
+    old.mkdir(parents=True)
+    (old / "__init__.py").write_text("raise ImportError('too old')\n")
+    script = machines.folder / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="{old.parent}:$PYTHONPATH" exec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.fixture(scope="module")
+def spark(machines: Cluster, python: str) -> Iterator[Any]:
+    conf = {
+        "spark.authenticate": "true", "spark.authenticate.secret": SECRET, "spark.network.crypto.enabled": "true",
+        "spark.io.encryption.enabled": "true", "spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m",
+        "spark.executor.resource.gpu.amount": "1", "spark.task.resource.gpu.amount": "1",
+        "spark.pyspark.python": python,
+    }  # fmt: skip
+    with tools.session(machines.url, **conf) as found:
+        yield found
+
+
+def who() -> tuple[int, str, list[str], str]:
+    import cloudpickle
+
+    from farandole import context
+
+    context.init()
+    return context.rank(), os.environ["CUDA_VISIBLE_DEVICES"], get_available_devices(), cloudpickle.__file__
+
+
+def test_gpus_and_packages_that_are_sent_along(spark: Any, machines: Cluster) -> None:
+    script = "import importlib.util as util; print(util.find_spec('farandole'))"
+    assert subprocess.run(
+        [sys.executable, "-c", script], env=machines.env, cwd="/", capture_output=True, text=True
+    ).stdout == "None\n", "the executors' Python has no Farandole of its own"  # fmt: skip
+    with tools.Clean(spark):
+        results = run(who, num_proc=2)
+    assert [rank for rank, *_ in results] == [0, 1]
+    visible = results[0][1].split(",")
+    assert sorted(visible) == ["4", "5"]
+    assert all(each[1].split(",") == visible for each in results)
+    assert [each[2] for each in results] == [["0"], ["1"]]
+    for *_, file in results:
+        assert "/farandole-" in file, "the driver's, unpacked in a folder of Spark's"
+
+
+def test_a_second_job_finds_them_unpacked(spark: Any) -> None:
+    assert {each[3] for each in run(who, num_proc=2)} == {each[3] for each in run(who, num_proc=2)}
+
+
+def test_the_drivers_modules_are_not_the_executors(spark: Any) -> None:
+    with tools.Clean(spark), pytest.raises(JobFailedError, match="No module named 'only_here'"):
+        HorovodRunner(np=2).run(lambda: __import__("only_here"))
+
+
+def test_a_function_of_a_file_that_was_added(spark: Any, tmp_path: Path) -> None:
+    module = tmp_path / "added_module.py"
+    module.write_text("def double(x):\n    return 2 * x\n")
+    spark.sparkContext.addPyFile(str(module))
+    sys.modules.pop("added_module", None)
+
+    def work() -> int:
+        import added_module  # type: ignore[import-not-found]
+
+        return int(added_module.double(4))
+
+    assert HorovodRunner(np=2).run(work) == 8
+
+
+def test_an_executor_that_is_killed_is_replaced(spark: Any, tmp_path: Path) -> None:
+    def work(folder: str) -> None:
+        import time
+
+        if os.environ["FARANDOLE_RANK"] == "1":
+            jvm = parent(parent(os.getppid()))
+            os.kill(jvm, 9)
+        time.sleep(1000)
+
+    with tools.Clean(spark), pytest.raises(JobFailedError, match=r"Rank 1 on .* its Spark task was lost: .*137"):
+        HorovodRunner(np=2).run(work, folder=str(tmp_path))
+    with tools.Clean(spark):
+        assert HorovodRunner(np=2).run(who)[0] == 0
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,0 +1,93 @@
+"""Spark sessions for tests, and what a job may have left on their executors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from tests.launch.tools import wait_until as wait_until
+
+LIMIT = 30.0  # seconds in which every failure must be over
+MARK = "FARANDOLE_TEST"  # in the environment of a session's JVM, of its executors and of their ranks
+WORK = Path(pyspark.__file__).parent / "work"  # where local-cluster keeps what executors write
+
+
+@contextlib.contextmanager
+def session(master: str, **conf: str) -> Iterator[SparkSession]:
+    """A session, stopped afterwards; its executors are there when it begins."""
+    before = set(WORK.glob("app-*"))
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # Spark would take the first python3 of PATH
+    os.environ.setdefault(MARK, uuid.uuid4().hex)
+    builder: Any = SparkSession.builder.master(master).appName("farandole tests")
+    fixed = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    for name, value in {**fixed, **conf}.items():
+        builder = builder.config(name, value)
+    found = builder.getOrCreate()
+    found.sparkContext.setLogLevel("OFF")
+    try:
+        yield found
+    finally:
+        found.stop()
+        for folder in set(WORK.glob("app-*")) - before:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def processes(words: str, where: str) -> list[int]:
+    """Processes of our sessions with ``words`` in their "environ" or "cmdline"."""
+    found, mark = [], f"{MARK}={os.environ.get(MARK)}".encode()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                ours = mark in (folder / "environ").read_bytes() and words.encode() in (folder / where).read_bytes()
+                if ours and state not in "ZX":
+                    found.append(int(folder.name))
+    return found
+
+
+def left() -> list[int]:
+    """Ranks, what they started, and their nannies."""
+    return processes("FARANDOLE_TASK=", "environ") + processes("FARANDOLE_TASK=", "cmdline")
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+class Clean:
+    """``with Clean(spark):`` a job may do what it likes inside; afterwards nothing of it may be left anywhere."""
+
+    def __init__(self, spark: SparkSession, seconds: float = 100.0) -> None:
+        self.spark, self.seconds = spark, seconds
+
+    def __enter__(self) -> Clean:
+        self.began = time.monotonic()
+        self.files = len(os.listdir("/proc/self/fd"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        took = time.monotonic() - self.began
+        assert took < self.seconds, f"it took {took:.1f} s"
+        assert wait_until(lambda: not left(), 8.0), f"processes are left: {[command(pid) for pid in left()]}"
+        context = self.spark.sparkContext
+        if context._jsc is not None:
+            tracker = context.statusTracker()
+            assert wait_until(lambda: not tracker.getActiveJobsIds(), 8.0), "a Spark job is left"
+
+
+def command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return f"{pid}: {Path(f'/proc/{pid}/cmdline').read_bytes().replace(bytes(1), b' ').decode()}"
+    return str(pid)
