@@ -116,6 +116,29 @@ def test_a_flag_wins_over_the_environment(started: list[Job], monkeypatch: pytes
     assert (started[0].settings.cycle_time, started[0].settings.cache_capacity) == (9.0, 6)
 
 
+def test_ranks_see_what_was_said() -> None:
+    """Also what is the default anyway, and a flag rather than the environment."""
+    around = {"HOROVOD_FUSION_THRESHOLD": "67108864", "HOROVOD_CACHE_CAPACITY": "6"}
+    given = ["--cache-capacity", "1024", "--stall-check-warning-time-seconds", "60", "--gloo-timeout-seconds", "7"]
+    done = tools.horovodrun("-np", "1", *given, "env", **around)
+    lines = done.stdout.splitlines()
+    for said in (
+        "FUSION_THRESHOLD=67108864", "CACHE_CAPACITY=1024", "STALL_CHECK_TIME_SECONDS=60", "GLOO_TIMEOUT_SECONDS=7",
+    ):  # fmt: skip
+        assert f"[0]<stdout>:HOROVOD_{said}" in lines
+    assert not any("HOROVOD_AUTOTUNE" in line for line in lines)
+
+
+def test_parsed_flags_have_horovods_names() -> None:
+    line = "-np 2 --gloo --tcp --slots-per-host 3 --network-interfaces lo --blacklist-cooldown-range 1 2 true"
+    options = horovodrun.parse_args(line.split())
+    assert (options.use_gloo, options.use_mpi, options.use_jsrun, options.tcp_flag) == (True, None, None, True)
+    assert (options.num_proc, options.slots, options.nics, options.cooldown_range) == (2, 3, "lo", [1, 2])
+    assert options.log_with_timestamp is None
+    for flag, shown in (("--log-hide-timestamp", False), ("--log-with-timestamp", True)):
+        assert horovodrun.parse_args(["-np", "2", flag, "true"]).log_with_timestamp is shown
+
+
 def test_what_has_no_effect_is_said_in_a_line_each(started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
     line = "-np 1 --mpi --disable-cache -p 22 --network-interfaces lo --slots-per-host 2 --torus-allreduce true"
     assert horovodrun.main(line.split()) == 0

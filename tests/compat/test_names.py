@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from tests.compat.tools import ROOT, SOURCE, code, python
 MODULES = """
 horovod horovod.common horovod.common.basics horovod.common.elastic horovod.common.exceptions
 horovod.common.process_sets horovod.common.util horovod.data horovod.data.data_loader_base horovod.runner
-horovod.runner.launch
+horovod.runner.launch horovod.spark horovod.spark.task
 """
 TORCH_MODULES = """
 horovod.torch horovod.torch.mpi_ops horovod.torch.functions horovod.torch.compression horovod.torch.optimizer
@@ -46,10 +48,35 @@ def test_what_needs_no_framework_loads_none() -> None:
     assert code(f"import sys, {', '.join(names)}; print('torch' in sys.modules)") == "False"
 
 
-@pytest.mark.parametrize("name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "ray"])
+@pytest.mark.parametrize("name", ["tensorflow", "tensorflow.keras"])
+@pytest.mark.skipif(find_spec("tensorflow") is not None, reason="it is there")
+def test_a_framework_that_is_not_installed_is_named(name: str) -> None:
+    said = code(f"try:\n    import horovod.{name}\nexcept ImportError as error:\n    print(error)")
+    assert said.startswith("Extension horovod.tensorflow has not been built: tensorflow is not installed")
+
+
+@pytest.mark.parametrize("name", ["ray"])
 def test_what_is_not_there_says_so_in_horovods_words(name: str) -> None:
     said = code(f"try:\n    import horovod.{name}\nexcept ImportError as error:\n    print(error)")
     assert said.startswith(f"Extension horovod.{name.split('.')[0]} has not been built: this version of Farandole")
+
+
+@pytest.mark.parametrize("name", ["keras", "torch", "lightning", "common"])
+def test_the_estimators_are_not_there_yet(name: str) -> None:
+    said = code(f"try:\n    import horovod.spark.{name}\nexcept ImportError as error:\n    print(error)")
+    assert said.startswith(
+        f"Extension horovod.spark.{name} has not been built: this version of Farandole does not have Sp"
+    )
+
+
+@pytest.mark.parametrize("name", ["keras", "mxnet"])
+def test_a_framework_that_is_not_installed_is_named_in_horovods_words(name: str) -> None:
+    said = code(
+        "import sys\n"
+        f"sys.modules[{name!r}] = None\n"
+        f"try:\n    import horovod.{name}\nexcept ImportError as error:\n    print(error)"
+    )
+    assert said == f"Extension horovod.{name} has not been built: {name} is not installed (pip install {name})"
 
 
 def test_what_belongs_to_elastic_jobs_raises_one_clear_error_when_it_is_used() -> None:
@@ -94,12 +121,16 @@ class TestHorovodRunner:
         done = python(script)
         assert (done.returncode, done.stdout) == (0, "(0, 5.0)\n"), done.stderr
 
+    def test_the_names_of_databricks(self) -> None:
+        names = "sparkdl.horovod:log_to_driver sparkdl.horovod.runner_base:HorovodRunner"
+        assert code(
+            f"import importlib\nfor each in {names.split()}:\n    module, _, name = each.partition(':')\n"
+            "    print(getattr(importlib.import_module(module), name).__module__)"
+        ) == "farandole.launch.notes\nfarandole.spark.runner"  # fmt: skip
+
     @pytest.mark.parametrize(
         ("call", "says"),
         [
-            ("np=2", "NotImplementedError: HorovodRunner(np=2) is not available: this version of Farandole does not "),
-            ("np=2", "np=-2 runs 2 processes on this machine"),
-            ("np=0", "np=-N runs N processes here"),
             ("np='2'", "np='2' is a str"),
             ("np=-1, driver_log_verbosity='loud'", "driver_log_verbosity='loud' must be 'all' or 'log_callback_only'"),
             ("2", "TypeError"),
@@ -109,6 +140,13 @@ class TestHorovodRunner:
         done = python("-c", f"from sparkdl import HorovodRunner; HorovodRunner({call})")
         assert done.returncode == 1
         assert says in done.stderr
+
+    def test_without_pyspark_it_says_what_is_missing(self) -> None:
+        if importlib.util.find_spec("pyspark") is not None:
+            pytest.skip("pyspark is installed")
+        done = python("-c", "from sparkdl import HorovodRunner; HorovodRunner(np=2).run(print)")
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].endswith("pip install pyspark")
 
 
 def test_horovod_run_is_the_api_mode() -> None:

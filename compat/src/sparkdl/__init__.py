@@ -4,6 +4,6 @@ from farandole.compat import check_alone
 
 check_alone("sparkdl")
 
-from farandole.compat.runner import HorovodRunner  # noqa: E402
+from farandole.spark import HorovodRunner  # noqa: E402
 
 __all__ = ["HorovodRunner"]

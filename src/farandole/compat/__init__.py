@@ -12,10 +12,7 @@ from typing import Any, NoReturn
 HOROVOD = "0.28.1"  # the version whose API this is: what ``horovod.__version__`` says
 
 _LATER = {
-    "tensorflow": "a binding for TensorFlow",
-    "keras": "a binding for Keras",
-    "mxnet": "a binding for MXNet",
-    "spark": "running on Spark (horovod.spark.run, run_elastic, Estimators, Store)",
+    "spark": "Spark's Estimators and Store (horovod.spark.run and HorovodRunner are there)",
     "ray": "running on Ray (RayExecutor)",
     "elastic": "elastic jobs (State, run, host discovery)",
 }

@@ -41,8 +41,8 @@ def apply(options: argparse.Namespace, content: dict[str, Any]) -> list[str]:
     if controller is not None:
         if str(controller).lower() not in CONTROLLERS:
             raise SettingsError(f"No such controller supported: {controller}")
-        if not any(getattr(options, name) for name in CONTROLLERS):
-            setattr(options, str(controller).lower(), True)
+        if not any(getattr(options, f"use_{name}") for name in CONTROLLERS):
+            setattr(options, f"use_{str(controller).lower()}", True)
     for section, value in content.items():
         if section in _SECTIONS and isinstance(value, dict):
             for key, each in value.items():

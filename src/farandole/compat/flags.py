@@ -25,10 +25,11 @@ class Flag(NamedTuple):
     note: str = ""
     section: str = ""  # where the configuration file has it
     key: str = ""
+    name: str = ""  # of the option, where Horovod's is not that of the flag
 
     @property
     def dest(self) -> str:
-        return self.names[-1].lstrip("-").replace("-", "_")
+        return self.name or self.names[-1].lstrip("-").replace("-", "_")
 
 
 # What a rank is told, by its environment. The section and key are those of the configuration file.
@@ -82,7 +83,7 @@ TUNABLE = (
     Flag(("--log-hide-timestamp", "--log-without-timestamp"), bool, "log lines without their time",
          "HOROVOD_LOG_HIDE_TIME", no="--log-with-timestamp", section="logging", key="hide_timestamp"),
     Flag(("--start-timeout",), int, "seconds for all ranks to start", "HOROVOD_START_TIMEOUT"),
-    Flag(("--tcp",), bool, "TCP only", "NCCL_IB_DISABLE"),
+    Flag(("--tcp",), bool, "TCP only", "NCCL_IB_DISABLE", name="tcp_flag"),
 )  # fmt: skip
 
 # What the launcher itself is told.
@@ -97,21 +98,21 @@ OWN = (
     Flag(("--host-discovery-script",), str, "elastic jobs (not available yet)"),
     Flag(("--min-np", "--min-num-proc"), int, "elastic jobs (not available yet)"),
     Flag(("--max-np", "--max-num-proc"), int, "elastic jobs (not available yet)"),
-    Flag(("--slots-per-host",), int, "of elastic jobs", note="this is not an elastic job"),
+    Flag(("--slots-per-host",), int, "of elastic jobs", note="this is not an elastic job", name="slots"),
     Flag(("--elastic-timeout",), int, "of elastic jobs", note="this is not an elastic job"),
     Flag(("--reset-limit",), int, "of elastic jobs", note="this is not an elastic job"),
     Flag(("--disable-cache",), bool, "check hosts anew", note="nothing is cached"),
-    Flag(("--network-interface", "--network-interfaces"), str, "networks to use", note=_LOCAL),
+    Flag(("--network-interface", "--network-interfaces"), str, "networks to use", note=_LOCAL, name="nics"),
     Flag(("-p", "--ssh-port"), int, "port of ssh", note=_LOCAL),
     Flag(("-i", "--ssh-identity-file"), str, "identity of ssh", note=_LOCAL),
     Flag(("--mpi-args",), str, "arguments of mpirun", note=_NO_MPI, section="library_options", key="mpi_args"),
     Flag(("--binding-args",), str, "arguments of mpirun", note=_NO_MPI, section="library_options", key="binding_args"),
-    Flag(("--gloo",), bool, "ranks are started without mpirun: always so"),
-    Flag(("--mpi",), bool, "ranks are started by mpirun", note=_NO_MPI + "; they are started directly"),
-    Flag(("--jsrun",), bool, "ranks are started by jsrun"),
+    Flag(("--gloo",), bool, "ranks are started without mpirun: always so", name="use_gloo"),
+    Flag(("--mpi",), bool, "ranks are started by mpirun", note=_NO_MPI + "; they are started directly", name="use_mpi"),
+    Flag(("--jsrun",), bool, "ranks are started by jsrun", name="use_jsrun"),
 )
 
-TOGETHER = (("hosts", "hostfile", "host_discovery_script"), ("gloo", "mpi", "jsrun"))
+TOGETHER = (("hosts", "hostfile", "host_discovery_script"), ("use_gloo", "use_mpi", "use_jsrun"))
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 
@@ -125,7 +126,10 @@ def parser() -> argparse.ArgumentParser:
     made = _Parser(prog="horovodrun", usage=USAGE)
     made.add_argument("-v", "--version", action="store_true", help="show the version")
     made.add_argument("-cb", "--check-build", action="store_true", help="show what there is, and exit")
-    made.add_argument("--blacklist-cooldown-range", nargs=2, type=int, metavar=("MIN", "MAX"), help="of elastic jobs")
+    made.add_argument(
+        "--blacklist-cooldown-range", dest="cooldown_range", nargs=2, type=int, metavar=("MIN", "MAX"),
+        help="of elastic jobs",
+    )  # fmt: skip
     for flag in (*OWN, *TUNABLE):
         if flag.kind is bool:
             made.add_argument(*flag.names, dest=flag.dest, action="store_const", const=True, help=flag.doc)
@@ -152,7 +156,7 @@ def check(options: argparse.Namespace) -> None:
     if noise is not None and noise > 1:
         raise SettingsError(f"autotune_gaussian_process_noise={noise} must be in [0, 1]")
     for names in TOGETHER:
-        given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
+        given = [f"--{name.removeprefix('use_').replace('_', '-')}" for name in names if getattr(options, name)]
         if len(given) > 1:
             raise SettingsError(f"{' and '.join(given)} exclude each other: give one of them")
     level = options.log_level

@@ -53,6 +53,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options = flags.parser().parse_args(sys.argv[1:] if argv is None else list(argv))
     told = config_file.apply(options, config_file.read(options.config_file)) if options.config_file else []
     flags.check(options)
+    hide = options.log_without_timestamp
+    options.log_with_timestamp = None if hide is None else not hide  # its name in Horovod
     for line in (*told, *flags.notes(options)):
         sys.stderr.write(f"horovodrun: {line}\n")
     return options
@@ -63,7 +65,7 @@ def job(options: argparse.Namespace) -> Job:
     for name in ("host_discovery_script", "min_num_proc", "max_num_proc"):
         if getattr(options, name) is not None:
             raise missing(f"horovodrun --{name.replace('_', '-')}", "elastic")
-    if options.jsrun:
+    if options.use_jsrun:
         where = "" if "LSB_JOBID" in os.environ else f"{_NO_LSF} "
         raise SettingsError(f"--jsrun: {where}This version of Farandole starts ranks on this machine only")
     if options.num_proc is None:

@@ -1,4 +1,4 @@
-"""``horovod.run``, and ``sparkdl.HorovodRunner`` on local processes: a function on several ranks."""
+"""``horovod.run``: a function on several ranks."""
 
 from __future__ import annotations
 
@@ -65,25 +65,3 @@ def _renamed(name: str, value: Any, old_name: str, old: Any) -> Any:
         return value
     warnings.warn(f"{old_name} is deprecated, use {name} instead", DeprecationWarning, stacklevel=3)
     return old
-
-
-class HorovodRunner:
-    """``HorovodRunner(np=-2).run(train, lr=0.1)``: ``train(lr=0.1)`` on two processes of this machine.
-
-    ``np``: minus the number of processes. A positive number asks for Spark tasks, which are not available yet.
-    ``driver_log_verbosity``: "all" or "log_callback_only"; local processes show everything they print.
-    """
-
-    def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
-        if isinstance(np, bool) or not isinstance(np, int):
-            raise SettingsError(f"np={np!r} is a {type(np).__name__}: it must be a whole number, -N for N processes")
-        if driver_log_verbosity not in ("all", "log_callback_only"):
-            raise SettingsError(f"driver_log_verbosity={driver_log_verbosity!r} must be 'all' or 'log_callback_only'")
-        if np >= 0:
-            hint = f"; np=-{np} runs {np} processes on this machine" if np else "; np=-N runs N processes here"
-            raise NotImplementedError(f"{missing(f'HorovodRunner(np={np})', 'spark')}{hint}")
-        self.num_processor = np
-
-    def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
-        """Call ``main(**kwargs)`` on every rank; rank 0's value."""
-        return api.Runner(np=-self.num_processor).run(main, **kwargs)

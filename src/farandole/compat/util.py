@@ -18,7 +18,11 @@ from farandole.compat import not_built
 from farandole.frontend import built
 
 T = TypeVar("T")
-BINDINGS = {"torch": "farandole.torch"}  # those that stand; horovod.<name> exists for each
+# those that stand; horovod.<name> exists for each
+BINDINGS = {
+    "torch": "farandole.torch", "tensorflow": "farandole.tensorflow", "mxnet": "farandole.mxnet",
+    "keras": "farandole.keras",
+}  # fmt: skip
 FRAMEWORKS = ("tensorflow", "torch", "mxnet")
 
 

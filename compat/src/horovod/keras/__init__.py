@@ -1,3 +1,11 @@
-from farandole.compat import not_built
+"""``import horovod.keras as hvd``: farandole.keras."""
 
-raise not_built("horovod.keras")
+from horovod.common.util import check_extension
+
+check_extension("horovod.keras", "HOROVOD_WITH_TENSORFLOW", __file__)
+
+from farandole.keras import *  # noqa: E402,F403
+from farandole.keras import __all__ as _names  # noqa: E402
+from horovod.keras import callbacks, elastic  # noqa: E402
+
+__all__ = [*_names, "callbacks", "elastic"]

@@ -1,3 +1,5 @@
-from farandole.compat import not_built
+"""``horovod.spark.run`` on Farandole."""
 
-raise not_built("horovod.spark")
+from farandole.spark import run, run_elastic
+
+__all__ = ["run", "run_elastic"]

@@ -1,0 +1,6 @@
+from farandole.frontend.compression import Compressor, NoneCompressor
+from farandole.mxnet import Compression
+
+FP16Compressor = Compression.fp16
+
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]

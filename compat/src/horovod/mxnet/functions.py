@@ -1,0 +1,3 @@
+from farandole.mxnet import allgather_object, broadcast_object
+
+__all__ = ["allgather_object", "broadcast_object"]

@@ -1,0 +1,3 @@
+from farandole.compat import not_built
+
+raise not_built("horovod.spark.lightning")

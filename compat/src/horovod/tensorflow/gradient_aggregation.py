@@ -1,0 +1,3 @@
+from farandole.tensorflow import LocalGradientAggregationHelper
+
+__all__ = ["LocalGradientAggregationHelper"]

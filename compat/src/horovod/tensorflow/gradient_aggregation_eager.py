@@ -1,0 +1,3 @@
+from farandole.tensorflow import LocalGradientAggregationHelper as LocalGradientAggregationHelperEager
+
+__all__ = ["LocalGradientAggregationHelperEager"]

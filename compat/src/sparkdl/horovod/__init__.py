@@ -1,0 +1,3 @@
+from farandole.spark import log_to_driver
+
+__all__ = ["log_to_driver"]

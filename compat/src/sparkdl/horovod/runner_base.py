@@ -1,0 +1,3 @@
+from farandole.spark import HorovodRunner
+
+__all__ = ["HorovodRunner"]

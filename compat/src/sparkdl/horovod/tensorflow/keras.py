@@ -1,0 +1,3 @@
+from farandole.spark.keras import LogCallback
+
+__all__ = ["LogCallback"]
