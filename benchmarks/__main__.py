@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.samples import Case
+from benchmarks.steps import FRAMEWORKS
 
 ALL = ("allreduce", "step", "start")
 
@@ -23,6 +24,12 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("what", nargs="*", metavar="allreduce|step|start", help="what to measure (default: all three)")
     found.add_argument("-np", "--num-proc", "--np", dest="size", type=int, default=2, help="ranks (default: 2)")
+    found.add_argument(
+        "--framework", choices=FRAMEWORKS, default="torch", help="whose training step (default: torch); for step alone"
+    )
+    found.add_argument(
+        "--launcher", choices=("local", "spark"), default="local", help="how jobs start (default: local); start alone"
+    )
     found.add_argument("--json", type=Path, metavar="FILE", help="write every sample and the machine's facts here")
     found.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a picture (needs matplotlib)")
     found.add_argument("--quick", action="store_true", help="few repetitions and small sizes: to try it out")
@@ -44,23 +51,33 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
             found.error(f"--{flag}={path} cannot be written: name a file in a folder that exists and is yours")
     if chosen.plot is not None and chosen.plot.suffix != ".png":
         found.error(f"--plot={chosen.plot} must end in .png")
-    for package, needed in (("torch", True), ("matplotlib", chosen.plot is not None)):
-        if needed and find_spec(package) is None:
-            found.error(f"{package} is not installed; pip install 'farandole[bench]'")
-    chosen.what = [each for each in ALL if each in chosen.what] or list(ALL)
+    every = ALL if chosen.framework == "torch" else ("step",)
+    chosen.what = [each for each in ALL if each in chosen.what] or list(every)
+    odd = [each for each in chosen.what if each not in every]
+    if odd:
+        found.error(f"--framework={chosen.framework} is about steps; {odd[0]} is measured with torch")
+    if chosen.launcher == "spark" and chosen.what != ["start"]:
+        found.error("--launcher=spark is about starting: farandole bench start --launcher spark")
+    spark = ["pyspark", "pandas", "pyarrow"] if chosen.launcher == "spark" else []  # TorchDistributor needs the others
+    packages = [*FRAMEWORKS[chosen.framework].packages, *spark]
+    for package in (*packages, *["matplotlib"] * (chosen.plot is not None)):
+        if find_spec(package) is None:
+            extra = "bench" if package in ("torch", "matplotlib") else chosen.framework
+            wanted = package if package in spark else f"farandole[{extra}]"
+            found.error(f"{package} is not installed; pip install '{wanted}'")
     return chosen
 
 
 def run(chosen: argparse.Namespace) -> Iterator[Case]:
-    from benchmarks import crew, start
+    from benchmarks import crew, start, start_spark
 
     inside = [each for each in chosen.what if each != "start"]
     if inside:
-        if crew.mpirun(chosen.size) is None:
+        if chosen.framework == "torch" and crew.mpirun(chosen.size) is None:
             say("mpi4py or mpirun is not installed: Open MPI takes no part (pip install 'farandole[bench]')")
-        yield from crew.measure(inside, chosen.size, chosen.quick)
+        yield from crew.measure(inside, chosen.size, chosen.quick, chosen.framework)
     if "start" in chosen.what:
-        yield from start.cases(chosen.size, chosen.quick)
+        yield from (start if chosen.launcher == "local" else start_spark).cases(chosen.size, chosen.quick)
 
 
 def say(text: str) -> None:
@@ -93,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     report.show(cases)
     if chosen.json:
-        report.write_json(chosen.json, report.document(cases, chosen.size, arguments))
+        report.write_json(chosen.json, report.document(cases, chosen.size, arguments, chosen.framework))
     if chosen.plot:
         from benchmarks import plot
 

@@ -10,6 +10,7 @@ import torch
 
 import farandole.torch as hvd
 from benchmarks.samples import GLOO, GLOO_FLAT, Case, interleave
+from benchmarks.steps.torch import Team
 
 # (name, bytes, operations per sample): small ones are repeated until a sample is long enough to time.
 SIZES = [
@@ -19,11 +20,12 @@ SIZES = [
     ("16 MiB", 16 << 20, 4),
     ("64 MiB", 64 << 20, 2),
 ]
-TENSORS, ELEMENTS = 200, 10_000
+TENSORS, ELEMENTS, TIMES = 200, 10_000, 5
 REPETITIONS = 31
 
 
-def cases(peers: Sequence[Any], quick: bool) -> Iterator[Case]:
+def cases(team: Team, quick: bool) -> Iterator[Case]:
+    peers = team.peers
     repetitions = 3 if quick else REPETITIONS
     for name, nbytes, per_sample in SIZES[:3] if quick else SIZES:
         tensor = torch.empty(nbytes // 4)
@@ -51,8 +53,8 @@ def many(peers: Sequence[Any], count: int, repetitions: int) -> Case:
         if peer.name == GLOO:
             contenders[GLOO_FLAT] = partial(peer.allreduce, flat)
             check(GLOO_FLAT, contenders[GLOO_FLAT], settle, [flat])
-    samples = interleave(contenders, repetitions=repetitions, per_sample=2, before=hvd.barrier, after=settle)
-    return Case("allreduce", f"{count} x {ELEMENTS:,} floats", samples, 2, count * ELEMENTS * 4)
+    samples = interleave(contenders, repetitions=repetitions, per_sample=TIMES, before=hvd.barrier, after=settle)
+    return Case("allreduce", f"{count} x {ELEMENTS:,} floats", samples, TIMES, count * ELEMENTS * 4)
 
 
 def settlers(peers: Sequence[Any]) -> dict[str, Callable[[], None]]:

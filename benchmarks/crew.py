@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.samples import Case
+from benchmarks.steps import FRAMEWORKS
 from farandole.config import Settings
 from farandole.handshake import new_secret
 from farandole.store import StoreServer
@@ -40,6 +41,7 @@ class Plan:
     benchmarks: list[str]
     quick: bool
     meeting: str  # the file in which Gloo's ranks meet
+    framework: str = "torch"
 
     def environment(self, rank: int) -> dict[str, str]:
         places = Settings(rank=rank, size=self.size, local_rank=rank, local_size=self.size, cross_rank=0, cross_size=1)
@@ -61,18 +63,19 @@ def mpirun(size: int) -> list[str] | None:
     ]  # fmt: skip
 
 
-def measure(benchmarks: Sequence[str], size: int, quick: bool) -> Iterator[Case]:
+def measure(benchmarks: Sequence[str], size: int, quick: bool, framework: str = "torch") -> Iterator[Case]:
     """Cases as they are done. Raises BenchmarkError when a rank fails; leaves no process either way."""
     secret = new_secret()
     store = StoreServer(secret)
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
-        plan = Plan(size, list(benchmarks), quick, str(Path(folder, "gloo")))
+        plan = Plan(size, list(benchmarks), quick, str(Path(folder, "gloo")), framework)
         env = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
             "TMPDIR": folder,  # mpirun keeps its session here; a short path, and gone with us
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            **FRAMEWORKS[framework].environment,
             **Settings(store=store.address, secret=secret).to_env(),
         }
         ranks = _start(plan, env, Path(folder, "stderr"))
@@ -91,7 +94,7 @@ def measure(benchmarks: Sequence[str], size: int, quick: bool) -> Iterator[Case]
 
 def _start(plan: Plan, env: dict[str, str], log: Path) -> list[subprocess.Popen[str]]:
     worker = [sys.executable, "-m", "benchmarks.worker", json.dumps(asdict(plan))]
-    launcher = mpirun(plan.size)
+    launcher = mpirun(plan.size) if plan.framework == "torch" else None
     if launcher:
         commands = [([*launcher, "-np", str(plan.size), *worker], env)]
     else:

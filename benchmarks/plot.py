@@ -13,11 +13,12 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 
 from benchmarks.report import COLUMNS, TITLES, seconds
-from benchmarks.samples import ALONE, DDP, GLOO, GLOO_FLAT, IMPORT, MPI, OURS, TOGETHER, TORCHRUN, Case
+from benchmarks.samples import ALONE, GLOO, GLOO_FLAT, IMPORT, MPI, OURS, PEERS, TOGETHER, TORCHRUN, Case
 
 COLOURS = {
-    OURS: "#d1495b", GLOO: "#30638e", DDP: "#30638e", TORCHRUN: "#30638e", GLOO_FLAT: "#7ea8be", MPI: "#edae49",
+    OURS: "#d1495b", GLOO: "#30638e", TORCHRUN: "#30638e", GLOO_FLAT: "#7ea8be", MPI: "#edae49",
     ALONE: "#b0b0b0", TOGETHER: "#808080", IMPORT: "#b0b0b0",
+    **dict.fromkeys(PEERS, "#30638e"),
 }  # fmt: skip
 
 

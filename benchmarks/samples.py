@@ -15,8 +15,12 @@ GLOO, GLOO_FLAT, MPI = "Gloo", "Gloo, one flat tensor", "Open MPI"
 ALONE = "one process"  # the other ranks wait
 TOGETHER = "no exchange"  # every rank trains by itself at the same time: the machine is shared, no gradient is
 DDP = "DDP on Gloo"
+MIRRORED = "MultiWorkerMirroredStrategy"  # TensorFlow's
+SHARDED = "jax.distributed on Gloo"
+PEERS = (DDP, MIRRORED, SHARDED)
 # Of the start, beside ours:
 TORCHRUN, IMPORT = "torchrun", "import torch"
+TORCH_DISTRIBUTOR, BARE_STAGE = "TorchDistributor", "bare stage, import torch"
 
 
 @dataclass(frozen=True)

@@ -19,22 +19,12 @@ def main() -> None:
     os.environ.update(plan.environment(rank))
     watch_the_parent(Path(plan.meeting).parent)
 
-    import torch
-
-    import farandole.torch as hvd
-    from benchmarks.peers import Gloo, Mpi, Ours
-
-    torch.set_num_threads(1)
-    hvd.init()
-    peers = [Ours(), Gloo(rank, plan.size, plan.meeting)]
-    if "OMPI_COMM_WORLD_RANK" in os.environ:
-        peers.append(Mpi())
+    team = importlib.import_module(f"benchmarks.steps.{plan.framework}").connect(rank, plan)
     for name in plan.benchmarks:
-        for case in importlib.import_module(f"benchmarks.{name}").cases(peers, plan.quick):
+        for case in importlib.import_module(f"benchmarks.{name}").cases(team, plan.quick):
             if rank == 0:
                 print(MARK + json.dumps(vars(case)), flush=True)
-    for peer in reversed(peers):
-        peer.close()
+    team.close()
 
 
 def watch_the_parent(folder: Path) -> None:

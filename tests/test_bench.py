@@ -15,6 +15,7 @@ import pytest
 from benchmarks import crew, report
 from benchmarks.__main__ import ALL, checked, main
 from benchmarks.samples import ALONE, DDP, GLOO, GLOO_FLAT, MPI, OURS, TOGETHER, TORCHRUN, Case, interleave
+from benchmarks.steps import FRAMEWORKS
 
 ROOT = Path(__file__).parent.parent
 
@@ -51,6 +52,18 @@ def test_the_added_time_is_counted_from_one_process() -> None:
     assert [list(column.cells) for column in rows[0].columns] == [["m"], ["4 ms"], ["12 ms"], ["3.0x"]]
 
 
+def test_a_framework_without_a_way_of_its_own_is_compared_with_nobody() -> None:
+    step = Case("step", "m", {ALONE: [0.010], TOGETHER: [0.012], OURS: [0.014]}, 5)
+    table = report.tables([step])[-1]
+    assert [str(column.header) for column in table.columns] == ["case", "added by Farandole"]
+    assert [list(column.cells) for column in table.columns] == [["m"], ["4 ms"]]
+
+
+def test_the_step_of_each_framework_has_its_file() -> None:
+    files = {path.stem for path in (ROOT / "benchmarks" / "steps").glob("*.py")} - {"__init__"}
+    assert files == FRAMEWORKS.keys()
+
+
 def test_the_table_has_a_row_per_case_and_a_dash_where_somebody_took_no_part() -> None:
     other = Case("allreduce", "many", {OURS: [1e-6], GLOO: [2e-6], GLOO_FLAT: [3e-6]})
     (table,) = report.tables([case(Gloo=[4.0, 4.0, 4.0]), other])
@@ -75,6 +88,8 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
         (["--np", "1"], "--np=1 must be at least 2"),
         (["--json", "/no/such/folder/x.json"], "--json=/no/such/folder/x.json cannot be written"),
         (["--plot", "picture.pdf"], "--plot=picture.pdf must end in .png"),
+        (["--framework", "theano"], "invalid choice: 'theano'"),
+        (["start", "--framework", "jax"], "--framework=jax is about steps; start is measured with torch"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_at_once(arguments, says, capsys: pytest.CaptureFixture[str]) -> None:

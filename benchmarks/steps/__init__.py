@@ -1,0 +1,57 @@
+"""A training step in each framework: one file per framework, named for it.
+
+``connect(rank, plan)`` of such a file joins this process to the job, and to that of the framework's own way to
+exchange gradients where it has one, and gives a ``Team``. What is measured is the same in all of them: an MLP and a
+convolutional network on random images, batches of 32, SGD with momentum, one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+BATCH, CLASSES = 32, 10
+LEARNING_RATE, MOMENTUM = 1e-3, 0.9
+# (what it is called, the name of its model in each framework)
+MODELS = [("MLP, 4.2 M parameters", "mlp"), ("conv net, 1.2 M parameters", "conv_net")]
+
+
+class Team(Protocol):
+    """The contenders of one framework, connected in this process."""
+
+    def turns(self, model: str) -> Mapping[str, Callable[[], object]]:
+        """Per contender, a function that takes one training step on this rank, and returns when it is done."""
+
+    def close(self) -> None: ...
+
+
+class Framework(NamedTuple):
+    """What a framework's benchmark needs to have installed."""
+
+    packages: tuple[str, ...]
+    environment: Mapping[str, str] = {}  # set before it is imported
+
+
+_QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": ""}
+FRAMEWORKS = {
+    "torch": Framework(("torch",)),
+    "tensorflow": Framework(("tensorflow", "tf_keras"), _QUIET_TENSORFLOW),
+    "keras": Framework(("keras", "torch"), {"KERAS_BACKEND": "torch"}),
+    "jax": Framework(("jax", "optax"), {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}),
+    "mxnet": Framework(("mxnet",), {"PYTHONWARNINGS": "ignore"}),
+}
+
+
+def meet(rank: int, size: int) -> list[str]:
+    """A host and port of every rank, that the framework's own servers may listen on."""
+    from farandole.store import StoreClient
+
+    store = StoreClient(os.environ["FARANDOLE_STORE"], os.environ["FARANDOLE_SECRET"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        store.set(f"bench/address/{rank}", f"127.0.0.1:{free.getsockname()[1]}".encode())
+    addresses = [store.get(f"bench/address/{each}", timeout=60.0).decode() for each in range(size)]
+    store.close()
+    return addresses
