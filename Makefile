@@ -1,5 +1,5 @@
 # make demo   train a digit classifier on two processes
-# make test   every test
+# make test   every test; TensorFlow, Keras, JAX and MXNet in environments of their own (tests/environments)
 # make check  style, types and room order: seconds
 # make bench  the speed table of the README (BENCH="allreduce --np 2")
 # All of it happens in .venv, which is set up once per content of pyproject.toml and constraints.txt.
@@ -21,6 +21,7 @@ demo: $(VENV)/.demo-$(inputs)
 
 test: $(VENV)/.dev-$(inputs)
 	$(bin)/python -m pytest
+	$(bin)/python -m tests.environments
 
 check: $(VENV)/.dev-$(inputs)
 	$(bin)/ruff check

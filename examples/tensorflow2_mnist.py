@@ -22,9 +22,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=50, help="images per process and step")
     parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one process")
-    parser.add_argument(
-        "--checkpoints", type=Path, metavar="DIR", help="where rank 0 saves after every epoch"
-    )
+    parser.add_argument("--checkpoints", type=Path, metavar="DIR", help="where rank 0 saves after every epoch")
     return parser.parse_args()
 
 

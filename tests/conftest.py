@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests import pool
+
+# Tests of a framework run where it is installed: `make test` runs them in the environments of tests/environments.
+FOLDERS = {name: name for name in ("torch", "tensorflow", "keras", "jax", "mxnet")} | {"pyspark": "spark"}
+collect_ignore = [folder for package, folder in FOLDERS.items() if not importlib.util.find_spec(package)]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "src" / "farandole"
 # From top to bottom. A room imports only from rooms on lines below its own.
 ROOMS = """
 __init__
-estimators inference jobs doctor
+estimators inference jobs doctor spark
 cli worker compat
 keras
 torch tensorflow jax mxnet numpy
@@ -42,8 +42,9 @@ LEVEL = {room: number for number, line in enumerate(ROOMS.split("\n")) for room 
 
 # Rooms that stand already; the others of ROOMS are to come.
 BUILT = [
-    "cli", "worker", "compat", "torch", "data", "strategies", "frontend", "context", "engine", "launch", "collectives",
-    "transports", "kernels", "store", "config", "registry", "log", "handshake", "contracts", "types", "errors",
+    "spark", "cli", "worker", "compat", "keras", "torch", "tensorflow", "jax", "mxnet", "numpy", "data", "strategies",
+    "frontend", "context", "engine", "launch", "collectives", "transports", "kernels", "store", "config", "registry",
+    "log", "handshake", "contracts", "types", "errors",
 ]  # fmt: skip
 
 # A heavy package, and the name of the file (or folder) that may import it.
@@ -70,7 +71,10 @@ def dotted(path: Path) -> str:
 
 
 def room(module: str) -> str:
-    """The room of ``engine.fusion``. The arithmetic that all wires share is one of its own, inside collectives/."""
+    """The room of ``engine.fusion``. The arithmetic that all wires share is one of its own, inside collectives/; and
+    farandole.tensorflow.keras is Keras, under the name that Horovod has given it."""
+    if module.split(".")[:2] == ["tensorflow", "keras"]:
+        return "keras"
     return "kernels" if module == "collectives.kernels" else module.split(".")[0]
 
 

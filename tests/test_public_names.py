@@ -9,7 +9,7 @@ import pytest
 
 import farandole
 
-# horovod.torch's names for this stage, and the errors that its users catch.
+# horovod.torch's names, and the errors that its users catch. (`elastic` comes with elastic jobs.)
 TORCH = """
 init shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous
 allreduce allreduce_async allreduce_ allreduce_async_
@@ -21,7 +21,11 @@ reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_as
 barrier poll synchronize
 broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object
 Compression DistributedOptimizer HorovodInternalError
-Average Sum Min Max Product
+Average Sum Min Max Product Adasum
+join sparse_allreduce_async SyncBatchNorm convert_sync_batchnorm
+ProcessSet global_process_set add_process_set remove_process_set
+start_timeline stop_timeline mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built
+ccl_built cuda_built rocm_built mpi_ops
 """
 
 

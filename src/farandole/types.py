@@ -1,4 +1,4 @@
-"""Frozen nouns that cross rooms: DType, ReduceOp, Kind, Buffer, Request, Response, Slot.
+"""Frozen nouns that cross rooms: DType, ReduceOp, Kind, Buffer, DeviceBuffer, Request, Response, Slot.
 
 Nothing here imports numpy: the launcher uses these nouns too, and must start in milliseconds.
 """
@@ -93,12 +93,31 @@ class Buffer(NamedTuple):
     out: Array
     dtype: DType
 
+    @property
+    def device(self) -> str:
+        """Whose memory it is, as a Request says it: CPU is the host's."""
+        return "CPU"
+
+
+class DeviceBuffer(Buffer):
+    """Memory of a GPU: ``data`` and ``out`` are flat tensors of the framework, of the dtype itself."""
+
+    __slots__ = ()
+
+    def beside(self) -> DeviceBuffer:
+        """The same with new memory for ``out``."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> str:
+        return "GPU"
+
 
 class Request(NamedTuple):
     """What one rank asks for: everything that all ranks must agree on, and nothing else. Hashable.
 
     ``shape`` is the local tensor's shape; ``group`` ties the members of a grouped call together
-    (an empty string for a lone tensor) and ``group_size`` says how many members there are.
+    (an empty string for a lone tensor) and ``group_size`` says how many members there are. ``device``: CPU or GPU.
     """
 
     name: str

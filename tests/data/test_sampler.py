@@ -110,6 +110,21 @@ def test_the_elastic_one_begins_anew_at_set_epoch(one_of_two: list[tuple[int, in
     assert len(list(sampler)) == 5
 
 
+def test_the_elastic_one_counts_batches_whatever_their_number(one_of_two: list[tuple[int, int]]) -> None:
+    """After resuming, some programs count on and others from 0."""
+    sampler = ElasticSampler(range(15))
+    assert (sampler.rank, sampler.num_replicas, sampler.num_samples, sampler.total_size) == (0, 2, 8, 16)
+    sampler.record_batch(0, 3)
+    state = sampler.state_dict()
+    sampler.record_batch(1, 3)
+    sampler.load_state_dict(state)
+    assert (sampler.processed_num, sampler.num_samples, sampler.total_size) == (6, 5, 10)
+    sampler.record_batch(1, 3)
+    assert sampler.processed_num == 12
+    sampler.record_batch(2, 3)  # a short one
+    assert sampler.processed_num == 15
+
+
 def test_a_short_last_batch_counts_for_what_it_is() -> None:
     sampler = DistributedSampler(10, 2, 0)
     for number in range(2):

@@ -1,0 +1,93 @@
+"""Runs tests in environments of their own: ``python -m tests.environments [NAME ...]``.
+
+``NAME.txt`` beside this file pins what an environment holds; its line ``# tests:`` says what is run there. An
+environment is built once per content of its pins, beside others of its kind in FARANDOLE_ENVIRONMENTS (by default a
+folder in the user's cache), so that clones share it. Farandole itself is taken from this checkout.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+# What every environment has: Farandole's own dependencies, and what tests are run with.
+COMMON = ("cloudpickle>=2.2", "psutil>=5.9", "rich>=13", "pytest>=8", "pytest-timeout>=2.3")
+DEFAULT_HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "farandole" / "environments"
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in HERE.glob("*.txt"))
+
+
+def paths(name: str) -> list[str]:
+    """What is run in an environment: those of its paths that are there."""
+    found = re.search(r"^# tests: (.+)$", (HERE / f"{name}.txt").read_text(), re.M)
+    assert found, f"{name}.txt has no line '# tests: ...'"
+    return [path for path in found[1].split() if (ROOT / path).exists()]
+
+
+def python_of(name: str) -> Path:
+    """The interpreter of an environment, which is built now if it is not there."""
+    home = Path(os.environ.get("FARANDOLE_ENVIRONMENTS") or DEFAULT_HOME)
+    pins = [line for line in (HERE / f"{name}.txt").read_text().splitlines() if not line.startswith("#")]
+    key = hashlib.sha256(repr((pins, COMMON, sys.version_info[:2])).encode()).hexdigest()[:12]
+    folder = home / f"{name}-{key}"
+    done, python = folder / ".complete", folder / "bin" / "python"
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            for old in home.glob(f"{name}-*"):
+                shutil.rmtree(old, ignore_errors=True)
+            print(f"Building the environment {name!r} (once; a large download) ...", flush=True)
+            begin = time.monotonic()
+            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+            pip = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+            subprocess.run([*pip, "-r", HERE / f"{name}.txt", *COMMON], check=True)
+            done.touch()
+            print(f"... built in {time.monotonic() - begin:.0f} s", flush=True)
+    return python
+
+
+def run(name: str, extra: Sequence[str] = ()) -> tuple[int, list[str]]:
+    """Run the tests of an environment: pytest's exit code, and its closing lines: what was skipped, and the count."""
+    source = os.pathsep.join([str(ROOT / "src"), str(ROOT / "compat" / "src")])
+    env = {**os.environ, **QUIET, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    command = [str(python_of(name)), "-m", "pytest", "-p", "no:cacheprovider", *paths(name), *extra]
+    print(f"In the environment {name!r}: pytest {' '.join(paths(name))}", flush=True)
+    process = subprocess.Popen(command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    lines = []
+    for line in process.stdout or ():
+        print(line, end="", flush=True)
+        lines.append(line.rstrip())
+    code = process.wait()
+    closing = [line for line in lines if line.startswith(("SKIPPED", "FAILED", "ERROR"))]
+    counts = [line for line in lines if re.search(r"\d+ (passed|failed|skipped|error)", line)][-1:]
+    return code, closing + (counts or ["no tests ran"])
+
+
+def main(wanted: Sequence[str]) -> int:
+    unknown = set(wanted) - set(names())
+    if unknown:
+        print(f"no such environment: {', '.join(sorted(unknown))}; there are {', '.join(names())}", file=sys.stderr)
+        return 2
+    results = {name: run(name) for name in wanted or names()}
+    for name, (code, closing) in results.items():
+        print(f"\n{name}: {'passed' if code == 0 else f'FAILED (pytest exited with {code})'}")
+        print("\n".join(f"  {line}" for line in closing))
+    return int(any(code for code, _ in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
