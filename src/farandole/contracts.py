@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
-from farandole.types import Buffer, DType, Kind, ReduceOp, Request, Slot
+from farandole.types import Buffer, DType, Kind, ReduceOp, Request, Response, Slot
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -206,6 +206,12 @@ class Watcher(Protocol):
 
     def waiting(self, collectives: Sequence[Waiting]) -> str:
         """Called about once a second while something waits. A text that is not empty ends the job with that reason."""
+
+
+class Listener(Protocol):
+    """Told by the engine what ranks agree on: each decision once, when it is new."""
+
+    def agreed(self, responses: Sequence[Response]) -> None: ...
 
 
 class Tracer(Observer, Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import operator
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -159,8 +160,18 @@ def shutdown() -> None:
     with _lock:
         place, _place = _place, None
     if place is not None:
+        verdict = place.observers.witness.verdict(place.settings.size)
+        if verdict and not place.settings.rank and not place.engine.ended and not _failing():
+            log.logger.warning(verdict)
         place.sets.shutdown()
         place.observers.close()
+
+
+def _failing() -> bool:
+    """Does this process end because of an exception?"""
+    from farandole.launch import outcome
+
+    return sys.exc_info()[0] is not None or outcome.failed()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -198,6 +209,16 @@ def _check_dynamic() -> None:
         raise ValueError(
             "Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding/removing process sets after Horovod initialization."
         )
+
+
+def began_alike(elements: int) -> None:
+    """All ranks were given the same parameters, so many numbers: training is expected to begin."""
+    _entered().observers.witness.broadcast += elements
+
+
+def excuse() -> None:
+    """Gradients are exchanged where the engine cannot see it, or the user was told already that they are not."""
+    _entered().observers.witness.broadcast = 0
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

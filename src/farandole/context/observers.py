@@ -1,4 +1,4 @@
-"""Who watches the engine of this process, as its settings say: stall check, timeline, autotune."""
+"""Who watches the engine of this process: the witness and, as settings say, stall check, timeline, autotune."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from farandole.config import Settings, built_for
+from farandole.context.witness import Witness
 from farandole.contracts import Transport
 from farandole.engine import Engine, StallCheck
 from farandole.engine.timeline import Timeline, ahead
@@ -25,6 +26,7 @@ class Observers:
         """Raises SettingsError if a file cannot be written."""
         self._settings = settings
         self.timeline: Timeline | None = None
+        self.witness = Witness()
         self._tuner = _tuner(settings)
         if settings.timeline:
             clock = ahead(client.clock, clock_name()) if client is not None else 0.0
@@ -35,7 +37,7 @@ class Observers:
     def of(self, transport: Transport, ranks: Sequence[int] = (), prefix: str = "") -> list[Any]:
         """The observers of one engine. For that of a process set: its ranks' numbers in the job, and what to put before
         names in the timeline, where two sets may have a tensor of the same name."""
-        each: list[Any] = []
+        each: list[Any] = [self.witness]
         if not self._settings.stall_check_disable:
             each.append(StallCheck(self._settings, transport.rank))
         if self.timeline is not None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from farandole.config import Settings
-from farandole.contracts import Observer, Tracer, Transport, Waiting, Watcher
+from farandole.contracts import Listener, Observer, Tracer, Transport, Waiting, Watcher
 from farandole.engine import wire
 from farandole.engine.cache import SignatureCache
 from farandole.engine.check import check
@@ -57,13 +57,14 @@ class Engine:
     """Runs collectives over one transport. Thread-safe."""
 
     def __init__(self, transport: Transport, settings: Settings, observers: Sequence[Any] = ()) -> None:
-        """``observers``: Observers, Tracers and Watchers, or several in one."""
+        """``observers``: Observers, Tracers, Watchers and Listeners, or several in one."""
         self.transport, self.rank, self.size = transport, transport.rank, transport.size
         self.observers: list[Observer] = [each for each in observers if hasattr(each, "started")]
         self._watchers: list[Watcher] = [each for each in observers if hasattr(each, "waiting")]
         self.fusion_threshold = settings.fusion_threshold
         self.bucket_bytes = settings.bucket_bytes  # what a strategy should collect before it submits; rank 0 decides
         self.bucketed: int | None = None  # what it does collect, if it can change that
+        self._listeners: list[Listener] = [each for each in observers if hasattr(each, "agreed")]
         self._tracers: list[Tracer] = [each for each in observers if hasattr(each, "settled")]
         self._proposed: int | None = None  # a fusion threshold that is not in force yet
         self._noting = bool(self._tracers)  # something hangs on what this rank posts
@@ -141,6 +142,11 @@ class Engine:
         self._thread.join()
         self._devices.close()
         self.transport.close()
+
+    @property
+    def ended(self) -> bool:
+        """Has it failed, or another rank left?"""
+        return self._ended is not None
 
     def abort(self, why: str) -> None:
         """End the engine on all ranks: whatever waits raises HorovodInternalError with ``why``."""
@@ -362,6 +368,8 @@ class Engine:
             if message.shutdown:
                 raise ShutDownError(self._story(rank))
         responses = self._negotiation.step(named)
+        for listener in self._listeners:
+            listener.agreed(responses)
         waiting = self._waiting
         if in_step and len(batch) == sum(len(response.names) for response in responses):
             items = batch

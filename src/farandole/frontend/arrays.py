@@ -36,6 +36,7 @@ def broadcast_arrays(
     flat = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
     request = Request("broadcast.arrays", Kind.BROADCAST, DType.UINT8, flat.shape, root=root)
     engine.run([Entry(request, Buffer(flat, flat, DType.UINT8), serials.next_for(engine))])
+    context.began_alike(sum(array.size for array in arrays))
     results, begin = [], 0
     for array in arrays:
         # a copy, for a piece may begin anywhere, and frameworks want their numbers aligned

@@ -157,6 +157,7 @@ class Alone(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._looking and not self._seen:
             notes.alone(context.size(), type(self._model.optimizer).__name__)
+            context.excuse()
         self._stop()
 
     def on_train_end(self, logs: Any = None) -> None:

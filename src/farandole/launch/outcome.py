@@ -84,12 +84,12 @@ class _Reporter:
         self.client: _Store | None = None
         self.rank = 0
         self.pid = 0
-        self.done = False
+        self.done = self.failed = False
 
     def report(self, outcome: Outcome) -> None:
         if self.client is None or self.done or os.getpid() != self.pid:
             return
-        self.done = True
+        self.done, self.failed = True, outcome.status != "ok"
         try:
             self.client.set(f"outcome/{self.rank}", outcome.to_bytes())
         except (HorovodInternalError, OSError):
@@ -129,6 +129,11 @@ def install(client: _Store, rank: int) -> None:
 def report(outcome: Outcome) -> None:
     """Tell the driver now; what ``install`` would report later is dropped."""
     _reporter.report(outcome)
+
+
+def failed() -> bool:
+    """Was the driver told that this process has failed?"""
+    return _reporter.failed
 
 
 def _at_exit() -> None:

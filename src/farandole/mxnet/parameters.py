@@ -35,7 +35,8 @@ def broadcast_parameters(
     call = f"parameters.{serials.next_for(engine)}.{prefix or ''}"
     if engine.size == 1:
         return
-    for name, (_, each) in sorted(zip(canonical(params), params.items(), strict=True), key=itemgetter(0)):
+    names = canonical(str(key) for key in params)
+    for name, each in sorted(zip(names, params.values(), strict=True), key=itemgetter(0)):
         label = call + name
         if isinstance(each, Parameter):
             _broadcast_parameter(each, root_rank, label, process_set)
@@ -50,6 +51,7 @@ def _broadcast_parameter(parameter: Any, root_rank: int, label: str, process_set
         _broadcast_when_initialised(parameter, root_rank, label, process_set)
         return
     broadcast_(first, root_rank, label, process_set=process_set)
+    context.began_alike(first.size)
     for other in others:  # the same parameter on another device of this rank
         first.copyto(other)
 

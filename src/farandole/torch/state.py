@@ -26,7 +26,9 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
         named = [pair if isinstance(pair, tuple) else (f"{i}", pair) for i, pair in enumerate(params)]
     else:
         raise ValueError(f"invalid params of type: {type(params)}")
-    _broadcast([(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)], root_rank, process_set)
+    tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
+    _broadcast(tensors, root_rank, process_set)
+    context.began_alike(sum(tensor.numel() for _, tensor in tensors))
 
 
 def broadcast_optimizer_state(

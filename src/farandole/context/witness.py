@@ -1,0 +1,42 @@
+"""Whether a job that began alike also learned together.
+
+A program that gives all ranks the same parameters and then forgets to exchange gradients trains unrelated models, and
+looks well. Metrics are a few numbers; gradients are as many as the parameters. So a job in which parameters were
+broadcast, and nothing but a few numbers was reduced afterwards, is told so at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from farandole.types import Kind, Response
+
+_FEW = 64  # numbers in one piece: a metric, not a gradient
+_LEARNING = {Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER, Kind.ALLTOALL}  # sparse gradients are gathered
+
+
+class Witness:
+    """A listener of all engines of this process, from ``init`` to ``shutdown``."""
+
+    def __init__(self) -> None:
+        self.broadcast = 0  # elements of parameters that all ranks were given
+        self.exchanged = 0  # elements of the largest piece that ranks put together
+
+    def agreed(self, responses: Sequence[Response]) -> None:
+        for response in responses:
+            if response.kind in _LEARNING and not response.error:
+                sizes = [prod(request.shape) for request in response.requests if request.dtype.is_float]
+                self.exchanged = max(self.exchanged, *sizes, 0)
+
+    def verdict(self, size: int) -> str:
+        """What to tell the user of a job of ``size`` ranks; empty if there is nothing to say."""
+        if size == 1 or not self.broadcast or self.exchanged >= min(_FEW, self.broadcast / 10):
+            return ""
+        what = f"at most {self.exchanged} numbers at a time" if self.exchanged else "nothing"
+        return (
+            f"the {size} ranks of this job began with the same {self.broadcast:,} parameters and then exchanged "
+            f"{what}: no gradients. If it trains, it trained {size} unrelated models: let gradients pass through hvd's "
+            "DistributedOptimizer (or DistributedGradientTape, DistributedTrainer, hvd.allreduce). If it only "
+            "predicts, all is well"
+        )

@@ -1,0 +1,131 @@
+"""A job that exchanges no gradients is told so at its end; one that does, predicts or fails is left in peace."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole.context.witness import Witness
+from farandole.types import DType, Kind, Request, Response
+from tests.job import job
+
+
+def witness(broadcast: int, *pieces: Request) -> Witness:
+    found = Witness()
+    found.broadcast = broadcast
+    for piece in pieces:
+        found.agreed([Response(piece.kind, (piece.name,), (piece,))])
+    return found
+
+
+def piece(shape: tuple[int, ...], kind: Kind = Kind.ALLREDUCE, dtype: DType = DType.FLOAT32) -> Request:
+    return Request("x", kind, dtype, shape)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [],
+        [piece((3,))],  # metrics
+        [piece((1000, 1000), Kind.BROADCAST)],
+        [piece((5000,), Kind.ALLGATHER, DType.UINT8)],  # an object
+    ],
+)
+def test_metrics_and_objects_are_no_gradients(pieces: list[Request]) -> None:
+    text = witness(1_000_000, *pieces).verdict(4)
+    assert text.startswith("the 4 ranks of this job began with the same 1,000,000 parameters and then exchanged ")
+
+
+@pytest.mark.parametrize("kind", [Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER])
+def test_gradients(kind: Kind) -> None:
+    assert witness(1_000_000, piece((8, 8), kind, DType.BFLOAT16)).verdict(4) == ""
+
+
+def test_small_models_have_small_gradients() -> None:
+    assert witness(3, piece((3,))).verdict(2) == ""
+    assert "then exchanged nothing" in witness(3).verdict(2)
+
+
+def test_nothing_to_say() -> None:
+    assert witness(0).verdict(4) == ""  # nothing was broadcast: no training
+    assert witness(1000).verdict(1) == ""
+
+
+class Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def heard(fn: Any) -> list[str]:
+    """What rank 0 is told at the end of a job of two ranks that does ``fn(rank)``."""
+
+    def program(rank: int) -> list[str]:
+        from farandole import context
+        from farandole.log import logger
+
+        handler = Heard()
+        logger.addHandler(handler)
+        try:
+            fn(rank)
+            context.shutdown()
+        finally:
+            logger.removeHandler(handler)
+        return handler.texts
+
+    first, second = job(2, program)
+    assert second == []
+    return list(first)
+
+
+def test_a_job_that_forgets() -> None:
+    def train(rank: int) -> None:
+        import torch
+
+        import farandole.torch as hvd
+
+        hvd.broadcast_parameters(torch.nn.Linear(30, 40).state_dict(), root_rank=0)
+        hvd.allreduce(torch.ones(2), name="loss")
+
+    (text,) = heard(train)
+    assert "began with the same 1,240 parameters and then exchanged at most 2 numbers at a time: no gradients" in text
+
+
+def test_a_job_that_does_not() -> None:
+    def train(rank: int) -> None:
+        import torch
+
+        import farandole.torch as hvd
+
+        model = torch.nn.Linear(30, 40)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        model(torch.ones(2, 30)).sum().backward()
+        optimizer.step()
+
+    assert heard(train) == []
+
+
+def test_a_job_without_parameters() -> None:
+    import farandole.numpy as hvd
+
+    assert heard(lambda rank: hvd.allreduce(np.ones(2))) == []
+
+
+def test_a_job_that_fails() -> None:
+    def train(rank: int) -> None:
+        from farandole import context
+
+        context.began_alike(1000)
+        try:
+            raise ValueError(f"rank {rank}")
+        except ValueError:
+            context.shutdown()
+
+    assert heard(train) == []
