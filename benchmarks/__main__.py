@@ -14,7 +14,8 @@ from pathlib import Path
 from benchmarks.samples import Case
 from benchmarks.steps import FRAMEWORKS
 
-ALL = ("allreduce", "step", "start")
+ALL = ("allreduce", "step", "start")  # what is measured unless one is named
+MORE = ("observers",)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -22,7 +23,9 @@ def parser() -> argparse.ArgumentParser:
         prog="farandole bench",
         description="Measure Farandole beside what else is installed, in turns within one run.",
     )
-    found.add_argument("what", nargs="*", metavar="allreduce|step|start", help="what to measure (default: all three)")
+    found.add_argument(
+        "what", nargs="*", metavar="allreduce|step|start|observers", help="what to measure (default: the first three)"
+    )
     found.add_argument("-np", "--num-proc", "--np", dest="size", type=int, default=2, help="ranks (default: 2)")
     found.add_argument(
         "--framework", choices=FRAMEWORKS, default="torch", help="whose training step (default: torch); for step alone"
@@ -40,9 +43,10 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
     """Arguments that will work: a benchmark must not run for minutes and then fail to write its file."""
     found = parser()
     chosen = found.parse_args(arguments)
-    unknown = [each for each in chosen.what if each not in ALL]
+    known = (*ALL, *MORE)
+    unknown = [each for each in chosen.what if each not in known]
     if unknown:
-        found.error(f"there is no benchmark {unknown[0]!r}; choose from {', '.join(ALL)}")
+        found.error(f"there is no benchmark {unknown[0]!r}; choose from {', '.join(known)}")
     if chosen.size < 2:
         found.error(f"--np={chosen.size} must be at least 2: there is nothing to exchange with one rank")
     for flag in ("json", "plot"):
@@ -51,9 +55,10 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
             found.error(f"--{flag}={path} cannot be written: name a file in a folder that exists and is yours")
     if chosen.plot is not None and chosen.plot.suffix != ".png":
         found.error(f"--plot={chosen.plot} must end in .png")
-    every = ALL if chosen.framework == "torch" else ("step",)
-    chosen.what = [each for each in ALL if each in chosen.what] or list(every)
-    odd = [each for each in chosen.what if each not in every]
+    chosen.what = [each for each in known if each in chosen.what] or list(
+        ALL if chosen.framework == "torch" else ("step",)
+    )
+    odd = [each for each in chosen.what if chosen.framework != "torch" and each != "step"]
     if odd:
         found.error(f"--framework={chosen.framework} is about steps; {odd[0]} is measured with torch")
     if chosen.launcher == "spark" and chosen.what != ["start"]:

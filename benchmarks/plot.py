@@ -13,11 +13,28 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 
 from benchmarks.report import COLUMNS, TITLES, seconds
-from benchmarks.samples import ALONE, GLOO, GLOO_FLAT, IMPORT, MPI, OURS, PEERS, TOGETHER, TORCHRUN, Case
+from benchmarks.samples import (
+    ALONE,
+    BARE_STAGE,
+    GLOO,
+    GLOO_FLAT,
+    IMPORT,
+    MPI,
+    OURS,
+    PEERS,
+    TIMELINE,
+    TOGETHER,
+    TORCH_DISTRIBUTOR,
+    TORCHRUN,
+    TUNED,
+    UNWATCHED,
+    Case,
+)
 
 COLOURS = {
     OURS: "#d1495b", GLOO: "#30638e", TORCHRUN: "#30638e", GLOO_FLAT: "#7ea8be", MPI: "#edae49",
-    ALONE: "#b0b0b0", TOGETHER: "#808080", IMPORT: "#b0b0b0",
+    ALONE: "#b0b0b0", TOGETHER: "#808080", IMPORT: "#b0b0b0", BARE_STAGE: "#b0b0b0", TORCH_DISTRIBUTOR: "#30638e",
+    UNWATCHED: "#b0b0b0", TIMELINE: "#30638e", TUNED: "#edae49",
     **dict.fromkeys(PEERS, "#30638e"),
 }  # fmt: skip
 

@@ -25,9 +25,12 @@ from benchmarks.samples import (
     MPI,
     OURS,
     PEERS,
+    TIMELINE,
     TOGETHER,
     TORCH_DISTRIBUTOR,
     TORCHRUN,
+    TUNED,
+    UNWATCHED,
     Case,
 )  # fmt: skip
 
@@ -35,6 +38,7 @@ TITLES = {
     "allreduce": "allreduce, float32",
     "step": "one training step",
     "start": "start of a job",
+    "observers": "one training step, watched",
 }
 LOAD = os.getloadavg()[0]  # of the last minute, when this file is imported: before anything is measured
 # Whose versions count, beside those of torch and MPI.
@@ -42,7 +46,22 @@ DISTRIBUTIONS = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tf_keras"), "keras": ("keras",), "jax": ("jax", "jaxlib", "optax"),
     "mxnet": ("mxnet",),
 }  # fmt: skip
-COLUMNS = (ALONE, TOGETHER, OURS, *PEERS, GLOO, GLOO_FLAT, MPI, TORCHRUN, IMPORT, TORCH_DISTRIBUTOR, BARE_STAGE)
+COLUMNS = (
+    ALONE,
+    TOGETHER,
+    OURS,
+    *PEERS,
+    GLOO,
+    GLOO_FLAT,
+    MPI,
+    TORCHRUN,
+    IMPORT,
+    TORCH_DISTRIBUTOR,
+    BARE_STAGE,
+    UNWATCHED,
+    TIMELINE,
+    TUNED,
+)
 
 
 def seconds(value: float) -> str:
@@ -75,7 +94,11 @@ def cell(case: Case, contender: str) -> str:
         return "-"
     low, high = case.spread(contender)
     text = f"{seconds(case.median(contender))} ({seconds(low)} - {seconds(high)})"
-    return text if contender == OURS or case.benchmark == "step" else f"{text} {case.ratio(contender):.1f}x"
+    if contender == OURS or case.benchmark == "step":
+        return text
+    if case.benchmark == "observers":
+        return f"{text} {case.ratio(contender) - 1:+.1%}"
+    return f"{text} {case.ratio(contender):.1f}x"
 
 
 def added(steps: Sequence[Case]) -> Table:

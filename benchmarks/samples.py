@@ -18,6 +18,8 @@ DDP = "DDP on Gloo"
 MIRRORED = "MultiWorkerMirroredStrategy"  # TensorFlow's
 SHARDED = "jax.distributed on Gloo"
 PEERS = (DDP, MIRRORED, SHARDED)
+# Of ours under observers:
+UNWATCHED, TIMELINE, TUNED = "without stall check", "with timeline", "autotune's sizes"
 # Of the start, beside ours:
 TORCHRUN, IMPORT = "torchrun", "import torch"
 TORCH_DISTRIBUTOR, BARE_STAGE = "TorchDistributor", "bare stage, import torch"
@@ -80,21 +82,25 @@ def interleave(
     repetitions: int,
     per_sample: int = 1,
     before: Callable[[], object] = lambda: None,
+    prepare: Mapping[str, Callable[[], object]] | None = None,
     after: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, list[float]]:
     """Time A, B, C, A, B, C, ...: what disturbs the machine for a while disturbs all of them.
 
-    Each runs once untimed first. ``before`` runs untimed before each sample (it lines the ranks up), ``after[name]``
-    after those of one contender.
+    Each runs once untimed first. ``before`` runs untimed before each sample (it lines the ranks up), ``prepare[name]``
+    before that, and ``after[name]`` after the samples of one contender.
     """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
+    ready = {name: (prepare or {}).get(name, lambda: None) for name in contenders}
     settle = {name: (after or {}).get(name, lambda: None) for name in contenders}
     for name, run in contenders.items():
+        ready[name]()
         before()
         run()
         settle[name]()
     for _ in range(repetitions):
         for name, run in contenders.items():
+            ready[name]()
             before()
             start = time.perf_counter()
             for _ in range(per_sample):

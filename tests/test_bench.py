@@ -14,7 +14,21 @@ import pytest
 
 from benchmarks import crew, report
 from benchmarks.__main__ import ALL, checked, main
-from benchmarks.samples import ALONE, DDP, GLOO, GLOO_FLAT, MPI, OURS, TOGETHER, TORCHRUN, Case, interleave
+from benchmarks.samples import (
+    ALONE,
+    DDP,
+    GLOO,
+    GLOO_FLAT,
+    MPI,
+    OURS,
+    TIMELINE,
+    TOGETHER,
+    TORCHRUN,
+    TUNED,
+    UNWATCHED,
+    Case,
+    interleave,
+)
 from benchmarks.steps import FRAMEWORKS
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +36,11 @@ ROOT = Path(__file__).parent.parent
 
 def case(**samples: list[float]) -> Case:
     return Case("allreduce", "4 KiB", {OURS: [1.0, 2.0, 3.0], **samples}, 5, 4096)
+
+
+def test_every_contender_has_its_colour() -> None:
+    plot = pytest.importorskip("benchmarks.plot", reason="matplotlib is not installed")
+    assert set(report.COLUMNS) == plot.COLOURS.keys()
 
 
 def test_contenders_take_turns() -> None:
@@ -84,7 +103,7 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["alreduce"], "there is no benchmark 'alreduce'; choose from allreduce, step, start"),
+        (["alreduce"], "there is no benchmark 'alreduce'; choose from allreduce, step, start, observers"),
         (["--np", "1"], "--np=1 must be at least 2"),
         (["--json", "/no/such/folder/x.json"], "--json=/no/such/folder/x.json cannot be written"),
         (["--plot", "picture.pdf"], "--plot=picture.pdf must end in .png"),
@@ -150,6 +169,23 @@ def test_without_mpi_the_ranks_are_plain_processes(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(crew, "mpirun", lambda size: None)
     cases = list(crew.measure(["allreduce"], 3, quick=True))
     assert {name for each in cases for name in each.samples} == {OURS, GLOO, GLOO_FLAT}
+
+
+def test_what_watching_costs_is_shown_in_per_cent(tmp_path: Path) -> None:
+    done = bench("observers", "--quick", "--json", "out.json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for case in report.read_json(tmp_path / "out.json")[0]:
+        assert case.samples.keys() == {OURS, UNWATCHED, TIMELINE, TUNED}
+        assert f"{case.ratio(TIMELINE) - 1:+.1%}" in done.stdout
+
+
+def test_contenders_are_prepared_before_all_ranks_line_up() -> None:
+    order: list[str] = []
+    interleave(
+        {"a": lambda: order.append("a")}, repetitions=1, before=lambda: order.append("|"),
+        prepare={"a": lambda: order.append("p")}, after={"a": lambda: order.append("s")},
+    )  # fmt: skip
+    assert "".join(order) == "p|as" * 2
 
 
 def test_the_start_is_measured_beside_torchrun(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""What watching costs: a training step of ours under each observer, and with the sizes that autotune chose."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import farandole.torch as hvd
+from benchmarks.samples import OURS, TIMELINE, TUNED, UNWATCHED, Case, interleave
+from benchmarks.steps import CLASSES, MODELS, Team
+from benchmarks.steps.torch import MODELS as NETS
+from benchmarks.steps.torch import trainer
+from farandole import context
+from farandole.config import Settings
+from farandole.engine.autotune import Tuner
+
+WARM_UP = 3
+MOST_STEPS = 5000  # within which autotune must have chosen
+
+Told = Mapping[str, Any]  # settings
+
+
+def cases(team: Team, quick: bool) -> Iterator[Case]:
+    steps, repetitions = (1, 3) if quick else (10, 41)
+    with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
+        for title, model in MODELS:
+            sizes = {} if quick else choice(model)
+            told: dict[str, Told] = {
+                OURS: {},
+                UNWATCHED: {"stall_check_disable": True},
+                TIMELINE: {"timeline": str(Path(folder, "timeline.json"))},
+                TUNED: sizes,
+            }
+            crew = {name: Watched(model, settings) for name, settings in told.items()}
+            samples = interleave(
+                {name: each.step for name, each in crew.items()}, repetitions=repetitions, per_sample=steps,
+                prepare={name: each.begin for name, each in crew.items()}, before=lambda: hvd.barrier(),
+            )  # fmt: skip
+            join({})
+            yield Case("observers", f"{title}{described(sizes)}", samples, steps)
+
+
+class Watched:
+    """Training under some settings; ``begin`` joins the job anew."""
+
+    def __init__(self, model: str, told: Told) -> None:
+        self.model, self.told = model, told
+        self._run: Callable[[], object] = lambda: None
+
+    def begin(self) -> None:
+        join(self.told)
+        self._run = training(self.model)
+        for _ in range(WARM_UP):
+            self._run()
+
+    def step(self) -> None:
+        self._run()
+
+
+def training(model: str) -> Callable[[], object]:
+    make, shape = NETS[model]
+    torch.manual_seed(0)
+    return trainer(make(), torch.randn(shape), torch.randint(CLASSES, shape[:1]), OURS)
+
+
+def join(told: Told) -> None:
+    """Leave the job, and join it with these settings beside those of the job."""
+    hvd.shutdown()
+    ours = {name: value for name, value in Settings(**told).to_env().items() if name.startswith("FARANDOLE_")}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    hvd.init()
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+
+
+def choice(model: str) -> dict[str, int]:
+    """The sizes that autotune stays with, on rank 0."""
+    join({"autotune": True, "autotune_steps_per_sample": 2})
+    step, engine = training(model), context.engine()
+    tuners = [each for each in engine.observers if isinstance(each, Tuner)]
+    for _ in range(MOST_STEPS):
+        step()
+        if hvd.broadcast_object(all(each.done for each in tuners), root_rank=0):
+            break
+    sizes = {"fusion_threshold": engine.fusion_threshold, "bucket_bytes": engine.bucketed or engine.bucket_bytes}
+    return dict(hvd.broadcast_object(sizes, root_rank=0))
+
+
+def described(sizes: Told) -> str:
+    return f" (autotune: buckets of {sizes['bucket_bytes'] / 2**20:g} MiB)" if sizes else ""
