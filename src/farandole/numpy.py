@@ -7,37 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from farandole.context import (
-    ProcessSet,
-    add_process_set,
-    cross_rank,
-    cross_size,
-    global_process_set,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    remove_process_set,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from farandole.errors import HorovodInternalError
+from farandole.frontend import basics
 from farandole.frontend.array_binding import ArrayBinding, carried
+from farandole.frontend.basics import *  # noqa: F403
 from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.frontend.ops import Collectives
-from farandole.types import Buffer, DType, ReduceOp
-
-Average = ReduceOp.AVERAGE
-Sum = ReduceOp.SUM
-Adasum = ReduceOp.ADASUM
-Min = ReduceOp.MIN
-Max = ReduceOp.MAX
-Product = ReduceOp.PRODUCT
+from farandole.types import Buffer, DType
 
 
 class _Binding(ArrayBinding):
@@ -135,16 +111,8 @@ class Compression:
 
 
 __all__ = [
-    "Adasum",
-    "Average",
+    *basics.__all__,
     "Compression",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -160,9 +128,6 @@ __all__ = [
     "broadcast_async",
     "broadcast_async_",
     "broadcast_object",
-    "cross_rank",
-    "cross_size",
-    "global_process_set",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -171,20 +136,9 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]

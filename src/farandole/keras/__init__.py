@@ -7,34 +7,8 @@ from typing import Any
 
 import keras
 
-from farandole.context import (
-    ProcessSet,
-    add_process_set,
-    cross_rank,
-    cross_size,
-    global_process_set,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    remove_process_set,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from farandole.errors import HorovodInternalError
-from farandole.frontend.built import (
-    ccl_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-)
+from farandole.frontend import basics
+from farandole.frontend.basics import *  # noqa: F403
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.keras import callbacks, elastic
 from farandole.keras.data import shard
@@ -51,28 +25,12 @@ from farandole.keras.values import (
     rocm_built,
 )
 from farandole.keras.weights import broadcast_global_variables, broadcast_model, broadcast_variables
-from farandole.types import ReduceOp
-
-Average = ReduceOp.AVERAGE
-Sum = ReduceOp.SUM
-Adasum = ReduceOp.ADASUM
-Min = ReduceOp.MIN
-Max = ReduceOp.MAX
-Product = ReduceOp.PRODUCT
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
+    *basics.__all__,
+    "Compression",  # noqa: F405  see __getattr__
     "DistributedOptimizer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
     "PartialDistributedOptimizer",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -82,34 +40,13 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
     "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
     "nccl_built",
-    "rank",
     "reducescatter",
-    "remove_process_set",
     "rocm_built",
     "shard",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from farandole.errors import HorovodInternalError
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.mxnet import mpi_ops
 from farandole.mxnet.functions import Compression
@@ -15,7 +14,6 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "DistributedTrainer",
-    "HorovodInternalError",
     "allgather_object",
     "broadcast_object",
     "broadcast_parameters",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from farandole.context import ProcessSet, add_process_set, global_process_set, remove_process_set
-from farandole.errors import HorovodInternalError
 from farandole.frontend.ops import reduce_op
 from farandole.tensorflow import elastic, mpi_ops
 from farandole.tensorflow.broadcasting import (
@@ -64,19 +62,14 @@ __all__ = [
     "elastic",
     "handle_average_backwards_compatibility",
     "Compression",
-    "HorovodInternalError",
-    "ProcessSet",
-    "add_process_set",
     "allgather",
     "allreduce",
     "alltoall",
     "broadcast",
-    "global_process_set",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
     "mpi_ops",
     "reducescatter",
-    "remove_process_set",
     *mpi_ops.__all__,
 ]

@@ -9,41 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from farandole import context
-from farandole.context import (
-    ProcessSet,
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from farandole.frontend.built import (
-    ccl_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-)
+from farandole.frontend import basics
+from farandole.frontend.basics import *  # noqa: F403
+from farandole.frontend.basics import _basics as _basics
 from farandole.frontend.ops import WORLD
 from farandole.tensorflow import functions, graph
 from farandole.tensorflow.built import cuda_built, nccl_built, rocm_built
-from farandole.types import ReduceOp
-
-Average = ReduceOp.AVERAGE
-Sum = ReduceOp.SUM
-Adasum = ReduceOp.ADASUM
-Min = ReduceOp.MIN
-Max = ReduceOp.MAX
-Product = ReduceOp.PRODUCT
 
 
 def join() -> Any:
@@ -52,7 +23,7 @@ def join() -> Any:
     return functions.join()
 
 
-def barrier(process_set: ProcessSet = WORLD) -> Any:
+def barrier(process_set: context.ProcessSet = WORLD) -> Any:
     """Return when all ranks (of the set) have come here. In a graph: an operation, to be fetched or depended on."""
     return functions.barrier(process_set)
 
@@ -69,12 +40,12 @@ def _number(value: Callable[[], int]) -> Any:
 
 def rank_op(name: str | None = None) -> Any:
     """``rank()`` when the graph runs, as an int32 tensor."""
-    return _number(rank)
+    return _number(context.rank)
 
 
 def local_rank_op(name: str | None = None) -> Any:
     """``local_rank()`` when the graph runs, as an int32 tensor."""
-    return _number(local_rank)
+    return _number(context.local_rank)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
@@ -84,12 +55,12 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
 
 def local_size_op(name: str | None = None) -> Any:
     """``local_size()`` when the graph runs, as an int32 tensor."""
-    return _number(local_size)
+    return _number(context.local_size)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """1 if this rank is in the set of this id when the graph runs, else 0, as an int32 tensor."""
-    return _number(lambda: int(rank() in _ranks(process_set_id)))
+    return _number(lambda: int(context.rank() in _ranks(process_set_id)))
 
 
 def _ranks(process_set_id: int) -> list[int]:
@@ -99,57 +70,22 @@ def _ranks(process_set_id: int) -> list[int]:
     return sets[process_set_id]
 
 
-class _Basics:
-    """What programs reach for behind ``hvd.mpi_ops._basics``."""
-
-    @staticmethod
-    def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-        return context.process_sets()
-
-
-_basics = _Basics()
-
-
 def check_num_rank_power_of_2(num_rank: int) -> bool:
     """Is it a power of two? (Adasum here takes any number of ranks.)"""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
+    *basics.__all__,
     "barrier",
-    "ccl_built",
     "check_num_rank_power_of_2",
-    "cross_rank",
-    "cross_size",
     "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
     "local_rank_op",
-    "local_size",
     "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
     "nccl_built",
     "process_set_included_op",
-    "rank",
     "rank_op",
     "rocm_built",
-    "shutdown",
-    "size",
     "size_op",
-    "start_timeline",
-    "stop_timeline",
 ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from farandole.context import ProcessSet, add_process_set, global_process_set, remove_process_set
-from farandole.errors import HorovodInternalError
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.torch import mpi_ops
 from farandole.torch.functions import Compression
@@ -15,17 +13,12 @@ from farandole.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnor
 __all__ = [
     "Compression",
     "DistributedOptimizer",
-    "HorovodInternalError",
-    "ProcessSet",
     "SyncBatchNorm",
-    "add_process_set",
     "allgather_object",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "convert_sync_batchnorm",
-    "global_process_set",
     "mpi_ops",
-    "remove_process_set",
     *mpi_ops.__all__,
 ]

@@ -2,30 +2,9 @@
 
 from __future__ import annotations
 
-from farandole import context
-from farandole.context import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from farandole.frontend.built import (
-    ccl_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-)
+from farandole.frontend import basics
+from farandole.frontend.basics import *  # noqa: F403
+from farandole.frontend.basics import _basics as _basics
 from farandole.torch.built import cuda_built, nccl_built, rocm_built
 from farandole.torch.differentiable import (
     allgather,
@@ -58,33 +37,9 @@ from farandole.torch.functions import (
     synchronize,
 )
 from farandole.torch.sparse import sparse_allreduce_async
-from farandole.types import ReduceOp
-
-Average = ReduceOp.AVERAGE
-Sum = ReduceOp.SUM
-Adasum = ReduceOp.ADASUM
-Min = ReduceOp.MIN
-Max = ReduceOp.MAX
-Product = ReduceOp.PRODUCT
-
-
-class _Basics:
-    """What programs reach for behind ``hvd.mpi_ops._basics``."""
-
-    @staticmethod
-    def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-        return context.process_sets()
-
-
-_basics = _Basics()
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
+    *basics.__all__,
     "allgather",
     "allgather_async",
     "allreduce",
@@ -98,13 +53,7 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
     "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -113,25 +62,12 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
     "nccl_built",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
     "rocm_built",
-    "shutdown",
-    "size",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]
