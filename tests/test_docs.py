@@ -102,6 +102,15 @@ def run_python(block: Block, output: Block | None, folder: Path) -> None:
         assert done.stdout == output.text
 
 
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_the_page_of_a_framework_starts_with_a_complete_program_that_is_run(name: str) -> None:
+    first, second = blocks(ROOT / "docs" / name)[:2]
+    (saved,) = [word.removeprefix("save=") for word in first.words if word.startswith("save=")]
+    assert "run" in second.words
+    assert saved in second.text
+    assert (ROOT / "tests" / Path(name).stem / "test_docs.py").is_file()
+
+
 HERE = [page for page in PAGES if page.name not in ELSEWHERE]
 
 

@@ -6,19 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_docs import ROOT, blocks, run_page
+from tests.test_docs import ROOT, run_page
 
 pytest.importorskip("jax", reason="jax is not installed")
 
-PAGE = ROOT / "docs" / "jax.md"
-
 
 def test_the_page(tmp_path: Path) -> None:
-    run_page(PAGE, tmp_path)
-
-
-def test_it_starts_with_a_complete_program_that_is_run() -> None:
-    first, second = blocks(PAGE)[:2]
-    assert first.words == ["python", "save=train.py"]
-    assert "run" in second.words
-    assert "train.py" in second.text
+    run_page(ROOT / "docs" / "jax.md", tmp_path)

@@ -6,19 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_docs import ROOT, blocks, run_page
-
-PAGE = ROOT / "docs" / "spark.md"
+from tests.test_docs import ROOT, run_page
 
 
 @pytest.mark.timeout(300)
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run_page(PAGE, tmp_path)
-
-
-def test_it_starts_with_a_complete_program_that_is_run() -> None:
-    first, second = blocks(PAGE)[:2]
-    assert first.words == ["python", "save=digits.py"]
-    assert second.words == ["console", "run"]
-    assert "digits.py" in second.text
+    run_page(ROOT / "docs" / "spark.md", tmp_path)
