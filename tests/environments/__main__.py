@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,12 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS
 
 
 def names() -> list[str]:
-    return sorted(path.stem for path in HERE.glob("*.txt"))
+    """The smallest first: its tests run while the next one is built."""
+    return [path.stem for path in sorted(HERE.glob("*.txt"), key=lambda path: (len(pins(path)), path.stem))]
+
+
+def pins(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if not line.startswith("#")]
 
 
 def paths(name: str) -> list[str]:
@@ -40,8 +46,8 @@ def paths(name: str) -> list[str]:
 def python_of(name: str) -> Path:
     """The interpreter of an environment, which is built now if it is not there."""
     home = Path(os.environ.get("FARANDOLE_ENVIRONMENTS") or DEFAULT_HOME)
-    pins = [line for line in (HERE / f"{name}.txt").read_text().splitlines() if not line.startswith("#")]
-    key = hashlib.sha256(repr((pins, COMMON, sys.version_info[:2])).encode()).hexdigest()[:12]
+    content = (pins(HERE / f"{name}.txt"), COMMON, sys.version_info[:2])
+    key = hashlib.sha256(repr(content).encode()).hexdigest()[:12]
     folder = home / f"{name}-{key}"
     done, python = folder / ".complete", folder / "bin" / "python"
     home.mkdir(parents=True, exist_ok=True)
@@ -56,7 +62,7 @@ def python_of(name: str) -> Path:
             pip = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
             subprocess.run([*pip, "-r", HERE / f"{name}.txt", *COMMON], check=True)
             done.touch()
-            print(f"... built in {time.monotonic() - begin:.0f} s", flush=True)
+            print(f"... built {name!r} in {time.monotonic() - begin:.0f} s", flush=True)
     return python
 
 
@@ -82,7 +88,9 @@ def main(wanted: Sequence[str]) -> int:
     if unknown:
         print(f"no such environment: {', '.join(sorted(unknown))}; there are {', '.join(names())}", file=sys.stderr)
         return 2
-    results = {name: run(name) for name in wanted or names()}
+    chosen = wanted or names()
+    threading.Thread(target=lambda: [python_of(name) for name in chosen], daemon=True).start()
+    results = {name: run(name) for name in chosen}
     for name, (code, closing) in results.items():
         print(f"\n{name}: {'passed' if code == 0 else f'FAILED (pytest exited with {code})'}")
         print("\n".join(f"  {line}" for line in closing))
