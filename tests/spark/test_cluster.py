@@ -155,23 +155,35 @@ def printed(run: Callable[[], Any]) -> tuple[str, str]:
 
 class TestOutput:
     @pytest.mark.timeout(180)
-    def test_many_lines_arrive_complete_and_in_order(self) -> None:
-        def chatter() -> float:
+    def test_many_lines_arrive_complete_and_in_order_and_the_ranks_do_not_wait_for_the_driver(
+        self, tmp_path: Path
+    ) -> None:
+        def chatter(folder: str) -> None:
             rank = os.environ["HOROVOD_RANK"]
-            began = time.monotonic()
             for number in range(LINES):
                 print(f"{rank} says {number}: {'x' * 40}")
-            return time.monotonic() - began
+            sys.stdout.flush()
+            (Path(folder) / rank).touch()
 
-        seconds: list[float] = []
-        runner = HorovodRunner(np=2, driver_log_verbosity="all")
-        out, _ = printed(lambda: seconds.append(runner.run(chatter)))
-        lines = out.splitlines()
+        class Slow(io.StringIO):
+            """Takes nothing before both ranks have printed all they have."""
+
+            unhindered: bool | None = None
+
+            def write(self, text: str) -> int:
+                if self.unhindered is None:
+                    self.unhindered = wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 60.0)
+                return super().write(text)
+
+        out = Slow()
+        with redirect_stdout(out):
+            HorovodRunner(np=2, driver_log_verbosity="all").run(chatter, folder=str(tmp_path))
+        assert out.unhindered
+        lines = out.getvalue().splitlines()
         for rank in (0, 1):
             mine = [line for line in lines if line.startswith(f"[{rank}]<stdout>:")]
             assert mine == [f"[{rank}]<stdout>:{rank} says {number}: {'x' * 40}" for number in range(LINES)]
         assert len(lines) == 2 * LINES
-        assert seconds[0] < 20.0
 
     def test_it_appears_while_the_ranks_run(self, tmp_path: Path) -> None:
         def wait(folder: str) -> None:
@@ -284,27 +296,19 @@ class TestSpark:
         HorovodRunner(np=1).run(int)
         assert context.getLocalProperty("spark.jobGroup.id") == "mine"
 
-    def test_a_second_job_starts_no_slower_and_within_two_seconds_of_a_bare_stage(self, cluster: Any) -> None:
-        def bare() -> float:
-            began = time.monotonic()
-            cluster.sparkContext.parallelize(range(2), 2).barrier().mapPartitions(lambda each: each).collect()
-            return time.monotonic() - began
+    def test_a_second_job_finds_all_as_the_first_did(self, cluster: Any) -> None:
+        """Spark's Python processes are used again, and a job leaves nothing in them."""
 
-        def ours() -> float:
-            began = time.monotonic()
-            HorovodRunner(np=2).run(int)
-            return time.monotonic() - began
+        def look(tasks: Any) -> Any:
+            list(tasks)
+            yield os.getpid(), len(os.listdir("/proc/self/fd")), sorted(each.name for each in threading.enumerate())
 
-        with redirect_stderr(io.StringIO()):
-            ours(), bare()
-            jobs = [(bare(), ours()) for _ in range(5)]
-        assert min(ours - bare for bare, ours in jobs) < 2.0, jobs
+        def found() -> list[Any]:
+            return sorted(cluster.sparkContext.parallelize(range(2), 2).barrier().mapPartitions(look).collect())
 
-    def test_nothing_stays_open(self, cluster: Any) -> None:
         HorovodRunner(np=2).run(int)
-        before = len(os.listdir("/proc/self/fd"))
-        threads = {thread.name for thread in threading.enumerate()}
-        with tools.Clean(cluster):
-            HorovodRunner(np=2).run(int)
-        assert wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before + 1)  # py4j keeps a connection per thread
-        assert not [name for name in {thread.name for thread in threading.enumerate()} - threads if "farandole" in name]
+        before = found()
+        for _ in range(3):
+            with tools.Clean(cluster):
+                HorovodRunner(np=2).run(int)
+        assert found() == before

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 from farandole.errors import JobFailedError
 from farandole.spark import HorovodRunner, get_available_devices, run
-from tests.launch.tools import wait_until
+from tests.launch.tools import read_pids, wait_until
 from tests.spark import tools
 
 HOME = Path(pyspark.__file__).parent
@@ -90,12 +91,16 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def python(machines: Cluster) -> str:
-    """The executors' interpreter: that of this environment, with a package of ours that is another version."""
-    old = machines.folder / "old" / "cloudpickle"
-    old.mkdir(parents=True)
-    (old / "__init__.py").write_text("raise ImportError('too old')\n")
+    """The executors' interpreter: that of this environment. The second machine's has packages of another version."""
+    old = machines.folder / "old"
+    for name in ("farandole", "cloudpickle"):
+        (old / name).mkdir(parents=True)
+        (old / name / "__init__.py").write_text("raise ImportError('too old')\n")
     script = machines.folder / "python"
-    script.write_text(f'#!/bin/sh\nPYTHONPATH="{old.parent}:$PYTHONPATH" exec {sys.executable} "$@"\n')
+    script.write_text(
+        f'#!/bin/sh\ncase "$PWD" in */work1/*) export PYTHONPATH="{old}:$PYTHONPATH";; esac\n'
+        f'exec {sys.executable} "$@"\n'
+    )
     script.chmod(0o755)
     return str(script)
 
@@ -106,22 +111,23 @@ def spark(machines: Cluster, python: str) -> Iterator[Any]:
         "spark.authenticate": "true", "spark.authenticate.secret": SECRET, "spark.network.crypto.enabled": "true",
         "spark.io.encryption.enabled": "true", "spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m",
         "spark.executor.resource.gpu.amount": "1", "spark.task.resource.gpu.amount": "1",
-        "spark.pyspark.python": python,
     }  # fmt: skip
-    with tools.session(machines.url, **conf) as found:
+    with tools.session(machines.url, python, **conf) as found:
         yield found
 
 
-def who() -> tuple[int, str, list[str], str]:
+def who() -> tuple[int, str, list[str], list[str | None]]:
     import cloudpickle
 
+    import farandole
     from farandole import context
 
     context.init()
-    return context.rank(), os.environ["CUDA_VISIBLE_DEVICES"], get_available_devices(), cloudpickle.__file__
+    files = [farandole.__file__, cloudpickle.__file__]
+    return context.rank(), os.environ["CUDA_VISIBLE_DEVICES"], get_available_devices(), files
 
 
-def test_gpus_and_packages_that_are_sent_along(spark: Any, machines: Cluster) -> None:
+def test_gpus_and_packages_that_are_sent_along(spark: Any, machines: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     script = "import importlib.util as util; print(util.find_spec('farandole'))"
     assert subprocess.run(
         [sys.executable, "-c", script], env=machines.env, cwd="/", capture_output=True, text=True
@@ -133,12 +139,20 @@ def test_gpus_and_packages_that_are_sent_along(spark: Any, machines: Cluster) ->
     assert sorted(visible) == ["4", "5"]
     assert all(each[1].split(",") == visible for each in results)
     assert [each[2] for each in results] == [["0"], ["1"]]
-    for *_, file in results:
-        assert "/farandole-" in file, "the driver's, unpacked in a folder of Spark's"
+    for *_, files in results:
+        for file in files:
+            assert file is not None
+            assert "/farandole-" in file, "the driver's, unpacked in a folder of Spark's"
+    [said] = caplog.messages
+    assert said == (
+        f"{socket.gethostname()} has another farandole ({machines.folder / 'old' / 'farandole'}); its rank runs the "
+        "driver's, which was sent along"
+    )
 
 
 def test_a_second_job_finds_them_unpacked(spark: Any) -> None:
-    assert {each[3] for each in run(who, num_proc=2)} == {each[3] for each in run(who, num_proc=2)}
+    first, second = ({tuple(files) for *_, files in run(who, num_proc=2)} for _ in range(2))
+    assert first == second
 
 
 def test_the_drivers_modules_are_not_the_executors(spark: Any) -> None:
@@ -177,3 +191,21 @@ def test_an_executor_that_is_killed_is_replaced(spark: Any, tmp_path: Path) -> N
 
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_the_session_is_stopped_meanwhile(spark: Any, tmp_path: Path) -> None:
+    """(The last test of this session.)"""
+
+    def wait(folder: str) -> None:
+        import time
+
+        path = Path(folder) / f"{os.environ['FARANDOLE_RANK']}.tmp"
+        path.write_text(f"{os.getpid()}\n")
+        path.rename(path.with_suffix(".pid"))
+        time.sleep(1000)
+
+    thread = threading.Thread(target=lambda: (read_pids(tmp_path, 2, 100.0), spark.stop()))
+    thread.start()
+    with tools.Clean(spark), pytest.raises(JobFailedError, match="its Spark task was lost: the Spark session was stop"):
+        HorovodRunner(np=2).run(wait, folder=str(tmp_path))
+    thread.join()

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -24,10 +25,9 @@ WORK = Path(pyspark.__file__).parent / "work"  # where local-cluster keeps what 
 
 
 @contextlib.contextmanager
-def session(master: str, **conf: str) -> Iterator[SparkSession]:
-    """A session, stopped afterwards; its executors are there when it begins."""
-    before = set(WORK.glob("app-*"))
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # Spark would take the first python3 of PATH
+def session(master: str, python: str = sys.executable, **conf: str) -> Iterator[SparkSession]:
+    """A session, stopped afterwards; ``python`` is that of its executors."""
+    os.environ["PYSPARK_PYTHON"] = python  # Spark would take the first python3 of PATH
     os.environ.setdefault(MARK, uuid.uuid4().hex)
     builder: Any = SparkSession.builder.master(master).appName("farandole tests")
     fixed = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
@@ -35,12 +35,12 @@ def session(master: str, **conf: str) -> Iterator[SparkSession]:
         builder = builder.config(name, value)
     found = builder.getOrCreate()
     found.sparkContext.setLogLevel("OFF")
+    name = found.sparkContext.applicationId
     try:
         yield found
     finally:
         found.stop()
-        for folder in set(WORK.glob("app-*")) - before:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(WORK / name, ignore_errors=True)
 
 
 def processes(words: str, where: str) -> list[int]:
@@ -74,7 +74,7 @@ class Clean:
 
     def __enter__(self) -> Clean:
         self.began = time.monotonic()
-        self.files = len(os.listdir("/proc/self/fd"))
+        self.files, self.threads = files(), threads()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,6 +85,17 @@ class Clean:
         if context._jsc is not None:
             tracker = context.statusTracker()
             assert wait_until(lambda: not tracker.getActiveJobsIds(), 8.0), "a Spark job is left"
+        assert wait_until(lambda: threads() <= self.threads, 8.0), f"threads are left: {threads() - self.threads}"
+        # py4j keeps a connection for each thread that used it.
+        assert wait_until(lambda: files() <= self.files + 1, 8.0), f"{self.files} open files before, {files()} now"
+
+
+def files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def threads() -> set[str]:
+    return {each.name for each in threading.enumerate() if "farandole" in each.name}
 
 
 def command(pid: int) -> str:
