@@ -105,14 +105,16 @@ def test_plain_dictionaries_and_several_calls() -> None:
 
         first = {"w": mx.nd.full((2, 2), float(rank)), "b": mx.nd.full((3,), rank, dtype="int32")}
         second = {"w": mx.nd.full((5,), float(10 * rank))}
+        counted = {key: mx.nd.full((1,), 10.0 * key + rank) for key in (9, 10, 11)}
         hvd.broadcast_parameters(first, root_rank=1)
         hvd.broadcast_parameters(second, root_rank=1, prefix="second.")
+        hvd.broadcast_parameters(counted, root_rank=1)
         hvd.broadcast_parameters({})
-        return [first["w"].asnumpy(), first["b"].asnumpy(), second["w"].asnumpy()]
+        return [each.asnumpy() for each in (*first.values(), *second.values(), *counted.values())]
 
     results = job(2, fn)
     assert_equal(results)
-    assert [each.flat[0] for each in results[0]] == [1.0, 1, 10.0]
+    assert [each.flat[0] for each in results[0]] == [1.0, 1, 10.0, 91.0, 101.0, 111.0]
 
 
 def test_a_set_of_ranks_begins_alike() -> None:
