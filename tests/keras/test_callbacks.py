@@ -228,6 +228,7 @@ def test_local_variables_and_mistakes(backend: str) -> None:
             lambda: hvd.PartialDistributedOptimizer(SGD(0.1), local_layers=["dense"]),
             lambda: hvd.shard({1: object()}),
             lambda: hvd.broadcast_global_variables(0),
+            lambda: hvd.DistributedOptimizer(type("Adam", (), {"__module__": "tf_keras.optimizers"})()),
         ):
             try:
                 wrong()
@@ -244,6 +245,7 @@ def test_local_variables_and_mistakes(backend: str) -> None:
         "op currently only supports Average and Sum", "gradient_predivide_factor not supported with op != Average",
         "distributed already", "must be > 0", "groups should be a non-negative integer",
         "All local layers must be of tf.keras.layers.Layer type.", "cannot be dealt out", "name the model",
+        "Adam is an optimizer of Keras 2 (tf_keras), and this is for Keras 3",
     ]  # fmt: skip
     assert len(zero["texts"]) == len(expected)
     for text, part in zip(zero["texts"], expected, strict=True):

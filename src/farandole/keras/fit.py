@@ -1,12 +1,13 @@
 """What ``model.fit`` does differently in a job of several ranks.
 
-Keras has no place to say this in, so ``install`` wraps four methods of its classes; they do what they always did where
+Keras has no place to say this in, so ``install`` wraps five methods of its classes; they do what they always did where
 one process trains alone, or gradients stay on their rank. Wrapped are:
 
 - ``Model.fit``: gives each rank its part of the data where the optimizer was told ``shard=True``, and puts two
   callbacks around the user's: the first lets them see metrics over all ranks, the last makes ranks stop together;
 - ``Model.make_train_function``: XLA cannot compile an exchange between processes of TensorFlow;
-- ``LossScaleOptimizer.apply`` and ``stateless_apply``: whether a step is skipped is decided on everybody's gradients.
+- ``LossScaleOptimizer.apply`` and ``stateless_apply``: whether a step is skipped is decided on everybody's gradients;
+- ``Model.compile``: takes ``experimental_run_tf_function``, which programs for Horovod pass and Keras 3 has dropped.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ def install() -> None:
     if getattr(keras.Model.fit, "_farandole", False):
         return
     scaling = keras.optimizers.LossScaleOptimizer
+    trainer = next(base for base in keras.Model.__mro__ if "compile" in vars(base))  # Keras asks who overrides it
     for owner, name, wrapper in (
         (keras.Model, "fit", _fit),
         (keras.Model, "make_train_function", _make_train_function),
+        (trainer, "compile", _compile),
         (scaling, "apply", _apply),
         (scaling, "stateless_apply", _stateless_apply),
     ):
@@ -131,7 +134,14 @@ def _agree(
     return [each.paths for each in everybody]
 
 
-# XLA and loss scaling.
+# XLA, loss scaling, and an argument of old.
+
+
+def _compile(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    kwargs.pop(
+        "experimental_run_tf_function", None
+    )  # it made Keras call optimizers as Horovod needs it; it always does
+    return original(self, *args, **kwargs)
 
 
 def _make_train_function(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -41,6 +41,12 @@ def DistributedOptimizer(
     Raises NotInitializedError before ``init()``, ValueError for an ``op`` or factor that makes no sense.
     """
     context.size()
+    if any(base.__module__.startswith("tf_keras.") for base in type(optimizer).__mro__):
+        raise ValueError(
+            f"{type(optimizer).__name__} is an optimizer of Keras 2 (tf_keras), and this is for Keras 3. Either unset "
+            "TF_USE_LEGACY_KERAS, or use farandole.tensorflow.DistributedOptimizer and the callbacks of "
+            "farandole.tensorflow.tf_keras"
+        )
     optimizer = keras.optimizers.get(optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         options = {key: value for key, value in locals().items() if key != "optimizer"}

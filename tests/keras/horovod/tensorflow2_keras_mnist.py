@@ -36,7 +36,12 @@ model = tf.keras.Sequential(
 scaled_lr = 0.002 * hvd.size()
 opt = tf.keras.optimizers.Adam(scaled_lr)
 opt = hvd.DistributedOptimizer(opt, backward_passes_per_step=1, average_aggregated_gradients=True)
-model.compile(loss=tf.losses.SparseCategoricalCrossentropy(), optimizer=opt, metrics=["accuracy"])
+model.compile(
+    loss=tf.losses.SparseCategoricalCrossentropy(),
+    optimizer=opt,
+    metrics=["accuracy"],
+    experimental_run_tf_function=False,
+)
 
 callbacks = [
     hvd.callbacks.BroadcastGlobalVariablesCallback(0),
@@ -44,7 +49,7 @@ callbacks = [
     hvd.callbacks.LearningRateWarmupCallback(initial_lr=scaled_lr, warmup_epochs=2, verbose=1),
 ]
 if hvd.rank() == 0:
-    callbacks.append(tf.keras.callbacks.ModelCheckpoint(sys.argv[1] + "/checkpoint-{epoch}.keras"))
+    callbacks.append(tf.keras.callbacks.ModelCheckpoint(sys.argv[1] + "/checkpoint-{epoch}.h5"))
 
 verbose = 2 if hvd.rank() == 0 else 0
 history = model.fit(dataset, steps_per_epoch=24 // hvd.size(), callbacks=callbacks, epochs=4, verbose=verbose)
