@@ -108,26 +108,32 @@ def test_errors_reach_every_rank_and_the_next_call_works() -> None:
     job(2, body)
 
 
-def test_a_step_that_fails_elsewhere_does_not_wait_for_its_collectives() -> None:
+@pytest.mark.parametrize("session", [False, True])
+def test_a_step_that_fails_elsewhere_does_not_wait_for_its_collectives(session: bool) -> None:
     """An error on one rank must be raised there, though the others never come."""
 
-    def body(rank: int) -> None:
-        @tf.function(autograph=False)
-        def function(x: Any) -> Any:
-            total = hvd.allreduce(x, op=hvd.Sum, name="never")
-            with tf.control_dependencies([tf.debugging.assert_less(x, 0.0, "wrong here")]):
-                return total + 1.0
+    def step(x: Any, name: str, limit: float) -> Any:
+        total = hvd.allreduce(x, op=hvd.Sum, name=name)
+        with tf.control_dependencies([tf.debugging.assert_less(x, limit, "wrong here")]):
+            return total + 1.0
 
+    def call(name: str, limit: float = 0.0) -> Any:
+        if not session:
+            return tf.function(lambda x: step(x, name, limit), autograph=False)(tf.constant(1.0))
+        with tf.Graph().as_default(), tf.compat.v1.Session() as opened:
+            place = tf.compat.v1.placeholder(tf.float32, [])
+            return opened.run(step(place, name, limit), {place: 1.0})
+
+    def body(rank: int) -> None:
         if rank == 0:
             with pytest.raises(tf.errors.InvalidArgumentError, match="wrong here"):
-                function(tf.constant(1.0))
+                call("never")
         hvd.barrier()
         if rank == 1:  # now the other one comes
             with pytest.raises(tf.errors.InvalidArgumentError, match="wrong here"):
-                function(tf.constant(1.0))
+                call("never")
         hvd.barrier()
-        again = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="again"), autograph=False)
-        assert again(tf.constant(1.0)).numpy() == 2.0
+        assert call("again", 2.0) == 3.0
 
     job(2, body)
 

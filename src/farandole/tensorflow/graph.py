@@ -5,8 +5,9 @@ rank's by others, all would wait for ever. So a collective is three operations: 
 one fetches the result. What waits is TensorFlow's own: a queue's dequeue, which leaves its thread until something is
 put into the queue. Each execution has a queue to itself, out of a pool, so nothing can be mistaken for another's.
 
-In a session the queues of this process cannot be reached. There, those that wait take turns: each watches for a moment,
-and goes to the end of the line. The more there are, the shorter the moment; the longer nothing happens, the longer.
+In a session the queues of this process cannot be reached. There, those that wait stand in a line, which is TensorFlow's
+own, too: its mutex. The first one watches for a moment (the longer nothing happens, the longer), and then goes to the
+end of the line; so between two moments a thread is free for others.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from farandole.engine import Engine
 if TYPE_CHECKING:
     from farandole.types import Array
 
-_ROUND = 0.002, 0.2  # seconds in which all that wait in sessions have their turn, at least and at most
+_MOMENT = 0.002, 0.2  # seconds that one of those that wait in sessions watches, at least and at most
 
 
 class Task(Protocol):
@@ -82,7 +83,7 @@ _running: dict[int, _Running] = {}
 _queues: list[Any] = []
 _changed = threading.Condition()
 _completions = 0  # of those that wait in sessions; this and what follows is guarded by _changed
-_watched: dict[int, int] = {}  # how many completions each of them has heard of
+_watched: dict[int, int] = {}  # of those that have watched in vain: how many completions each has heard of
 _last_change = 0.0
 
 
@@ -165,32 +166,49 @@ def _started_in_session(start: Start, inputs: Sequence[Any]) -> tuple[list[Any],
     def begin(*arrays: Array) -> Any:
         return np.int64(_begin(start, arrays, None))
 
-    def turn(done: Any) -> Any:
-        # the end of the line: its lock is dropped at once, but given by a thread of its own. TensorFlow's would go on
-        # with what they have just made ready, and never come to what else is.
-        with tf.control_dependencies([tf.raw_ops.MutexLock(mutex=mutex)]):
-            done = tf.numpy_function(_watch, [number], tf.bool)
-        done.set_shape([])
-        return done
-
     number = tf.numpy_function(begin, list(inputs), tf.int64)
     number.set_shape([])
+    until, turn = _turns()
+    done = tf.raw_ops.While(input=[number, tf.constant(False)], cond=until, body=turn, parallel_iterations=1)[1]
+    return [number.op], number, done
+
+
+def _turns() -> tuple[Any, Any]:
+    """The condition and the body of the loops that wait: made once for a graph."""
+    current: Any = tf.compat.v1.get_default_graph()
+    found: tuple[Any, Any] | None = getattr(current, "_farandole_turns", None)
+    if found is None:
+        state = [tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool)]
+        made = [tf.function(each, state, autograph=False).get_concrete_function() for each in (_not_done, _turn)]
+        found = current._farandole_turns = (made[0], made[1])
+    return found
+
+
+def _not_done(number: Any, done: Any) -> Any:
+    return tf.logical_not(done)
+
+
+def _turn(number: Any, done: Any) -> Any:
     mutex = tf.raw_ops.MutexV2(container="", shared_name="farandole")
-    done = tf.while_loop(tf.logical_not, turn, [tf.constant(False)], parallel_iterations=1)
-    return [number.op], number, done[0] if isinstance(done, (list, tuple)) else done
+    lock = tf.raw_ops.MutexLock(mutex=mutex)  # the line: whoever stands in it holds no thread
+    with tf.control_dependencies([lock]):
+        done = tf.numpy_function(_watch, [number], tf.bool)
+    done.set_shape([])
+    with tf.control_dependencies([done]), tf.control_dependencies([tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)]):
+        return number, tf.identity(done)
 
 
 def _watch(number: Any) -> Any:
-    """Is it done? Waits a moment for that, or for another one, which may have to ask next."""
+    """Is it done? Waits a moment for that, or for another one, which is to ask then."""
     number = int(number)
     done = _running[number].done
     with _changed:
-        least, most = _ROUND
-        moment = min(max((monotonic() - _last_change) / 4, least), most) / len(_watched)
-        _changed.wait_for(lambda: done.is_set() or _completions > _watched[number], moment)
-        _watched[number] = _completions
-        if done.is_set():
-            del _watched[number]
+        heard = _watched.get(number, 0)
+        least, most = _MOMENT
+        moment = min(max((monotonic() - _last_change) / 4, least), most)
+        _changed.wait_for(lambda: done.is_set() or _completions > heard, moment)
+        if not done.is_set():
+            _watched[number] = _completions
         return np.bool_(done.is_set())
 
 
@@ -205,7 +223,7 @@ def _begin(start: Start, arrays: Sequence[Array], waiting: Any) -> int:
     running = _running[number] = _Running(task, context.engine(), waiting, threading.Event())
     if waiting is None:
         with _changed:
-            _watched[number], _last_change = _completions, monotonic()
+            _last_change = monotonic()
 
     def done() -> None:
         global _completions, _last_change
@@ -214,6 +232,7 @@ def _begin(start: Start, arrays: Sequence[Array], waiting: Any) -> int:
             return
         with _changed:
             running.done.set()
+            _watched.pop(number, None)
             _completions, _last_change = _completions + 1, monotonic()
             _changed.notify_all()
 
