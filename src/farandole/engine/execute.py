@@ -34,7 +34,7 @@ def execute(unit: Unit, buffers: Sequence[Buffer], transport: Transport, divisor
             combine(buffers, first.prescale * first.postscale)
             return [None] * len(buffers)
         op, scale = reduction(first, transport.size - len(unit.absent), divisor or transport.size)
-        if transport.rank not in unit.absent:
+        if _prescales_first(first) and transport.rank not in unit.absent:
             buffers = [buffer._replace(data=_summand(first, buffer.data, transport, buffer.out)) for buffer in buffers]
         transport.allreduce(buffers, op, scale)
         return [None] * len(buffers)

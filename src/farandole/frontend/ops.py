@@ -418,10 +418,10 @@ class Collectives:
 
 def _beside(buffer: Buffer) -> Buffer:
     """The buffer with an ``out`` of its own."""
-    if type(buffer) is Buffer:
-        data, _, dtype = buffer
-        return Buffer(data, np.empty_like(data), dtype)
-    return cast(DeviceBuffer, buffer).beside()
+    if isinstance(buffer, DeviceBuffer):
+        return buffer.beside()
+    data, _, dtype = buffer
+    return Buffer(data, np.empty_like(data), dtype)
 
 
 def _engine(process_set: ProcessSet, operation: str) -> Engine:

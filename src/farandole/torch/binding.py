@@ -31,25 +31,25 @@ class TorchBinding:
             dtype = DTYPES[tensor.dtype]
         except (KeyError, AttributeError, TypeError):
             raise _unsupported(tensor) from None
-        if not _direct(tensor):
-            there = self.elsewhere(tensor, dtype)
-            if there is not None:
-                return there
-            tensor = _staged(tensor)
-        elif tensor.requires_grad:
-            tensor = tensor.detach()
-        if dtype is DType.BFLOAT16:  # numpy has no such type: its bits
-            array = tensor.view(torch.int16).numpy().view(np.uint16).reshape(-1)
-        else:
-            array = tensor.numpy().reshape(-1)
-        return Buffer(array, array, dtype)
+        if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous():
+            try:
+                array = _flat(tensor.detach() if tensor.requires_grad else tensor, dtype)
+                return Buffer(array, array, dtype)
+            except RuntimeError:  # is_neg() alone would let other threads in, which costs more than all the rest
+                if not tensor.is_neg():
+                    raise
+        there = self.elsewhere(tensor, dtype)
+        if there is not None:
+            return there
+        array = _flat(_staged(tensor), dtype)
+        return StagedBuffer(array, array, dtype)
 
     def elsewhere(self, tensor: Any, dtype: DType) -> Buffer | None:
         """The tensor's memory, if that is a device's and may stay there."""
         return None
 
     def settle(self, tensor: Any, buffer: Buffer) -> None:
-        if not _direct(tensor):
+        if isinstance(buffer, StagedBuffer):
             with torch.no_grad():
                 tensor.copy_(self.tensor(buffer.out, tensor.shape, _HOST.get(tensor.dtype)))
 
@@ -66,6 +66,12 @@ class TorchBinding:
 
     def cast(self, tensor: Any, dtype: Any) -> Any:
         return tensor.to(_TORCH.get(dtype, dtype)) if tensor.is_floating_point() else tensor
+
+
+class StagedBuffer(Buffer):
+    """A copy on the host of what numpy cannot look at."""
+
+    __slots__ = ()
 
 
 class TorchBuffer(DeviceBuffer):
@@ -126,9 +132,11 @@ def is_dense(tensor: Any) -> bool:
     return True
 
 
-def _direct(tensor: Any) -> bool:
-    """Can numpy look at this memory as one flat array?"""
-    return bool(tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_neg())
+def _flat(tensor: Any, dtype: DType) -> Array:
+    """The memory of a contiguous tensor on the host. Raises RuntimeError if its negative bit is set."""
+    if dtype is DType.BFLOAT16:  # numpy has no such type: its bits
+        return tensor.view(torch.int16).numpy().view(np.uint16).reshape(-1)  # type: ignore[no-any-return]
+    return tensor.numpy().reshape(-1)  # type: ignore[no-any-return]
 
 
 def _staged(tensor: Any) -> Any:
