@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import linecache
 import random
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from farandole.errors import PeerLostError, RendezvousError, ShutDownError
 from farandole.handshake import new_secret
-from farandole.launch.outcome import Event, Outcome, describe, exit_status, explain
+from farandole.launch.outcome import Event, Outcome, describe, exit_status, explain, with_lines
 from farandole.store import StoreServer
 
 HOSTS = ["alpha", "alpha", "beta", "beta"]
@@ -31,6 +32,20 @@ class TestOutcome:
         assert (outcome.status, outcome.kind, outcome.message) == ("error", "ValueError", "boom")
         assert "ValueError: boom" in outcome.traceback
         assert outcome.host
+
+    def test_lines_that_only_the_driver_has(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cell = ["def train():\n", "    return undefined\n"]
+        monkeypatch.setitem(linecache.cache, "/tmp/cell.py", (0, None, cell, "/tmp/cell.py"))
+        trace = (
+            "Traceback (most recent call last):\n"
+            '  File "/tmp/cell.py", line 2, in train\n'
+            '  File "/no/such/file.py", line 2, in f\n'
+            '  File "/tmp/cell.py", line 2, in g\n'
+            "    something_else()\n"
+            "NameError: name 'undefined' is not defined\n"
+        )
+        frame = '  File "/tmp/cell.py", line 2, in train\n'
+        assert with_lines(trace) == trace.replace(frame, f"{frame}    return undefined\n")
 
     @pytest.mark.parametrize("error", [PeerLostError("gone", 3), ShutDownError("rank 1 left")])
     def test_a_victim(self, error: Exception) -> None:

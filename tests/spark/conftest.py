@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+os.environ.setdefault("FARANDOLE_TEST", uuid.uuid4().hex)  # tools.MARK, which the first JVM passes on to all others
 # Tests start dozens of JVMs, each for seconds: what they would compile well, they would hardly use.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 

@@ -70,7 +70,7 @@ def keras_model(backend: str) -> tuple[list[Any], list[Any]]:
 
     hvd.init()
     assert keras.backend.backend() == backend
-    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), LogCallback()]
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), LogCallback(per_batch_log=True)]
     together = trained(hvd.rank(), hvd.size(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), callbacks)
     return together, trained(0, 1, keras.optimizers.SGD(0.1), [])
 
@@ -91,7 +91,7 @@ class TestResults:
             np.testing.assert_allclose(one, two, rtol=1e-6)
             np.testing.assert_allclose(one, three, rtol=1e-4)
         assert [re.sub(r"\d[\d.e+-]*", "N", line) for line in said] == [
-            "Epoch N begins", "Epoch N ended after N s, loss=N, N steps/s",
+            "Epoch N begins", *["Epoch N batch N, loss=N"] * 2, "Epoch N ended after N s, loss=N, N steps/s",
         ] * 2  # fmt: skip
 
     def test_in_rank_order_with_the_arguments_of_horovod(self) -> None:
@@ -109,12 +109,14 @@ class TestResults:
         with pytest.warns(DeprecationWarning, match="np=0"):
             assert HorovodRunner(np=0).run(lambda: os.environ["HOROVOD_SIZE"]) == "2"
 
-    def test_collectives_and_a_job_after_another_in_one_thread_and_in_another(self) -> None:
+    def test_in_another_thread_and_with_a_timeline(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOROVOD_TIMELINE", str(tmp_path / "timeline.json"))
         results: list[Any] = []
         thread = threading.Thread(target=lambda: results.append(HorovodRunner(np=2).run(torch_model, steps=2, lr=0.0)))
         thread.start()
         thread.join(60)
         assert results == [pytest.approx([0.1] * 5)]
+        assert "ALLREDUCE" in (tmp_path / "timeline.json").read_text()
 
 
 class TestEnvironment:

@@ -30,7 +30,6 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        os.environ.setdefault(tools.MARK, "standalone")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FARANDOLE_SP"))}
         options = f"-Dspark.authenticate=true -Dspark.authenticate.secret='{SECRET}'"
         self.env = {**kept, "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": options}

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ WORK = Path(pyspark.__file__).parent / "work"  # where local-cluster keeps what 
 def session(master: str, python: str = sys.executable, **conf: str) -> Iterator[SparkSession]:
     """A session, stopped afterwards; ``python`` is that of its executors."""
     os.environ["PYSPARK_PYTHON"] = python  # Spark would take the first python3 of PATH
-    os.environ.setdefault(MARK, uuid.uuid4().hex)
     builder: Any = SparkSession.builder.master(master).appName("farandole tests")
     fixed = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     for name, value in {**fixed, **conf}.items():

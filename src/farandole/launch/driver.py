@@ -23,7 +23,7 @@ from farandole.contracts import Launcher, Worker
 from farandole.errors import JobFailedError, SettingsError
 from farandole.launch import parcel
 from farandole.launch.job import Job
-from farandole.launch.outcome import Event, Outcome, Verdict, explain
+from farandole.launch.outcome import Event, Outcome, Verdict, explain, with_lines
 from farandole.launch.output import Streams, is_terminal
 from farandole.launch.placing import Placing
 from farandole.launch.plan import plan
@@ -332,7 +332,8 @@ class Watch:
     def _take_reports(self) -> None:
         while self._reported:
             rank, data = self._reported.popleft()
-            self._add(Event(rank, outcome=Outcome.from_bytes(data)))
+            outcome = Outcome.from_bytes(data)
+            self._add(Event(rank, outcome=replace(outcome, traceback=with_lines(outcome.traceback))))
 
     def _add(self, event: Event) -> None:
         self._events.append(event)

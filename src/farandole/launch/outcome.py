@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import atexit
 import json
+import linecache
 import os
+import re
 import signal
 import socket
 import sys
@@ -56,6 +58,20 @@ class Outcome:
             status="victim" if victims else "error", kind=type(error).__name__, message=str(error)[:_TEXT_LIMIT],
             traceback=text[-_TEXT_LIMIT:], lost=lost, host=socket.gethostname(),
         )  # fmt: skip
+
+
+_BARE_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+).*\n(?!    )', re.M)
+
+
+def with_lines(trace: str) -> str:
+    """A rank's traceback, with the lines of source that only this machine has: those of a notebook's cells, and of
+    files that are not on the rank's host."""
+
+    def shown(frame: re.Match[str]) -> str:
+        line = linecache.getline(frame["file"], int(frame["line"])).strip()
+        return frame[0] + (f"    {line}\n" if line else "")
+
+    return _BARE_FRAME.sub(shown, trace)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
