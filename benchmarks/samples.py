@@ -81,19 +81,20 @@ def interleave(
     *,
     repetitions: int,
     per_sample: int = 1,
+    warm_up: bool = True,
     before: Callable[[], object] = lambda: None,
     prepare: Mapping[str, Callable[[], object]] | None = None,
     after: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, list[float]]:
     """Time A, B, C, A, B, C, ...: what disturbs the machine for a while disturbs all of them.
 
-    Each runs once untimed first. ``before`` runs untimed before each sample (it lines the ranks up), ``prepare[name]``
-    before that, and ``after[name]`` after the samples of one contender.
+    ``warm_up``: each runs once untimed first. ``before`` runs untimed before each sample (it lines the ranks up),
+    ``prepare[name]`` before that, and ``after[name]`` after the samples of one contender.
     """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     ready = {name: (prepare or {}).get(name, lambda: None) for name in contenders}
     settle = {name: (after or {}).get(name, lambda: None) for name in contenders}
-    for name, run in contenders.items():
+    for name, run in contenders.items() if warm_up else ():
         ready[name]()
         before()
         run()

@@ -27,9 +27,8 @@ def cases(size: int, quick: bool) -> Iterator[Case]:
     try:
         turns = {name: quietly(run) for name, run in contenders(spark.sparkContext, size).items()}
         # The first of each is not measured: it waits for executors, and for Python to start on them.
-        yield Case(
-            "start", f"no-op job on Spark, {size} ranks", interleave(turns, repetitions=1 if quick else REPETITIONS)
-        )
+        samples = interleave(turns, repetitions=1 if quick else REPETITIONS, warm_up=not quick)
+        yield Case("start", f"no-op job on Spark, {size} ranks", samples)
     finally:
         spark.stop()
 
