@@ -11,7 +11,7 @@ import cloudpickle
 from tests import pool
 
 
-def job(n: int, fn: Callable[[int], Any], *, wire: str = "", deadline: float = 60.0, **settings: Any) -> list[Any]:
+def job(n: int, fn: Callable[[int], Any], *, wire: str = "", deadline: float = 100.0, **settings: Any) -> list[Any]:
     """The results of ``fn(rank)`` of all ranks, over ``wire`` ("shm" or "tcp"), with ``Settings(**settings)``."""
 
     def body(transport: Any) -> Any:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.keras.backends import on
+from tests.keras.backends import BACKENDS, on
 from tests.keras.test_training import close, equal
 
 
 def test_learning_rates(backend: str) -> None:
     """Warm-up and schedules, on two ranks; momentum correction against a loop that does it by hand."""
+    every = backend == BACKENDS[-1]  # the rest of what has nothing to do with the backend
 
     def train(rank: int) -> dict[str, object]:
         import keras
@@ -45,11 +46,12 @@ def test_learning_rates(backend: str) -> None:
         c = hvd.callbacks
         found = {
             "warmup": fit(c.LearningRateWarmupCallback(0.4, warmup_epochs=2), 3),
-            "staircase": fit(c.LearningRateScheduleCallback(0.4, lambda epoch: 0.5**epoch, start_epoch=1), 3),
-            "power": fit(c.LearningRateScheduleCallback(0.4, 0.1, start_epoch=1, end_epoch=2), 3),
-            "smooth": fit(c.LearningRateScheduleCallback(0.4, lambda e: 1 / (1 + e), staircase=False), 1),
             "momentum": fit(c.LearningRateScheduleCallback(0.4, lambda e: 0.5**e), 2, 0.9),
         }
+        if every:
+            found["staircase"] = fit(c.LearningRateScheduleCallback(0.4, lambda epoch: 0.5**epoch, start_epoch=1), 3)
+            found["power"] = fit(c.LearningRateScheduleCallback(0.4, 0.1, start_epoch=1, end_epoch=2), 3)
+            found["smooth"] = fit(c.LearningRateScheduleCallback(0.4, lambda e: 1 / (1 + e), staircase=False), 1)
         model = p.dense(0)
         model.compile(SGD(0.4, momentum=0.9), p.loss())
         model.train_on_batch(x[:8], y[:8])
@@ -76,12 +78,13 @@ def test_learning_rates(backend: str) -> None:
         equal(weights, one[name][2])
     np.testing.assert_allclose(zero["warmup"][0], [0.25, 0.3, 0.35, 0.4, 0.4, 0.4], rtol=1e-6)
     np.testing.assert_allclose(zero["warmup"][1], [0.3, 0.4, 0.4], rtol=1e-6)
-    np.testing.assert_allclose(zero["staircase"][0], [0.4, 0.4, 0.2, 0.2, 0.1, 0.1], rtol=1e-6)
-    np.testing.assert_allclose(zero["power"][0], [0.4] * 6, rtol=1e-6)
-    np.testing.assert_allclose(zero["smooth"][0], [0.4, 0.4 / 1.5], rtol=1e-6)
     close(zero["momentum"][2], zero["by hand"][2])
     assert "Parameter `initial_lr` is required" in zero
     assert any("BestModelCheckpoint has no filepath" in name for name in zero)
+    if every:
+        np.testing.assert_allclose(zero["staircase"][0], [0.4, 0.4, 0.2, 0.2, 0.1, 0.1], rtol=1e-6)
+        np.testing.assert_allclose(zero["power"][0], [0.4] * 6, rtol=1e-6)
+        np.testing.assert_allclose(zero["smooth"][0], [0.4, 0.4 / 1.5], rtol=1e-6)
 
 
 def test_saving_and_loading(backend: str, tmp_path: Path) -> None:

@@ -29,14 +29,14 @@ def test_a_program_for_tf_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("backend", BACKENDS[-1:])
 def test_a_program_for_keras_resumes(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", backend)
-    for epochs, begin in (("3", "0"), ("5", "3")):
-        output = program(FARANDOLE, "-W", "ignore", PROGRAMS / "keras_advanced.py", tmp_path, epochs)
+    for np, epochs, begin in ((1, "3", "0"), (2, "5", "3")):
+        output = program(FARANDOLE, "-W", "ignore", PROGRAMS / "keras_advanced.py", tmp_path, epochs, np=np)
         found = re.findall(r"^rank \d from (\d) accuracy ([\d.]+) same (\w+)$", output, re.M)
-        assert [(each[0], each[2]) for each in found] == [(begin, "True")] * 2, output
+        assert [(each[0], each[2]) for each in found] == [(begin, "True")] * np, output
         assert float(found[0][1]) > 0.8
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS[:1])
 def test_names(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that the migration page lists is there, and all that farandole.keras has, under Horovod's names."""
     monkeypatch.setenv("KERAS_BACKEND", backend)

@@ -157,5 +157,5 @@ def test_ranks_that_differ_are_told_and_go_on() -> None:
 
 
 def test_public_names() -> None:
-    assert sorted(hvd.__all__) == hvd.__all__
+    assert len(set(hvd.__all__)) == len(hvd.__all__)
     assert all(hasattr(hvd, name) for name in hvd.__all__)
