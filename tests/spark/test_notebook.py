@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
 manager = pytest.importorskip("jupyter_client.manager")
 pytest.importorskip("ipykernel")
@@ -20,31 +19,6 @@ from tests.launch.tools import read_pids, wait_until  # noqa: E402
 from tests.spark import tools  # noqa: E402
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "horovod_runner.ipynb"
-
-
-def text_of(cell: Any, name: str = "stdout") -> str:
-    return "".join(each["text"] for each in cell.outputs if each["output_type"] == "stream" and each["name"] == name)
-
-
-@pytest.mark.timeout(400)
-def test_the_example_runs_from_beginning_to_end() -> None:
-    notebook = nbformat.read(EXAMPLE, 4)
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
-    cells = {cell.source.split("(")[0].split(" = ")[0]: cell for cell in notebook.cells if cell.cell_type == "code"}
-    for name in ("two", "cluster"):
-        lines = text_of(cells[name]).splitlines()
-        assert [line for line in lines if line == "Epoch 9 begins"] == ["Epoch 9 begins"]
-        assert sum(bool(re.fullmatch(r"Epoch \d ended after .* s, loss=.*, .* steps/s", line)) for line in lines) == 10
-        assert sorted(line for line in lines if "% right" in line)[1].startswith("rank 1 of 2: 9")
-    failure = text_of(cells["def wrong"])
-    assert failure.startswith("Rank 1 on ")
-    assert "failed: ValueError: lr=100 is too large" in failure
-    assert 'raise ValueError(f"lr={lr} is too large")' in failure
-    assert "py4j" not in failure.lower()
-    for name in ("keras_driver", "keras_cluster"):
-        ended = [line for line in text_of(cells[name]).splitlines() if line.startswith("Epoch 5 ended")]
-        assert len(ended) == 1
-        assert "accuracy=0.9" in ended[0] or "accuracy=1" in ended[0]
 
 
 class Kernel:
@@ -60,6 +34,9 @@ class Kernel:
         self.client.execute_interactive(source, timeout=200, output_hook=self.messages.append)
         return "".join(each["content"]["text"] for each in self.of("stream"))
 
+    def stdout(self) -> str:
+        return "".join(each["content"]["text"] for each in self.of("stream") if each["content"]["name"] == "stdout")
+
     def of(self, kind: str) -> list[Any]:
         return [each for each in self.messages if each["msg_type"] == kind]
 
@@ -69,20 +46,52 @@ class Kernel:
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
+def fresh() -> Iterator[Kernel]:
     found = Kernel()
     try:
-        found.run(
-            "import os, sys\nos.environ['PYSPARK_PYTHON'] = sys.executable\n"
-            "import time\nfrom pathlib import Path\nfrom pyspark.sql import SparkSession\n"
-            "from sparkdl import HorovodRunner\nfrom sparkdl.horovod import log_to_driver\n"
-            "from farandole.spark import LoopLog\n"
-            "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()\n"
-            "spark.sparkContext.setLogLevel('OFF')"
-        )
         yield found
     finally:
         found.close()
+
+
+@pytest.fixture(scope="module")
+def kernel(fresh: Kernel) -> Kernel:
+    """With a session, and what the cells import."""
+    fresh.run(
+        "import os, sys\nos.environ['PYSPARK_PYTHON'] = sys.executable\n"
+        "import time\nfrom pathlib import Path\nfrom pyspark.sql import SparkSession\n"
+        "from sparkdl import HorovodRunner\nfrom sparkdl.horovod import log_to_driver\n"
+        "from farandole.spark import LoopLog\n"
+        "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "spark.sparkContext.setLogLevel('OFF')"
+    )
+    assert not fresh.of("error")
+    return fresh
+
+
+@pytest.mark.timeout(400)
+def test_the_example_runs_from_beginning_to_end(fresh: Kernel) -> None:
+    """(The first test: it stops its session.)"""
+    printed = {}
+    for cell in nbformat.read(EXAMPLE, 4).cells:
+        if cell.cell_type == "code":
+            fresh.run(cell.source)
+            assert not fresh.of("error"), fresh.of("error")[0]["content"]["traceback"]
+            printed[cell.source.split("(")[0].split(" = ")[0]] = fresh.stdout()
+    for name in ("two", "cluster"):
+        lines = printed[name].splitlines()
+        assert [line for line in lines if line == "Epoch 9 begins"] == ["Epoch 9 begins"]
+        assert sum(bool(re.fullmatch(r"Epoch \d ended after .* s, loss=.*, .* steps/s", line)) for line in lines) == 10
+        assert sorted(line for line in lines if "% right" in line)[1].startswith("rank 1 of 2: 9")
+    failure = printed["def wrong"]
+    assert failure.startswith("Rank 1 on ")
+    assert "failed: ValueError: lr=100 is too large" in failure
+    assert 'raise ValueError(f"lr={lr} is too large")' in failure
+    assert "py4j" not in failure.lower()
+    for name in ("keras_driver", "keras_cluster"):
+        ended = [line for line in printed[name].splitlines() if line.startswith("Epoch 5 ended")]
+        assert len(ended) == 1
+        assert "accuracy=0.9" in ended[0] or "accuracy=1" in ended[0]
 
 
 @pytest.mark.timeout(300)
