@@ -20,7 +20,7 @@ FLAGS = [
     "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds", "--timeline-filename",
     "--timeline-mark-cycles", "--timeline-all-ranks", "--autotune", "--autotune-log-file", "--autotune-warmup-samples",
     "--autotune-steps-per-sample", "--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise",
-    "--join-mean-of-present", "--start-timeout", "--log-level", "--log-without-timestamp",
+    "--dynamic-process-sets", "--join-mean-of-present", "--start-timeout", "--log-level", "--log-without-timestamp",
 ]  # fmt: skip
 
 # Names that users of Horovod set in their scripts; they must go on working.

@@ -113,6 +113,12 @@ print("ran once")
         assert farandole.run(read, cache_capacity=1024) == ["1024"]
         assert farandole.run(read, cache_capacity=1024, env={"HOROVOD_CACHE_CAPACITY": "6"}) == ["1024"]
 
+    def test_settings_come_from_the_environment_and_places_do_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
+        monkeypatch.setenv("HOROVOD_SIZE", "7")  # that of a job that we might be a part of
+        read = lambda: [os.environ.get(f"HOROVOD_{each}") for each in ("DYNAMIC_PROCESS_SETS", "SIZE")]  # noqa: E731
+        assert farandole.run(read) == [["1", "1"]]
+
     def test_output_goes_where_ours_goes(self) -> None:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

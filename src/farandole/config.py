@@ -121,8 +121,9 @@ class Settings:
         flag="--autotune-gaussian-process-noise", horovod="HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
     )  # fmt: skip
     dynamic_process_sets: bool = knob(
-        False, "process sets may be added and removed after init()", horovod="HOROVOD_DYNAMIC_PROCESS_SETS"
-    )
+        False, "process sets may be added and removed after init()",
+        flag="--dynamic-process-sets", horovod="HOROVOD_DYNAMIC_PROCESS_SETS",
+    )  # fmt: skip
     join_mean_of_present: bool = knob(
         False, "after join(), averages are over the ranks that still have data, not over all",
         flag="--join-mean-of-present",
