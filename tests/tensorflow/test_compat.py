@@ -56,4 +56,10 @@ def test_basics_and_small_things() -> None:
         "v = tf.Variable(1.0)\n"
         "print(util.refs_to_vars(util.vars_to_refs([[v]]))[0][0] is v, util._executing_eagerly())\n"
         "print(util._make_subgraph(lambda x: x + 1)(1).numpy(), hvd.Average, int(hvd.nccl_built()))\n"
-    ).splitlines() == ["{0: [0]} 1 True", "0 False", "True True", "2 0 0"]  # fmt: skip
+        "print({each.__name__.partition('.')[0] for each in (hvd.elastic, hvd.mpi_ops, hvd.compression)})\n"
+        "import horovod.keras, horovod.tensorflow.keras\n"
+        "print(horovod.keras.elastic.run is horovod.tensorflow.keras.elastic.run is hvd.elastic.run)\n"
+        "print(hvd.util is util, hvd._executing_eagerly(), hvd.functions.broadcast_object is hvd.broadcast_object)\n"
+    ).splitlines() == [
+        "{0: [0]} 1 True", "0 False", "True True", "2 0 0", "{'horovod'}", "True", "True True True"
+    ]  # fmt: skip

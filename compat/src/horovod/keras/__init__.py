@@ -1,11 +1,15 @@
 """``import horovod.keras as hvd``: farandole.keras."""
 
+from importlib import import_module as _import
+
 from horovod.common.util import check_extension
 
 check_extension("horovod.keras", "HOROVOD_WITH_TENSORFLOW", __file__)
 
 from farandole.keras import *  # noqa: E402,F403
 from farandole.keras import __all__ as _names  # noqa: E402
-from horovod.keras import callbacks, elastic  # noqa: E402
 
-__all__ = [*_names, "callbacks", "elastic"]
+for _each in ("callbacks", "elastic"):  # in the place of farandole's
+    _import(f"{__name__}.{_each}")
+
+__all__ = [*_names]

@@ -1,5 +1,7 @@
 """``import horovod.tensorflow as hvd``: farandole.tensorflow."""
 
+from importlib import import_module as _import
+
 from horovod.common.util import check_extension
 
 check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", __file__)
@@ -7,7 +9,10 @@ check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", __file__)
 from farandole.tensorflow import *  # noqa: E402,F403
 from farandole.tensorflow import __all__ as _names  # noqa: E402
 from farandole.tensorflow import __getattr__ as __getattr__  # noqa: E402  SyncBatchNormalization loads Keras
-from horovod.tensorflow import elastic as elastic  # noqa: E402
-from horovod.tensorflow.mpi_ops import _basics as _basics  # noqa: E402  and with it hvd.mpi_ops is horovod's
+from horovod.tensorflow.mpi_ops import _basics as _basics  # noqa: E402
+from horovod.tensorflow.util import _executing_eagerly as _executing_eagerly  # noqa: E402
+
+for _each in ("compression", "elastic", "functions"):  # in the place of farandole's, where it has one of the name
+    _import(f"{__name__}.{_each}")
 
 __all__ = [*_names]
