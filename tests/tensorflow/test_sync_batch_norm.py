@@ -14,7 +14,11 @@ from tests.job import job
 
 @pytest.mark.parametrize("shape", [(7, 3), (7, 4, 5, 3)])
 @pytest.mark.parametrize("function", [False, True])
-def test_two_ranks_normalize_as_one(shape: tuple[int, ...], function: bool) -> None:
+@pytest.mark.parametrize("keras", [2, 3])
+def test_two_ranks_normalize_as_one(shape: tuple[int, ...], function: bool, keras: int) -> None:
+    if keras == 2:
+        pytest.importorskip("tf_keras", reason="tf_keras is not installed")
+
     def body(rank: int) -> None:
         random = np.random.default_rng(3)
         every = random.normal(2.0, 3.0, shape).astype(np.float32)
@@ -22,21 +26,30 @@ def test_two_ranks_normalize_as_one(shape: tuple[int, ...], function: bool) -> N
         mine = slice(0, 2) if rank == 0 else slice(2, None)  # batches of different sizes
 
         def results(layer: Any, x: Any, weight: Any) -> Any:
+            layer.build(x.shape)
+            scale, shift = (each.value if keras == 3 else each for each in (layer.gamma, layer.beta))
+
             def step(x: Any) -> Any:
                 with tf.GradientTape() as tape:
                     tape.watch(x)
                     y = layer(x, training=True)
                     loss = tf.reduce_sum(y * weight)
-                return [y, *tape.gradient(loss, [x, layer.gamma.value, layer.beta.value])]
+                return [y, *tape.gradient(loss, [x, scale, shift])]
 
-            layer.build(x.shape)
             found = (tf.function(step, autograph=False) if function else step)(tf.constant(x))
             return [each.numpy() for each in found], np.asarray(layer.moving_mean), np.asarray(layer.moving_variance)
 
-        (y, of_x, gamma, beta), mean, variance = results(
-            tf.keras.layers.BatchNormalization(momentum=0.5), every, weights
-        )
-        one, one_mean, one_variance = results(hvd.SyncBatchNormalization(momentum=0.5), every[mine], weights[mine])
+        if keras == 2:
+            from tf_keras.layers import BatchNormalization
+
+            from farandole.tensorflow.tf_keras import SyncBatchNormalization
+        else:
+            from tensorflow.keras.layers import BatchNormalization
+
+            from farandole.tensorflow import SyncBatchNormalization
+        plain = BatchNormalization(momentum=0.5, **({"fused": False} if keras == 2 else {}))
+        (y, of_x, gamma, beta), mean, variance = results(plain, every, weights)
+        one, one_mean, one_variance = results(SyncBatchNormalization(momentum=0.5), every[mine], weights[mine])
         near = {"rtol": 2e-4, "atol": 2e-5}
         np.testing.assert_allclose(one[0], y[mine], **near)
         np.testing.assert_allclose(one[1], of_x[mine], **near)
@@ -58,26 +71,27 @@ def test_masks_sets_and_what_is_refused() -> None:
         layer(tf.constant(x[mine]), mask=tf.constant(mask[mine]), training=True)
         np.testing.assert_allclose(np.asarray(layer.moving_mean), x[mask].mean(axis=0), rtol=1e-6)
         np.testing.assert_allclose(np.asarray(layer.moving_variance), x[mask].var(axis=0), rtol=1e-5)
-        plain = tf.keras.layers.BatchNormalization()
-        alone = hvd.SyncBatchNormalization(process_set=hvd.add_process_set([rank]) if rank == 0 else _other())
-        for each in (plain, alone):
-            each.build(x.shape)
-        del alone, plain
+        first = hvd.add_process_set([0])
+        if rank == 0:
+            plain = tf.keras.layers.BatchNormalization(momentum=0.0)
+            alone = hvd.SyncBatchNormalization(momentum=0.0, process_set=first)
+            for each in (plain, alone):
+                each(tf.constant(x[mine]), training=True)
+            np.testing.assert_array_equal(np.asarray(alone.moving_mean), np.asarray(plain.moving_mean))
         with pytest.raises(ValueError, match="does not support fused=True"):
             hvd.SyncBatchNormalization(fused=True)
         again = hvd.SyncBatchNormalization.from_config(layer.get_config())
         assert isinstance(again, tf.keras.layers.BatchNormalization)
-
-    def _other() -> Any:
-        hvd.add_process_set([0])
-        return hvd.global_process_set
 
     job(2, body, dynamic_process_sets=True)
 
 
 def test_a_model_with_it_is_not_compiled_by_xla() -> None:
     def body(rank: int) -> Any:
-        model = tf.keras.Sequential([tf.keras.layers.Dense(3), hvd.SyncBatchNormalization(), tf.keras.layers.Dense(1)])
+        for _ in range(rank):  # the names that Keras gives are other ones then
+            hvd.SyncBatchNormalization()
+        layers = [tf.keras.layers.Dense(3), hvd.SyncBatchNormalization(), hvd.SyncBatchNormalization()]
+        model = tf.keras.Sequential([*layers, tf.keras.layers.Dense(1)])
         model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)), "mse")
         x = np.random.default_rng(rank).normal(size=(8, 2)).astype(np.float32)
         model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from farandole.frontend.ops import reduce_op
 from farandole.tensorflow import elastic, mpi_ops
 from farandole.tensorflow.broadcasting import (
@@ -41,6 +43,10 @@ def handle_average_backwards_compatibility(op: int | None, average: bool | None)
 def __getattr__(name: str) -> Any:
     """SyncBatchNormalization is Keras's, and so loads it."""
     if name == "SyncBatchNormalization":
+        if tf.keras.layers.Layer.__module__.startswith("tf_keras."):  # TF_USE_LEGACY_KERAS=1
+            from farandole.tensorflow import tf_keras as legacy
+
+            return legacy.SyncBatchNormalization
         from farandole.tensorflow.sync_batch_norm import SyncBatchNormalization
 
         return SyncBatchNormalization

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.autograph.core import config as autograph
 from tensorflow.python.ops import control_flow_util
 
 from farandole import context
@@ -28,6 +29,9 @@ from farandole.engine import Engine
 
 if TYPE_CHECKING:
     from farandole.types import Array
+
+# AutoGraph would rewrite all that a tf.function calls, down to the engine, which then crawls wherever it runs.
+autograph.CONVERSION_RULES = (autograph.DoNotConvert("farandole"), *autograph.CONVERSION_RULES)
 
 _MOMENT = 0.002, 0.2  # seconds that one of those that wait in sessions watches, at least and at most
 

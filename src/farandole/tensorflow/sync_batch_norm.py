@@ -13,7 +13,57 @@ from farandole.tensorflow.differentiable import allreduce
 from farandole.types import ReduceOp
 
 
-class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
+class Synchronized:
+    """What the layer does differently from its base class, that of Keras 3 or 2."""
+
+    _process_set: ProcessSet
+
+    def _moments(self, inputs: Any, *rest: Any, **more: Any) -> Any:
+        """Mean and (biased) variance per channel of all ranks' ``inputs``; where there is a mask, of what it shows.
+
+        Keras 3 calls this with (inputs, mask), Keras 2 with (inputs, axes, keep_dims=..., mask=...).
+        """
+        base: Any = super()
+        layer: Any = self
+        if context.engine(self._process_set).size == 1:
+            return base._moments(inputs, *rest, **more)
+        mask = more["mask"] if "mask" in more else rest[0]
+        channel = layer.axis[0] if isinstance(layer.axis, (list, tuple)) else layer.axis % inputs.shape.rank
+        axes = [axis for axis in range(inputs.shape.rank) if axis != channel]
+        wide = tf.cast(inputs, tf.float64)
+        channels = inputs.shape[channel]
+        if mask is None:
+            count = tf.cast(tf.size(inputs) // channels, tf.float64)
+            sums = [tf.reduce_sum(wide, axes), tf.reduce_sum(wide * wide, axes)]
+        else:
+            shown = tf.broadcast_to(tf.cast(mask, tf.float64)[..., None], tf.shape(inputs))
+            count = tf.reduce_sum(shown) / channels
+            sums = [tf.reduce_sum(shown * wide, axes), tf.reduce_sum(shown * wide * wide, axes)]
+        mine = tf.concat([count[None], *sums], axis=0)
+        total = allreduce(
+            mine, op=ReduceOp.SUM, name=_name(), process_set=self._process_set, ignore_name_scope=True
+        )  # fmt: skip
+        count = tf.maximum(total[0], 1.0)
+        mean = total[1 : channels + 1] / count
+        variance = tf.maximum(total[channels + 1 :] / count - mean * mean, 0.0)
+        return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
+
+
+def _name() -> str:
+    """The same on all ranks, unlike the names of layers and of their scopes: these count what else a process made."""
+    if tf.executing_eagerly():
+        return "SyncBatchNormalization"
+    graph = tf.compat.v1.get_default_graph()
+    with graph.name_scope(None):
+        return str(graph.unique_name("SyncBatchNormalization"))
+
+
+def check_not_fused(fused: bool | None) -> None:
+    if fused in (True, None):
+        raise ValueError(f"SyncBatchNormalization does not support fused=True. (got fused={fused}; leave it out)")
+
+
+class SyncBatchNormalization(Synchronized, tf.keras.layers.BatchNormalization):  # type: ignore[misc]
     """Takes the place of ``tf.keras.layers.BatchNormalization``, with its arguments. Ranks may have batches of
     different sizes, or none. Statistics are computed in double precision.
 
@@ -23,32 +73,10 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     supports_jit = False
 
     def __init__(self, fused: bool | None = False, process_set: ProcessSet = WORLD, **kwargs: Any) -> None:
-        if fused in (True, None):
-            raise ValueError(f"SyncBatchNormalization does not support fused=True. (got fused={fused}; leave it out)")
+        check_not_fused(fused)
         super().__init__(**kwargs)
         self.supports_jit = False
         self._process_set = process_set
-
-    def _moments(self, inputs: Any, mask: Any = None, keep_dims: bool = False) -> Any:
-        """Mean and (biased) variance per channel of all ranks' ``inputs``; where there is a mask, of what it shows."""
-        if context.engine(self._process_set).size == 1:
-            return super()._moments(inputs, mask)
-        axes = [axis for axis in range(inputs.shape.rank) if axis != self.axis % inputs.shape.rank]
-        wide = tf.cast(inputs, tf.float64)
-        channels = inputs.shape[self.axis]
-        if mask is None:
-            count = tf.cast(tf.size(inputs) // channels, tf.float64)
-            sums = [tf.reduce_sum(wide, axes), tf.reduce_sum(wide * wide, axes)]
-        else:
-            shown = tf.broadcast_to(tf.cast(mask, tf.float64)[..., None], tf.shape(inputs))
-            count = tf.reduce_sum(shown) / channels
-            sums = [tf.reduce_sum(shown * wide, axes), tf.reduce_sum(shown * wide * wide, axes)]
-        mine = tf.concat([count[None], *sums], axis=0)
-        total = allreduce(mine, op=ReduceOp.SUM, name=f"{self.name}_moments", process_set=self._process_set)
-        count = tf.maximum(total[0], 1.0)
-        mean = total[1 : channels + 1] / count
-        variance = tf.maximum(total[channels + 1 :] / count - mean * mean, 0.0)
-        return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
 
     def get_config(self) -> dict[str, Any]:
         return dict(super().get_config())

@@ -10,11 +10,14 @@ import tensorflow as tf
 import tf_keras
 
 from farandole import context
+from farandole.context import ProcessSet
 from farandole.frontend.objects import broadcast_object
+from farandole.frontend.ops import WORLD
 from farandole.frontend.state import ObjectState
 from farandole.tensorflow.broadcasting import broadcast_variables
 from farandole.tensorflow.differentiable import allreduce
 from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from farandole.tensorflow.sync_batch_norm import Synchronized, check_not_fused
 from farandole.tensorflow.terms import Terms
 
 
@@ -115,6 +118,15 @@ class MetricAverageCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]
         if names and context.size() > 1:
             means = allreduce(tf.constant([float(logs[name]) for name in names], tf.float64))
             logs.update(zip(names, means.numpy().tolist(), strict=True))
+
+
+class SyncBatchNormalization(Synchronized, tf_keras.layers.BatchNormalization):  # type: ignore[misc]
+    """``farandole.tensorflow.SyncBatchNormalization`` for models of Keras 2."""
+
+    def __init__(self, fused: bool | None = False, process_set: ProcessSet = WORLD, **kwargs: Any) -> None:
+        check_not_fused(fused)
+        super().__init__(fused=False, **kwargs)
+        self._process_set = process_set
 
 
 class TensorFlowKerasState(ObjectState):

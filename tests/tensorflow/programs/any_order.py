@@ -2,12 +2,14 @@
 
 import random
 import sys
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
+from farandole import context
 
 COUNT = 200
 
@@ -30,6 +32,37 @@ def check(results):
         np.testing.assert_array_equal(result, [number * 2.0, number * 4.0])
 
 
+class Files:
+    """Watches an engine: the files of the functions that its collectives were called by."""
+
+    def __init__(self):
+        self.seen = set()
+
+    def started(self, *_):
+        self.seen |= {frame.filename for frame in traceback.extract_stack()}
+
+    def finished(self, *_):
+        pass
+
+
+def check_that_autograph_rewrites_this_file_alone():
+    variables, rewritten = [tf.Variable([1.0])], []
+
+    @tf.function
+    def function():
+        hvd.barrier()
+        hvd.broadcast_variables(variables, root_rank=0)
+        rewritten.append((lambda: 0).__code__.co_filename)
+
+    files = Files()
+    context.engine().observers.append(files)
+    function()
+    context.engine().observers.remove(files)
+    assert "autograph_generated" in rewritten[0]
+    assert any(each.endswith("engine.py") for each in files.seen)
+    assert not [each for each in files.seen if "autograph_generated" in each]
+
+
 if __name__ == "__main__":
     hvd.init()
     free = random.Random(hvd.rank()).sample(range(COUNT), COUNT)
@@ -41,6 +74,7 @@ if __name__ == "__main__":
             number: threads.submit(hvd.allreduce, x * float(number), op=hvd.Sum, name=f"{number}") for number in free
         }
         check([one[number].result().numpy() for number in range(COUNT)])
+    check_that_autograph_rewrites_this_file_alone()
     for order, chained in () if "sessions" in sys.argv else ((free, False), (common, True)):
         function = tf.function(lambda x, order=order, chained=chained: build(order, x, chained))
         for _ in range(3):

@@ -1,0 +1,130 @@
+"""Models of Keras 2: two ranks train as one; what is added up, averaged, left to each rank, committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import farandole.tensorflow as hvd
+from tests.job import job
+
+pytest.importorskip("tf_keras", reason="tf_keras is not installed")
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "old momentum": lambda optimizers: optimizers.legacy.SGD(0.3, momentum=0.9),
+    "adam": lambda optimizers: optimizers.Adam(0.05),
+}
+BATCH, STEPS = 8, 6
+
+
+def make(rank: int) -> Any:
+    """An embedding and a layer: other weights on each rank."""
+    import tf_keras
+
+    tf_keras.utils.set_random_seed(rank)
+    layers = [tf_keras.layers.Embedding(11, 4, input_length=3), tf_keras.layers.Flatten(), tf_keras.layers.Dense(2)]
+    return tf_keras.Sequential(layers)
+
+
+def data(rank: int, size: int) -> tuple[Any, Any]:
+    """Rank's part of each batch."""
+    random = np.random.default_rng(1)
+    words, targets = random.integers(0, 11, (STEPS, BATCH, 3)), random.normal(size=(STEPS, BATCH, 2))
+    part = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+    return words[:, part].reshape(-1, 3), targets[:, part].reshape(-1, 2).astype(np.float32)
+
+
+def trained(rank: int, size: int, name: str, **options: Any) -> list[Any]:
+    import tf_keras
+
+    from farandole.tensorflow.tf_keras import BroadcastGlobalVariablesCallback
+
+    model, optimizer = make(rank), OPTIMIZERS[name](tf_keras.optimizers)
+    if size > 1:
+        optimizer = hvd.DistributedOptimizer(optimizer, **options)
+    model.compile(optimizer, "mse")
+    callbacks = [BroadcastGlobalVariablesCallback(0)] if size > 1 else []
+    model.fit(*data(rank, size), batch_size=BATCH // size, shuffle=False, verbose=0, callbacks=callbacks)
+    return [each.numpy() for each in model.variables]
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_two_ranks_train_as_one(name: str) -> None:
+    def body(rank: int) -> Any:
+        weights = trained(rank, 2, name)
+        for one, other in zip(weights, trained(0, 1, name), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
+        return [*weights, *trained(rank, 2, name, sparse_as_dense=True, backward_passes_per_step=2)]
+
+    for one, other in zip(*job(2, body), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
+    def body(rank: int) -> Any:
+        import tf_keras
+
+        results = []
+        for kind in (tf_keras.optimizers.legacy.SGD, tf_keras.optimizers.SGD):
+            weight = tf.Variable(10.0)
+            optimizer = hvd.DistributedOptimizer(
+                kind(1.0), backward_passes_per_step=2, average_aggregated_gradients=average
+            )
+            for number in (1.0, 3.0, 2.0, 2.0):
+                optimizer.apply_gradients([(tf.constant((rank + 1.0) * number), weight)])
+                results.append(float(weight.numpy()))
+        return results
+
+    for results in job(2, body):
+        assert results == ([10.0, 7.0, 7.0, 4.0] if average else [10.0, 4.0, 4.0, -2.0]) * 2
+
+
+def test_local_variables_configurations_and_what_is_refused() -> None:
+    def body(rank: int) -> None:
+        import tf_keras
+
+        mine, common = tf.Variable(1.0), tf.Variable(1.0)
+        optimizer = hvd.DistributedOptimizer(tf_keras.optimizers.legacy.SGD(1.0))
+        optimizer.register_local_var(mine)
+        gradient = tf.constant(rank + 1.0)
+        optimizer.apply_gradients([(gradient, mine), (gradient, common)])
+        assert (mine.numpy(), common.numpy()) == (1.0 - (rank + 1.0) / 2, -0.5)
+        optimizer.apply_gradients([(gradient, common)], experimental_aggregate_gradients=False)
+        assert common.numpy() == -1.5 - rank  # the caller has exchanged them
+        again = type(optimizer).from_config(optimizer.get_config())
+        assert again.get_config() == optimizer.get_config()
+        assert isinstance(optimizer, tf_keras.optimizers.legacy.SGD)
+        with pytest.raises(ValueError, match="is distributed already"):
+            hvd.DistributedOptimizer(optimizer)
+
+    job(2, body)
+
+
+def test_metrics_are_averaged_and_states_go_back() -> None:
+    def body(rank: int) -> None:
+        import tf_keras
+
+        from farandole.tensorflow.tf_keras import MetricAverageCallback
+
+        logs = {"loss": rank + 1.0, "lr": rank + 0.5}
+        MetricAverageCallback().on_epoch_end(0, logs)
+        assert logs == {"loss": 1.5, "lr": rank + 0.5}
+        model = make(rank)
+        with pytest.raises(ValueError, match="Model must be built first"):
+            hvd.elastic.TensorFlowKerasState(tf_keras.Sequential([tf_keras.layers.Dense(1)]))
+        model.build((None, 3))
+        state = hvd.elastic.TensorFlowKerasState(model, tf_keras.optimizers.Adam(), epoch=rank)
+        state.sync()
+        weights = hvd.allgather_object([each.tolist() for each in model.get_weights()])
+        assert weights[0] == weights[1]
+        model.set_weights([each + 1.0 for each in model.get_weights()])
+        state.epoch = 5
+        state.restore()
+        assert ([each.tolist() for each in model.get_weights()], state.epoch) == (weights[0], 0)
+
+    job(2, body)
