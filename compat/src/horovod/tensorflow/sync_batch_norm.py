@@ -1,3 +1,3 @@
-from farandole.tensorflow.sync_batch_norm import SyncBatchNormalization
+from farandole.tensorflow import SyncBatchNormalization
 
 __all__ = ["SyncBatchNormalization"]
