@@ -129,6 +129,18 @@ def test_two_ranks_train_as_one(name: str) -> None:
     same(first, second, rtol=0, atol=0)
 
 
+def test_four_ranks_train_as_one() -> None:
+    def body(rank: int) -> Any:
+        history = tape_steps(rank, 4, "momentum", True), session_steps(rank, 4, "momentum")
+        same(history[0], tape_steps(0, 1, "momentum", True), rtol=2e-4, atol=2e-6)
+        same(history[1], session_steps(0, 1, "momentum"), rtol=2e-4, atol=2e-6)
+        return history
+
+    first, *others = job(4, body, deadline=90.0)
+    for other in others:
+        same(first, other, rtol=0, atol=0)
+
+
 def test_options_of_tapes() -> None:
     def body(rank: int) -> Any:
         x = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
