@@ -105,10 +105,7 @@ def moves(rank: int, n: int, dtype: str, run: Callable[[Callable[..., Any]], Any
             assert_same(found[2], dealt, dtype)
 
 
-@pytest.mark.parametrize(
-    ("way", "n", "wire"),
-    [("eager", 2, "tcp"), ("eager", 3, "shm"), ("jit", 1, "shm"), ("jit", 2, "shm"), ("jit", 3, "tcp")],
-)
+@pytest.mark.parametrize(("way", "n", "wire"), [("eager", 3, "shm"), ("jit", 1, "shm"), ("jit", 2, "tcp")])
 def test_against_numpy(way: str, n: int, wire: str) -> None:
     def check(rank: int) -> None:
         import jax
