@@ -63,3 +63,19 @@ def test_basics_and_small_things() -> None:
     ).splitlines() == [
         "{0: [0]} 1 True", "0 False", "True True", "2 0 0", "{'horovod'}", "True", "True True True"
     ]  # fmt: skip
+
+
+def test_variables_of_a_keras_optimizer_may_be_called() -> None:
+    """As in Keras 2."""
+    assert (
+        code(
+            "import keras, horovod.tensorflow as hvd\n"
+            "hvd.init()\n"
+            "v = keras.Variable([1.0, 2.0])\n"
+            "for optimizer in (keras.optimizers.Adam(), hvd.DistributedOptimizer(keras.optimizers.SGD(momentum=0.9)),\n"
+            "                  keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())):\n"
+            "    optimizer.build([v])\n"
+            "    print(len(optimizer.variables) > 1, optimizer.variables() == optimizer.variables)\n"
+        ).splitlines()
+        == ["True True"] * 3
+    )

@@ -43,7 +43,7 @@ def training_step(images, labels, first_batch):
     opt.apply_gradients(zip(grads, mnist_model.trainable_variables))
     if first_batch:
         hvd.broadcast_variables(mnist_model.variables, root_rank=0)
-        hvd.broadcast_variables(opt.variables, root_rank=0)
+        hvd.broadcast_variables(opt.variables(), root_rank=0)
     return loss_value
 
 

@@ -6,6 +6,7 @@ from horovod.common.util import check_extension
 
 check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", __file__)
 
+from farandole.compat import keras2  # noqa: E402
 from farandole.tensorflow import *  # noqa: E402,F403
 from farandole.tensorflow import __all__ as _names  # noqa: E402
 from farandole.tensorflow import __getattr__ as __getattr__  # noqa: E402  SyncBatchNormalization loads Keras
@@ -14,5 +15,7 @@ from horovod.tensorflow.util import _executing_eagerly as _executing_eagerly  # 
 
 for _each in ("compression", "elastic", "functions"):  # in the place of farandole's, where it has one of the name
     _import(f"{__name__}.{_each}")
+
+keras2.let_variables_be_called()
 
 __all__ = [*_names]
