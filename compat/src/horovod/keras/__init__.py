@@ -9,7 +9,7 @@ check_extension("horovod.keras", "HOROVOD_WITH_TENSORFLOW", __file__)
 from farandole.keras import *  # noqa: E402,F403
 from farandole.keras import __all__ as _names  # noqa: E402
 
-for _each in ("callbacks", "elastic"):  # in the place of farandole's
-    _import(f"{__name__}.{_each}")
+_import("horovod.keras.callbacks")  # in the place of farandole's
+_import("horovod.keras.elastic")
 
 __all__ = [*_names]

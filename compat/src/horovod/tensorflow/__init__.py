@@ -13,8 +13,9 @@ from farandole.tensorflow import __getattr__ as __getattr__  # noqa: E402  SyncB
 from horovod.tensorflow.mpi_ops import _basics as _basics  # noqa: E402
 from horovod.tensorflow.util import _executing_eagerly as _executing_eagerly  # noqa: E402
 
-for _each in ("compression", "elastic", "functions"):  # in the place of farandole's, where it has one of the name
-    _import(f"{__name__}.{_each}")
+_import("horovod.tensorflow.compression")  # in the place of farandole's, where it has one of the name
+_import("horovod.tensorflow.elastic")
+_import("horovod.tensorflow.functions")
 
 keras2.let_variables_be_called()
 
