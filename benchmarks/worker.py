@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from benchmarks.crew import MARK, Plan
+from benchmarks.steps import FRAMEWORKS
 
 
 def main() -> None:
@@ -18,6 +19,9 @@ def main() -> None:
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["FARANDOLE_RANK"])
     os.environ.update(plan.environment(rank))
     watch_the_parent(Path(plan.meeting).parent)
+    cores = sorted(os.sched_getaffinity(0))
+    if FRAMEWORKS[plan.framework].one_core and plan.size <= len(cores):
+        os.sched_setaffinity(0, {cores[rank]})  # before the framework counts them
 
     team = importlib.import_module(f"benchmarks.steps.{plan.framework}").connect(rank, plan)
     for name in plan.benchmarks:

@@ -32,15 +32,18 @@ class Framework(NamedTuple):
 
     packages: tuple[str, ...]
     environment: Mapping[str, str] = {}  # set before it is imported
+    one_core: bool = False  # it takes as many threads as it sees cores: "one process" would be two
 
 
 _QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": ""}
 FRAMEWORKS = {
     "torch": Framework(("torch",)),
-    "tensorflow": Framework(("tensorflow", "tf_keras"), _QUIET_TENSORFLOW),
+    "tensorflow": Framework(("tensorflow", "tf_keras"), _QUIET_TENSORFLOW, one_core=True),
     "keras": Framework(("keras", "torch"), {"KERAS_BACKEND": "torch"}),
-    "jax": Framework(("jax", "optax"), {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}),
-    "mxnet": Framework(("mxnet",), {"PYTHONWARNINGS": "ignore"}),
+    "jax": Framework(
+        ("jax", "optax"), {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}, one_core=True
+    ),
+    "mxnet": Framework(("mxnet",), {"PYTHONWARNINGS": "ignore"}, one_core=True),
 }
 
 
