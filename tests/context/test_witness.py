@@ -112,6 +112,16 @@ def test_a_job_that_does_not() -> None:
     assert heard(train) == []
 
 
+def test_a_job_that_is_excused_stays_so() -> None:
+    def train(rank: int) -> None:
+        from farandole import context
+
+        context.excuse()
+        context.began_alike(1000)
+
+    assert heard(train) == []
+
+
 def test_a_job_without_parameters() -> None:
     import farandole.numpy as hvd
 

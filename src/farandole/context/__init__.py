@@ -218,7 +218,7 @@ def began_alike(elements: int) -> None:
 
 def excuse() -> None:
     """Gradients are exchanged where the engine cannot see it, or the user was told already that they are not."""
-    _entered().observers.witness.broadcast = 0
+    _entered().observers.witness.excused = True
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

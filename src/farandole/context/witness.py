@@ -22,6 +22,7 @@ class Witness:
     def __init__(self) -> None:
         self.broadcast = 0  # elements of parameters that all ranks were given
         self.exchanged = 0  # elements of the largest piece that ranks put together
+        self.excused = False  # whatever is broadcast later
 
     def agreed(self, responses: Sequence[Response]) -> None:
         for response in responses:
@@ -31,7 +32,7 @@ class Witness:
 
     def verdict(self, size: int) -> str:
         """What to tell the user of a job of ``size`` ranks; empty if there is nothing to say."""
-        if size == 1 or not self.broadcast or self.exchanged >= min(_FEW, self.broadcast / 10):
+        if size == 1 or self.excused or not self.broadcast or self.exchanged >= min(_FEW, self.broadcast / 10):
             return ""
         what = f"at most {self.exchanged} numbers at a time" if self.exchanged else "nothing"
         return (

@@ -32,13 +32,13 @@ from farandole.jax.pending import (
     reducescatter_async,
     synchronize,
 )
-from farandole.jax.primitive import plain_errors, shutdown
+from farandole.jax.primitive import plain_errors
+from farandole.jax.primitive import shutdown as shutdown  # in the place of that of basics
 from farandole.jax.state import JaxState
 from farandole.jax.trees import allgather_object, broadcast_object, broadcast_parameters, check_replicas
 
 __all__ = [
     *basics.__all__,
-    "shutdown",
     "AXIS",
     "Compression",
     "DistributedOptimizer",
