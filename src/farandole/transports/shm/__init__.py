@@ -15,10 +15,10 @@ from farandole.transports.shm.meeting import Meeting
 from farandole.transports.shm.pipeline import staging
 from farandole.transports.shm.transport import ShmTransport
 
-# Bytes of slots per rank. Measured on 2 cores with 1 MiB of L2 each: chunks of 64 KiB to 512 KiB move data equally
-# fast, but every chunk costs two waits, so that large ones win, above all when ranks do not all have a core.
-_BUDGET = 9 * (512 << 10)
-_LARGEST_CHUNK, _SMALLEST_CHUNK = 512 << 10, 64 << 10
+# Bytes of slots per rank. Measured on 2 cores with 2 MiB of second-level cache each: what is under way should fit into
+# it, and every chunk costs two waits; 128 KiB to 256 KiB are best, and with four ranks on two cores it hardly matters.
+_LARGEST_CHUNK, _SMALLEST_CHUNK = 256 << 10, 64 << 10
+_BUDGET = 18 * _LARGEST_CHUNK
 
 
 def connect(
