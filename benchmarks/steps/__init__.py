@@ -35,7 +35,7 @@ class Framework(NamedTuple):
     one_core: bool = False  # it takes as many threads as it sees cores: "one process" would be two
 
 
-_QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": ""}
+_QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 FRAMEWORKS = {
     "torch": Framework(("torch",)),
     "tensorflow": Framework(("tensorflow", "tf_keras"), _QUIET_TENSORFLOW, one_core=True),

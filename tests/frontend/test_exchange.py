@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.frontend.exchange import Exchange
+from farandole.frontend.exchange import ALIGNMENT, Exchange
 from farandole.types import DType, ReduceOp
 from tests.job import job
 
@@ -149,3 +149,60 @@ def test_two_exchanges_in_flight_in_different_orders() -> None:
         return got
 
     assert job(2, fn) == [[13.0, 11.0] * 3] * 2
+
+
+@pytest.mark.parametrize("wire", ["shm", "tcp"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_new_arrays_that_nobody_else_holds(n: int, wire: str) -> None:
+    """Small ones and large ones, contiguous and not, of several types; while the results of two steps are kept."""
+
+    def given(rank: int, step: int) -> list[Any]:
+        wide = np.arange(400 * 300.0).reshape(400, 300)[:, ::2] * (rank + step)
+        return [*arrays(rank, step), wide, wide.astype("float32").T, np.full(1 << 18, rank + step, np.int8)]
+
+    def fn(rank: int) -> list[tuple[bool, bool, bool]]:
+        exchange, kept, told = Exchange("test", ReduceOp.SUM), [], []
+        for step in range(3):
+            mine = given(rank, step)
+            results = exchange.start(mine, new=True)()
+            same = [each.copy() for each in results]
+            kept.append((results, same))
+            large = [each for each in results if each.nbytes >= 64 << 10]
+            told.append((
+                all(
+                    close(one, sum(column[1:], start=column[0].astype("float64")).astype(one.dtype))
+                    for one, *column in zip(results, *[given(each, step) for each in range(n)], strict=True)
+                ),
+                len(large) == 3 and all(each.ctypes.data % ALIGNMENT == 0 for each in large),
+                all(np.array_equal(one, two) for one, two in zip(mine, given(rank, step), strict=True)),
+            ))  # fmt: skip
+        assert all(np.array_equal(one, two) for pair in kept for one, two in zip(*pair, strict=True))
+        return told
+
+    assert job(n, fn, wire=wire) == [[(True, True, True)] * 3] * n
+
+
+def test_new_arrays_when_ranks_differ_or_have_joined() -> None:
+    def fn(rank: int) -> tuple[str, list[float]]:
+        import farandole.numpy as hvd
+
+        exchange, said = Exchange("gradients", ReduceOp.SUM), ""
+        good = [np.ones(100_000, "float32"), np.ones(3, "float32")]
+        for bad in (good[:1], good[::-1], [good[0], np.ones(3, "float64")]):
+            try:
+                exchange.start(bad if rank == 1 else good, new=True)()
+            except ValueError as error:
+                said += f"{error}\n"
+        sums = []
+        for _ in range(1 + 2 * rank):
+            sums.append(float(exchange.start(good, new=True)()[0][-1]))
+        hvd.join()
+        return said, sums
+
+    (said, few), (same, many) = job(2, fn)
+    assert said == same
+    assert said.count("\n") == 3
+    assert "rank 0 has 2 of them, rank 1 has 1" in said
+    assert "(3,), 'float32'" in said
+    assert "'float64'" in said
+    assert (few, many) == ([2.0], [2.0, 1.0, 1.0])

@@ -1,8 +1,9 @@
 """The gradients of a step, all at once: for frameworks that hand them over as a list of arrays.
 
-All arrays of one type travel as one flat buffer, in memory that the transport reduces where it stands. With them goes
-a digest of what the list holds, so that ranks with different models are told so, rather than given sums of what does
-not belong together.
+All arrays of one type travel as one flat buffer, in memory that the transport reduces where it stands. Where results
+must be new arrays, large ones are read where they stand instead, and reduced into their results: copying them costs as
+much as exchanging them. With all of them goes a digest of what the list holds, so that ranks with different models are
+told so, rather than given sums of what does not belong together.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,8 +28,20 @@ from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 if TYPE_CHECKING:
     from farandole.types import Array
 
-_ALIGNMENT = 64
-_MATCH, _LACK = slice(0, 2), 2  # what the words of a digest are about
+ALIGNMENT = 64  # what frameworks want of arrays that they take over
+_LARGE = 64 << 10  # bytes
+_LACK = 2  # the word of a digest that tells of memory
+
+
+class _Flat(NamedTuple):
+    """A flat buffer: of many arrays, or of one that is not copied into it."""
+
+    dtype: DType
+    elements: int
+    alone: bool
+
+    def room(self) -> int:
+        return -(-self.elements * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
 
 class _Plan(NamedTuple):
@@ -35,11 +49,19 @@ class _Plan(NamedTuple):
 
     digest: int
     table: list[tuple[str, tuple[int, ...], str]]
-    sizes: list[tuple[DType, int]]  # elements per flat buffer
+    flats: list[_Flat]
     places: list[tuple[int, int, int]]  # per array: its buffer, where it begins, its elements
 
     def nbytes(self) -> int:
-        return sum(-(-count * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT for dtype, count in self.sizes)
+        return sum(flat.room() for flat in self.flats)
+
+    def cut(self, memory: Array) -> list[Array]:
+        """The flat buffers."""
+        ends = list(accumulate(flat.room() for flat in self.flats))
+        return [
+            memory[end - flat.room() :][: flat.elements * flat.dtype.itemsize].view(flat.dtype.storage)
+            for flat, end in zip(self.flats, ends, strict=True)
+        ]
 
 
 class Exchange:
@@ -66,25 +88,34 @@ class Exchange:
         sent as another type). See ``start`` for what is raised."""
         return self.start(arrays, names)()
 
-    def start(self, arrays: Sequence[Array], names: Sequence[str] | None = None) -> Callable[[], list[Array]]:
-        """Copy ``arrays`` and send them; calling the result waits, and gives what ``__call__`` gives.
+    def start(
+        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, new: bool = False
+    ) -> Callable[[], list[Array]]:
+        """Send ``arrays``; calling the result waits, and gives what ``__call__`` gives; or, if ``new`` (the same on all
+        ranks), new arrays, and the large ones begin at a multiple of ``ALIGNMENT`` bytes. Until then ``arrays`` must
+        stay as they are.
 
         ``arrays``: the same number, shapes and types on all ranks, in the same order; any layout. A bfloat16 array is
         one whose dtype has that name. ``names`` are for messages.
         Raises ValueError on all ranks, naming rank and array, when the lists differ or a type cannot be reduced.
         A second start waits for the end of the first.
         """
-        plan = self._planned(arrays, names)
+        plan = self._planned(arrays, names, new)
         self._busy.acquire()
         try:
             engine = self._open()
-            memory = self._memory if len(self._memory) >= plan.nbytes() else self._private(plan.nbytes())
-            flats = _cut(memory, plan)
+            memory = _aligned(plan.nbytes()) if new else self._room(plan.nbytes())
+            flats = plan.cut(memory)
+            given = list(flats)
             for array, (number, begin, count) in zip(arrays, plan.places, strict=True):
-                _put(flats[number][begin : begin + count], array, plan.sizes[number][0])
-            lack = memory is not self._memory
+                dtype, _, alone = plan.flats[number]
+                if alone:
+                    given[number] = _storage(np.ascontiguousarray(array), dtype).reshape(-1)
+                else:
+                    _put(flats[number][begin : begin + count], array, dtype)
+            lack = not new and memory is not self._memory
             words = np.array([plan.digest, -plan.digest, -1 if lack else 0], dtype=np.int64)
-            handle = engine.submit(self._entries(plan, flats, words), soon=True)
+            handle = engine.submit(self._entries(plan, given, flats, words), soon=True)
         except BaseException:
             self._busy.release()
             raise
@@ -109,7 +140,7 @@ class Exchange:
         if words[0] != -words[1]:
             self._explain(plan, None)
         results = [
-            _get(flats[number][begin : begin + count], array, plan.sizes[number][0])
+            _get(flats[number][begin : begin + count], array, plan.flats[number].dtype)
             for array, (number, begin, count) in zip(arrays, plan.places, strict=True)
         ]
         if words[_LACK] < 0:
@@ -118,34 +149,39 @@ class Exchange:
 
     # What travels, and in what memory.
 
-    def _planned(self, arrays: Sequence[Array], names: Sequence[str] | None) -> _Plan:
-        key = (tuple([(array.shape, array.dtype) for array in arrays]), tuple(names) if names is not None else None)
+    def _planned(self, arrays: Sequence[Array], names: Sequence[str] | None, new: bool) -> _Plan:
+        shapes = tuple([(array.shape, array.dtype) for array in arrays])
+        key = (shapes, tuple(names) if names is not None else None, new)
         plan = self._plans.get(key)
         if plan is None:
             labels = [f"number {number}" for number in range(len(arrays))] if names is None else names
             table = [
                 (label, array.shape, _dtype(array, label).value) for label, array in zip(labels, arrays, strict=True)
             ]
-            plan = self._plans[key] = self._plan(arrays, table)
+            plan = self._plans[key] = self._plan(arrays, table, new and self.op is not ReduceOp.ADASUM)
         return plan
 
-    def _plan(self, arrays: Sequence[Array], table: list[tuple[str, tuple[int, ...], str]]) -> _Plan:
-        numbers: dict[DType, int] = {}
-        counts: list[int] = []
+    def _plan(self, arrays: Sequence[Array], table: list[tuple[str, tuple[int, ...], str]], apart: bool) -> _Plan:
+        """``apart``: large arrays are not copied into the flat buffers. (Adasum makes one direction of a buffer.)"""
+        shared: dict[DType, int] = {}
+        flats: list[_Flat] = []
         places = []
         for array, (_, _, value) in zip(arrays, table, strict=True):
             dtype = DType(value)
-            if self._wire is not None and dtype.is_float and dtype.itemsize > self._wire.itemsize:
+            narrower = self._wire is not None and dtype.is_float and dtype.itemsize > self._wire.itemsize
+            if self._wire is not None and narrower:
                 dtype = self._wire
-            number = numbers.setdefault(dtype, len(numbers))
-            if number == len(counts):
-                counts.append(0)
-            places.append((number, counts[number], array.size))
-            counts[number] += array.size
+            alone = apart and not narrower and array.nbytes >= _LARGE
+            number = len(flats) if alone else shared.setdefault(dtype, len(flats))
+            if number == len(flats):
+                flats.append(_Flat(dtype, 0, alone))
+            begin = flats[number].elements
+            places.append((number, begin, array.size))
+            flats[number] = _Flat(dtype, begin + array.size, alone)
         digest = hashlib.sha256(repr(table).encode()).digest()
-        return _Plan(int.from_bytes(digest[:7], "big"), table, list(zip(numbers, counts, strict=True)), places)
+        return _Plan(int.from_bytes(digest[:7], "big"), table, flats, places)
 
-    def _entries(self, plan: _Plan, flats: list[Array], words: Array) -> list[Entry]:
+    def _entries(self, plan: _Plan, given: list[Array], flats: list[Array], words: Array) -> list[Entry]:
         """The digest and the flat buffers, as one group."""
         members = len(flats) + 1
         digest = Request(
@@ -153,12 +189,12 @@ class Exchange:
             group=self.name, group_size=members,
         )  # fmt: skip
         entries = [Entry(digest, Buffer(words, words, DType.INT64))]
-        for (dtype, _), flat in zip(plan.sizes, flats, strict=True):
+        for number, (dtype, _, _) in enumerate(plan.flats):
             request = Request(
-                f"{self.name}.{dtype.value}", Kind.ALLREDUCE, dtype, flat.shape, self.op, 0, *self.scales,
+                f"{self.name}.{number}", Kind.ALLREDUCE, dtype, flats[number].shape, self.op, 0, *self.scales,
                 group=self.name, group_size=members,
             )  # fmt: skip
-            entries.append(Entry(request, Buffer(flat, flat, dtype)))
+            entries.append(Entry(request, Buffer(given[number], flats[number], dtype)))
         return entries
 
     def _open(self) -> Engine:
@@ -169,7 +205,9 @@ class Exchange:
             self._memory = np.empty(0, dtype=np.uint8)
         return engine
 
-    def _private(self, nbytes: int) -> Any:
+    def _room(self, nbytes: int) -> Any:
+        if len(self._memory) >= nbytes:
+            return self._memory
         if len(self._own) < nbytes:
             self._own = np.empty(nbytes, dtype=np.uint8)
         return self._own
@@ -212,19 +250,19 @@ def _dtype(array: Array, label: str) -> DType:
         raise RequestError(f"array {label!r} has type {array.dtype}, which is none of {known}") from None
 
 
-def _cut(memory: Array, plan: _Plan) -> list[Array]:
-    flats, begin = [], 0
-    for dtype, count in plan.sizes:
-        nbytes = count * dtype.itemsize
-        flats.append(memory[begin : begin + nbytes].view(dtype.storage))
-        begin += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-    return flats
+def _aligned(nbytes: int) -> Array:
+    memory = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
+    first = -memory.ctypes.data % ALIGNMENT
+    return memory[first : first + nbytes]
+
+
+def _storage(array: Array, dtype: DType) -> Array:
+    return array.view(np.uint16) if dtype is DType.BFLOAT16 else array
 
 
 def _put(place: Array, array: Array, dtype: DType) -> None:
     if array.dtype.name == dtype.value:
-        source = array.view(np.uint16) if dtype is DType.BFLOAT16 else array
-        place.reshape(array.shape)[...] = source
+        place.reshape(array.shape)[...] = _storage(array, dtype)
     elif dtype is DType.FLOAT16:
         with np.errstate(over="ignore"):  # what is too large for it becomes infinite
             place.reshape(array.shape)[...] = array

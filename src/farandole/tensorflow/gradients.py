@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import tensorflow as tf
 
 from farandole import context
@@ -24,7 +23,6 @@ from farandole.types import ReduceOp
 if TYPE_CHECKING:
     from farandole.types import Array
 
-_ALIGNMENT = 64  # TensorFlow takes over arrays that begin at a multiple of it, and copies others
 _waits_here = threading.Lock()  # one exchange at a time may hold a thread of TensorFlow while it waits
 
 
@@ -82,9 +80,8 @@ def _reduced_slices(slices: Any, name: str, exchange: Exchange, compression: Any
 
 def _exchanged(tensors: Sequence[Any], names: Sequence[str], exchange: Exchange) -> list[Any]:
     if tf.executing_eagerly():
-        with _turn(exchange):
-            results = exchange([graph.array(tensor) for tensor in tensors], names)
-            return [tf.convert_to_tensor(result) for result in results]  # which copies
+        results = exchange.start([graph.array(tensor) for tensor in tensors], names, new=True)()
+        return [tf.convert_to_tensor(result) for result in results]
     blocks = tf.compat.v1.executing_eagerly_outside_functions() and _threads() > 1
 
     def start(*arrays: Array) -> _Exchanging:
@@ -99,25 +96,13 @@ def _threads() -> int:
     return int(told) if told else len(os.sched_getaffinity(0))
 
 
-def _turn(exchange: Exchange) -> threading.Lock:
-    """Held from the start of an exchange until its results, which the next one overwrites, are copied."""
-    lock: threading.Lock = exchange.__dict__.setdefault("_turn", threading.Lock())
-    return lock
-
-
 class _Exchanging(graph.Call):
     """The first of those at work in this process waits in TensorFlow's own thread, the others in one that is made for
     each: TensorFlow always has a thread left."""
 
     def __init__(self, exchange: Exchange, arrays: Sequence[Array], names: Sequence[str], blocks: bool) -> None:
-        self._turn, self._blocks = _turn(exchange), blocks
-        self._turn.acquire()
-        try:
-            self._finish = exchange.start(arrays, names)
-        except BaseException:
-            self._turn.release()
-            raise
-        super().__init__(self._wait)
+        self._blocks = blocks
+        super().__init__(exchange.start(arrays, names, new=True))  # TensorFlow takes over what is aligned
 
     def when_done(self, call: Callable[[], None]) -> None:
         if self._blocks and _waits_here.acquire(blocking=False):
@@ -127,25 +112,6 @@ class _Exchanging(graph.Call):
                 _waits_here.release()
         else:
             super().when_done(call)
-
-    def _wait(self) -> list[Array]:
-        try:
-            return _owned(self._finish())
-        finally:
-            self._turn.release()
-
-
-def _owned(views: Sequence[Array]) -> list[Array]:
-    """Copies that TensorFlow can take over as they are."""
-    begins = np.cumsum([0, *(-(-view.nbytes // _ALIGNMENT) * _ALIGNMENT for view in views)])
-    memory = np.empty(int(begins[-1]) + _ALIGNMENT, dtype=np.uint8)
-    memory = memory[-memory.ctypes.data % _ALIGNMENT :]
-    copies = []
-    for view, begin in zip(views, begins[:-1], strict=True):
-        copy = memory[begin : begin + view.nbytes].view(view.dtype).reshape(view.shape)
-        copy[...] = view
-        copies.append(copy)
-    return copies
 
 
 _exchanges: dict[Any, Exchange] = {}
