@@ -1,9 +1,8 @@
 """The gradients of a step, all at once: for frameworks that hand them over as a list of arrays.
 
-All arrays of one type travel as one flat buffer, in memory that the transport reduces where it stands. Where results
-must be new arrays, large ones are read where they stand instead, and reduced into their results: copying them costs as
-much as exchanging them. With all of them goes a digest of what the list holds, so that ranks with different models are
-told so, rather than given sums of what does not belong together.
+All arrays of one type travel as one flat buffer, in memory that the transport reduces where it stands; the results are
+views of it, and while somebody holds one of them, other memory is used. With the arrays goes a digest of what the list
+holds, so that ranks with different models are told so, rather than given sums of what does not belong together.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +19,7 @@ from farandole.collectives.kernels import narrow_into, widen
 from farandole.context import ProcessSet
 from farandole.engine import Engine, Entry, Handle
 from farandole.errors import HorovodInternalError, RequestError
+from farandole.frontend.lending import ALIGNMENT, Lending
 from farandole.frontend.objects import allgather_object
 from farandole.frontend.ops import WORLD
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
@@ -28,20 +27,7 @@ from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 if TYPE_CHECKING:
     from farandole.types import Array
 
-ALIGNMENT = 64  # what frameworks want of arrays that they take over
-_LARGE = 64 << 10  # bytes
-_LACK = 2  # the word of a digest that tells of memory
-
-
-class _Flat(NamedTuple):
-    """A flat buffer: of many arrays, or of one that is not copied into it."""
-
-    dtype: DType
-    elements: int
-    alone: bool
-
-    def room(self) -> int:
-        return -(-self.elements * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
+_LACK, _TURN = 2, 3  # the words of a digest that tell of memory
 
 
 class _Plan(NamedTuple):
@@ -49,19 +35,12 @@ class _Plan(NamedTuple):
 
     digest: int
     table: list[tuple[str, tuple[int, ...], str]]
-    flats: list[_Flat]
+    sizes: list[tuple[DType, int]]  # elements per flat buffer
     places: list[tuple[int, int, int]]  # per array: its buffer, where it begins, its elements
+    gaps: list[tuple[int, int, int]]  # between arrays: the buffer, begin, end
 
     def nbytes(self) -> int:
-        return sum(flat.room() for flat in self.flats)
-
-    def cut(self, memory: Array) -> list[Array]:
-        """The flat buffers."""
-        ends = list(accumulate(flat.room() for flat in self.flats))
-        return [
-            memory[end - flat.room() :][: flat.elements * flat.dtype.itemsize].view(flat.dtype.storage)
-            for flat, end in zip(self.flats, ends, strict=True)
-        ]
+        return sum(count * dtype.itemsize for dtype, count in self.sizes)
 
 
 class Exchange:
@@ -79,43 +58,34 @@ class Exchange:
         self._busy = threading.Lock()
         self._engine: Engine | None = None
         self._plans: dict[Any, _Plan] = {}
-        self._memory: Any = np.empty(0, dtype=np.uint8)
-        self._own = self._memory  # of this process alone: while the transport's is not there
-        self._allocations = 0
+        self._lending = Lending()
+        self._turn = 0
 
     def __call__(self, arrays: Sequence[Array], names: Sequence[str] | None = None) -> list[Array]:
-        """Arrays of the same shapes and types: views of memory that the next call overwrites (copies, when they were
-        sent as another type). See ``start`` for what is raised."""
+        """New arrays of the same shapes and types, that begin at multiples of ``ALIGNMENT`` bytes. Whoever keeps one of
+        them keeps the memory of all. See ``start`` for what is raised."""
         return self.start(arrays, names)()
 
-    def start(
-        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, new: bool = False
-    ) -> Callable[[], list[Array]]:
-        """Send ``arrays``; calling the result waits, and gives what ``__call__`` gives; or, if ``new`` (the same on all
-        ranks), new arrays, and the large ones begin at a multiple of ``ALIGNMENT`` bytes. Until then ``arrays`` must
-        stay as they are.
+    def start(self, arrays: Sequence[Array], names: Sequence[str] | None = None) -> Callable[[], list[Array]]:
+        """Copy ``arrays`` and send them; calling the result waits, and gives what ``__call__`` gives.
 
         ``arrays``: the same number, shapes and types on all ranks, in the same order; any layout. A bfloat16 array is
         one whose dtype has that name. ``names`` are for messages.
         Raises ValueError on all ranks, naming rank and array, when the lists differ or a type cannot be reduced.
         A second start waits for the end of the first.
         """
-        plan = self._planned(arrays, names, new)
+        plan = self._planned(arrays, names)
         self._busy.acquire()
         try:
             engine = self._open()
-            memory = _aligned(plan.nbytes()) if new else self._room(plan.nbytes())
-            flats = plan.cut(memory)
-            given = list(flats)
+            memory, lack = self._lending.lend(plan.nbytes(), self._turn)
+            flats = _cut(memory, plan)
             for array, (number, begin, count) in zip(arrays, plan.places, strict=True):
-                dtype, _, alone = plan.flats[number]
-                if alone:
-                    given[number] = _storage(np.ascontiguousarray(array), dtype).reshape(-1)
-                else:
-                    _put(flats[number][begin : begin + count], array, dtype)
-            lack = not new and memory is not self._memory
-            words = np.array([plan.digest, -plan.digest, -1 if lack else 0], dtype=np.int64)
-            handle = engine.submit(self._entries(plan, given, flats, words), soon=True)
+                _put(flats[number][begin : begin + count], array, plan.sizes[number][0])
+            for number, begin, end in plan.gaps:
+                flats[number][begin:end] = 0
+            words = np.array([plan.digest, -plan.digest, -1 if lack else 0, -self._turn], dtype=np.int64)
+            handle = engine.submit(self._entries(plan, flats, words), soon=True)
         except BaseException:
             self._busy.release()
             raise
@@ -140,48 +110,48 @@ class Exchange:
         if words[0] != -words[1]:
             self._explain(plan, None)
         results = [
-            _get(flats[number][begin : begin + count], array, plan.flats[number].dtype)
+            _get(flats[number][begin : begin + count], array, plan.sizes[number][0])
             for array, (number, begin, count) in zip(arrays, plan.places, strict=True)
         ]
+        self._turn = 1 - int(words[_TURN])
         if words[_LACK] < 0:
             self._allocate(engine, plan.nbytes())
         return results
 
     # What travels, and in what memory.
 
-    def _planned(self, arrays: Sequence[Array], names: Sequence[str] | None, new: bool) -> _Plan:
-        shapes = tuple([(array.shape, array.dtype) for array in arrays])
-        key = (shapes, tuple(names) if names is not None else None, new)
+    def _planned(self, arrays: Sequence[Array], names: Sequence[str] | None) -> _Plan:
+        key = (tuple([(array.shape, array.dtype) for array in arrays]), tuple(names) if names is not None else None)
         plan = self._plans.get(key)
         if plan is None:
             labels = [f"number {number}" for number in range(len(arrays))] if names is None else names
             table = [
                 (label, array.shape, _dtype(array, label).value) for label, array in zip(labels, arrays, strict=True)
             ]
-            plan = self._plans[key] = self._plan(arrays, table, new and self.op is not ReduceOp.ADASUM)
+            plan = self._plans[key] = self._plan(arrays, table)
         return plan
 
-    def _plan(self, arrays: Sequence[Array], table: list[tuple[str, tuple[int, ...], str]], apart: bool) -> _Plan:
-        """``apart``: large arrays are not copied into the flat buffers. (Adasum makes one direction of a buffer.)"""
-        shared: dict[DType, int] = {}
-        flats: list[_Flat] = []
-        places = []
+    def _plan(self, arrays: Sequence[Array], table: list[tuple[str, tuple[int, ...], str]]) -> _Plan:
+        numbers: dict[DType, int] = {}
+        counts: list[int] = []
+        places, gaps = [], []
         for array, (_, _, value) in zip(arrays, table, strict=True):
             dtype = DType(value)
-            narrower = self._wire is not None and dtype.is_float and dtype.itemsize > self._wire.itemsize
-            if self._wire is not None and narrower:
+            if self._wire is not None and dtype.is_float and dtype.itemsize > self._wire.itemsize:
                 dtype = self._wire
-            alone = apart and not narrower and array.nbytes >= _LARGE
-            number = len(flats) if alone else shared.setdefault(dtype, len(flats))
-            if number == len(flats):
-                flats.append(_Flat(dtype, 0, alone))
-            begin = flats[number].elements
-            places.append((number, begin, array.size))
-            flats[number] = _Flat(dtype, begin + array.size, alone)
+            number = numbers.setdefault(dtype, len(numbers))
+            if number == len(counts):
+                counts.append(0)
+            end = counts[number] + array.size
+            places.append((number, counts[number], array.size))
+            counts[number] = -(-end * dtype.itemsize // ALIGNMENT) * ALIGNMENT // dtype.itemsize
+            if end < counts[number]:
+                gaps.append((number, end, counts[number]))
         digest = hashlib.sha256(repr(table).encode()).digest()
-        return _Plan(int.from_bytes(digest[:7], "big"), table, flats, places)
+        sizes = list(zip(numbers, counts, strict=True))
+        return _Plan(int.from_bytes(digest[:7], "big"), table, sizes, places, gaps)
 
-    def _entries(self, plan: _Plan, given: list[Array], flats: list[Array], words: Array) -> list[Entry]:
+    def _entries(self, plan: _Plan, flats: list[Array], words: Array) -> list[Entry]:
         """The digest and the flat buffers, as one group."""
         members = len(flats) + 1
         digest = Request(
@@ -189,35 +159,25 @@ class Exchange:
             group=self.name, group_size=members,
         )  # fmt: skip
         entries = [Entry(digest, Buffer(words, words, DType.INT64))]
-        for number, (dtype, _, _) in enumerate(plan.flats):
+        for (dtype, _), flat in zip(plan.sizes, flats, strict=True):
             request = Request(
-                f"{self.name}.{number}", Kind.ALLREDUCE, dtype, flats[number].shape, self.op, 0, *self.scales,
+                f"{self.name}.{dtype.value}", Kind.ALLREDUCE, dtype, flat.shape, self.op, 0, *self.scales,
                 group=self.name, group_size=members,
             )  # fmt: skip
-            entries.append(Entry(request, Buffer(given[number], flats[number], dtype)))
+            entries.append(Entry(request, Buffer(flat, flat, dtype)))
         return entries
 
     def _open(self) -> Engine:
         """The engine of today. What was allocated through an earlier one is gone with it."""
         engine = context.engine(self.process_set)
         if engine is not self._engine:
-            self._engine, self._allocations = engine, 0
-            self._memory = np.empty(0, dtype=np.uint8)
+            self._engine, self._lending, self._turn = engine, Lending(), 0
         return engine
-
-    def _room(self, nbytes: int) -> Any:
-        if len(self._memory) >= nbytes:
-            return self._memory
-        if len(self._own) < nbytes:
-            self._own = np.empty(nbytes, dtype=np.uint8)
-        return self._own
 
     def _allocate(self, engine: Engine, nbytes: int) -> None:
         """Memory of the transport for the calls to come. All ranks are here: somebody had told that it lacks some."""
-        self._allocations += 1
         try:
-            self._memory = engine.allocate(nbytes, f"{self.name}.{nbytes}")
-            self._own = np.empty(0, dtype=np.uint8)
+            self._lending.add(engine.allocate(nbytes, f"{self.name}.{nbytes}"))
         except HorovodInternalError as error:
             if "with Join" not in str(error):
                 raise
@@ -250,19 +210,19 @@ def _dtype(array: Array, label: str) -> DType:
         raise RequestError(f"array {label!r} has type {array.dtype}, which is none of {known}") from None
 
 
-def _aligned(nbytes: int) -> Array:
-    memory = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
-    first = -memory.ctypes.data % ALIGNMENT
-    return memory[first : first + nbytes]
-
-
-def _storage(array: Array, dtype: DType) -> Array:
-    return array.view(np.uint16) if dtype is DType.BFLOAT16 else array
+def _cut(memory: Array, plan: _Plan) -> list[Array]:
+    flats, begin = [], 0
+    for dtype, count in plan.sizes:
+        end = begin + count * dtype.itemsize
+        flats.append(memory[begin:end].view(dtype.storage))
+        begin = end
+    return flats
 
 
 def _put(place: Array, array: Array, dtype: DType) -> None:
     if array.dtype.name == dtype.value:
-        place.reshape(array.shape)[...] = _storage(array, dtype)
+        source = array.view(np.uint16) if dtype is DType.BFLOAT16 else array
+        place.reshape(array.shape)[...] = source
     elif dtype is DType.FLOAT16:
         with np.errstate(over="ignore"):  # what is too large for it becomes infinite
             place.reshape(array.shape)[...] = array

@@ -30,14 +30,12 @@ class _Numbered(Exchange):
 
     _number: Engine | None = None
 
-    def start(
-        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, new: bool = False
-    ) -> Callable[[], list[Array]]:
+    def start(self, arrays: Sequence[Array], names: Sequence[str] | None = None) -> Callable[[], list[Array]]:
         engine = context.engine(self.process_set)
         if engine is not self._number:
             self._number = engine
             self.name = f"{self.name.partition('.')[0]}.{serials.next_for(engine)}"
-        return super().start(arrays, names, new=new)
+        return super().start(arrays, names)
 
 
 class Reducer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import zlib
@@ -128,14 +129,12 @@ class WatchedExchange(Exchange):
         self._values = values
         self._looked = False
 
-    def start(
-        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, new: bool = False
-    ) -> Callable[[], list[Array]]:
+    def start(self, arrays: Sequence[Array], names: Sequence[str] | None = None) -> Callable[[], list[Array]]:
         """See ``Exchange.start``."""
         if not self._looked:
             self._looked = True
             self._look(context.engine(self.process_set), arrays)
-        return super().start(arrays, names, new=new)
+        return super().start(arrays, names)
 
     def _look(self, engine: Engine, arrays: Sequence[Array]) -> None:
         mine = digest_of(arrays) if any(np.any(array) for array in arrays) else None
@@ -179,7 +178,11 @@ def counter(optimizer: Any) -> Any:
 def name_of(variable: Any) -> str:
     """The last two parts of a variable's path, without the numbers that tell apart layers of one process: a rank may
     have made more of them, and a model that was loaded begins its paths elsewhere."""
-    path = getattr(variable, "path", None) or str(variable.name).partition(":")[0]
+    return _label(getattr(variable, "path", None) or str(variable.name).partition(":")[0])
+
+
+@functools.cache
+def _label(path: str) -> str:
     return re.sub(r"_\d+(?=/|$)", "", "/".join(path.split("/")[-2:]))
 
 

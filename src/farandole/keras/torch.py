@@ -26,10 +26,7 @@ def reduced(
     grads: Sequence[Any], names: Sequence[str], exchange: Exchange, sparse_as_dense: bool, compression: Any,
     now: Callable[[], Any] | None,
 ) -> list[Any]:  # fmt: skip
-    """See ``gradients``: Keras calls this only when it applies the gradients, so ``now`` does not matter.
-
-    The results are views of the exchange's memory, good until the next step.
-    """
+    """See ``gradients``: Keras calls this only when it applies the gradients, so ``now`` does not matter."""
     with torch.no_grad():
         pairs = [compression.compress(grad) for grad in grads]
         results = exchange([_array(small) for small, _ in pairs], names)

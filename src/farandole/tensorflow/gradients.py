@@ -80,7 +80,7 @@ def _reduced_slices(slices: Any, name: str, exchange: Exchange, compression: Any
 
 def _exchanged(tensors: Sequence[Any], names: Sequence[str], exchange: Exchange) -> list[Any]:
     if tf.executing_eagerly():
-        results = exchange.start([graph.array(tensor) for tensor in tensors], names, new=True)()
+        results = exchange([graph.array(tensor) for tensor in tensors], names)
         return [tf.convert_to_tensor(result) for result in results]
     blocks = tf.compat.v1.executing_eagerly_outside_functions() and _threads() > 1
 
@@ -102,7 +102,7 @@ class _Exchanging(graph.Call):
 
     def __init__(self, exchange: Exchange, arrays: Sequence[Array], names: Sequence[str], blocks: bool) -> None:
         self._blocks = blocks
-        super().__init__(exchange.start(arrays, names, new=True))  # TensorFlow takes over what is aligned
+        super().__init__(exchange.start(arrays, names))
 
     def when_done(self, call: Callable[[], None]) -> None:
         if self._blocks and _waits_here.acquire(blocking=False):

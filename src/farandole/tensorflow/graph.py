@@ -12,6 +12,7 @@ end of the line; so between two moments a thread is free for others.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import threading
@@ -232,7 +233,7 @@ def _begin(start: Start, arrays: Sequence[Array], waiting: Any) -> int:
     def done() -> None:
         global _completions, _last_change
         if waiting is not None:
-            waiting.enqueue(True)
+            tf.raw_ops.QueueEnqueueV2(handle=waiting.queue_ref, components=[_permit()])
             return
         with _changed:
             running.done.set()
@@ -242,6 +243,11 @@ def _begin(start: Start, arrays: Sequence[Array], waiting: Any) -> int:
 
     task.when_done(done)
     return number
+
+
+@functools.cache
+def _permit() -> Any:
+    return tf.constant(True)
 
 
 def _fetch(number: Any) -> list[Any]:
