@@ -179,6 +179,24 @@ def test_gradients_are_views_of_buckets_from_the_second_step_on() -> None:
     assert job(2, train) == [([False, True, True], True)] * 2
 
 
+def test_gradients_with_their_negative_bit_set() -> None:
+    """Numpy cannot read these."""
+
+    def fn(rank: int) -> list[float]:
+        import farandole.torch as hvd
+
+        weight = torch.nn.Parameter(torch.zeros(3))
+        weight.register_hook(lambda gradient: torch._neg_view(gradient))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+        for _ in range(3):
+            optimizer.zero_grad()
+            (weight * (rank + 1)).sum().backward()
+            optimizer.step()
+        return list(weight.tolist())
+
+    assert job(2, fn) == [[4.5] * 3] * 2
+
+
 def test_gradients_are_final_when_backward_returns() -> None:
     model = net()
     loss_of(model, *data()).backward()

@@ -41,18 +41,15 @@ class Lending:
     def lend(self, nbytes: int, turn: int) -> tuple[Array, bool]:
         """At least ``nbytes`` that nobody holds (fresh memory of this process, when it must be), beginning at a
         multiple of ``ALIGNMENT``; and whether the ranks should allocate another piece, all together."""
-        pieces = self._pieces
-        if not pieces or len(pieces[0].memory) < nbytes:
-            return _fresh(nbytes), True
-        piece = pieces[turn % len(pieces)]
-        if piece.borrowed() is None:
+        pieces = [each for each in self._pieces if len(each.memory) >= nbytes]
+        piece = pieces[turn % len(pieces)] if pieces else None
+        if piece is not None and piece.borrowed() is None:
             return piece.lend(), False
         return _fresh(nbytes), len(pieces) < _MOST
 
     def add(self, memory: Array) -> None:
-        """One more piece. Smaller ones, and what there were too many of, go."""
-        self._pieces = [each for each in self._pieces if len(each.memory) >= len(memory)][: _MOST - 1]
-        self._pieces.append(_Piece(memory))
+        """One more piece; if they are too many, the smallest goes."""
+        self._pieces = sorted([*self._pieces, _Piece(memory)], key=lambda each: len(each.memory))[-_MOST:]
 
 
 def _fresh(nbytes: int) -> Array:

@@ -88,10 +88,14 @@ class TorchGradient:
         view = self._view
         if gradient is not view:
             dense = self._dense(gradient).detach()
-            if dense.is_cpu and self._room is not None:  # numpy copies large gradients in 4/5 of the time
-                np.copyto(self._room, dense.numpy())
-            else:
+            try:
+                array = dense.numpy() if self._room is not None and dense.is_cpu else None
+            except (RuntimeError, TypeError):  # its negative bit is set, say
+                array = None
+            if array is None:
                 view.copy_(dense)
+            else:  # in 4/5 of the time, when it is large
+                np.copyto(self._room, array)
             if self._parameter.is_cpu and not self._sparse:
                 self._parameter.grad = gradient = view
         self._last = gradient
