@@ -84,6 +84,44 @@ def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
         assert results == ([10.0, 7.0, 7.0, 4.0] if average else [10.0, 4.0, 4.0, -2.0]) * 2
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_that_an_old_optimizer_computes_are_reduced_once(passes: int, compiled: bool) -> None:
+    """However they get to ``apply_gradients``."""
+
+    def body(rank: int) -> list[float]:
+        import tf_keras
+
+        weight, found = tf.Variable(10.0), []
+        optimizer = hvd.DistributedOptimizer(
+            tf_keras.optimizers.legacy.SGD(1.0), op=hvd.Sum, backward_passes_per_step=passes
+        )
+
+        def loss() -> Any:
+            return (rank + 1.0) * weight
+
+        def minimized() -> None:
+            optimizer.minimize(loss, var_list=[weight])
+
+        def computed() -> None:
+            optimizer.apply_gradients(optimizer._compute_gradients(loss, var_list=[weight]))
+
+        def told() -> None:
+            pairs = optimizer._compute_gradients(loss, var_list=[weight])
+            optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
+
+        ways = [minimized, computed, told]
+        for way in map(tf.function, ways) if compiled else ways:
+            for _ in range(passes):
+                way()
+            found.append(float(weight.numpy()))
+        assert passes == 1 or int(optimizer._agg_helper.counter.numpy()) == 0
+        return found
+
+    step = 3.0 * passes
+    assert job(2, body) == [[10.0 - step, 10.0 - 2 * step, 10.0 - 3 * step]] * 2
+
+
 def test_local_variables_configurations_and_what_is_refused() -> None:
     def body(rank: int) -> None:
         import tf_keras

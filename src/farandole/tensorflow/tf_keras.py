@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,14 @@ class _Exchange:
     def __init__(self, optimizer: Any, terms: Terms, passes: int, average: bool) -> None:
         self.terms, self.passes = terms, passes
         self.local: list[Any] = []
+        self.ready = False  # the gradients that come next have been through the helper
         self.helper = LocalGradientAggregationHelper(passes, self.reduced, terms.sparse_as_dense, average)
+
+    def through(self, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """The gradients to apply, with their variables."""
+        pairs = list(pairs)
+        variables = [variable for _, variable in pairs]
+        return list(zip(self.helper.compute_gradients([each for each, _ in pairs], variables), variables, strict=True))
 
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         return self.terms.reduced(gradients, variables, self.local)
@@ -54,17 +61,31 @@ class _Distributed:
         """Leave ``var`` to each rank: its gradients are not exchanged."""
         self.__dict__["_farandole"].local.append(var)
 
+    @property
+    def _agg_helper(self) -> LocalGradientAggregationHelper:
+        """For programs that look at a Horovod optimizer."""
+        return self.__dict__["_farandole"].helper  # type: ignore[no-any-return]
+
+    def _compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Of old optimizers, where Horovod reduces in it: some programs call it, and then apply what it gave."""
+        exchange: _Exchange = self.__dict__["_farandole"]
+        base: Any = super()
+        pairs = exchange.through(base._compute_gradients(*args, **kwargs))
+        exchange.ready = True
+        return pairs
+
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Reduce, and apply: after the last of several passes."""
         exchange: _Exchange = self.__dict__["_farandole"]
         base: Any = super()
         pairs = list(grads_and_vars)
+        ready, exchange.ready = exchange.ready, False
         told = kwargs.get("skip_gradients_aggregation") or not kwargs.get("experimental_aggregate_gradients", True)
-        if not pairs or told:  # the caller has exchanged them
+        if not pairs or (told and not ready):  # the caller has exchanged them
             return base.apply_gradients(pairs, *args, **kwargs)
-        gradients, variables = (list(each) for each in zip(*pairs, strict=True))
-        gradients = exchange.helper.compute_gradients(gradients, variables)
-        pairs = list(zip(gradients, variables, strict=True))
+        if not ready:
+            pairs = exchange.through(pairs)
+        variables = [variable for _, variable in pairs]
         if exchange.passes > 1:  # variables of the optimizer cannot be made inside of a branch
             with tf.init_scope():
                 self._make_slots(variables)
