@@ -177,11 +177,14 @@ class TcpBoard:
                 self._finish_sending()
 
     def close(self) -> None:
-        """Say goodbye, unless the wire is lost anyway."""
+        """Say goodbye; or, if the wire is lost, why: who has not noticed yet must not blame this rank."""
         with self._lock:
             if self._closed:
                 return
-            self._send_to_all(_GOODBYE, b"")
+            if self.lost is None:
+                self._send_to_all(_GOODBYE, b"")
+            else:
+                self._send_to_all(_ABORT, str(self.lost).encode())
             self._finish_sending()
             self._closed = True
             self._lose(PeerLostError(f"rank {self.rank} has closed its wire", self.rank))
