@@ -65,6 +65,7 @@ def test_results_stand_in_memory_of_the_transport_unless_somebody_holds_some() -
         unchanged = (
             all((each == 0.5).all() for each in kept) and (other[0] == 2.5).all() and (mine[0] == rank + 2).all()
         )
+        unchanged = unchanged and (mine[1] == rank).all()
         row = kept[1][1]
         del kept
         still = places(exchange(mine)) != begins  # a view of a view is enough

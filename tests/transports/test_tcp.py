@@ -31,6 +31,21 @@ class TestTcp(TransportKit):
         secret, scope, store = new_secret(), fresh_scope(), ThreadStore()
         return lambda rank: over(tcp.connect(rank, size, secret, scope, store, 10.0))
 
+    def test_who_leaves_a_lost_wire_is_not_taken_for_the_cause(self) -> None:
+        """Rank 2 has noticed that rank 1 is gone, and leaves before rank 0 has."""
+
+        def fn(transport: Any) -> str:
+            transport.barrier()
+            if transport.rank == 2:
+                transport.board._lose(PeerLostError("rank 1 was lost", 1))
+                transport.close()
+                return "left"
+            with pytest.raises(PeerLostError) as caught:
+                transport.barrier()
+            return str(caught.value)
+
+        assert self.run(3, fn) == ["rank 1 was lost", "rank 1 was lost", "left"]
+
 
 class TestTcpLink(LinkKit):
     def joiner(self, size: int) -> Callable[[int], Any]:
