@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -25,6 +25,7 @@ from jax.interpreters import ad, batching, mlir
 
 from farandole import context
 from farandole.errors import HorovodInternalError
+from farandole.jax import foreign
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -169,7 +170,7 @@ def _traced(*avals: Any, call: HostCall) -> tuple[list[Any], set[Any]]:
 
 
 def _lowered(ctx: Any, *operands: Any, call: HostCall) -> Any:
-    def callback(*arrays: Array) -> tuple[Array, ...]:
+    def run(*arrays: Array) -> Sequence[Array]:
         try:
             return tuple(call.run(arrays, True))
         except Exception as error:
@@ -177,13 +178,20 @@ def _lowered(ctx: Any, *operands: Any, call: HostCall) -> Any:
 
     token = ctx.tokens_in.get(EFFECT)
     many = isinstance(token, (list, tuple))  # so it was up to JAX 0.4
+    results, token = _emitted(ctx, run, token[0] if many else token, operands)
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({EFFECT: (token,) if many else token})))
+    return results
+
+
+def _emitted(ctx: Any, run: Callable[..., Sequence[Array]], token: Any, operands: Sequence[Any]) -> tuple[Any, Any]:
+    if foreign.usable(ctx):
+        return foreign.emit(ctx, run, token, operands)
     results, token, _ = mlir.emit_python_callback(
-        ctx, callback, token[0] if many else token, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=True
+        ctx, run, token, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=True
     )
     if "cpu" in ctx.module_context.platforms:
         _without_config(token)
-    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({EFFECT: (token,) if many else token})))
-    return results
+    return results, token
 
 
 def _without_config(token: Any) -> None:

@@ -1,0 +1,211 @@
+"""Functions of the host as what XLA calls a foreign function, bound by ctypes.
+
+JAX's own callbacks copy what a function gives back twice. Here it reads XLA's buffers where they stand, and its results
+go straight to where the program wants them. The structures are those of XLA's typed FFI, versions 0.1 to 0.3, with the
+names of the header that jaxlib brings along (``jax.ffi.include_dir()``, then ``xla/ffi/api/c_api.h``). XLA takes
+handlers of older versions for a year at least. Where it does not take ours, on other platforms than the CPU, and before
+JAX 0.6, ``usable`` is False.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import math
+import secrets
+import weakref
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax._src.core import abstract_token
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_TARGET = "farandole_host_call"
+_OLDEST, _NEWEST = (0, 1), (0, 3)  # versions in which all that is used here is alike
+_INVALID_ARGUMENT, _INTERNAL = 3, 13
+
+
+class XLA_FFI_Api_Version(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t), ("extension_start", c_void_p), ("major_version", c_int), ("minor_version", c_int),
+    )  # fmt: skip
+
+
+class XLA_FFI_Metadata(ctypes.Structure):
+    _fields_ = (("struct_size", c_size_t), ("api_version", XLA_FFI_Api_Version), ("traits", c_uint32))
+
+
+class XLA_FFI_Extension_Base(ctypes.Structure):
+    _fields_ = (("struct_size", c_size_t), ("type", c_int), ("next", c_void_p))
+
+
+class XLA_FFI_Metadata_Extension(ctypes.Structure):
+    """With a call that is none: XLA asks which version a handler was written for."""
+
+    _fields_ = (("extension_base", XLA_FFI_Extension_Base), ("metadata", POINTER(XLA_FFI_Metadata)))
+
+
+class XLA_FFI_Buffer(ctypes.Structure):
+    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("dtype", c_int), ("data", c_void_p))
+
+
+class XLA_FFI_Scalar(ctypes.Structure):
+    _fields_ = (("dtype", c_int), ("value", POINTER(c_int64)))
+
+
+_SEVERAL = (("struct_size", c_size_t), ("extension_start", c_void_p), ("size", c_int64), ("types", c_void_p))
+
+
+class XLA_FFI_Args(ctypes.Structure):
+    _fields_ = (*_SEVERAL, ("args", POINTER(POINTER(XLA_FFI_Buffer))))
+
+
+class XLA_FFI_Rets(ctypes.Structure):
+    _fields_ = (*_SEVERAL, ("rets", POINTER(POINTER(XLA_FFI_Buffer))))
+
+
+class XLA_FFI_Attrs(ctypes.Structure):
+    _fields_ = (*_SEVERAL, ("names", c_void_p), ("attrs", POINTER(POINTER(XLA_FFI_Scalar))))
+
+
+class XLA_FFI_Error_Create_Args(ctypes.Structure):
+    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("message", c_char_p), ("errc", c_int))
+
+
+class XLA_FFI_Api(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t), ("extension_start", c_void_p), ("api_version", XLA_FFI_Api_Version),
+        ("internal_api", c_void_p),
+        ("XLA_FFI_Error_Create", ctypes.CFUNCTYPE(c_void_p, POINTER(XLA_FFI_Error_Create_Args))),
+    )  # fmt: skip
+
+
+class XLA_FFI_CallFrame(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", c_size_t), ("extension_start", POINTER(XLA_FFI_Metadata_Extension)),
+        ("api", POINTER(XLA_FFI_Api)), ("ctx", c_void_p), ("stage", c_int),
+        ("args", XLA_FFI_Args), ("rets", XLA_FFI_Rets), ("attrs", XLA_FFI_Attrs),
+    )  # fmt: skip
+
+
+class _Call:
+    """One call in a program: a token and arrays in, a token and arrays out. A program keeps its own alive."""
+
+    def __init__(self, function: Callable[..., Sequence[Array]], inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        self._function = function
+        self._inputs = [(aval.shape, np.dtype(aval.dtype)) for aval in inputs]
+        self._outputs = [(aval.shape, np.dtype(aval.dtype)) for aval in outputs]
+
+    def __call__(self, args: Any, rets: Any) -> None:
+        """``args`` and ``rets``: pointers to buffers, in that order."""
+        given = []
+        for place, (shape, dtype) in enumerate(self._inputs, 1):
+            array = _bytes_at(args[place], math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+            array.flags.writeable = False
+            given.append(array)
+        found = self._function(*given)
+        for place, (array, (shape, dtype)) in enumerate(zip(found, self._outputs, strict=True), 1):
+            if array.shape != shape or array.dtype != dtype:
+                raise RuntimeError(
+                    f"result {place - 1} is {array.dtype}{list(array.shape)}, but the program has room for "
+                    f"{dtype}{list(shape)}"
+                )
+            _bytes_at(rets[place], array.nbytes)[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _bytes_at(buffer: Any, nbytes: int) -> Array:
+    if not nbytes:
+        return np.empty(0, np.uint8)
+    memory: Any = (ctypes.c_char * nbytes).from_address(buffer.contents.data)
+    array: Array = np.ndarray(nbytes, np.uint8, memory)
+    return array
+
+
+# Numbers of this process alone: a program that another one has stored finds nothing under its own.
+_numbers = itertools.count(secrets.randbits(62))
+_calls: weakref.WeakValueDictionary[int, _Call] = weakref.WeakValueDictionary()
+
+
+def _handle(pointer: Any) -> int | None:
+    """What XLA calls. Returns an error of XLA's, or None."""
+    frame = pointer.contents
+    try:
+        if frame.extension_start:
+            _describe(frame)
+        else:
+            _find(frame.attrs.attrs[0].contents.value[0])(frame.args.args, frame.rets.rets)
+    except BaseException as error:  # nothing may leave by this door
+        return _failed(frame.api.contents, error)
+    return None
+
+
+def _find(number: int) -> _Call:
+    call = _calls.get(number)
+    if call is None:
+        raise RuntimeError("this program was compiled by another process, and its collectives with it: compile it here")
+    return call
+
+
+def _describe(frame: XLA_FFI_CallFrame) -> None:
+    """Tell XLA the version: of its own, which it names since 0.2, or the newest that we know."""
+    spoken = frame.api.contents.api_version if frame.api else None
+    mine = frame.extension_start.contents.metadata.contents.api_version
+    newest = _OLDEST if spoken is None else min((spoken.major_version, spoken.minor_version), _NEWEST)
+    mine.major_version, mine.minor_version = newest
+
+
+def _failed(api: XLA_FFI_Api, error: BaseException) -> int | None:
+    text = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+    code = _INVALID_ARGUMENT if isinstance(error, ValueError) else _INTERNAL
+    size = ctypes.sizeof(XLA_FFI_Error_Create_Args)
+    made: int | None = api.XLA_FFI_Error_Create(XLA_FFI_Error_Create_Args(size, None, text.encode(), code))
+    return made
+
+
+_handler = ctypes.CFUNCTYPE(c_void_p, POINTER(XLA_FFI_CallFrame))(_handle)
+
+
+@functools.cache
+def _registered() -> bool:
+    """Whether XLA takes our handler. To be called when the backend is there: before, an answer would come too late."""
+    handler = jax.ffi.pycapsule(ctypes.cast(_handler, c_void_p).value)
+    try:
+        jax.ffi.register_ffi_target(_TARGET, {"execute": handler}, platform="cpu", api_version=1)
+    except Exception as error:  # of a type that depends on the version
+        if "API version" not in str(error):
+            raise
+        return False
+    return True
+
+
+def usable(ctx: Any) -> bool:
+    """Whether ``emit`` can be used in the program that ``ctx`` belongs to."""
+    if jax.__version_info__ < (0, 6) or tuple(ctx.module_context.platforms) != ("cpu",):
+        return False
+    ctx.module_context.get_backend()
+    return _registered()
+
+
+def emit(
+    ctx: Any, function: Callable[..., Sequence[Array]], token: Any, operands: Sequence[Any]
+) -> tuple[list[Any], Any]:
+    """A call of ``function`` in a program that is being made: its results, and the token after it.
+
+    ``function`` gets arrays that may only be read, and only until it returns. What it raises fails the program, as an
+    INVALID_ARGUMENT with the error's text for a ValueError, as an INTERNAL with type and text for others.
+    """
+    call = _Call(function, ctx.avals_in, ctx.avals_out)
+    number = next(_numbers)
+    _calls[number] = call
+    ctx.module_context.add_host_callback(call)  # so it lives as long as the program, which is not stored on disk
+    ctx = replace(ctx, avals_in=[abstract_token, *ctx.avals_in], avals_out=[abstract_token, *ctx.avals_out])
+    lowered = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True)
+    token, *results = lowered(ctx, token, *operands, call=np.int64(number))
+    return results, token

@@ -1,0 +1,148 @@
+"""Calls of the host as foreign functions of XLA: structures, lives, errors, and versions that do not take them."""
+
+from __future__ import annotations
+
+import gc
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.job import job
+
+jax = pytest.importorskip("jax", reason="jax is not installed")
+if jax.__version_info__ < (0, 6):
+    pytest.skip("JAX before 0.6 calls the host another way", allow_module_level=True)
+from farandole.jax import foreign  # noqa: E402
+
+HEADER = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
+STRUCTURES = [found for name, found in vars(foreign).items() if name.startswith("XLA_FFI_")]
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=lambda structure: structure.__name__)
+def test_structures_are_those_of_the_header(structure: Any) -> None:
+    """The names, in their order; of most structures we know the beginning only."""
+    text = re.sub(r"//[^\n]*", "", HEADER.read_text())
+    found = re.search(rf"struct {structure.__name__} {{(.*?)}}", text, re.DOTALL)
+    assert found is not None
+    theirs = [
+        re.sub(r"^_XLA_FFI_API_STRUCT_FIELD\((\w+)\)$", r"\1", line.split()[-1].lstrip("*"))
+        for line in map(str.strip, found[1].split(";"))
+        if line
+    ]
+    ours = [name for name, _ in structure._fields_]
+    assert ours == theirs[: len(ours)]
+
+
+def test_every_kind_of_array() -> None:
+    def check(rank: int) -> None:
+        import jax
+        import jax.numpy as jnp
+
+        import farandole.jax as hvd
+        from farandole.jax import foreign
+
+        given = [
+            jnp.float32(3), jnp.zeros((0, 3)), jnp.ones((2, 3), jnp.bfloat16), jnp.arange(5, dtype=jnp.int8),
+            jnp.arange(6.0).reshape(2, 3).T, jnp.array([True, False]),
+        ]  # fmt: skip
+        found = jax.jit(lambda each: [hvd.broadcast(x, 0) for x in each])(
+            [x if rank == 0 else jnp.zeros_like(x) for x in given]
+        )
+        for mine, theirs in zip(found, given, strict=True):
+            np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
+            assert mine.dtype == theirs.dtype
+        assert foreign._registered()
+
+    job(2, check)
+
+
+def test_a_program_takes_its_calls_along() -> None:
+    def check(rank: int) -> None:
+        import jax
+        import jax.numpy as jnp
+
+        import farandole.jax as hvd
+        from farandole.jax import foreign
+
+        jax.clear_caches()
+        gc.collect()
+        before = len(foreign._calls)
+        program = jax.jit(lambda x: hvd.allreduce(hvd.allreduce(x, op=hvd.Sum), op=hvd.Sum))
+        for _ in range(2):
+            assert program(jnp.ones(2)).tolist() == [4.0, 4.0]
+            gc.collect()
+        assert len(foreign._calls) > before
+        del program
+        jax.clear_caches()
+        gc.collect()
+        assert len(foreign._calls) == before
+
+    job(2, check)
+
+
+def test_a_program_of_another_process_says_so() -> None:
+    def check(rank: int) -> None:
+        import jax
+        import jax.numpy as jnp
+
+        import farandole.jax as hvd
+        from farandole.jax import foreign
+
+        program = jax.jit(lambda x: hvd.allreduce(x)).lower(jnp.ones(2)).compile()
+        foreign._calls.clear()
+        with pytest.raises(RuntimeError, match="compiled by another process"):
+            jax.block_until_ready(program(jnp.ones(2)))
+
+    job(2, check)
+
+
+def test_a_result_that_has_no_room_is_refused() -> None:
+    """No collective of ours gives one; so that a mistake there does not write where it must not."""
+
+    def check(rank: int) -> None:
+        import jax
+        import jax.numpy as jnp
+
+        from farandole.jax.primitive import host_call
+
+        class Larger:
+            elementwise = True
+
+            def shapes(self, shapes: Any, dtypes: Any) -> Any:
+                return list(zip(shapes, dtypes, strict=True))
+
+            def run(self, arrays: Any, jitted: bool) -> Any:
+                assert not arrays[0].flags.writeable
+                return [np.zeros(arrays[0].size + 1, np.float32)]
+
+        with pytest.raises(RuntimeError, match=r"result 0 is float32\[3\], but the program has room for float32\[2\]"):
+            jax.block_until_ready(jax.jit(lambda x: host_call(Larger(), [x]))(jnp.ones(2)))
+
+    job(1, check)
+
+
+def test_an_xla_that_does_not_take_our_version() -> None:
+    """Then calls go by JAX's own callbacks."""
+
+    def check(rank: int) -> None:
+        import jax
+        import jax.numpy as jnp
+
+        import farandole.jax as hvd
+        from farandole.jax import foreign
+
+        target, newest = foreign._TARGET, foreign._NEWEST
+        foreign._TARGET, foreign._NEWEST = "farandole_refused", (0, 0)
+        foreign._registered.cache_clear()
+        try:
+            program = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
+            assert program(jnp.ones(2)).tolist() == [2.0, 2.0]
+            assert not foreign._registered()
+        finally:
+            foreign._TARGET, foreign._NEWEST = target, newest
+            foreign._registered.cache_clear()
+
+    job(2, check)
