@@ -45,6 +45,41 @@ def test_names() -> None:
     ).splitlines() == ["False", "['elastic', 'mpi_ops']"]  # fmt: skip
 
 
+def test_programs_for_keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same program as for Keras 3, and all names of the migration page, when ``tf.keras`` is ``tf_keras``."""
+    pytest.importorskip("tf_keras", reason="tf_keras is not installed")
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    script = PROGRAMS.parent.parent / "keras" / "horovod" / "tensorflow2_keras_mnist.py"
+    output = program(HOROVODRUN, "-W", "ignore", script, tmp_path)
+    found = re.findall(r"^rank \d accuracy ([\d.]+) same (\w+)$", output, re.M)
+    assert [same for _, same in found] == ["True", "True"], output
+    assert found[0] == found[1]
+    assert float(found[0][0]) > 0.8
+    assert output.count("finished gradual learning rate warmup to 0.004.") == 1
+    assert len(list(tmp_path.iterdir())) == 4
+    known = [(row[0].strip("`"), name) for row in ROWS for name in names(row)]
+    known = [each for each in known if "tensorflow.keras" in each[0]]
+    assert len(known) > 40
+    assert code(
+        "import sys, importlib, tensorflow as tf\n"
+        f"for module, name in {known}:\n"
+        "    getattr(importlib.import_module(module), name)\n"
+        "import farandole.tensorflow.keras as ours, farandole.tensorflow as hvd\n"
+        "from farandole.spark.keras import LogCallback\n"
+        "print(all(hasattr(ours, each) for each in ours.__all__), 'keras' in sys.modules)\n"
+        "found = [ours.callbacks.MetricAverageCallback, ours.callbacks.BestModelCheckpoint, LogCallback]\n"
+        "print([issubclass(each, tf.keras.callbacks.Callback) for each in found])\n"
+        "print(issubclass(hvd.SyncBatchNormalization, tf.keras.layers.BatchNormalization))\n"
+        "hvd.init()\n"
+        "try:\n    ours.DistributedOptimizer(type('Adam', (), {'__module__': 'keras.optimizers'})())\n"
+        "except ValueError as error:\n    print(error)"
+    ).splitlines() == [
+        "True False", "[True, True, True]", "True",
+        "keras.optimizers.Adam is not an optimizer of Keras 2 (tf_keras): for one of Keras 3 use farandole.keras "
+        "(horovod.keras), or unset TF_USE_LEGACY_KERAS",
+    ]  # fmt: skip
+
+
 def test_basics_and_small_things() -> None:
     assert code(
         "import horovod.tensorflow as hvd, tensorflow as tf\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def data(rank: int, size: int) -> tuple[Any, Any]:
 def trained(rank: int, size: int, name: str, **options: Any) -> list[Any]:
     import tf_keras
 
-    from farandole.tensorflow.tf_keras import BroadcastGlobalVariablesCallback
+    from farandole.tensorflow.tf_keras.callbacks import BroadcastGlobalVariablesCallback
 
     model, optimizer = make(rank), OPTIMIZERS[name](tf_keras.optimizers)
     if size > 1:
@@ -78,6 +79,7 @@ def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
             for number in (1.0, 3.0, 2.0, 2.0):
                 optimizer.apply_gradients([(tf.constant((rank + 1.0) * number), weight)])
                 results.append(float(weight.numpy()))
+            assert optimizer.iterations.numpy() == 4
         return results
 
     for results in job(2, body):
@@ -139,6 +141,8 @@ def test_local_variables_configurations_and_what_is_refused() -> None:
         assert isinstance(optimizer, tf_keras.optimizers.legacy.SGD)
         with pytest.raises(ValueError, match="is distributed already"):
             hvd.DistributedOptimizer(optimizer)
+        with pytest.raises(ValueError, match="Adasum is not supported yet with Keras"):
+            hvd.DistributedOptimizer(tf_keras.optimizers.SGD(), op=hvd.Adasum)
 
     job(2, body)
 
@@ -147,7 +151,7 @@ def test_metrics_are_averaged_and_states_go_back() -> None:
     def body(rank: int) -> None:
         import tf_keras
 
-        from farandole.tensorflow.tf_keras import MetricAverageCallback
+        from farandole.tensorflow.tf_keras.callbacks import MetricAverageCallback
 
         logs = {"loss": rank + 1.0, "lr": rank + 0.5}
         MetricAverageCallback().on_epoch_end(0, logs)
@@ -166,3 +170,151 @@ def test_metrics_are_averaged_and_states_go_back() -> None:
         assert ([each.tolist() for each in model.get_weights()], state.epoch) == (weights[0], 0)
 
     job(2, body)
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_learning_rates_and_momentum(old: bool) -> None:
+    """Warm-up over two epochs, then a tenth: after each batch the weight is where the formulas say."""
+
+    def body(rank: int) -> None:
+        import tf_keras
+
+        from farandole.tensorflow.tf_keras import callbacks
+
+        optimizers = tf_keras.optimizers.legacy if old else tf_keras.optimizers
+        model = tf_keras.Sequential([tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+        model.build((None, 1))
+        # the loss is the weight itself, so that its gradient is 1
+        model.compile(hvd.DistributedOptimizer(optimizers.SGD(0.4, momentum=0.5)), lambda true, found: found)
+        found: list[float] = []
+
+        class Watch(tf_keras.callbacks.Callback):  # type: ignore[misc]
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                found.append(float(self.model.get_weights()[0][0, 0]))
+
+        rates = [
+            callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2, verbose=1),
+            callbacks.LearningRateScheduleCallback(0.4, 0.1, start_epoch=2),
+        ]
+        history = model.fit(
+            np.ones((3, 1), "float32"), np.zeros((3, 1), "float32"), batch_size=1, epochs=4, verbose=0,
+            callbacks=[*rates, Watch()],
+        )  # fmt: skip
+        wanted = [0.4 * (1 + step / 6) / 2 for step in range(1, 7)] + [0.4] * 3 + [0.04] * 3
+        weight, velocity, before, expected = 1.0, 0.0, 0.4, []
+        for rate in wanted:
+            velocity = 0.5 * (rate / before) * velocity - rate
+            weight, before = weight + velocity, rate
+            expected.append(weight)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        np.testing.assert_allclose(history.history["lr"], [0.3, 0.4, 0.4, 0.04], rtol=1e-6)
+
+    job(2, body)
+
+
+@pytest.mark.parametrize("ending", ["h5", "keras"])
+def test_models_are_saved_and_go_on(ending: str, tmp_path: Path) -> None:
+    file = str(tmp_path / f"model.{ending}")
+
+    def body(rank: int) -> None:
+        import tf_keras
+
+        from farandole.tensorflow.tf_keras import allgather_object, load_model
+        from farandole.tensorflow.tf_keras.callbacks import BestModelCheckpoint, BroadcastGlobalVariablesCallback
+
+        model = make(rank)
+        model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.Adam(0.05)), "mse")
+        best = BestModelCheckpoint(monitor="loss")
+        with pytest.raises(ValueError, match="has no filepath"):
+            best.on_train_begin()
+        best.filepath = file
+        words, targets = data(rank, 2)
+        callbacks = [BroadcastGlobalVariablesCallback(0), *([best] if rank == 0 else [])]
+        model.fit(words, targets, batch_size=BATCH // 2, verbose=0, callbacks=callbacks)
+        allgather_object(None)
+        plain = tf_keras.models.load_model(file, compile=True)
+        assert type(plain.optimizer) is tf_keras.optimizers.Adam
+        again = load_model(file)
+        assert type(again.optimizer) is not tf_keras.optimizers.Adam
+        assert again.optimizer.iterations.numpy() == STEPS
+        for each in (model, again):  # momentum and all, they take the same steps
+            each.fit(words, targets, batch_size=BATCH // 2, shuffle=False, verbose=0)
+        for one, two in zip(model.get_weights(), again.get_weights(), strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+        sums = allgather_object([float(each.sum()) for each in again.get_weights()])
+        assert sums[0] == sums[1]
+
+    job(2, body)
+
+
+def test_layers_of_a_rank_of_its_own() -> None:
+    def body(rank: int) -> Any:
+        import tf_keras
+
+        from farandole.tensorflow.tf_keras import PartialDistributedOptimizer
+
+        model = make(0)
+        with pytest.raises(ValueError, match="All local layers must be of"):
+            PartialDistributedOptimizer(tf_keras.optimizers.SGD(0.1), local_layers=["dense"])
+        optimizer = PartialDistributedOptimizer(tf_keras.optimizers.SGD(0.1), local_layers=model.layers[-1])
+        model.compile(optimizer, "mse")
+        model.fit(*data(rank, 2), batch_size=BATCH // 2, verbose=0, shuffle=False)
+        return [each.tolist() for each in model.get_weights()]
+
+    one, two = job(2, body)
+    assert [mine == theirs for mine, theirs in zip(one, two, strict=True)] == [True, False, False]
+
+
+def test_values_now_and_in_a_graph() -> None:
+    def body(rank: int) -> None:
+        from tf_keras.api._v1.keras import backend
+
+        from farandole.tensorflow import tf_keras as keras_2
+
+        def found() -> list[Any]:
+            value = [rank + 1.0] * 2
+            return [
+                np.asarray(each).tolist()
+                for each in (
+                    keras_2.allreduce(value), keras_2.allreduce(value, op=keras_2.Sum), keras_2.broadcast(value, 1),
+                    keras_2.allgather(value[: rank + 1]), keras_2.reducescatter(value),
+                )
+            ]  # fmt: skip
+
+        expected = [[1.5, 1.5], [3.0, 3.0], [2.0, 2.0], [1.0, 2.0, 2.0], [1.5]]
+        assert found() == expected
+        with pytest.raises(RuntimeError, match="does not support eager execution"):
+            keras_2.broadcast_global_variables(0)
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            backend.set_session(session)
+            assert found() == expected
+            variable = tf.compat.v1.get_variable("v", initializer=float(rank))
+            session.run(variable.initializer)
+            keras_2.broadcast_global_variables(1)
+            assert session.run(variable) == 1.0
+        backend.clear_session()
+
+    job(2, body)
+
+
+def test_callbacks_of_elastic_jobs() -> None:
+    def body(rank: int) -> Any:
+        import tf_keras
+
+        from farandole.tensorflow.tf_keras import elastic
+
+        model = make(rank)
+        model.build((None, 3))
+        model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.legacy.SGD(0.1)), "mse")
+        state = elastic.KerasState(model, epoch=3, batch=2)
+        seen: list[tuple[int, int]] = []
+        state.commit = lambda: seen.append((state.epoch, state.batch))
+        callbacks = [
+            elastic.UpdateBatchStateCallback(state), elastic.UpdateEpochStateCallback(state),
+            elastic.CommitStateCallback(state, batches_per_commit=4),
+        ]  # fmt: skip
+        words, targets = data(rank, 2)
+        model.fit(words, targets, batch_size=BATCH // 2, verbose=0, callbacks=callbacks)
+        return seen, state.epoch, state.batch
+
+    assert job(2, body) == [([(3, 6), (4, 0)], 4, 0)] * 2

@@ -3,7 +3,6 @@ beyond that, and work in loops of one's own."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import keras
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.errors import NotInitializedError
-from farandole.frontend.callbacks import Schedule, multiplier_of, warmup_factor
+from farandole.frontend.keras_callbacks import Best, LearningRates, WarmUp
 from farandole.frontend.objects import allgather_object
 from farandole.frontend.ops import WORLD
 from farandole.keras import metrics
@@ -80,102 +79,22 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.watch.pool(self.model, allgather_object(tallies, process_set=process_set), logs)
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Learning rate ``initial_lr * multiplier(epoch)`` from ``start_epoch`` to ``end_epoch``.
+class LearningRateScheduleCallback(LearningRates, keras.callbacks.Callback):  # type: ignore[misc]
+    __doc__ = LearningRates.__doc__
 
-    ``multiplier``: a function of the epoch, or a number m for m ** (epoch - start_epoch). ``staircase``: change it at
-    the first batch of an epoch only, else at every batch, with a fractional epoch. ``momentum_correction``: scale the
-    momentum by new / old rate for the batch at which it changes (Goyal et al. 2017).
-    """
+    def rate_of(self, optimizer: Any) -> float:
+        return _rate(optimizer)
 
-    def __init__(
-        self, initial_lr: float, multiplier: float | Callable[[float], float], start_epoch: int = 0,
-        end_epoch: int | None = None, staircase: bool = True, momentum_correction: bool = True,
-        steps_per_epoch: int | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        staircase = staircase or not callable(multiplier)
-        self.schedule = Schedule(initial_lr, multiplier_of(multiplier, start_epoch), start_epoch, end_epoch, staircase)
-        self.momentum_correction = momentum_correction
-        self.steps_per_epoch = steps_per_epoch
-        self.current_epoch = start_epoch
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        if self.schedule.initial_lr is None:
-            raise ValueError("Parameter `initial_lr` is required")
-        if not self.schedule.staircase and not self.steps_per_epoch:
-            self.steps_per_epoch = (self.params or {}).get("steps")
-            if not self.steps_per_epoch:
-                raise ValueError(
-                    "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter "
-                    f"to the {type(self).__name__}() or upgrade to the latest version of Keras."
-                )
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.current_epoch = epoch
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        rate = self.schedule.rate(self.current_epoch, batch, self.steps_per_epoch or 1)
-        if rate is None:
-            return
-        optimizer = self.model.optimizer
-        old = _rate(optimizer)
-        optimizer.learning_rate = rate
-        if self.momentum_correction and old > 0 and rate != old:
-            _scale_momentum(optimizer, rate / old)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if logs is not None:
-            logs["lr"] = _rate(self.model.optimizer)
+    def scale_momentum(self, optimizer: Any, factor: float) -> None:
+        _scale_momentum(optimizer, factor)
 
 
-class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from ``initial_lr`` / size to ``initial_lr`` over ``warmup_epochs``, batch by batch.
-
-    ``initial_lr``: the rate for all ranks together: that of one, times ``size()``.
-    """
-
-    def __init__(
-        self, initial_lr: float, warmup_epochs: float = 5, momentum_correction: bool = True,
-        steps_per_epoch: int | None = None, verbose: int = 0,
-    ) -> None:  # fmt: skip
-        size = context.size()
-
-        def multiplier(epoch: float) -> float:
-            # the last batch of an epoch has the round number
-            return warmup_factor(epoch + 1 / (self.steps_per_epoch or 1), size, warmup_epochs)
-
-        super().__init__(
-            initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch  # type: ignore[arg-type]
-        )  # fmt: skip
-        self.verbose = verbose
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        super().on_epoch_end(epoch, logs)
-        end = self.schedule.end_epoch
-        if end is not None and epoch == end - 1 and self.verbose > 0 and context.rank() == 0:
-            rate = _rate(self.model.optimizer)
-            sys.stdout.write(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.\n")
+class LearningRateWarmupCallback(WarmUp, LearningRateScheduleCallback):
+    __doc__ = WarmUp.__doc__
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
-    """A ModelCheckpoint that keeps the best model. Set its ``filepath`` before training."""
-
-    def __init__(
-        self, monitor: str = "val_loss", verbose: int = 0, save_weights_only: bool = False, mode: str = "auto",
-        save_freq: Any = "epoch",
-    ) -> None:  # fmt: skip
-        ending = "best.weights.h5" if save_weights_only else "best.keras"
-        super().__init__(
-            ending, monitor=monitor, verbose=verbose, save_best_only=True, save_weights_only=save_weights_only,
-            mode=mode, save_freq=save_freq,
-        )  # fmt: skip
-        self.filepath: Any = None
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        if self.filepath is None:
-            raise ValueError("BestModelCheckpoint has no filepath: set it, callback.filepath = 'best.keras'")
-        super().on_train_begin(logs)
+class BestModelCheckpoint(Best, keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    __doc__ = Best.__doc__
 
 
 def process_set_of(model: Any) -> ProcessSet:
@@ -205,8 +124,6 @@ def _rate(optimizer: Any) -> float:
 
 
 def _scale_momentum(optimizer: Any, factor: float) -> None:
-    """What was gathered with the old learning rate counts ``factor`` times: for one step, that is the same as a
-    momentum of ``factor`` times itself, which Keras has compiled into the step."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if getattr(optimizer, "momentum", None) and optimizer.built:
         for velocity in getattr(optimizer, "momentums", ()):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from farandole.frontend.keras_callbacks import CommitState, UpdateBatchState, UpdateEpochState
 from farandole.frontend.state import ObjectState
 from farandole.keras.weights import broadcast_model, numpy_of
 
@@ -55,72 +56,13 @@ class KerasState(ObjectState):
         self._copies = [np.array(numpy_of(variable)) for variable in self._variables()]
 
 
-class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """``state.commit()`` every ``batches_per_commit`` batches, and when an epoch ends."""
-
-    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
-        super().__init__()
-        self.state, self.batches_per_commit = state, batches_per_commit
-        self.batches_remaining = batches_per_commit
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self.batches_remaining = self.batches_per_commit
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.batches_remaining -= 1
-        if self.batches_remaining == 0:
-            self.batches_remaining = self.batches_per_commit
-            _commit(self)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        _commit(self)
+class CommitStateCallback(CommitState, keras.callbacks.Callback):  # type: ignore[misc]
+    __doc__ = CommitState.__doc__
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps ``state.batch`` at the number of batches of this epoch that are done, so that none is repeated.
-
-    A resumed epoch is as much shorter; ``state.batch`` is 0 when it ends. Put it before ``CommitStateCallback``.
-    """
-
-    def __init__(self, state: Any) -> None:
-        super().__init__()
-        self.state = state
-        self._done = 0
-        self._steps: int | None = None
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._steps = None
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._done = self.state.batch
-        if (self.params or {}).get("steps"):
-            self._steps = self._steps or self.params["steps"]
-            self.params["steps"] = self._steps - self._done
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.state.batch = self._done + batch + 1
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.state.batch = 0
+class UpdateBatchStateCallback(UpdateBatchState, keras.callbacks.Callback):  # type: ignore[misc]
+    __doc__ = UpdateBatchState.__doc__
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps ``state.epoch`` at the number of epochs that are done, those before a reset included. Put it before
-    ``CommitStateCallback``."""
-
-    def __init__(self, state: Any) -> None:
-        super().__init__()
-        self.state = state
-        self.initial_epoch = state.epoch
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self.initial_epoch = self.state.epoch
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.state.epoch = self.initial_epoch + epoch + 1
-
-
-def _commit(callback: Any) -> None:
-    model = callback.model  # on JAX, this brings the weights home
-    assert model is not None
-    callback.state.commit()
+class UpdateEpochStateCallback(UpdateEpochState, keras.callbacks.Callback):  # type: ignore[misc]
+    __doc__ = UpdateEpochState.__doc__

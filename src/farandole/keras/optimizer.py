@@ -43,9 +43,9 @@ def DistributedOptimizer(
     context.size()
     if any(base.__module__.startswith("tf_keras.") for base in type(optimizer).__mro__):
         raise ValueError(
-            f"{type(optimizer).__name__} is an optimizer of Keras 2 (tf_keras), and this is for Keras 3. Either unset "
-            "TF_USE_LEGACY_KERAS, or use farandole.tensorflow.DistributedOptimizer and the callbacks of "
-            "farandole.tensorflow.tf_keras"
+            f"{type(optimizer).__name__} is an optimizer of Keras 2 (tf_keras), and this is for Keras 3. Set "
+            "TF_USE_LEGACY_KERAS=1 and use farandole.tensorflow.keras (or horovod.tensorflow.keras), which is for "
+            "Keras 2 then; or unset it, and take an optimizer of Keras 3"
         )
     optimizer = keras.optimizers.get(optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import keras
-
+from farandole.frontend.keras_callbacks import keras_2
 from farandole.spark.logs import LoopLog
 
+if keras_2():
+    from tf_keras.callbacks import Callback
+else:
+    from keras.callbacks import Callback
 
-class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
+
+class LogCallback(Callback):  # type: ignore[misc]
     """Rank 0 says when an epoch begins and how it ended; with ``per_batch_log`` also each batch.
 
     ``model.fit(..., callbacks=[LogCallback()])``. Averages over the ranks are shown if the callback that averages

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
+from farandole.frontend.keras_callbacks import keras_2
 from farandole.frontend.ops import reduce_op
 from farandole.tensorflow import elastic, mpi_ops
 from farandole.tensorflow.broadcasting import (
@@ -43,8 +42,8 @@ def handle_average_backwards_compatibility(op: int | None, average: bool | None)
 def __getattr__(name: str) -> Any:
     """SyncBatchNormalization is Keras's, and so loads it."""
     if name == "SyncBatchNormalization":
-        if tf.keras.layers.Layer.__module__.startswith("tf_keras."):  # TF_USE_LEGACY_KERAS=1
-            from farandole.tensorflow import tf_keras as legacy
+        if keras_2():
+            from farandole.tensorflow.tf_keras import sync_batch_norm as legacy
 
             return legacy.SyncBatchNormalization
         from farandole.tensorflow.sync_batch_norm import SyncBatchNormalization

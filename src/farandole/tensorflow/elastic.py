@@ -72,7 +72,7 @@ def TensorFlowKerasState(model: Any, optimizer: Any = None, backend: Any = None,
     Raises ValueError if the model is not built.
     """
     if any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__):
-        from farandole.tensorflow import tf_keras as legacy
+        from farandole.tensorflow.tf_keras import elastic as legacy
 
-        return legacy.TensorFlowKerasState(model, optimizer, backend, **kwargs)
+        return legacy.KerasState(model, optimizer, backend, **kwargs)
     return registry.load("state", "keras")(model, optimizer, backend, **kwargs)

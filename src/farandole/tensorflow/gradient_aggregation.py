@@ -61,15 +61,18 @@ class LocalGradientAggregationHelper:
         return results
 
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """``apply_grads_closure()``, if this was the last pass."""
+        """``apply_grads_closure()``, if this was the last pass.
+
+        The others count, too, in the ``iterations`` of a Keras 2 optimizer: with Horovod, learning rates that decay
+        with them were chosen so."""
         if self.backward_passes_per_step == 1:
             return apply_grads_closure()
         gradients = [gradient for gradient, _ in (kwargs.get("grads_and_vars") or (args[0] if args else ()))]
         with tf.control_dependencies(_operations(gradients)):
             full = self._full()
         if tf.executing_eagerly():
-            return self._applied(apply_grads_closure) if full else None
-        return tf.cond(full, lambda: self._applied(apply_grads_closure), tf.no_op)
+            return self._applied(apply_grads_closure) if full else _counted(optimizer)
+        return tf.cond(full, lambda: self._applied(apply_grads_closure), lambda: _counted(optimizer))
 
     def _full(self) -> Any:
         return tf.equal(tf.convert_to_tensor(self.counter), self.backward_passes_per_step)
@@ -108,6 +111,12 @@ class LocalGradientAggregationHelper:
                     zeros = tf.zeros(variable.shape, tf.as_dtype(variable.dtype))
                     self._sums[key_of(variable)] = tf.Variable(zeros, trainable=False, name="aggregated_gradient")
         return [self._sums[key_of(variable)] for variable in variables]
+
+
+def _counted(optimizer: Any) -> Any:
+    """One more pass that is not the last."""
+    iterations = getattr(optimizer, "_iterations", None)
+    return tf.group(*_operations([] if iterations is None else [iterations.assign_add(1)]))
 
 
 def _operations(values: Sequence[Any]) -> list[Any]:

@@ -50,9 +50,9 @@ def DistributedOptimizer(
     if adasum:
         raise ValueError("op == Adasum is not supported yet with Keras")
     if any(base.__module__.startswith("tf_keras.") for base in type(optimizer).__mro__):
-        from farandole.tensorflow import tf_keras as legacy
+        from farandole.tensorflow.tf_keras import optimizer as legacy
 
-        return legacy.DistributedOptimizer(optimizer, Terms("DistributedOptimizer", **options), **passes)
+        return legacy.DistributedOptimizer(optimizer, name, **options, **passes)
     return registry.load("optimizer", "keras")(optimizer, name=name, **options, **passes)
 
 

@@ -1,37 +1,68 @@
-"""Models of Keras 2, which lives on as the package ``tf_keras``: its optimizers, callbacks and states."""
+"""DistributedOptimizer for Keras 2: any optimizer, old or new, stepping with the gradients of all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from farandole import context
 from farandole.context import ProcessSet
-from farandole.frontend.objects import broadcast_object
+from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.ops import WORLD
-from farandole.frontend.state import ObjectState
-from farandole.tensorflow.broadcasting import broadcast_variables
-from farandole.tensorflow.differentiable import allreduce
 from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from farandole.tensorflow.sync_batch_norm import Synchronized, check_not_fused
 from farandole.tensorflow.terms import Terms
+from farandole.types import ReduceOp
 
 
 def DistributedOptimizer(
-    optimizer: Any, terms: Terms, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False
-) -> Any:
+    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
+    op: int = ReduceOp.AVERAGE, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
+    num_groups: int = 0, groups: Any = None, process_set: ProcessSet = WORLD, scale_local_gradients: bool = True,
+) -> Any:  # fmt: skip
     """``optimizer`` of Keras 2, old (``optimizers.legacy``) or new, stepping with gradients reduced over all ranks.
-    The result is of a subclass of its class, of the same name, and shares its state."""
+
+    The result is of a subclass of its class, of the same name, and shares its state. The arguments are those of
+    ``farandole.tensorflow.DistributedOptimizer``.
+    """
+    if op == ReduceOp.ADASUM:
+        raise ValueError("op == Adasum is not supported yet with Keras")
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
+    if not isinstance(optimizer, (tf_keras.optimizers.legacy.Optimizer, tf_keras.optimizers.Optimizer)):
+        raise ValueError(
+            f"{type(optimizer).__module__}.{type(optimizer).__name__} is not an optimizer of Keras 2 (tf_keras): for "
+            "one of Keras 3 use farandole.keras (horovod.keras), or unset TF_USE_LEGACY_KERAS"
+        )
+    terms = Terms(
+        "DistributedOptimizer", op, gradient_predivide_factor, compression, sparse_as_dense, process_set,
+        scale_local_gradients, num_groups, groups,
+    )  # fmt: skip
     base = type(optimizer)
     made: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
     made.__dict__.update(optimizer.__dict__)
     made.__dict__["_farandole"] = _Exchange(made, terms, backward_passes_per_step, average_aggregated_gradients)
+    return made
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
+    op: int = ReduceOp.AVERAGE, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
+    groups: Any = None, process_set: ProcessSet = WORLD, local_layers: Any = None, scale_local_gradients: bool = True,
+) -> Any:  # fmt: skip
+    """A ``DistributedOptimizer`` that leaves the variables of ``local_layers`` (a layer, or several) to each rank."""
+    layers = [] if local_layers is None else local_layers
+    layers = [layers] if isinstance(layers, tf_keras.layers.Layer) else list(layers)
+    if not all(isinstance(layer, tf_keras.layers.Layer) for layer in layers):
+        raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
+    made = DistributedOptimizer(
+        optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
+        backward_passes_per_step, average_aggregated_gradients, 0, groups, process_set, scale_local_gradients,
+    )  # fmt: skip
+    made.__dict__["_farandole"].local_layers += layers
     return made
 
 
@@ -41,6 +72,7 @@ class _Exchange:
     def __init__(self, optimizer: Any, terms: Terms, passes: int, average: bool) -> None:
         self.terms, self.passes = terms, passes
         self.local: list[Any] = []
+        self.local_layers: list[Any] = []
         self.ready = False  # the gradients that come next have been through the helper
         self.helper = LocalGradientAggregationHelper(passes, self.reduced, terms.sparse_as_dense, average)
 
@@ -51,7 +83,8 @@ class _Exchange:
         return list(zip(self.helper.compute_gradients([each for each, _ in pairs], variables), variables, strict=True))
 
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        return self.terms.reduced(gradients, variables, self.local)
+        of_layers = [variable for layer in self.local_layers for variable in layer.trainable_weights]
+        return self.terms.reduced(gradients, variables, [*self.local, *of_layers])
 
 
 class _Distributed:
@@ -96,87 +129,3 @@ class _Distributed:
             self._create_all_weights(variables)
         elif hasattr(self, "build"):
             self.build(variables)
-
-
-class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives every rank ``root_rank``'s weights and optimizer state: before the first step what is there by then, and
-    the rest after it."""
-
-    def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
-        super().__init__()
-        self.root_rank = root_rank
-        self._local = {variable.ref() for variable in local_variables or ()}
-        self._times = 0
-
-    def register_local_var(self, var: Any) -> None:
-        """Leave ``var`` to each rank."""
-        self._local.add(var.ref())
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if not self._times:
-            self._broadcast()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._times == 1:
-            self._broadcast()
-
-    def _broadcast(self) -> None:
-        self._times += 1
-        optimizer = self.model.optimizer
-        of_optimizer = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-        variables = [each for each in [*self.model.variables, *of_optimizer] if each.ref() not in self._local]
-        broadcast_variables(variables, self.root_rank)
-
-
-class MetricAverageCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages the epoch's logs over all ranks. Put it before callbacks that read them."""
-
-    def __init__(self, device: str = "") -> None:
-        super().__init__()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0 and name != "lr")
-        if names and context.size() > 1:
-            means = allreduce(tf.constant([float(logs[name]) for name in names], tf.float64))
-            logs.update(zip(names, means.numpy().tolist(), strict=True))
-
-
-class SyncBatchNormalization(Synchronized, tf_keras.layers.BatchNormalization):  # type: ignore[misc]
-    """``farandole.tensorflow.SyncBatchNormalization`` for models of Keras 2."""
-
-    def __init__(self, fused: bool | None = False, process_set: ProcessSet = WORLD, **kwargs: Any) -> None:
-        check_not_fused(fused)
-        super().__init__(fused=False, **kwargs)
-        self._process_set = process_set
-
-
-class TensorFlowKerasState(ObjectState):
-    """A model of Keras 2, its optimizer and plain values: see ``elastic.TensorFlowKerasState``."""
-
-    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
-        if not model.built:
-            raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
-        self.model, self.optimizer = model, optimizer or model.optimizer
-        super().__init__(broadcast_object, context.rank, **kwargs)
-        self._save_variables()
-
-    def save(self) -> None:
-        self._save_variables()
-        super().save()
-
-    def restore(self) -> None:
-        for variable, value in getattr(self, "_copies", ()):
-            variable.assign(value)
-        super().restore()
-
-    def sync(self) -> None:
-        broadcast_variables(self._variables(), 0)
-        self._save_variables()
-        super().sync()
-
-    def _save_variables(self) -> None:
-        self._copies = [(variable, variable.numpy()) for variable in self._variables()]
-
-    def _variables(self) -> list[Any]:
-        of_optimizer = getattr(self.optimizer, "variables", [])
-        return [*self.model.variables, *(of_optimizer() if callable(of_optimizer) else of_optimizer)]

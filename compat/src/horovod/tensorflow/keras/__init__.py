@@ -1,4 +1,4 @@
-"""``import horovod.tensorflow.keras as hvd``: farandole.keras."""
+"""``import horovod.tensorflow.keras as hvd``: farandole.tensorflow.keras."""
 
 from importlib import import_module as _import
 
@@ -6,8 +6,8 @@ from horovod.common.util import check_extension
 
 check_extension("horovod.keras", "HOROVOD_WITH_TENSORFLOW", __file__)
 
-from farandole.keras import *  # noqa: E402,F403
-from farandole.keras import __all__ as _names  # noqa: E402
+from farandole.tensorflow.keras import *  # noqa: E402,F403
+from farandole.tensorflow.keras import __all__ as _names  # noqa: E402
 
 _import("horovod.tensorflow.keras.callbacks")  # in the place of farandole's
 _import("horovod.tensorflow.keras.elastic")

@@ -1,4 +1,4 @@
-from farandole.keras.callbacks import *  # noqa: F403
-from farandole.keras.callbacks import __all__ as _names
+from farandole.tensorflow.keras.callbacks import *  # noqa: F403
+from farandole.tensorflow.keras.callbacks import __all__ as _names
 
 __all__ = [*_names]

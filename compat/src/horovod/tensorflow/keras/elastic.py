@@ -1,5 +1,5 @@
 from farandole.compat.elastic import run
-from farandole.keras.elastic import *  # noqa: F403
-from farandole.keras.elastic import __all__ as _names
+from farandole.tensorflow.keras.elastic import *  # noqa: F403
+from farandole.tensorflow.keras.elastic import __all__ as _names
 
 __all__ = [*_names, "run"]

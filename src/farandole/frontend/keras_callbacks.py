@@ -1,0 +1,204 @@
+"""What Keras 2 and Keras 3 have in common: callbacks, as bases to stand before the Callback of either."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from farandole import context
+from farandole.frontend.callbacks import Schedule, multiplier_of, warmup_factor
+
+
+def keras_2() -> bool:
+    """Is ``tf.keras`` the package ``tf_keras``, which Keras 2 lives on as? TensorFlow asks the same."""
+    return os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
+
+
+class LearningRates:
+    """Learning rate ``initial_lr * multiplier(epoch)`` from ``start_epoch`` to ``end_epoch``.
+
+    ``multiplier``: a function of the epoch, or a number m for m ** (epoch - start_epoch). ``staircase``: change it at
+    the first batch of an epoch only, else at every batch, with a fractional epoch. ``momentum_correction``: scale the
+    momentum by new / old rate for the batch at which it changes (Goyal et al. 2017).
+    """
+
+    params: Any
+    model: Any
+
+    def __init__(
+        self, initial_lr: float, multiplier: float | Callable[[float], float], start_epoch: int = 0,
+        end_epoch: int | None = None, staircase: bool = True, momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        staircase = staircase or not callable(multiplier)
+        self.schedule = Schedule(initial_lr, multiplier_of(multiplier, start_epoch), start_epoch, end_epoch, staircase)
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = start_epoch
+
+    def rate_of(self, optimizer: Any) -> float:
+        """Its learning rate now."""
+        raise NotImplementedError
+
+    def scale_momentum(self, optimizer: Any, factor: float) -> None:
+        """Let what was gathered with the old learning rate count ``factor`` times: for one step, that is the same as a
+        momentum of ``factor`` times itself, which Keras has compiled into the step."""
+        raise NotImplementedError
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.schedule.initial_lr is None:
+            raise ValueError("Parameter `initial_lr` is required")
+        if not self.schedule.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = (self.params or {}).get("steps")
+            if not self.steps_per_epoch:
+                raise ValueError(
+                    "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter "
+                    f"to the {type(self).__name__}() or upgrade to the latest version of Keras."
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        rate = self.schedule.rate(self.current_epoch, batch, self.steps_per_epoch or 1)
+        if rate is None:
+            return
+        optimizer = self.model.optimizer
+        old = self.rate_of(optimizer)
+        optimizer.learning_rate = rate
+        if self.momentum_correction and old > 0 and rate != old:
+            self.scale_momentum(optimizer, rate / old)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if logs is not None:
+            logs["lr"] = self.rate_of(self.model.optimizer)
+
+
+class WarmUp(LearningRates):
+    """Raises the learning rate from ``initial_lr`` / size to ``initial_lr`` over ``warmup_epochs``, batch by batch.
+
+    ``initial_lr``: the rate for all ranks together: that of one, times ``size()``.
+    """
+
+    def __init__(
+        self, initial_lr: float, warmup_epochs: float = 5, momentum_correction: bool = True,
+        steps_per_epoch: int | None = None, verbose: int = 0,
+    ) -> None:  # fmt: skip
+        size = context.size()
+
+        def multiplier(epoch: float) -> float:
+            # the last batch of an epoch has the round number
+            return warmup_factor(epoch + 1 / (self.steps_per_epoch or 1), size, warmup_epochs)
+
+        super().__init__(
+            initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        end = self.schedule.end_epoch
+        if end is not None and epoch == end - 1 and self.verbose > 0 and context.rank() == 0:
+            rate = self.rate_of(self.model.optimizer)
+            sys.stdout.write(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.\n")
+
+
+class Best:
+    """A ModelCheckpoint that keeps the best model. Set its ``filepath`` before training."""
+
+    ENDINGS = (".keras", ".weights.h5")  # of a model, of weights alone
+
+    def __init__(
+        self, monitor: str = "val_loss", verbose: int = 0, save_weights_only: bool = False, mode: str = "auto",
+        save_freq: Any = "epoch",
+    ) -> None:  # fmt: skip
+        super().__init__(
+            "best" + self.ENDINGS[save_weights_only], monitor=monitor, verbose=verbose, save_best_only=True,  # type: ignore[call-arg]
+            save_weights_only=save_weights_only, mode=mode, save_freq=save_freq,
+        )  # fmt: skip
+        self.filepath: Any = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.filepath is None:
+            raise ValueError("BestModelCheckpoint has no filepath: set it, callback.filepath = 'best.keras'")
+        super().on_train_begin(logs)  # type: ignore[misc]
+
+
+# States of elastic jobs.
+
+
+class CommitState:
+    """``state.commit()`` every ``batches_per_commit`` batches, and when an epoch ends."""
+
+    model: Any
+
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        self.state, self.batches_per_commit = state, batches_per_commit
+        self.batches_remaining = batches_per_commit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.batches_remaining = self.batches_per_commit
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches_remaining -= 1
+        if self.batches_remaining == 0:
+            self.batches_remaining = self.batches_per_commit
+            self._commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._commit()
+
+    def _commit(self) -> None:
+        model = self.model  # with Keras 3 on JAX, this brings the weights home
+        assert model is not None
+        self.state.commit()
+
+
+class UpdateBatchState:
+    """Keeps ``state.batch`` at the number of batches of this epoch that are done, so that none is repeated.
+
+    A resumed epoch is as much shorter; ``state.batch`` is 0 when it ends. Put it before ``CommitStateCallback``.
+    """
+
+    params: Any
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self._done = 0
+        self._steps: int | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._steps = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._done = self.state.batch
+        if (self.params or {}).get("steps"):
+            self._steps = self._steps or self.params["steps"]
+            self.params["steps"] = self._steps - self._done
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.state.batch = self._done + batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.batch = 0
+
+
+class UpdateEpochState:
+    """Keeps ``state.epoch`` at the number of epochs that are done, those before a reset included. Put it before
+    ``CommitStateCallback``."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self.initial_epoch = state.epoch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.initial_epoch = self.state.epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.epoch = self.initial_epoch + epoch + 1

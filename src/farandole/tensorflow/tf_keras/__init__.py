@@ -1,0 +1,44 @@
+"""Horovod's API for Keras 2, which lives on as the package ``tf_keras``: what ``farandole.tensorflow.keras`` is with
+TF_USE_LEGACY_KERAS=1, as ``tf.keras`` is ``tf_keras`` then."""
+
+from __future__ import annotations
+
+from farandole.frontend import basics
+from farandole.frontend.basics import *  # noqa: F403
+from farandole.frontend.objects import allgather_object, broadcast_object
+from farandole.tensorflow.broadcasting import broadcast_variables
+from farandole.tensorflow.built import cuda_built, nccl_built, rocm_built
+from farandole.tensorflow.functions import Compression
+from farandole.tensorflow.tf_keras import callbacks, elastic
+from farandole.tensorflow.tf_keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from farandole.tensorflow.tf_keras.saving import load_model
+from farandole.tensorflow.tf_keras.sync_batch_norm import SyncBatchNormalization
+from farandole.tensorflow.tf_keras.values import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    reducescatter,
+)
+
+__all__ = [
+    *basics.__all__,
+    "Compression",
+    "DistributedOptimizer",
+    "PartialDistributedOptimizer",
+    "SyncBatchNormalization",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_variables",
+    "callbacks",
+    "cuda_built",
+    "elastic",
+    "load_model",
+    "nccl_built",
+    "reducescatter",
+    "rocm_built",
+]

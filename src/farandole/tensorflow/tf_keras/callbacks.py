@@ -1,0 +1,93 @@
+"""Horovod's callbacks, for ``fit`` of Keras 2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from farandole import context
+from farandole.frontend.keras_callbacks import Best, LearningRates, WarmUp
+from farandole.tensorflow.broadcasting import broadcast_variables
+from farandole.tensorflow.differentiable import allreduce
+from farandole.tensorflow.tf_keras.elastic import (
+    CommitStateCallback,
+    UpdateBatchStateCallback,
+    UpdateEpochStateCallback,
+)
+
+__all__ = [
+    "BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "CommitStateCallback", "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback", "MetricAverageCallback", "UpdateBatchStateCallback", "UpdateEpochStateCallback",
+]  # fmt: skip
+
+
+class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]
+    """Gives every rank ``root_rank``'s weights and optimizer state: before the first step what is there by then (all
+    weights, if the model is built), and after it everything."""
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.broadcast_done = False
+        self._local = {variable.ref() for variable in local_variables or ()}
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave ``var`` to each rank."""
+        self._local.add(var.ref())
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if not self.broadcast_done and self.model.built:
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if not self.broadcast_done:
+            self._broadcast()
+            self.broadcast_done = True
+
+    def _broadcast(self) -> None:
+        optimizer = self.model.optimizer
+        of_optimizer = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+        variables = [each for each in [*self.model.variables, *of_optimizer] if each.ref() not in self._local]
+        broadcast_variables(variables, self.root_rank)
+
+
+class MetricAverageCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]
+    """Averages the epoch's logs over all ranks. Put it before callbacks that read them."""
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0 and name != "lr")
+        if names and context.size() > 1:
+            means = allreduce(tf.constant([float(logs[name]) for name in names], tf.float64))
+            logs.update(zip(names, means.numpy().tolist(), strict=True))
+
+
+class LearningRateScheduleCallback(LearningRates, tf_keras.callbacks.Callback):  # type: ignore[misc]
+    __doc__ = LearningRates.__doc__
+
+    def rate_of(self, optimizer: Any) -> float:
+        return float(tf_keras.backend.get_value(optimizer.learning_rate))
+
+    def scale_momentum(self, optimizer: Any, factor: float) -> None:
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
+            names = "momentum" in optimizer.get_slot_names()
+            slots = [optimizer.get_slot(each, "momentum") for each in self.model.trainable_variables] if names else []
+        else:
+            slots = getattr(optimizer, "momentums", []) if getattr(optimizer, "momentum", None) else []
+        for slot in slots:
+            tf_keras.backend.set_value(slot, tf_keras.backend.get_value(slot) * factor)
+
+
+class LearningRateWarmupCallback(WarmUp, LearningRateScheduleCallback):
+    __doc__ = WarmUp.__doc__
+
+
+class BestModelCheckpoint(Best, tf_keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    __doc__ = Best.__doc__

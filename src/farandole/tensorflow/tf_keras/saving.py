@@ -1,0 +1,30 @@
+"""Loading models of Keras 2 so that they go on training together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tf_keras
+
+from farandole import context
+from farandole.frontend.compression import NoneCompressor
+from farandole.tensorflow.tf_keras.optimizer import DistributedOptimizer
+
+
+def load_model(
+    filepath: Any, custom_optimizers: Sequence[Any] | None = None, custom_objects: Any = None,
+    compression: Any = NoneCompressor, legacy_opts: bool = False, **options: Any,
+) -> Any:  # fmt: skip
+    """``tf_keras.models.load_model``, with the model's optimizer distributed, and its state kept.
+
+    Files hold the optimizer that was wrapped, so Keras alone loads them, too. ``custom_optimizers``: optimizer classes
+    of your own. ``options`` go to Keras. ``legacy_opts``, Horovod's word for what the file holds old optimizers, is not
+    needed: the file tells.
+    """
+    context.size()
+    objects = {each.__name__: each for each in custom_optimizers or ()}
+    model = tf_keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})}, **options)
+    if getattr(model, "optimizer", None) is not None:
+        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
+    return model
