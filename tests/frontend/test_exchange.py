@@ -12,14 +12,14 @@ from farandole.frontend.lending import ALIGNMENT
 from farandole.types import DType, ReduceOp
 from tests.job import job
 
-SHAPES: list[tuple[int, ...]] = [(3, 4), (), (0,), (1,), (5000,), (7, 11, 13)]
+SHAPES: list[tuple[int, ...]] = [(3, 4), (), (0,), (1,), (40_000,), (7, 110, 53)]
 TYPES = ["float32", "float64", "int32", "float16"]
 
 
 def arrays(rank: int, step: int = 0) -> list[Any]:
     random = np.random.default_rng(100 * step + rank)
     return [
-        (random.standard_normal(shape) * 8).astype(TYPES[number % len(TYPES)])
+        np.array(random.standard_normal(shape) * 8, dtype=TYPES[number % len(TYPES)])
         for number, shape in enumerate(SHAPES * 2)
     ]
 
@@ -36,16 +36,27 @@ def close(one: Any, two: Any) -> bool:
     return one.shape == two.shape and one.dtype == two.dtype and np.allclose(one, two, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("wire", ["shm", "tcp"])
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_sums_of_all_types_and_shapes_step_after_step(n: int, wire: str) -> None:
+def test_sums_of_all_types_and_shapes_step_after_step(n: int, wire: str, in_place: bool) -> None:
     def fn(rank: int) -> list[list[Any]]:
         exchange = Exchange("test", ReduceOp.SUM)
-        return [[each.copy() for each in exchange(arrays(rank, step))] for step in range(4)]
+        return [[each.copy() for each in exchange(arrays(rank, step), in_place=in_place)] for step in range(4)]
 
     for results in job(n, fn, wire=wire):
         for step, lists in enumerate(results):
             assert all(close(one, two) for one, two in zip(lists, total(n, step), strict=True))
+
+
+def test_in_place_the_arrays_themselves_are_reduced() -> None:
+    def fn(rank: int) -> bool:
+        exchange = Exchange("test", ReduceOp.AVERAGE, prescale=2.0)
+        mine = [np.full(shape, rank + 1.0, dtype) for shape in (3, 70_000) for dtype in ("float32", "float16", "int32")]
+        given = exchange(mine, in_place=True)
+        return all(one is two and (one == 3).all() for one, two in zip(mine, given, strict=True))
+
+    assert job(2, fn) == [True, True]
 
 
 def test_results_stand_in_memory_of_the_transport_unless_somebody_holds_some() -> None:
@@ -100,12 +111,16 @@ def test_scales_and_average() -> None:
     assert job(2, fn) == [[6.0] * 3] * 2
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("wire", [DType.FLOAT16, DType.BFLOAT16])
-def test_floats_travel_as_a_smaller_type(wire: DType) -> None:
+def test_floats_travel_as_a_smaller_type(wire: DType, in_place: bool) -> None:
     def fn(rank: int) -> list[Any]:
         exchange = Exchange("test", ReduceOp.SUM, wire=wire)
         mine = [np.array([1.5, -2.0 * rank, 70000.0]), np.arange(3, dtype="int64"), np.ones(2, "float16")]
-        return exchange(mine)
+        large = [np.full(70_000, rank + 1.0), np.full(70_000, rank + 1.0, "float16")]
+        results = exchange([*mine, *large], in_place=in_place)
+        assert [(each.min(), each.max()) for each in results[3:]] == [(3.0, 3.0)] * 2
+        return [each.copy() for each in results[:3]]
 
     for double, integer, half in job(2, fn):
         top = np.inf if wire is DType.FLOAT16 else 140000.0
@@ -116,23 +131,27 @@ def test_floats_travel_as_a_smaller_type(wire: DType) -> None:
         assert half.tolist() == [2.0, 2.0]
 
 
-def test_what_differs_between_ranks_is_named_on_all_and_the_exchange_goes_on() -> None:
+@pytest.mark.parametrize(("in_place", "times"), [(False, 1), (True, 1), (True, 10_000)])
+def test_what_differs_between_ranks_is_named_on_all_and_the_exchange_goes_on(in_place: bool, times: int) -> None:
     def fn(rank: int) -> list[str]:
         exchange, said = Exchange("gradients"), []
-        good = [np.ones(3, "float32"), np.ones(4, "float32")]
+
+        def ones(count: int, dtype: str = "float32") -> Any:
+            return np.ones(count * times, dtype)
+
+        good = [ones(3), ones(4)]
         bad = {
-            "count": good[:1],
-            "shape": [np.ones(4, "float32"), np.ones(3, "float32")],
-            "size": [np.ones(3, "float32"), np.ones(5, "float32")],
-            "type": [np.ones(3, "float32"), np.ones(4, "float64")],
-        }
+            "count": good[:1], "shape": [ones(4), ones(3)], "size": [ones(3), ones(5)],
+            "type": [ones(3), ones(4, "float64")],
+        }  # fmt: skip
         for round_ in range(2):
             for each in bad.values():
                 try:
-                    exchange(each if rank == 1 else good, ["w", "b"][: len(each)] if rank == 1 else ["w", "b"])
+                    names = ["w", "b"][: len(each)] if rank == 1 else ["w", "b"]
+                    exchange(each if rank == 1 else good, names, in_place=in_place)
                 except ValueError as error:
                     said.append(str(error))
-            said.append(str(exchange(good, ["w", "b"])[0].tolist()))
+            said.append(str(exchange([ones(3), ones(4)], ["w", "b"], in_place=in_place)[0][:3].tolist()))
             del round_
         return said
 
@@ -140,21 +159,23 @@ def test_what_differs_between_ranks_is_named_on_all_and_the_exchange_goes_on() -
     assert one == two
     assert len(one) == 10
     assert "rank 0 has 2 of them, rank 1 has 1" in one[0]
-    assert "rank 0 has ('w', (3,), 'float32'), rank 1 has ('w', (4,), 'float32')" in one[1]
-    assert "('b', (5,), 'float32')" in one[2]
-    assert "('b', (4,), 'float64')" in one[3]
+    three, four, five = 3 * times, 4 * times, 5 * times
+    assert f"rank 0 has ('w', ({three},), 'float32'), rank 1 has ('w', ({four},), 'float32')" in one[1]
+    assert f"('b', ({five},), 'float32')" in one[2]
+    assert f"('b', ({four},), 'float64')" in one[3]
     assert one[4] == "[1.0, 1.0, 1.0]"
     assert one[:5] == one[5:]
 
 
-def test_a_rank_that_has_joined_counts_as_zeros_and_comes_back() -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_rank_that_has_joined_counts_as_zeros_and_comes_back(in_place: bool) -> None:
     def fn(rank: int) -> list[float]:
         import farandole.numpy as hvd
 
         exchange, got = Exchange("test", ReduceOp.SUM), []
         for _ in range(2):
             for _ in range(1 + 2 * rank):
-                got.append(float(exchange([np.full(100_000, 1.0)])[0][-1]))
+                got.append(float(exchange([np.full(100_000, 1.0)], in_place=in_place)[0][-1]))
             hvd.join()
         return got
 

@@ -109,7 +109,7 @@ def test_a_result_that_has_no_room_is_refused() -> None:
         from farandole.jax.primitive import host_call
 
         class Larger:
-            elementwise = True
+            elementwise, in_place = True, False
 
             def shapes(self, shapes: Any, dtypes: Any) -> Any:
                 return list(zip(shapes, dtypes, strict=True))
@@ -118,10 +118,38 @@ def test_a_result_that_has_no_room_is_refused() -> None:
                 assert not arrays[0].flags.writeable
                 return [np.zeros(arrays[0].size + 1, np.float32)]
 
-        with pytest.raises(RuntimeError, match=r"result 0 is float32\[3\], but the program has room for float32\[2\]"):
+        with pytest.raises(RuntimeError, match=r"a result is float32\[3\], but the program has room for float32\[2\]"):
             jax.block_until_ready(jax.jit(lambda x: host_call(Larger(), [x]))(jnp.ones(2)))
 
     job(1, check)
+
+
+def test_gradients_that_the_program_needs_otherwise_stay() -> None:
+    """They are reduced where they stand, and XLA must know."""
+
+    def check(rank: int) -> None:
+        import jax
+        import jax.numpy as jnp
+
+        import farandole.jax as hvd
+
+        reduced = hvd.distributed_gradients(op=hvd.Sum)
+
+        @jax.jit
+        def program(x: Any, y: Any) -> Any:
+            mine = y * 3
+            (of_x, of_mine, half, few), _ = reduced.update((x, mine, mine.astype(jnp.bfloat16), x[:2]), ())
+            return of_x, x, of_mine, mine, half, few, of_x + x
+
+        x, y = jnp.full(40_000, rank + 1.0), jnp.full((300, 200), rank + 1.0)
+        for _ in range(3):
+            found = [np.unique(np.asarray(each, np.float32)).tolist() for each in program(x, y)]
+            assert found == [[3.0], [rank + 1.0], [9.0], [3.0 * rank + 3.0], [9.0], [3.0], [rank + 4.0]]
+            assert x[0] == rank + 1.0
+        (now,), _ = reduced.update((x,), ())
+        assert (now[0], x[0]) == (3.0, rank + 1.0)
+
+    job(2, check)
 
 
 def test_an_xla_that_does_not_take_our_version() -> None:
@@ -134,15 +162,18 @@ def test_an_xla_that_does_not_take_our_version() -> None:
         import farandole.jax as hvd
         from farandole.jax import foreign
 
-        target, newest = foreign._TARGET, foreign._NEWEST
-        foreign._TARGET, foreign._NEWEST = "farandole_refused", (0, 0)
+        kept = foreign._TARGET, foreign._OLDEST, foreign._NEWEST
+        foreign._TARGET, foreign._OLDEST, foreign._NEWEST = "farandole_refused", (0, 0), (0, 0)
         foreign._registered.cache_clear()
         try:
             program = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
             assert program(jnp.ones(2)).tolist() == [2.0, 2.0]
             assert not foreign._registered()
+            reduced = hvd.distributed_gradients(op=hvd.Sum)
+            (large,), _ = jax.jit(lambda x: reduced.update((x,), ()))(jnp.ones(20_000))
+            assert (large.min(), large.max()) == (2.0, 2.0)
         finally:
-            foreign._TARGET, foreign._NEWEST = target, newest
+            foreign._TARGET, foreign._OLDEST, foreign._NEWEST = kept
             foreign._registered.cache_clear()
 
     job(2, check)

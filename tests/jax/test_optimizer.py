@@ -104,9 +104,9 @@ def test_passes_are_added_up_and_exchanged_once() -> None:
 
         original, starts = Exchange.start, []
 
-        def start(self: Any, *args: Any) -> Any:
+        def start(self: Any, *args: Any, **kwargs: Any) -> Any:
             starts.append(self.name)
-            return original(self, *args)
+            return original(self, *args, **kwargs)
 
         Exchange.start = start
         try:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 _LACK, _TURN = 2, 3  # the words of a digest that tell of memory
+_LARGE = 1 << 16  # bytes from which an array travels for itself rather than be copied
 
 
 class _Plan(NamedTuple):
@@ -36,7 +37,7 @@ class _Plan(NamedTuple):
     digest: int
     table: list[tuple[str, tuple[int, ...], str]]
     sizes: list[tuple[DType, int]]  # elements per flat buffer
-    places: list[tuple[int, int, int]]  # per array: its buffer, where it begins, its elements
+    places: list[tuple[int, int, int] | None]  # per array: its buffer, where it begins, its elements; None: for itself
     gaps: list[tuple[int, int, int]]  # between arrays: the buffer, begin, end
 
     def nbytes(self) -> int:
@@ -61,38 +62,47 @@ class Exchange:
         self._lending = Lending()
         self._turn = 0
 
-    def __call__(self, arrays: Sequence[Array], names: Sequence[str] | None = None) -> list[Array]:
+    def __call__(
+        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False
+    ) -> list[Array]:
         """New arrays of the same shapes and types, that begin at multiples of ``ALIGNMENT`` bytes. Whoever keeps one of
-        them keeps the memory of all. See ``start`` for what is raised."""
-        return self.start(arrays, names)()
+        them keeps the memory of all. See ``start`` for ``in_place`` and for what is raised."""
+        return self.start(arrays, names, in_place=in_place)()
 
-    def start(self, arrays: Sequence[Array], names: Sequence[str] | None = None) -> Callable[[], list[Array]]:
+    def start(
+        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False
+    ) -> Callable[[], list[Array]]:
         """Copy ``arrays`` and send them; calling the result waits, and gives what ``__call__`` gives.
 
         ``arrays``: the same number, shapes and types on all ranks, in the same order; any layout. A bfloat16 array is
         one whose dtype has that name. ``names`` are for messages.
+        ``in_place``, alike on all ranks: results are put where ``arrays`` stand (contiguous, and nobody else looks at
+        them meanwhile), and these are given back. The large ones are not copied at all.
         Raises ValueError on all ranks, naming rank and array, when the lists differ or a type cannot be reduced.
         A second start waits for the end of the first.
         """
-        plan = self._planned(arrays, names)
+        plan = self._planned(arrays, names, in_place)
         self._busy.acquire()
         try:
             engine = self._open()
             memory, lack = self._lending.lend(plan.nbytes(), self._turn)
             flats = _cut(memory, plan)
-            for array, (number, begin, count) in zip(arrays, plan.places, strict=True):
-                _put(flats[number][begin : begin + count], array, plan.sizes[number][0])
+            for array, place in zip(arrays, plan.places, strict=True):
+                if place is not None:
+                    number, begin, count = place
+                    _put(flats[number][begin : begin + count], array, plan.sizes[number][0])
             for number, begin, end in plan.gaps:
                 flats[number][begin:end] = 0
-            words = np.array([plan.digest, -plan.digest, -1 if lack else 0, -self._turn], dtype=np.int64)
-            handle = engine.submit(self._entries(plan, flats, words), soon=True)
+            words = np.array([plan.digest, -plan.digest, -1 if lack and flats else 0, -self._turn], dtype=np.int64)
+            handle = engine.submit(self._entries(plan, flats, words, arrays), soon=True)
         except BaseException:
             self._busy.release()
             raise
 
         def finish() -> list[Array]:
             try:
-                return self._finish(engine, handle, plan, flats, words, arrays)
+                results = self._finish(engine, handle, plan, flats, words, arrays)
+                return _placed(results, arrays) if in_place else results
             finally:
                 self._busy.release()
 
@@ -109,10 +119,13 @@ class Exchange:
             raise
         if words[0] != -words[1]:
             self._explain(plan, None)
-        results = [
-            _get(flats[number][begin : begin + count], array, plan.sizes[number][0])
-            for array, (number, begin, count) in zip(arrays, plan.places, strict=True)
-        ]
+        results = []
+        for array, place in zip(arrays, plan.places, strict=True):
+            if place is None:
+                results.append(array)
+            else:
+                number, begin, count = place
+                results.append(_get(flats[number][begin : begin + count], array, plan.sizes[number][0]))
         self._turn = 1 - int(words[_TURN])
         if words[_LACK] < 0:
             self._allocate(engine, plan.nbytes())
@@ -120,25 +133,30 @@ class Exchange:
 
     # What travels, and in what memory.
 
-    def _planned(self, arrays: Sequence[Array], names: Sequence[str] | None) -> _Plan:
-        key = (tuple([(array.shape, array.dtype) for array in arrays]), tuple(names) if names is not None else None)
+    def _planned(self, arrays: Sequence[Array], names: Sequence[str] | None, in_place: bool) -> _Plan:
+        shapes = tuple([(array.shape, array.dtype) for array in arrays])
+        key = (shapes, tuple(names) if names is not None else None, in_place)
         plan = self._plans.get(key)
         if plan is None:
             labels = [f"number {number}" for number in range(len(arrays))] if names is None else names
             table = [
                 (label, array.shape, _dtype(array, label).value) for label, array in zip(labels, arrays, strict=True)
             ]
-            plan = self._plans[key] = self._plan(arrays, table)
+            plan = self._plans[key] = self._plan(arrays, table, in_place)
         return plan
 
-    def _plan(self, arrays: Sequence[Array], table: list[tuple[str, tuple[int, ...], str]]) -> _Plan:
+    def _plan(self, arrays: Sequence[Array], table: list[tuple[str, tuple[int, ...], str]], in_place: bool) -> _Plan:
         numbers: dict[DType, int] = {}
         counts: list[int] = []
-        places, gaps = [], []
+        places: list[tuple[int, int, int] | None] = []
+        gaps = []
         for array, (_, _, value) in zip(arrays, table, strict=True):
             dtype = DType(value)
             if self._wire is not None and dtype.is_float and dtype.itemsize > self._wire.itemsize:
                 dtype = self._wire
+            elif in_place and array.nbytes >= _LARGE:
+                places.append(None)
+                continue
             number = numbers.setdefault(dtype, len(numbers))
             if number == len(counts):
                 counts.append(0)
@@ -151,21 +169,22 @@ class Exchange:
         sizes = list(zip(numbers, counts, strict=True))
         return _Plan(int.from_bytes(digest[:7], "big"), table, sizes, places, gaps)
 
-    def _entries(self, plan: _Plan, flats: list[Array], words: Array) -> list[Entry]:
-        """The digest and the flat buffers, as one group."""
-        members = len(flats) + 1
-        digest = Request(
-            f"{self.name}.digest", Kind.ALLREDUCE, DType.INT64, words.shape, ReduceOp.MIN,
-            group=self.name, group_size=members,
-        )  # fmt: skip
-        entries = [Entry(digest, Buffer(words, words, DType.INT64))]
-        for (dtype, _), flat in zip(plan.sizes, flats, strict=True):
-            request = Request(
-                f"{self.name}.{dtype.value}", Kind.ALLREDUCE, dtype, flat.shape, self.op, 0, *self.scales,
-                group=self.name, group_size=members,
-            )  # fmt: skip
-            entries.append(Entry(request, Buffer(flat, flat, dtype)))
-        return entries
+    def _entries(self, plan: _Plan, flats: list[Array], words: Array, arrays: Sequence[Array]) -> list[Entry]:
+        """The digest, the flat buffers, and the arrays that travel for themselves, as one group."""
+        alone = [number for number, place in enumerate(plan.places) if place is None]
+        of: dict[str, Any] = {"group": self.name, "group_size": 1 + len(flats) + len(alone)}
+        digest = Request(f"{self.name}.digest", Kind.ALLREDUCE, DType.INT64, words.shape, ReduceOp.MIN, **of)
+
+        def entry(label: str, dtype: DType, flat: Array) -> Entry:
+            name = f"{self.name}.{label}"
+            request = Request(name, Kind.ALLREDUCE, dtype, flat.shape, self.op, 0, *self.scales, **of)
+            return Entry(request, Buffer(flat, flat, dtype))
+
+        return [
+            Entry(digest, Buffer(words, words, DType.INT64)),
+            *(entry(dtype.value, dtype, flat) for (dtype, _), flat in zip(plan.sizes, flats, strict=True)),
+            *(entry(str(number), DType(plan.table[number][2]), _flat(arrays[number])) for number in alone),
+        ]
 
     def _open(self) -> Engine:
         """The engine of today. What was allocated through an earlier one is gone with it."""
@@ -217,6 +236,19 @@ def _cut(memory: Array, plan: _Plan) -> list[Array]:
         flats.append(memory[begin:end].view(dtype.storage))
         begin = end
     return flats
+
+
+def _flat(array: Array) -> Array:
+    """The memory of ``array``, which is contiguous."""
+    flat = array.reshape(-1)
+    return flat.view(np.uint16) if array.dtype.name == DType.BFLOAT16.value else flat
+
+
+def _placed(results: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
+    for result, array in zip(results, arrays, strict=True):
+        if result is not array:
+            array[...] = result
+    return list(arrays)
 
 
 def _put(place: Array, array: Array, dtype: DType) -> None:

@@ -64,6 +64,10 @@ class Collective:
     grouped: bool = False
     place: tuple[int, int] | None = None  # rank and size that shapes and gradients were made for
 
+    @property
+    def in_place(self) -> bool:
+        return False
+
     def __str__(self) -> str:
         return f"{self.kind.name.lower()}({'' if self.name is None else f'name={self.name!r}'})"
 

@@ -119,6 +119,7 @@ class _Barrier(NamedTuple):
 
     process_set: ProcessSet
     elementwise: bool | None = None
+    in_place: bool = False
 
     def __str__(self) -> str:
         return "barrier"

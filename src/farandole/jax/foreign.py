@@ -98,26 +98,40 @@ class XLA_FFI_CallFrame(ctypes.Structure):
 class _Call:
     """One call in a program: a token and arrays in, a token and arrays out. A program keeps its own alive."""
 
-    def __init__(self, function: Callable[..., Sequence[Array]], inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        self._function = function
+    def __init__(
+        self, function: Callable[..., Sequence[Array]], in_place: bool, inputs: Sequence[Any], outputs: Sequence[Any]
+    ) -> None:
+        self._function, self._in_place = function, in_place
         self._inputs = [(aval.shape, np.dtype(aval.dtype)) for aval in inputs]
         self._outputs = [(aval.shape, np.dtype(aval.dtype)) for aval in outputs]
 
     def __call__(self, args: Any, rets: Any) -> None:
         """``args`` and ``rets``: pointers to buffers, in that order."""
-        given = []
-        for place, (shape, dtype) in enumerate(self._inputs, 1):
-            array = _bytes_at(args[place], math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
-            array.flags.writeable = False
-            given.append(array)
+        given = [
+            self._given(args[place], rets[place] if self._in_place else None, *described)
+            for place, described in enumerate(self._inputs, 1)
+        ]
         found = self._function(*given)
-        for place, (array, (shape, dtype)) in enumerate(zip(found, self._outputs, strict=True), 1):
-            if array.shape != shape or array.dtype != dtype:
-                raise RuntimeError(
-                    f"result {place - 1} is {array.dtype}{list(array.shape)}, but the program has room for "
-                    f"{dtype}{list(shape)}"
-                )
-            _bytes_at(rets[place], array.nbytes)[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if not self._in_place:
+            for place, (array, described) in enumerate(zip(found, self._outputs, strict=True), 1):
+                _copy(array, rets[place], *described)
+
+    def _given(self, source: Any, target: Any, shape: tuple[int, ...], dtype: Any) -> Array:
+        nbytes = math.prod(shape) * dtype.itemsize
+        memory = _bytes_at(target or source, nbytes)
+        if target and nbytes and target.contents.data != source.contents.data:  # XLA was asked to make it one
+            memory[:] = _bytes_at(source, nbytes)
+        memory.flags.writeable = self._in_place
+        array: Array = memory.view(dtype).reshape(shape)
+        return array
+
+
+def _copy(array: Array, target: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    if array.shape != shape or array.dtype != dtype:
+        raise RuntimeError(
+            f"a result is {array.dtype}{list(array.shape)}, but the program has room for {dtype}{list(shape)}"
+        )
+    _bytes_at(target, array.nbytes)[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _bytes_at(buffer: Any, nbytes: int) -> Array:
@@ -162,7 +176,7 @@ def _describe(frame: XLA_FFI_CallFrame) -> None:
 
 
 def _failed(api: XLA_FFI_Api, error: BaseException) -> int | None:
-    text = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+    text = str(error) if type(error) in (ValueError, RuntimeError) else f"{type(error).__name__}: {error}"
     code = _INVALID_ARGUMENT if isinstance(error, ValueError) else _INTERNAL
     size = ctypes.sizeof(XLA_FFI_Error_Create_Args)
     made: int | None = api.XLA_FFI_Error_Create(XLA_FFI_Error_Create_Args(size, None, text.encode(), code))
@@ -194,18 +208,20 @@ def usable(ctx: Any) -> bool:
 
 
 def emit(
-    ctx: Any, function: Callable[..., Sequence[Array]], token: Any, operands: Sequence[Any]
+    ctx: Any, function: Callable[..., Sequence[Array]], in_place: bool, token: Any, operands: Sequence[Any]
 ) -> tuple[list[Any], Any]:
     """A call of ``function`` in a program that is being made: its results, and the token after it.
 
-    ``function`` gets arrays that may only be read, and only until it returns. What it raises fails the program, as an
-    INVALID_ARGUMENT with the error's text for a ValueError, as an INTERNAL with type and text for others.
+    ``function`` gets arrays that are there until it returns, and may only be read; with ``in_place`` it leaves its
+    results in them (what the program needs otherwise, XLA copies before). What it raises fails the program, as an
+    INVALID_ARGUMENT for a ValueError, as an INTERNAL for others, with type and text.
     """
-    call = _Call(function, ctx.avals_in, ctx.avals_out)
+    call = _Call(function, in_place, ctx.avals_in, ctx.avals_out)
     number = next(_numbers)
     _calls[number] = call
     ctx.module_context.add_host_callback(call)  # so it lives as long as the program, which is not stored on disk
     ctx = replace(ctx, avals_in=[abstract_token, *ctx.avals_in], avals_out=[abstract_token, *ctx.avals_out])
-    lowered = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True)
+    aliases = {place: place for place in range(1, len(ctx.avals_out))} if in_place else None
+    lowered = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True, operand_output_aliases=aliases)
     token, *results = lowered(ctx, token, *operands, call=np.int64(number))
     return results, token

@@ -38,13 +38,17 @@ class _Exchanged:
     def elementwise(self) -> bool | None:
         return None if self.exchange.op is ReduceOp.ADASUM else True
 
+    @property
+    def in_place(self) -> bool:
+        return True
+
     def shapes(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
         for dtype, name in zip(dtypes, self.names, strict=True):
             check_dtypes(Kind.ALLREDUCE, [dtype], name)
         return list(zip(shapes, dtypes, strict=True))
 
     def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
-        return self.exchange(arrays, self.names)
+        return self.exchange(arrays, self.names, in_place=True)
 
 
 def reduce_gradients(

@@ -30,12 +30,14 @@ class _Numbered(Exchange):
 
     _number: Engine | None = None
 
-    def start(self, arrays: Sequence[Array], names: Sequence[str] | None = None) -> Callable[[], list[Array]]:
+    def start(
+        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False
+    ) -> Callable[[], list[Array]]:
         engine = context.engine(self.process_set)
         if engine is not self._number:
             self._number = engine
             self.name = f"{self.name.partition('.')[0]}.{serials.next_for(engine)}"
-        return super().start(arrays, names)
+        return super().start(arrays, names, in_place=in_place)
 
 
 class Reducer:

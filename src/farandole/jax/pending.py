@@ -47,6 +47,7 @@ class _Start(NamedTuple):
 
     call: Collective
     elementwise: bool | None = None
+    in_place: bool = False
 
     def __str__(self) -> str:
         return f"{self.call.kind.name.lower()}_async"
@@ -64,6 +65,7 @@ class _Finish(NamedTuple):
 
     what: _What
     elementwise: bool | None = None
+    in_place: bool = False
 
     def __str__(self) -> str:
         return f"synchronize({self.what.call})"

@@ -40,11 +40,15 @@ class HostCall(Protocol):
     def elementwise(self) -> bool | None:
         """May a batch axis stand anywhere? False: not in front. None: there is no batching."""
 
+    @property
+    def in_place(self) -> bool:
+        """Do results stand where the arrays did, of the same shapes and types? Then ``run`` may write to them."""
+
     def shapes(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
         """Shape and dtype of each output. Raises ValueError for inputs that cannot be."""
 
     def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
-        """Do it, on arrays that may only be read, and only until this returns."""
+        """Do it, on contiguous arrays that are there until this returns. They may be read only, or see ``in_place``."""
 
 
 class _Failures:
@@ -158,7 +162,7 @@ def host_call(call: HostCall, arrays: Sequence[Any]) -> list[Any]:
 @_call_p.def_impl  # type: ignore[untyped-decorator]
 def _now(*arrays: Any, call: HostCall) -> list[Any]:
     wait()
-    results = call.run([np.asarray(array) for array in arrays], False)
+    results = call.run([_own(array) if call.in_place else np.asarray(array) for array in arrays], False)
     place = arrays[0].sharding if arrays else None
     return [jax.device_put(each, place) for each in results]
 
@@ -178,20 +182,31 @@ def _lowered(ctx: Any, *operands: Any, call: HostCall) -> Any:
 
     token = ctx.tokens_in.get(EFFECT)
     many = isinstance(token, (list, tuple))  # so it was up to JAX 0.4
-    results, token = _emitted(ctx, run, token[0] if many else token, operands)
+    results, token = _emitted(ctx, run, call.in_place, token[0] if many else token, operands)
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({EFFECT: (token,) if many else token})))
     return results
 
 
-def _emitted(ctx: Any, run: Callable[..., Sequence[Array]], token: Any, operands: Sequence[Any]) -> tuple[Any, Any]:
+def _emitted(
+    ctx: Any, run: Callable[..., Sequence[Array]], in_place: bool, token: Any, operands: Sequence[Any]
+) -> tuple[Any, Any]:
     if foreign.usable(ctx):
-        return foreign.emit(ctx, run, token, operands)
+        return foreign.emit(ctx, run, in_place, token, operands)
+
+    def callback(*arrays: Array) -> Sequence[Array]:
+        return run(*map(_own, arrays)) if in_place else run(*arrays)
+
     results, token, _ = mlir.emit_python_callback(
-        ctx, run, token, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=True
+        ctx, callback, token, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=True
     )
     if "cpu" in ctx.module_context.platforms:
         _without_config(token)
     return results, token
+
+
+def _own(array: Any) -> Array:
+    """A copy that may be written to."""
+    return np.array(array, order="C")
 
 
 def _without_config(token: Any) -> None:

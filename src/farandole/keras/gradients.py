@@ -129,12 +129,14 @@ class WatchedExchange(Exchange):
         self._values = values
         self._looked = False
 
-    def start(self, arrays: Sequence[Array], names: Sequence[str] | None = None) -> Callable[[], list[Array]]:
+    def start(
+        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False
+    ) -> Callable[[], list[Array]]:
         """See ``Exchange.start``."""
         if not self._looked:
             self._looked = True
             self._look(context.engine(self.process_set), arrays)
-        return super().start(arrays, names)
+        return super().start(arrays, names, in_place=in_place)
 
     def _look(self, engine: Engine, arrays: Sequence[Array]) -> None:
         mine = digest_of(arrays) if any(np.any(array) for array in arrays) else None
