@@ -1,4 +1,4 @@
-"""Keras on PyTorch: gradients are numpy arrays already."""
+"""Keras on PyTorch: gradients are numpy arrays already, and are reduced where they stand, as DDP does."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def reduced(
     """See ``gradients``: Keras calls this only when it applies the gradients, so ``now`` does not matter."""
     with torch.no_grad():
         pairs = [compression.compress(grad) for grad in grads]
-        results = exchange([_array(small) for small, _ in pairs], names)
+        arrays = _apart([_array(small) for small, _ in pairs])
+        exchange(arrays, names, in_place=True)
         return [
-            compression.decompress(_tensor(result, small), token)
-            for result, (small, token) in zip(results, pairs, strict=True)
+            compression.decompress(_tensor(array, small), token)
+            for array, (small, token) in zip(arrays, pairs, strict=True)
         ]
 
 
@@ -49,7 +50,21 @@ def _array(tensor: Any) -> Array:
     return shaped
 
 
+def _apart(arrays: Sequence[Array]) -> list[Array]:
+    """``arrays``, with copies of those that stand where another one does: autograd may give a gradient twice."""
+    seen: set[int] = set()
+    results = []
+    for array in arrays:
+        place = array.ctypes.data
+        results.append(array.copy() if place in seen else array)
+        seen.add(place)
+    return results
+
+
 def _tensor(array: Array, like: Any) -> Any:
+    """``array`` as a tensor; ``like`` itself, if it is its memory."""
+    if like.is_cpu and like.layout is torch.strided and like.data_ptr() == array.ctypes.data:
+        return like
     flat = array.reshape(-1)
     if like.dtype is torch.bfloat16:
         flat = flat.view(np.uint16)
