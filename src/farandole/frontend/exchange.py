@@ -77,11 +77,12 @@ class Exchange:
         ``arrays``: the same number, shapes and types on all ranks, in the same order; any layout. A bfloat16 array is
         one whose dtype has that name. ``names`` are for messages.
         ``in_place``, alike on all ranks: results are put where ``arrays`` stand (contiguous, and nobody else looks at
-        them meanwhile), and these are given back. The large ones are not copied at all.
+        them meanwhile), and these are given back. The large ones are not copied at all, unless one is there twice.
         Raises ValueError on all ranks, naming rank and array, when the lists differ or a type cannot be reduced.
         A second start waits for the end of the first.
         """
         plan = self._planned(arrays, names, in_place)
+        given, arrays = arrays, _apart(arrays) if in_place else arrays
         self._busy.acquire()
         try:
             engine = self._open()
@@ -102,7 +103,7 @@ class Exchange:
         def finish() -> list[Array]:
             try:
                 results = self._finish(engine, handle, plan, flats, words, arrays)
-                return _placed(results, arrays) if in_place else results
+                return _placed(results, given) if in_place else results
             finally:
                 self._busy.release()
 
@@ -242,6 +243,17 @@ def _flat(array: Array) -> Array:
     """The memory of ``array``, which is contiguous."""
     flat = array.reshape(-1)
     return flat.view(np.uint16) if array.dtype.name == DType.BFLOAT16.value else flat
+
+
+def _apart(arrays: Sequence[Array]) -> list[Array]:
+    """``arrays``, with copies of those that stand where another one does: autograd may give a gradient twice."""
+    seen: set[int] = set()
+    results = []
+    for array in arrays:
+        place = array.ctypes.data
+        results.append(array.copy() if place in seen else array)
+        seen.add(place)
+    return results
 
 
 def _placed(results: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:

@@ -29,8 +29,7 @@ def reduced(
     """See ``gradients``: Keras calls this only when it applies the gradients, so ``now`` does not matter."""
     with torch.no_grad():
         pairs = [compression.compress(grad) for grad in grads]
-        arrays = _apart([_array(small) for small, _ in pairs])
-        exchange(arrays, names, in_place=True)
+        arrays = exchange([_array(small) for small, _ in pairs], names, in_place=True)
         return [
             compression.decompress(_tensor(array, small), token)
             for array, (small, token) in zip(arrays, pairs, strict=True)
@@ -48,17 +47,6 @@ def _array(tensor: Any) -> Array:
         data = data.view(np.dtype("bfloat16"))  # Keras has imported ml_dtypes, which knows it
     shaped: Array = data.reshape(tuple(tensor.shape))
     return shaped
-
-
-def _apart(arrays: Sequence[Array]) -> list[Array]:
-    """``arrays``, with copies of those that stand where another one does: autograd may give a gradient twice."""
-    seen: set[int] = set()
-    results = []
-    for array in arrays:
-        place = array.ctypes.data
-        results.append(array.copy() if place in seen else array)
-        seen.add(place)
-    return results
 
 
 def _tensor(array: Array, like: Any) -> Any:

@@ -13,7 +13,7 @@ from farandole.collectives.kernels import narrow_into, widen
 from farandole.context import ProcessSet
 from farandole.frontend.exchange import Exchange
 from farandole.frontend.ops import WORLD
-from farandole.mxnet.binding import dtype_of, empty_like, overwrite, readable
+from farandole.mxnet.binding import dtype_of, empty_like, memory, on_host, overwrite, readable, wait_to_write
 from farandole.mxnet.functions import Compression
 from farandole.mxnet.names import canonical
 from farandole.mxnet.optimizer import DistributedOptimizer, split
@@ -79,7 +79,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
         """Send a group of gradients, and with them which of them this rank has computed since its last step."""
         fresh = np.array([each.fresh for each in group], dtype=np.float32)
         exchange = self._exchange(number)
-        wait = exchange.start([*(each.pack() for each in group), fresh], [*(each.name for each in group), "fresh"])
+        names = [*(each.name for each in group), "fresh"]
+        wait = exchange.start([*(each.pack() for each in group), fresh], names, in_place=True)
 
         def finish() -> None:
             *totals, anywhere = wait()
@@ -117,7 +118,8 @@ class _Gradient:
         self._sent: tuple[Any, Any] = None, None
 
     def pack(self) -> Array:
-        """What to send: the sum over the devices of this rank; zeros if it was not computed since the last step."""
+        """What to send: the sum over the devices of this rank; zeros if it was not computed since the last step. It may
+        be the gradient's own memory: MXNet has nothing to do with it until ``unpack``."""
         first, *others = self._parameter.list_grad()
         shape = first.shape
         if self._compression is not None:
@@ -146,11 +148,14 @@ class _Gradient:
                 result.copyto(gradient)
             return
         for gradient in gradients:
-            overwrite(gradient, _stored(gradient, total))
+            if not (on_host(gradient) and memory(gradient).ctypes.data == total.ctypes.data):
+                overwrite(gradient, _stored(gradient, total))
 
 
 def _values(gradient: Any) -> Array:
-    """Flat; bfloat16, which numpy does not know, as float32."""
+    """Flat; bfloat16, which numpy does not know, as float32. Nobody looks at the gradient any more."""
+    if on_host(gradient):
+        wait_to_write(gradient)
     values, dtype = readable(gradient)
     return widen(values, dtype) if dtype is DType.BFLOAT16 else values
 
