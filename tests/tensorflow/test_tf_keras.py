@@ -318,3 +318,41 @@ def test_callbacks_of_elastic_jobs() -> None:
         return seen, state.epoch, state.batch
 
     assert job(2, body) == [([(3, 6), (4, 0)], 4, 0)] * 2
+
+
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize("outside", [True, False])
+def test_scaled_losses(old: bool, outside: bool) -> None:
+    """Everybody's gradients decide whether a step is skipped, whichever optimizer is inside the other."""
+
+    def body(rank: int) -> list[Any]:
+        import tf_keras
+
+        kind = (tf_keras.optimizers.legacy if old else tf_keras.optimizers).SGD
+        scaled = tf_keras.mixed_precision.LossScaleOptimizer
+        if outside:
+            optimizer = hvd.DistributedOptimizer(scaled(kind(0.5), initial_scale=8))
+        else:
+            optimizer = scaled(hvd.DistributedOptimizer(kind(0.5)), initial_scale=8)
+        model = tf_keras.Sequential([tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+        model.build((None, 1))
+        model.compile(optimizer, lambda true, found: found)  # its gradient is the mean of the inputs
+        found = []
+
+        def seen() -> None:
+            found.append((float(model.get_weights()[0][0, 0]), float(optimizer.loss_scale.numpy())))
+
+        for value in (rank + 1.0, np.inf if rank else 1.0, 1.0):
+            model.fit(np.full((2, 1), value, "float32"), np.zeros((2, 1), "float32"), verbose=0)
+            seen()
+        weight = model.trainable_variables[0]
+        for value in (rank + 1.0, np.inf if rank else 1.0, 1.0):
+            with tf.GradientTape() as tape:
+                loss = optimizer.get_scaled_loss(value * tf.reduce_sum(weight))
+            gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [weight]))
+            optimizer.apply_gradients(zip(gradients, [weight], strict=True))
+            seen()
+        return found
+
+    for found in job(2, body):
+        assert found == [(0.25, 8.0), (0.25, 4.0), (-0.25, 4.0), (-1.0, 4.0), (-1.0, 2.0), (-1.5, 2.0)]

@@ -1,8 +1,9 @@
 """The gradients of a step, all at once: for frameworks that hand them over as a list of arrays.
 
 All arrays of one type travel as one flat buffer, in memory that the transport reduces where it stands; the results are
-views of it, and while somebody holds one of them, other memory is used. With the arrays goes a digest of what the list
-holds, so that ranks with different models are told so, rather than given sums of what does not belong together.
+views of it, and while somebody holds one of them, other memory is used. If the arrays themselves may be written to, the
+large ones are spared the copies. With them goes a digest of what the list holds, so that ranks with different models
+are told so, rather than given sums of what does not belong together.
 """
 
 from __future__ import annotations

@@ -179,7 +179,8 @@ def _failed(api: XLA_FFI_Api, error: BaseException) -> int | None:
     text = str(error) if type(error) in (ValueError, RuntimeError) else f"{type(error).__name__}: {error}"
     code = _INVALID_ARGUMENT if isinstance(error, ValueError) else _INTERNAL
     size = ctypes.sizeof(XLA_FFI_Error_Create_Args)
-    made: int | None = api.XLA_FFI_Error_Create(XLA_FFI_Error_Create_Args(size, None, text.encode(), code))
+    told = XLA_FFI_Error_Create_Args(size, None, text.encode(errors="replace"), code)
+    made: int | None = api.XLA_FFI_Error_Create(told)
     return made
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -73,7 +73,9 @@ class _Exchange:
         self.terms, self.passes = terms, passes
         self.local: list[Any] = []
         self.local_layers: list[Any] = []
-        self.ready = False  # the gradients that come next have been through the helper
+        self.computed = False  # the gradients that come next have been reduced where they were computed
+        self.ready = False  # those to apply next have been reduced
+        self.applying = False
         self.helper = LocalGradientAggregationHelper(passes, self.reduced, terms.sparse_as_dense, average)
 
     def through(self, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -104,7 +106,26 @@ class _Distributed:
         exchange: _Exchange = self.__dict__["_farandole"]
         base: Any = super()
         pairs = exchange.through(base._compute_gradients(*args, **kwargs))
-        exchange.ready = True
+        exchange.computed = True
+        return pairs
+
+    # A LossScaleOptimizer around this one asks for everybody's gradients, by one of these names, and then looks whether
+    # they are finite: all ranks must find the same.
+
+    def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
+        return self._aggregated(grads_and_vars, super()._aggregate_gradients)  # type: ignore[misc]
+
+    def aggregate_gradients(self, grads_and_vars: Any) -> Any:
+        return self._aggregated(grads_and_vars, super().aggregate_gradients)  # type: ignore[misc]
+
+    def _aggregated(self, grads_and_vars: Any, otherwise: Callable[[Any], Any]) -> Any:
+        exchange: _Exchange = self.__dict__["_farandole"]
+        if exchange.applying or not getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):
+            return otherwise(grads_and_vars)
+        pairs = list(grads_and_vars)
+        if not exchange.computed and pairs:
+            pairs = exchange.through(pairs)
+        exchange.computed, exchange.ready = False, True
         return pairs
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +133,8 @@ class _Distributed:
         exchange: _Exchange = self.__dict__["_farandole"]
         base: Any = super()
         pairs = list(grads_and_vars)
-        ready, exchange.ready = exchange.ready, False
+        ready = exchange.computed or exchange.ready
+        exchange.computed = exchange.ready = False
         told = kwargs.get("skip_gradients_aggregation") or not kwargs.get("experimental_aggregate_gradients", True)
         if not pairs or (told and not ready):  # the caller has exchanged them
             return base.apply_gradients(pairs, *args, **kwargs)
@@ -122,7 +144,11 @@ class _Distributed:
         if exchange.passes > 1:  # variables of the optimizer cannot be made inside of a branch
             with tf.init_scope():
                 self._make_slots(variables)
-        return exchange.helper.apply_gradients(lambda: base.apply_gradients(pairs, *args, **kwargs), self, pairs)
+        exchange.applying = True
+        try:
+            return exchange.helper.apply_gradients(lambda: base.apply_gradients(pairs, *args, **kwargs), self, pairs)
+        finally:
+            exchange.applying = False
 
     def _make_slots(self, variables: Sequence[Any]) -> None:
         if hasattr(self, "_create_all_weights"):
