@@ -8,6 +8,7 @@ are told so, rather than given sums of what does not belong together.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
@@ -223,6 +224,12 @@ class Exchange:
         ) from error
 
 
+@functools.cache
+def _name(dtype: np.dtype[Any]) -> str:
+    """``dtype.name``, which numpy composes anew each time."""
+    return str(dtype.name)
+
+
 def _dtype(array: Array, label: str) -> DType:
     try:
         return DType(array.dtype.name)
@@ -243,7 +250,7 @@ def _cut(memory: Array, plan: _Plan) -> list[Array]:
 def _flat(array: Array) -> Array:
     """The memory of ``array``, which is contiguous."""
     flat = array.reshape(-1)
-    return flat.view(np.uint16) if array.dtype.name == DType.BFLOAT16.value else flat
+    return flat.view(np.uint16) if _name(array.dtype) == DType.BFLOAT16.value else flat
 
 
 def _apart(arrays: Sequence[Array]) -> list[Array]:
@@ -265,7 +272,7 @@ def _placed(results: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
 
 
 def _put(place: Array, array: Array, dtype: DType) -> None:
-    if array.dtype.name == dtype.value:
+    if _name(array.dtype) == dtype.value:
         source = array.view(np.uint16) if dtype is DType.BFLOAT16 else array
         place.reshape(array.shape)[...] = source
     elif dtype is DType.FLOAT16:
@@ -276,7 +283,7 @@ def _put(place: Array, array: Array, dtype: DType) -> None:
 
 
 def _get(place: Array, array: Array, dtype: DType) -> Array:
-    same = array.dtype.name == dtype.value
+    same = _name(array.dtype) == dtype.value
     flat = place.view(array.dtype) if same else widen(place, dtype).astype(array.dtype, copy=False)
     shaped: Array = flat.reshape(array.shape)
     return shaped
