@@ -143,6 +143,8 @@ def test_local_variables_configurations_and_what_is_refused() -> None:
             hvd.DistributedOptimizer(optimizer)
         with pytest.raises(ValueError, match="Adasum is not supported yet with Keras"):
             hvd.DistributedOptimizer(tf_keras.optimizers.SGD(), op=hvd.Adasum)
+        with pytest.raises(ValueError, match="op currently only supports Average and Sum"):
+            hvd.DistributedOptimizer(tf_keras.optimizers.SGD(), op=hvd.Min)
 
     job(2, body)
 

@@ -29,6 +29,8 @@ def DistributedOptimizer(
     """
     if op == ReduceOp.ADASUM:
         raise ValueError("op == Adasum is not supported yet with Keras")
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError("op currently only supports Average and Sum")
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
     if not isinstance(optimizer, (tf_keras.optimizers.legacy.Optimizer, tf_keras.optimizers.Optimizer)):
