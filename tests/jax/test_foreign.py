@@ -92,9 +92,13 @@ def test_a_program_of_another_process_says_so() -> None:
         from farandole.jax import foreign
 
         program = jax.jit(lambda x: hvd.allreduce(x)).lower(jnp.ones(2)).compile()
+        kept = dict(foreign._calls)
         foreign._calls.clear()
-        with pytest.raises(RuntimeError, match="compiled by another process"):
-            jax.block_until_ready(program(jnp.ones(2)))
+        try:
+            with pytest.raises(RuntimeError, match="compiled by another process"):
+                jax.block_until_ready(program(jnp.ones(2)))
+        finally:
+            foreign._calls.update(kept)
 
     job(2, check)
 

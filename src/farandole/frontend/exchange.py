@@ -90,12 +90,7 @@ class Exchange:
             engine = self._open()
             memory, lack = self._lending.lend(plan.nbytes(), self._turn)
             flats = _cut(memory, plan)
-            for array, place in zip(arrays, plan.places, strict=True):
-                if place is not None:
-                    number, begin, count = place
-                    _put(flats[number][begin : begin + count], array, plan.sizes[number][0])
-            for number, begin, end in plan.gaps:
-                flats[number][begin:end] = 0
+            _fill(flats, plan, arrays)
             words = np.array([plan.digest, -plan.digest, -1 if lack and flats else 0, -self._turn], dtype=np.int64)
             handle = engine.submit(self._entries(plan, flats, words, arrays), soon=True)
         except BaseException:
@@ -122,13 +117,7 @@ class Exchange:
             raise
         if words[0] != -words[1]:
             self._explain(plan, None)
-        results = []
-        for array, place in zip(arrays, plan.places, strict=True):
-            if place is None:
-                results.append(array)
-            else:
-                number, begin, count = place
-                results.append(_get(flats[number][begin : begin + count], array, plan.sizes[number][0]))
+        results = _taken(flats, plan, arrays)
         self._turn = 1 - int(words[_TURN])
         if words[_LACK] < 0:
             self._allocate(engine, plan.nbytes())
@@ -269,6 +258,26 @@ def _placed(results: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
         if result is not array:
             array[...] = result
     return list(arrays)
+
+
+def _fill(flats: Sequence[Array], plan: _Plan, arrays: Sequence[Array]) -> None:
+    for array, place in zip(arrays, plan.places, strict=True):
+        if place is not None:
+            number, begin, count = place
+            _put(flats[number][begin : begin + count], array, plan.sizes[number][0])
+    for number, begin, end in plan.gaps:
+        flats[number][begin:end] = 0
+
+
+def _taken(flats: Sequence[Array], plan: _Plan, arrays: Sequence[Array]) -> list[Array]:
+    results = []
+    for array, place in zip(arrays, plan.places, strict=True):
+        if place is None:
+            results.append(array)
+        else:
+            number, begin, count = place
+            results.append(_get(flats[number][begin : begin + count], array, plan.sizes[number][0]))
+    return results
 
 
 def _put(place: Array, array: Array, dtype: DType) -> None:
