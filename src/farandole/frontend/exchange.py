@@ -8,42 +8,27 @@ are told so, rather than given sums of what does not belong together.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from farandole import context
-from farandole.collectives.kernels import narrow_into, widen
 from farandole.context import ProcessSet
 from farandole.engine import Engine, Entry, Handle
-from farandole.errors import HorovodInternalError, RequestError
-from farandole.frontend.lending import ALIGNMENT, Lending
+from farandole.errors import HorovodInternalError
+from farandole.frontend import packing
+from farandole.frontend.lending import Lending
 from farandole.frontend.objects import allgather_object
 from farandole.frontend.ops import WORLD
+from farandole.frontend.packing import Plan
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
     from farandole.types import Array
 
 _LACK, _TURN = 2, 3  # the words of a digest that tell of memory
-_LARGE = 1 << 16  # bytes from which an array travels for itself rather than be copied
-
-
-class _Plan(NamedTuple):
-    """Where the arrays of one list stand in the flat buffers, and how these travel."""
-
-    digest: int
-    table: list[tuple[str, tuple[int, ...], str]]
-    sizes: list[tuple[DType, int]]  # elements per flat buffer
-    places: list[tuple[int, int, int] | None]  # per array: its buffer, where it begins, its elements; None: for itself
-    gaps: list[tuple[int, int, int]]  # between arrays: the buffer, begin, end
-
-    def nbytes(self) -> int:
-        return sum(count * dtype.itemsize for dtype, count in self.sizes)
 
 
 class Exchange:
@@ -60,7 +45,7 @@ class Exchange:
         self.scales, self._wire = (prescale, postscale), wire
         self._busy = threading.Lock()
         self._engine: Engine | None = None
-        self._plans: dict[Any, _Plan] = {}
+        self._plans: dict[Any, Plan] = {}
         self._lending = Lending()
         self._turn = 0
 
@@ -84,13 +69,13 @@ class Exchange:
         A second start waits for the end of the first.
         """
         plan = self._planned(arrays, names, in_place)
-        given, arrays = arrays, _apart(arrays) if in_place else arrays
+        given, arrays = arrays, packing.apart(arrays) if in_place else arrays
         self._busy.acquire()
         try:
             engine = self._open()
             memory, lack = self._lending.lend(plan.nbytes(), self._turn)
-            flats = _cut(memory, plan)
-            _fill(flats, plan, arrays)
+            flats = plan.cut(memory)
+            plan.fill(flats, arrays)
             words = np.array([plan.digest, -plan.digest, -1 if lack and flats else 0, -self._turn], dtype=np.int64)
             handle = engine.submit(self._entries(plan, flats, words, arrays), soon=True)
         except BaseException:
@@ -100,14 +85,14 @@ class Exchange:
         def finish() -> list[Array]:
             try:
                 results = self._finish(engine, handle, plan, flats, words, arrays)
-                return _placed(results, given) if in_place else results
+                return packing.put_back(results, given) if in_place else results
             finally:
                 self._busy.release()
 
         return finish
 
     def _finish(
-        self, engine: Engine, handle: Handle, plan: _Plan, flats: list[Array], words: Array, arrays: Sequence[Array]
+        self, engine: Engine, handle: Handle, plan: Plan, flats: list[Array], words: Array, arrays: Sequence[Array]
     ) -> list[Array]:
         try:
             handle.wait()
@@ -117,7 +102,7 @@ class Exchange:
             raise
         if words[0] != -words[1]:
             self._explain(plan, None)
-        results = _taken(flats, plan, arrays)
+        results = plan.taken(flats, arrays)
         self._turn = 1 - int(words[_TURN])
         if words[_LACK] < 0:
             self._allocate(engine, plan.nbytes())
@@ -125,45 +110,17 @@ class Exchange:
 
     # What travels, and in what memory.
 
-    def _planned(self, arrays: Sequence[Array], names: Sequence[str] | None, in_place: bool) -> _Plan:
+    def _planned(self, arrays: Sequence[Array], names: Sequence[str] | None, in_place: bool) -> Plan:
         shapes = tuple([(array.shape, array.dtype) for array in arrays])
         key = (shapes, tuple(names) if names is not None else None, in_place)
         plan = self._plans.get(key)
         if plan is None:
-            labels = [f"number {number}" for number in range(len(arrays))] if names is None else names
-            table = [
-                (label, array.shape, _dtype(array, label).value) for label, array in zip(labels, arrays, strict=True)
-            ]
-            plan = self._plans[key] = self._plan(arrays, table, in_place)
+            plan = self._plans[key] = packing.plan(arrays, names, self._wire, in_place)
         return plan
 
-    def _plan(self, arrays: Sequence[Array], table: list[tuple[str, tuple[int, ...], str]], in_place: bool) -> _Plan:
-        numbers: dict[DType, int] = {}
-        counts: list[int] = []
-        places: list[tuple[int, int, int] | None] = []
-        gaps = []
-        for array, (_, _, value) in zip(arrays, table, strict=True):
-            dtype = DType(value)
-            if self._wire is not None and dtype.is_float and dtype.itemsize > self._wire.itemsize:
-                dtype = self._wire
-            elif in_place and array.nbytes >= _LARGE:
-                places.append(None)
-                continue
-            number = numbers.setdefault(dtype, len(numbers))
-            if number == len(counts):
-                counts.append(0)
-            end = counts[number] + array.size
-            places.append((number, counts[number], array.size))
-            counts[number] = -(-end * dtype.itemsize // ALIGNMENT) * ALIGNMENT // dtype.itemsize
-            if end < counts[number]:
-                gaps.append((number, end, counts[number]))
-        digest = hashlib.sha256(repr(table).encode()).digest()
-        sizes = list(zip(numbers, counts, strict=True))
-        return _Plan(int.from_bytes(digest[:7], "big"), table, sizes, places, gaps)
-
-    def _entries(self, plan: _Plan, flats: list[Array], words: Array, arrays: Sequence[Array]) -> list[Entry]:
+    def _entries(self, plan: Plan, flats: list[Array], words: Array, arrays: Sequence[Array]) -> list[Entry]:
         """The digest, the flat buffers, and the arrays that travel for themselves, as one group."""
-        alone = [number for number, place in enumerate(plan.places) if place is None]
+        alone = plan.alone()
         of: dict[str, Any] = {"group": self.name, "group_size": 1 + len(flats) + len(alone)}
         digest = Request(f"{self.name}.digest", Kind.ALLREDUCE, DType.INT64, words.shape, ReduceOp.MIN, **of)
 
@@ -175,7 +132,7 @@ class Exchange:
         return [
             Entry(digest, Buffer(words, words, DType.INT64)),
             *(entry(dtype.value, dtype, flat) for (dtype, _), flat in zip(plan.sizes, flats, strict=True)),
-            *(entry(str(number), DType(plan.table[number][2]), _flat(arrays[number])) for number in alone),
+            *(entry(str(number), DType(plan.table[number][2]), packing.memory_of(arrays[number])) for number in alone),
         ]
 
     def _open(self) -> Engine:
@@ -195,7 +152,7 @@ class Exchange:
 
     # When the ranks do not agree.
 
-    def _explain(self, plan: _Plan, error: Exception | None) -> None:
+    def _explain(self, plan: Plan, error: Exception | None) -> None:
         """Raise ValueError with the first difference between the ranks' lists. Collective."""
         tables = allgather_object(plan.table, f"{self.name}.tables", self.process_set)
         odd = next((rank for rank, table in enumerate(tables) if table != tables[0]), None)
@@ -211,88 +168,3 @@ class Exchange:
             f"{self.name}: all ranks must exchange the same arrays in the same order, but {what}. Build the same model "
             "on all ranks, and compute the same gradients in each step"
         ) from error
-
-
-@functools.cache
-def _name(dtype: np.dtype[Any]) -> str:
-    """``dtype.name``, which numpy composes anew each time."""
-    return str(dtype.name)
-
-
-def _dtype(array: Array, label: str) -> DType:
-    try:
-        return DType(array.dtype.name)
-    except ValueError:
-        known = ", ".join(dtype.value for dtype in DType)
-        raise RequestError(f"array {label!r} has type {array.dtype}, which is none of {known}") from None
-
-
-def _cut(memory: Array, plan: _Plan) -> list[Array]:
-    flats, begin = [], 0
-    for dtype, count in plan.sizes:
-        end = begin + count * dtype.itemsize
-        flats.append(memory[begin:end].view(dtype.storage))
-        begin = end
-    return flats
-
-
-def _flat(array: Array) -> Array:
-    """The memory of ``array``, which is contiguous."""
-    flat = array.reshape(-1)
-    return flat.view(np.uint16) if _name(array.dtype) == DType.BFLOAT16.value else flat
-
-
-def _apart(arrays: Sequence[Array]) -> list[Array]:
-    """``arrays``, with copies of those that stand where another one does: autograd may give a gradient twice."""
-    seen: set[int] = set()
-    results = []
-    for array in arrays:
-        place = array.ctypes.data
-        results.append(array.copy() if place in seen else array)
-        seen.add(place)
-    return results
-
-
-def _placed(results: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
-    for result, array in zip(results, arrays, strict=True):
-        if result is not array:
-            array[...] = result
-    return list(arrays)
-
-
-def _fill(flats: Sequence[Array], plan: _Plan, arrays: Sequence[Array]) -> None:
-    for array, place in zip(arrays, plan.places, strict=True):
-        if place is not None:
-            number, begin, count = place
-            _put(flats[number][begin : begin + count], array, plan.sizes[number][0])
-    for number, begin, end in plan.gaps:
-        flats[number][begin:end] = 0
-
-
-def _taken(flats: Sequence[Array], plan: _Plan, arrays: Sequence[Array]) -> list[Array]:
-    results = []
-    for array, place in zip(arrays, plan.places, strict=True):
-        if place is None:
-            results.append(array)
-        else:
-            number, begin, count = place
-            results.append(_get(flats[number][begin : begin + count], array, plan.sizes[number][0]))
-    return results
-
-
-def _put(place: Array, array: Array, dtype: DType) -> None:
-    if _name(array.dtype) == dtype.value:
-        source = array.view(np.uint16) if dtype is DType.BFLOAT16 else array
-        place.reshape(array.shape)[...] = source
-    elif dtype is DType.FLOAT16:
-        with np.errstate(over="ignore"):  # what is too large for it becomes infinite
-            place.reshape(array.shape)[...] = array
-    else:
-        narrow_into(place, np.ascontiguousarray(array, dtype=np.float32).reshape(-1), dtype)
-
-
-def _get(place: Array, array: Array, dtype: DType) -> Array:
-    same = _name(array.dtype) == dtype.value
-    flat = place.view(array.dtype) if same else widen(place, dtype).astype(array.dtype, copy=False)
-    shaped: Array = flat.reshape(array.shape)
-    return shaped

@@ -1,0 +1,153 @@
+"""Arrays of one list in a few flat buffers, one per type: where each stands, and the way in and out.
+
+Large arrays that may be written to travel for themselves, without a copy.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from farandole.collectives.kernels import narrow_into, widen
+from farandole.errors import RequestError
+from farandole.frontend.lending import ALIGNMENT
+from farandole.types import DType
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+LARGE = 1 << 16  # bytes
+
+
+class Plan(NamedTuple):
+    """Where the arrays of one list stand. ``digest``: a number that differs for other lists, nearly always."""
+
+    digest: int
+    table: list[tuple[str, tuple[int, ...], str]]  # per array: name, shape, type
+    sizes: list[tuple[DType, int]]  # elements per flat buffer
+    places: list[tuple[int, int, int] | None]  # per array: its buffer, where it begins, its elements; None: for itself
+    gaps: list[tuple[int, int, int]]  # between arrays: the buffer, begin, end
+
+    def nbytes(self) -> int:
+        return sum(count * dtype.itemsize for dtype, count in self.sizes)
+
+    def alone(self) -> list[int]:
+        """The numbers of the arrays that travel for themselves."""
+        return [number for number, place in enumerate(self.places) if place is None]
+
+    def cut(self, memory: Array) -> list[Array]:
+        """The flat buffers, in ``memory`` of at least ``nbytes()``."""
+        flats, begin = [], 0
+        for dtype, count in self.sizes:
+            end = begin + count * dtype.itemsize
+            flats.append(memory[begin:end].view(dtype.storage))
+            begin = end
+        return flats
+
+    def fill(self, flats: Sequence[Array], arrays: Sequence[Array]) -> None:
+        """Copy ``arrays`` into the buffers."""
+        for array, place in zip(arrays, self.places, strict=True):
+            if place is not None:
+                number, begin, count = place
+                _put(flats[number][begin : begin + count], array, self.sizes[number][0])
+        for number, begin, end in self.gaps:
+            flats[number][begin:end] = 0
+
+    def taken(self, flats: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
+        """What the buffers hold, as views of the shapes and types of ``arrays``; those alone are in ``arrays``."""
+        results = []
+        for array, place in zip(arrays, self.places, strict=True):
+            if place is None:
+                results.append(array)
+            else:
+                number, begin, count = place
+                results.append(_get(flats[number][begin : begin + count], array, self.sizes[number][0]))
+        return results
+
+
+def plan(arrays: Sequence[Array], names: Sequence[str] | None, wire: DType | None, in_place: bool) -> Plan:
+    """``wire``: the 16-bit type that wider floats travel as. Raises RequestError for a type that cannot be reduced."""
+    labels = [f"number {number}" for number in range(len(arrays))] if names is None else names
+    table = [(label, array.shape, _dtype(array, label).value) for label, array in zip(labels, arrays, strict=True)]
+    numbers: dict[DType, int] = {}
+    counts: list[int] = []
+    places: list[tuple[int, int, int] | None] = []
+    gaps = []
+    for array, (_, _, value) in zip(arrays, table, strict=True):
+        dtype = DType(value)
+        if wire is not None and dtype.is_float and dtype.itemsize > wire.itemsize:
+            dtype = wire
+        elif in_place and array.nbytes >= LARGE:
+            places.append(None)
+            continue
+        number = numbers.setdefault(dtype, len(numbers))
+        if number == len(counts):
+            counts.append(0)
+        end = counts[number] + array.size
+        places.append((number, counts[number], array.size))
+        counts[number] = -(-end * dtype.itemsize // ALIGNMENT) * ALIGNMENT // dtype.itemsize
+        if end < counts[number]:
+            gaps.append((number, end, counts[number]))
+    digest = hashlib.sha256(repr(table).encode()).digest()
+    return Plan(int.from_bytes(digest[:7], "big"), table, list(zip(numbers, counts, strict=True)), places, gaps)
+
+
+def memory_of(array: Array) -> Array:
+    """The memory of ``array``, which is contiguous, as it travels."""
+    flat = array.reshape(-1)
+    return flat.view(np.uint16) if _name(array.dtype) == DType.BFLOAT16.value else flat
+
+
+def apart(arrays: Sequence[Array]) -> list[Array]:
+    """``arrays``, with copies of those that stand where another one does: autograd may give a gradient twice."""
+    seen: set[int] = set()
+    results = []
+    for array in arrays:
+        place = array.ctypes.data
+        results.append(array.copy() if place in seen else array)
+        seen.add(place)
+    return results
+
+
+def put_back(results: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
+    """``arrays``, when they hold ``results``."""
+    for result, array in zip(results, arrays, strict=True):
+        if result is not array:
+            array[...] = result
+    return list(arrays)
+
+
+@functools.cache
+def _name(dtype: np.dtype[Any]) -> str:
+    """``dtype.name``, which numpy composes anew each time."""
+    return str(dtype.name)
+
+
+def _dtype(array: Array, label: str) -> DType:
+    try:
+        return DType(_name(array.dtype))
+    except ValueError:
+        known = ", ".join(dtype.value for dtype in DType)
+        raise RequestError(f"array {label!r} has type {array.dtype}, which is none of {known}") from None
+
+
+def _put(place: Array, array: Array, dtype: DType) -> None:
+    if _name(array.dtype) == dtype.value:
+        source = array.view(np.uint16) if dtype is DType.BFLOAT16 else array
+        place.reshape(array.shape)[...] = source
+    elif dtype is DType.FLOAT16:
+        with np.errstate(over="ignore"):  # what is too large for it becomes infinite
+            place.reshape(array.shape)[...] = array
+    else:
+        narrow_into(place, np.ascontiguousarray(array, dtype=np.float32).reshape(-1), dtype)
+
+
+def _get(place: Array, array: Array, dtype: DType) -> Array:
+    same = _name(array.dtype) == dtype.value
+    flat = place.view(array.dtype) if same else widen(place, dtype).astype(array.dtype, copy=False)
+    shaped: Array = flat.reshape(array.shape)
+    return shaped
