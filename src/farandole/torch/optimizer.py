@@ -15,6 +15,7 @@ from farandole.context import ProcessSet
 from farandole.frontend.compression import NoneCompressor
 from farandole.strategies.allreduce import Allreduce
 from farandole.strategies.buckets import Terms
+from farandole.torch import checked
 from farandole.torch.adasum import Steps
 from farandole.torch.functions import allreduce
 from farandole.torch.gradients import TorchGradient, end_of_backward
@@ -48,19 +49,21 @@ def DistributedOptimizer(
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
     adasum = op == ReduceOp.ADASUM
-    terms = _terms(ReduceOp.AVERAGE if adasum and gradient_predivide_factor == 1.0 else op, gradient_predivide_factor)
+    of_gradients = ReduceOp.AVERAGE if adasum and gradient_predivide_factor == 1.0 else op
+    terms = checked.terms(of_gradients, gradient_predivide_factor)
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    names = _names(optimizer, named_parameters)
-    _check_groups(groups)
-    _check_passes(backward_passes_per_step)
+    names = checked.names(optimizer, named_parameters)
+    checked.check_groups(groups)
+    checked.check_passes(backward_passes_per_step)
     base = type(optimizer)
     body = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     distributed = type(base.__name__, (_Combined if adasum else _Distributed, base), body)
     wrapped = _blank(distributed)
-    shown = _all_names(optimizer, names), backward_passes_per_step, op, gradient_predivide_factor, sparse_as_dense
-    wrapped.__dict__.update(zip(_SHOWN, (*shown, process_set), strict=True))
+    named = checked.all_names(optimizer, names)
+    shown = named, backward_passes_per_step, op, gradient_predivide_factor, sparse_as_dense, process_set
+    wrapped.__dict__.update(zip(_SHOWN, shown, strict=True))
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped.__dict__.pop("step", None)  # a scheduler's patch, which calls the step of the optimizer it was made for
     if adasum:
@@ -113,7 +116,7 @@ class _Distributed:
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Add up the gradients of ``passes`` backward passes before they are reduced."""
-        _check_passes(passes)
+        checked.check_passes(passes)
         self.backward_passes_per_step = passes
         if self._farandole.strategy is not None:
             self._farandole.strategy.set_passes(passes)
@@ -276,72 +279,3 @@ def _hook(strategy: Allreduce, index: int, watch: Callable[[], None]) -> Callabl
 def _remove(hooks: Sequence[Any]) -> None:
     for hook in hooks:
         hook.remove()
-
-
-# What may be passed to DistributedOptimizer.
-
-
-def _terms(op: int, predivide: float) -> Terms:
-    if predivide != 1.0:
-        if op != ReduceOp.AVERAGE:
-            raise ValueError("gradient_predivide_factor not supported with op != Average")
-        if not predivide > 0:
-            raise ValueError(f"gradient_predivide_factor must be > 0, not {predivide}")
-        return Terms(ReduceOp.AVERAGE, 1.0 / predivide, predivide)
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise ValueError(f"op={op!r} makes no sense of gradients; use Average, Sum or Adasum")
-    return Terms(ReduceOp(op))
-
-
-def _names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) -> dict[int, str]:
-    """Names by the parameter's id; none if none were given."""
-    if named_parameters is None:
-        return {}
-    named = list(named_parameters)
-    if any(not isinstance(pair, tuple) for pair in named):
-        raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
-            "model.named_parameters()."
-        )
-    names = [name for name, _ in named]
-    duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if duplicates:
-        raise ValueError(
-            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}"
-        )
-    result = {id(parameter): name for name, parameter in named}
-    unnamed = [id(each) for group in optimizer.param_groups for each in group["params"] if id(each) not in result]
-    if unnamed:
-        raise ValueError(
-            "named_parameters was specified, but one or more model parameters were not named. Python object ids: "
-            f"{', '.join(map(str, unnamed))}"
-        )
-    return result
-
-
-def _all_names(optimizer: Any, names: dict[int, str]) -> dict[Any, str]:
-    return {
-        parameter: names.get(id(parameter), f"allreduce.noname.{number}.{place}")
-        for number, group in enumerate(optimizer.param_groups)
-        for place, parameter in enumerate(group["params"])
-    }
-
-
-def _check_groups(groups: Any) -> None:
-    if groups is None:
-        return
-    if not (isinstance(groups, list) or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0)):
-        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
-    if isinstance(groups, list):
-        if not all(isinstance(group, (list, tuple)) for group in groups):
-            raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
-        members = [parameter for group in groups for parameter in group]
-        if not all(isinstance(parameter, torch.Tensor) for parameter in members):
-            raise ValueError("groups must consist of torch.Tensor.")
-        if len({id(parameter) for parameter in members}) < len(members):
-            raise ValueError("A parameter can only appear once in groups.")
-
-
-def _check_passes(passes: int) -> None:
-    if passes <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
