@@ -54,6 +54,7 @@ def test_in_place_the_arrays_themselves_are_reduced() -> None:
         exchange = Exchange("test", ReduceOp.AVERAGE, prescale=2.0)
         mine = [np.full(shape, rank + 1.0, dtype) for shape in (3, 70_000) for dtype in ("float32", "float16", "int32")]
         mine.append(mine[-1][:])  # one that is there twice
+        mine += [np.full((300, 200), rank + 1.0).T, np.full((300, 200), rank + 1.0)[:, ::2]]  # and other layouts
         given = exchange(mine, in_place=True)
         return all(one is two and (one == 3).all() for one, two in zip(mine, given, strict=True))
 

@@ -63,8 +63,8 @@ class Exchange:
 
         ``arrays``: the same number, shapes and types on all ranks, in the same order; any layout. A bfloat16 array is
         one whose dtype has that name. ``names`` are for messages.
-        ``in_place``, alike on all ranks: results are put where ``arrays`` stand (contiguous, and nobody else looks at
-        them meanwhile), and these are given back. The large ones are not copied at all, unless one is there twice.
+        ``in_place``, alike on all ranks: results are put where ``arrays`` stand (nobody else may look at them
+        meanwhile), and these are given back. The large ones are not copied, if they are contiguous and there only once.
         Raises ValueError on all ranks, naming rank and array, when the lists differ or a type cannot be reduced.
         A second start waits for the end of the first.
         """

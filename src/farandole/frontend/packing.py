@@ -103,12 +103,13 @@ def memory_of(array: Array) -> Array:
 
 
 def apart(arrays: Sequence[Array]) -> list[Array]:
-    """``arrays``, with copies of those that stand where another one does: autograd may give a gradient twice."""
+    """``arrays``, with copies of those that cannot be reduced where they stand: because they are not contiguous, or
+    stand where another one does (autograd may give a gradient twice)."""
     seen: set[int] = set()
     results = []
     for array in arrays:
         place = array.ctypes.data
-        results.append(array.copy() if place in seen else array)
+        results.append(array if array.flags.c_contiguous and place not in seen else array.copy())
         seen.add(place)
     return results
 

@@ -168,7 +168,7 @@ def _find(number: int) -> _Call:
 
 
 def _describe(frame: XLA_FFI_CallFrame) -> None:
-    """Tell XLA the version: of its own, which it names since 0.2, or the newest that we know."""
+    """Tell XLA its own version, or the newest that we know; the oldest, if it does not say (before 0.2)."""
     spoken = frame.api.contents.api_version if frame.api else None
     mine = frame.extension_start.contents.metadata.contents.api_version
     newest = _OLDEST if spoken is None else min((spoken.major_version, spoken.minor_version), _NEWEST)

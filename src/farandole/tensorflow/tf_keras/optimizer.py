@@ -27,8 +27,6 @@ def DistributedOptimizer(
     The result is of a subclass of its class, of the same name, and shares its state. The arguments are those of
     ``farandole.tensorflow.DistributedOptimizer``.
     """
-    if op == ReduceOp.ADASUM:
-        raise ValueError("op == Adasum is not supported yet with Keras")
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError("op currently only supports Average and Sum")
     if isinstance(optimizer, _Distributed):
