@@ -17,7 +17,7 @@ from benchmarks.steps.torch import MODELS as NETS
 from benchmarks.steps.torch import trainer
 from farandole import context
 from farandole.config import Settings
-from farandole.engine.autotune import Tuner
+from farandole.observe.autotune import Tuner
 
 WARM_UP = 3
 MOST_STEPS = 5000  # within which autotune must have chosen

@@ -31,6 +31,7 @@ frontend
 context
 engine ps
 launch
+observe
 collectives transports
 kernels
 store
@@ -43,8 +44,8 @@ LEVEL = {room: number for number, line in enumerate(ROOMS.split("\n")) for room 
 # Rooms that stand already; the others of ROOMS are to come.
 BUILT = [
     "spark", "cli", "worker", "compat", "keras", "torch", "tensorflow", "jax", "mxnet", "numpy", "data", "strategies",
-    "frontend", "context", "engine", "launch", "collectives", "transports", "kernels", "store", "config", "registry",
-    "log", "handshake", "contracts", "types", "errors",
+    "frontend", "context", "engine", "observe", "launch", "collectives", "transports", "kernels", "store", "config",
+    "registry", "log", "handshake", "contracts", "types", "errors",
 ]  # fmt: skip
 
 # A heavy package, and the name of the file (or folder) that may import it.

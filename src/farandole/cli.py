@@ -165,7 +165,7 @@ def _timeline(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] != "merge":
         raise SettingsError("usage: farandole timeline merge FILES... -o OUT")
     options = parser.parse_args(arguments[1:])
-    from farandole.engine import timeline
+    from farandole.observe import timeline
 
     merged = timeline.merge([timeline.read(path) for path in options.files])
     timeline.write(options.output, merged)

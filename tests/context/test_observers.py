@@ -15,8 +15,8 @@ from farandole import cli, context
 from farandole.collectives import over
 from farandole.context import observers
 from farandole.engine import Entry
-from farandole.engine.timeline import read
 from farandole.errors import NotInitializedError, SettingsError
+from farandole.observe.timeline import read
 from farandole.transports import shm
 from farandole.transports.inproc import World
 from farandole.types import Buffer, DType, Kind, Request

@@ -13,8 +13,9 @@ import pytest
 
 from farandole.config import Settings
 from farandole.contracts import Waiting
-from farandole.engine import Engine, Entry, StallCheck
+from farandole.engine import Engine, Entry
 from farandole.errors import HorovodInternalError, PeerLostError, ShutDownError
+from farandole.observe.stall import StallCheck
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 from tests.kits.worlds import until
 from tests.pool import procs, ranks

@@ -15,7 +15,7 @@ from farandole.engine.devices import Devices
 from farandole.engine.execute import reduction
 from farandole.engine.fusion import plan
 from farandole.engine.handle import Handle
-from farandole.engine.stall import StallCheck
+from farandole.observe.stall import StallCheck
 from farandole.types import DType, Kind, ReduceOp, Request, Response
 
 requests = st.builds(
@@ -142,7 +142,7 @@ def test_requests_that_no_rank_could_run(request_: Request, text: str) -> None:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the stall check says."""
     lines: list[str] = []
-    monkeypatch.setattr("farandole.engine.stall.logger.warning", lambda text, *args: lines.append(text % args))
+    monkeypatch.setattr("farandole.observe.stall.logger.warning", lambda text, *args: lines.append(text % args))
     return lines
 
 

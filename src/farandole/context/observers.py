@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from farandole.config import Settings, built_for
-from farandole.context.witness import Witness
 from farandole.contracts import Transport
-from farandole.engine import Engine, StallCheck
-from farandole.engine.timeline import Timeline, ahead
+from farandole.engine import Engine
 from farandole.errors import SettingsError
 from farandole.log import logger
+from farandole.observe.stall import StallCheck
+from farandole.observe.timeline import Timeline, ahead
+from farandole.observe.witness import Witness
 from farandole.store import StoreClient, clock_name
 
 DYNAMIC = "DYNAMIC"
@@ -78,7 +79,7 @@ def _tuner(settings: Settings) -> Any:
     if settings.size == 1:
         logger.info("--autotune has nothing to do: there is one rank")
         return None
-    from farandole.engine.autotune import Tuner
+    from farandole.observe.autotune import Tuner
 
     return Tuner(settings)
 

@@ -4,6 +4,5 @@ from __future__ import annotations
 
 from farandole.engine.engine import Engine
 from farandole.engine.handle import Entry, Handle
-from farandole.engine.stall import StallCheck
 
-__all__ = ["Engine", "Entry", "Handle", "StallCheck"]
+__all__ = ["Engine", "Entry", "Handle"]

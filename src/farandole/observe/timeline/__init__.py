@@ -5,8 +5,8 @@ The engine's thread only notes what happened; another thread makes events of it 
 
 from __future__ import annotations
 
-from farandole.engine.timeline.clock import ahead
-from farandole.engine.timeline.merge import merge, read, write
-from farandole.engine.timeline.recorder import Timeline
+from farandole.observe.timeline.clock import ahead
+from farandole.observe.timeline.merge import merge, read, write
+from farandole.observe.timeline.recorder import Timeline
 
 __all__ = ["Timeline", "ahead", "merge", "read", "write"]

@@ -20,11 +20,11 @@ import pytest
 from farandole import cli
 from farandole.config import Settings
 from farandole.engine import Engine, Entry
-from farandole.engine.timeline import Timeline, ahead, merge, read, recorder
-from farandole.engine.timeline.file import ArrayFile
-from farandole.engine.timeline.story import Finished, Scope, Settled, Started, Story
 from farandole.errors import HorovodInternalError, SettingsError
 from farandole.handshake import new_secret
+from farandole.observe.timeline import Timeline, ahead, merge, read, recorder
+from farandole.observe.timeline.file import ArrayFile
+from farandole.observe.timeline.story import Finished, Scope, Settled, Started, Story
 from farandole.store import StoreClient, StoreServer, clock_name
 from farandole.types import Buffer, DType, Kind, Request
 from tests.pool import procs, ranks
@@ -230,7 +230,7 @@ def test_a_file_that_cannot_be_written_is_named() -> None:
 
 VICTIM = """
 import sys, time
-from farandole.engine.timeline import Timeline
+from farandole.observe.timeline import Timeline
 from farandole.types import DType, Kind, Request
 timeline = Timeline(0, 1)
 timeline.start(sys.argv[1])

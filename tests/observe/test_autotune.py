@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from farandole.config import Settings
-from farandole.engine import Engine, Entry, autotune, wire
-from farandole.engine.autotune import Point, Sample, Search, Tuner, Tuning, axis, better, expected_improvement
+from farandole.engine import Engine, Entry, wire
 from farandole.errors import SettingsError
+from farandole.observe import autotune
+from farandole.observe.autotune import Point, Sample, Search, Tuner, Tuning, axis, better, expected_improvement
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 from tests.pool import procs, ranks
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.context.witness import Witness
+from farandole.observe.witness import Witness
 from farandole.types import DType, Kind, Request, Response
 from tests.job import job
 

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Sequence
 from time import monotonic
 
-from farandole.engine.timeline.file import ArrayFile
-from farandole.engine.timeline.story import Finished, Named, Note, Scope, Settled, Started, Story
 from farandole.log import logger
+from farandole.observe.timeline.file import ArrayFile
+from farandole.observe.timeline.story import Finished, Named, Note, Scope, Settled, Started, Story
 from farandole.types import Kind
 
 ROOM = 100_000  # notes that may wait to be written
