@@ -77,7 +77,6 @@ class Transport(Protocol):
 
     rank: int
     size: int
-    devices: frozenset[str]
 
     @property
     def board(self) -> Board: ...

@@ -29,7 +29,7 @@ class Hierarchical:
 
     def __init__(self, flat: Transport, local: Transport, cross: Transport) -> None:
         self.rank, self.size = flat.rank, flat.size
-        self.devices, self.board = flat.devices, flat.board
+        self.board = flat.board
         self.flat, self.local, self.cross = flat, local, cross
         self.allgather, self.broadcast, self.alltoall = flat.allgather, flat.broadcast, flat.alltoall
         self.reducescatter, self.barrier = flat.reducescatter, flat.barrier

@@ -26,8 +26,6 @@ def over(wire: Link | Transport) -> Transport:
 class Collectives:
     """A Transport over a Link: picks the algorithm by size; all ranks see the same sizes, so they pick the same."""
 
-    devices = frozenset({"CPU"})
-
     def __init__(self, link: Link) -> None:
         self.rank, self.size = link.rank, link.size
         self.board = link.board

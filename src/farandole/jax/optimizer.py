@@ -15,6 +15,7 @@ from farandole.frontend import serials
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.exchange import Exchange
 from farandole.frontend.ops import WORLD, reduce_op
+from farandole.frontend.predivide import predivided
 from farandole.jax.accumulation import accumulated
 from farandole.jax.collectives import grouped_allreduce
 from farandole.jax.gradients import names_of, reduce_gradients
@@ -46,9 +47,9 @@ class Reducer:
     def __init__(
         self, what: str, op: int, compression: Any, predivide: float, process_set: ProcessSet, name: str | None
     ) -> None:
-        self._op = _checked_op(op, predivide)
+        factors = predivided(op, predivide)
+        self._op = _checked_op(op)
         self._compression, self._set = compression, process_set
-        factors = (1.0 / predivide, predivide) if predivide != 1.0 else (1.0, 1.0)
         kind = _Numbered if name is None else Exchange
         self._exchange = kind(name or what, self._op, *factors, process_set)
 
@@ -64,12 +65,7 @@ class Reducer:
         return jax.tree_util.tree_unflatten(kind, reduced)
 
 
-def _checked_op(op: int, predivide: float) -> ReduceOp:
-    if predivide != 1.0:
-        if op != ReduceOp.AVERAGE:
-            raise ValueError("gradient_predivide_factor not supported with op != Average")
-        if not predivide > 0:
-            raise ValueError(f"gradient_predivide_factor must be > 0, not {predivide}")
+def _checked_op(op: int) -> ReduceOp:
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
         raise ValueError(f"op={op!r} makes no sense of gradients; use Average, Sum or Adasum")
     return reduce_op(None, op)

@@ -13,6 +13,7 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.ops import WORLD
+from farandole.frontend.predivide import predivided
 from farandole.keras.gradients import Gradients
 from farandole.types import ReduceOp
 
@@ -175,11 +176,7 @@ def _accumulate(optimizer: Any, passes: int) -> None:
 def _check(op: int, predivide: float, num_groups: int, groups: Any) -> None:
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError("op currently only supports Average and Sum")
-    if predivide != 1.0:
-        if op != ReduceOp.AVERAGE:
-            raise ValueError("gradient_predivide_factor not supported with op != Average")
-        if not predivide > 0:
-            raise ValueError(f"gradient_predivide_factor must be > 0, not {predivide}")
+    predivided(op, predivide)
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
     counted = isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0

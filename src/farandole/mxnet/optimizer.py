@@ -12,6 +12,7 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend import serials
 from farandole.frontend.ops import WORLD
+from farandole.frontend.predivide import predivided
 from farandole.mxnet.functions import allreduce_, grouped_allreduce_
 from farandole.mxnet.names import canonical
 from farandole.mxnet.sparse import reduce_rows
@@ -35,6 +36,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxn
     ) -> None:  # fmt: skip
         if isinstance(optimizer, DistributedOptimizer):
             raise ValueError("this optimizer is distributed already: pass the one that it was given")
+        predivided(ReduceOp.AVERAGE, gradient_predivide_factor)
         active = process_set.included() and process_set.size() > 1
         mine = _Mine(
             optimizer, gradient_predivide_factor, num_groups, process_set, active,

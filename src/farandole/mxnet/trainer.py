@@ -13,6 +13,7 @@ from farandole.collectives.kernels import narrow_into, widen
 from farandole.context import ProcessSet
 from farandole.frontend.exchange import Exchange
 from farandole.frontend.ops import WORLD
+from farandole.frontend.predivide import predivided
 from farandole.mxnet.binding import dtype_of, empty_like, memory, on_host, overwrite, readable, wait_to_write
 from farandole.mxnet.functions import Compression
 from farandole.mxnet.names import canonical
@@ -50,9 +51,10 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
                 stacklevel=2,
             )
             optimizer = optimizer.unwrapped()
+        prescale, _ = predivided(ReduceOp.AVERAGE, gradient_predivide_factor)
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         self._compression, self._num_groups, self._process_set = compression, num_groups, process_set
-        self._prescale = 1.0 / gradient_predivide_factor
+        self._prescale = prescale
         self._label = f"DistributedTrainer.{prefix or ''}"
         self._exchanges: dict[int, Exchange] = {}
         if self._active():

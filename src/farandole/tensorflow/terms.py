@@ -12,6 +12,7 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend.compression import CastCompressor, NoneCompressor
 from farandole.frontend.ops import WORLD
+from farandole.frontend.predivide import predivided
 from farandole.tensorflow.differentiable import grouped_allreduce
 from farandole.tensorflow.gradients import alone, exchange_for, names_of, reduce_gradients
 from farandole.tensorflow.sparse import is_slices
@@ -31,16 +32,11 @@ class Terms:
         Raises ValueError for what makes no sense together, NotInitializedError before ``init()``.
         """
         context.size()
-        if gradient_predivide_factor != 1.0:
-            if op != ReduceOp.AVERAGE:
-                raise ValueError("gradient_predivide_factor not supported with op != Average")
-            if not gradient_predivide_factor > 0:
-                raise ValueError(f"gradient_predivide_factor must be > 0, not {gradient_predivide_factor}")
+        self._factors = predivided(op, gradient_predivide_factor)
         _check_groups(num_groups, groups)
         self.what, self.op, self.process_set = what, ReduceOp(op), process_set
         self.compression, self.sparse_as_dense = compression, sparse_as_dense
         self.scale_local = scale_local_gradients
-        self._factors = 1.0 / gradient_predivide_factor, gradient_predivide_factor
         is_cast = isinstance(compression, type) and issubclass(compression, CastCompressor)
         self._wire = compression.dtype if is_cast else None
 

@@ -7,20 +7,16 @@ from typing import Any
 
 import torch
 
+from farandole.frontend.predivide import predivided
 from farandole.strategies.buckets import Terms
 from farandole.types import ReduceOp
 
 
 def terms(op: int, predivide: float) -> Terms:
-    if predivide != 1.0:
-        if op != ReduceOp.AVERAGE:
-            raise ValueError("gradient_predivide_factor not supported with op != Average")
-        if not predivide > 0:
-            raise ValueError(f"gradient_predivide_factor must be > 0, not {predivide}")
-        return Terms(ReduceOp.AVERAGE, 1.0 / predivide, predivide)
+    factors = predivided(op, predivide)
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"op={op!r} makes no sense of gradients; use Average, Sum or Adasum")
-    return Terms(ReduceOp(op))
+    return Terms(ReduceOp(op), *factors)
 
 
 def names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) -> dict[int, str]:

@@ -137,7 +137,6 @@ class _FaultyLink(_Faulty):
 class _FaultyTransport(_Faulty):
     def __init__(self, wire: Transport, steps: _Steps) -> None:
         super().__init__(wire, steps)
-        self.devices: frozenset[str] = wire.devices
 
     def allocate(self, nbytes: int) -> Array:
         memory: Array = self._wire.allocate(nbytes)

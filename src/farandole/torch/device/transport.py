@@ -32,8 +32,6 @@ _NO_GROUP = (
 class TorchTransport:
     """See ``contracts.DeviceTransport``."""
 
-    devices = frozenset({"GPU"})
-
     def __init__(
         self,
         host: Transport,

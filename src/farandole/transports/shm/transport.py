@@ -31,8 +31,6 @@ class ShmTransport:
     rank has announced its first stage. The small exchange alternates between two places of its own.
     """
 
-    devices = frozenset({"cpu"})
-
     def __init__(self, arena: Arena, chunk: int, scope: str, secret: str) -> None:
         self.rank, self.size = arena.rank, arena.size
         self._arena, self._chunk, self._scope, self._secret = arena, chunk, scope, secret
