@@ -86,7 +86,7 @@ def choice(model: str) -> dict[str, int]:
     """The sizes that autotune stays with, on rank 0."""
     join({"autotune": True, "autotune_steps_per_sample": 2})
     step, engine = training(model), context.engine()
-    tuners = [each for each in engine.observers if isinstance(each, Tuner)]
+    tuners = [each for each in engine.observers.all if isinstance(each, Tuner)]
     for _ in range(MOST_STEPS):
         step()
         if hvd.broadcast_object(all(each.done for each in tuners), root_rank=0):

@@ -191,32 +191,16 @@ class Waiting(NamedTuple):
     missing: tuple[int, ...]
 
 
-class Observer(Protocol):
-    """Told by the engine what runs, on whichever thread drives it. Must be quick."""
+class Observer:
+    """What the engine tells those who observe it. Override what you want to hear; nothing else is called.
 
-    def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
-        """A collective (several names: fused) is about to run."""
+    Called on whichever thread drives the engine: be quick, and raise nothing.
+    """
 
-    def finished(self, kind: Kind, names: Sequence[str]) -> None: ...
+    clock: float = 0.0  # seconds by which the job's clock is ahead of this rank's monotonic clock; for ``settled``
 
-
-class Watcher(Protocol):
-    """Told by the engine what does not run."""
-
-    def waiting(self, collectives: Sequence[Waiting]) -> str:
-        """Called about once a second while something waits. A text that is not empty ends the job with that reason."""
-
-
-class Listener(Protocol):
-    """Told by the engine what ranks agree on: each decision once, when it is new."""
-
-    def agreed(self, responses: Sequence[Response]) -> None: ...
-
-
-class Tracer(Observer, Protocol):
-    """An observer that is also told of every round of agreement."""
-
-    clock: float  # seconds by which the job's clock is ahead of this rank's monotonic clock
+    def agreed(self, responses: Sequence[Response]) -> None:
+        """What the ranks agree on: each decision once, when it is new."""
 
     def settled(
         self, asked: Sequence[Sequence[tuple[str, Request]]], since: Sequence[Sequence[float]],
@@ -225,6 +209,16 @@ class Tracer(Observer, Protocol):
         """All ranks have posted. Per rank: what it asked for in this round, and since when by the job's clock (empty
         for a rank that does not say). ``agreed`` are the names that run now, in this order; ``failed`` cannot run.
         """
+
+    def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
+        """A collective (several names: fused) is about to run."""
+
+    def finished(self, kind: Kind, names: Sequence[str]) -> None:
+        """It has run."""
+
+    def waiting(self, collectives: Sequence[Waiting]) -> str:
+        """Called about twice a second while something waits. A text that is not empty ends the job for that reason."""
+        return ""
 
 
 class Worker(Protocol):

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from farandole.config import Settings
-from farandole.contracts import Waiting
+from farandole.contracts import Observer, Waiting
 from farandole.engine import Engine, Entry
+from farandole.engine.subscribers import Subscribers
 from farandole.errors import HorovodInternalError, PeerLostError, ShutDownError
 from farandole.observe.stall import StallCheck
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
@@ -277,7 +278,7 @@ def test_a_stalled_rank_ends_the_job_after_the_limit() -> None:
 
 
 def test_observers_see_what_runs_and_what_waits() -> None:
-    class Notes:
+    class Notes(Observer):
         def __init__(self) -> None:
             self.ran: list[tuple[str, tuple[str, ...], int]] = []
             self.waited: list[Waiting] = []
@@ -309,19 +310,33 @@ def test_observers_see_what_runs_and_what_waits() -> None:
     assert [(each.name, each.missing) for each in first.waited][:1] == [("a", (1,))]
 
 
+def test_only_what_an_observer_overrides_is_called() -> None:
+    class Deaf(Observer):
+        pass
+
+    class Half(Observer):
+        def finished(self, kind: Kind, names: Sequence[str]) -> None: ...
+
+    deaf, half, stall = Deaf(), Half(), StallCheck(Settings(), 0)
+    heard = Subscribers([deaf, half, stall])
+    assert heard.running == (half,)
+    assert heard.waiting == (stall,)
+    assert heard.agreed == heard.settled == ()
+    heard.remove(half)
+    assert heard.running == ()
+    with pytest.raises(ValueError, match="does not observe this engine"):
+        heard.remove(half)
+
+
 def test_a_synchronous_collective_needs_no_other_thread() -> None:
     def body(engine: Engine) -> set[str]:
         seen: set[str] = set()
 
-        class Where:
+        class Where(Observer):
             def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
                 seen.add(threading.current_thread().name)
 
-            def finished(self, kind: Kind, names: Sequence[str]) -> None: ...
-            def waiting(self, collectives: Sequence[Waiting]) -> str:
-                return ""
-
-        engine.observers.append(Where())
+        engine.observers.add(Where())
         for _ in range(20):
             engine.run([entry("a", np.ones(2, np.float32))])
         return seen

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from farandole.config import Settings
+from farandole.contracts import Observer
 from farandole.engine import Engine, Entry, wire
 from farandole.errors import SettingsError
 from farandole.observe import autotune
@@ -234,7 +235,7 @@ def entry(name: str, array: np.ndarray) -> Entry:
     return Entry(request, Buffer(array, array, request.dtype))
 
 
-class Units:
+class Units(Observer):
     """An observer that notes what ran as one, and with which threshold."""
 
     def __init__(self) -> None:
@@ -300,7 +301,7 @@ def test_a_job_is_tuned_while_it_runs(tmp_path: Path) -> None:
         engine = Engine(transport, settings)
         tuner = tuner_of(engine, settings) if engine.rank == 0 else None
         if tuner is not None:
-            engine.observers.append(tuner)
+            engine.observers.add(tuner)
         arrays = [np.ones(1000, np.float32) for _ in range(4)]
         flag = np.zeros(1, np.float32)
         deadline = time.monotonic() + 30

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from farandole.config import Settings, built_for
-from farandole.contracts import Transport
+from farandole.contracts import Observer, Transport
 from farandole.engine import Engine
 from farandole.errors import SettingsError
 from farandole.log import logger
@@ -35,10 +35,10 @@ class Observers:
             if settings.timeline != DYNAMIC:
                 self.start_timeline(settings.timeline, settings.timeline_mark_cycles)
 
-    def of(self, transport: Transport, ranks: Sequence[int] = (), prefix: str = "") -> list[Any]:
+    def of(self, transport: Transport, ranks: Sequence[int] = (), prefix: str = "") -> list[Observer]:
         """The observers of one engine. For that of a process set: its ranks' numbers in the job, and what to put before
         names in the timeline, where two sets may have a tensor of the same name."""
-        each: list[Any] = [self.witness]
+        each: list[Observer] = [self.witness]
         if not self._settings.stall_check_disable:
             each.append(StallCheck(self._settings, transport.rank))
         if self.timeline is not None:
@@ -49,7 +49,7 @@ class Observers:
         """``engine`` is that of all ranks: the one to tune."""
         if self._tuner is not None:
             self._tuner.attach(engine)
-            engine.observers.append(self._tuner)
+            engine.observers.add(self._tuner)
 
     def start_timeline(self, path: str, mark_cycles: bool) -> None:
         """Rank 0 writes to ``path``; the others, if they were told to write at all, to ``path.rank<N>``."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from farandole.config import Settings
-from farandole.contracts import Listener, Observer, Tracer, Transport, Waiting, Watcher
+from farandole.contracts import Observer, Transport, Waiting
 from farandole.engine import wire
 from farandole.engine.cache import SignatureCache
 from farandole.engine.check import check
@@ -30,6 +30,7 @@ from farandole.engine.execute import execute, nothing
 from farandole.engine.fusion import Unit, plan
 from farandole.engine.handle import Entry, Handle
 from farandole.engine.negotiation import Named, Negotiation
+from farandole.engine.subscribers import Subscribers
 from farandole.errors import DUPLICATE_NAME, HorovodInternalError, PeerLostError, RequestError, ShutDownError
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
@@ -56,18 +57,14 @@ class _Unit(NamedTuple):
 class Engine:
     """Runs collectives over one transport. Thread-safe."""
 
-    def __init__(self, transport: Transport, settings: Settings, observers: Sequence[Any] = ()) -> None:
-        """``observers``: Observers, Tracers, Watchers and Listeners, or several in one."""
+    def __init__(self, transport: Transport, settings: Settings, observers: Sequence[Observer] = ()) -> None:
         self.transport, self.rank, self.size = transport, transport.rank, transport.size
-        self.observers: list[Observer] = [each for each in observers if hasattr(each, "started")]
-        self._watchers: list[Watcher] = [each for each in observers if hasattr(each, "waiting")]
+        self.observers = Subscribers(observers)
         self.fusion_threshold = settings.fusion_threshold
         self.bucket_bytes = settings.bucket_bytes  # what a strategy should collect before it submits; rank 0 decides
         self.bucketed: int | None = None  # what it does collect, if it can change that
-        self._listeners: list[Listener] = [each for each in observers if hasattr(each, "agreed")]
-        self._tracers: list[Tracer] = [each for each in observers if hasattr(each, "settled")]
         self._proposed: int | None = None  # a fusion threshold that is not in force yet
-        self._noting = bool(self._tracers)  # something hangs on what this rank posts
+        self._noting = bool(self.observers.settled)  # something hangs on what this rank posts
         self._mean_of_present = settings.join_mean_of_present
         self._cycle = settings.cycle_time / 1000
         self._negotiation = Negotiation(self.size)
@@ -290,8 +287,9 @@ class Engine:
     def _with_note(self, message: bytes) -> bytes:
         with self._mutex:
             threshold, self._proposed = self._proposed, None
-            self._noting = bool(self._tracers)
-        since = [item.since + self._tracers[0].clock for item in self._batch] if self._tracers else []
+            self._noting = bool(self.observers.settled)
+        tracers = self.observers.settled
+        since = [item.since + tracers[0].clock for item in self._batch] if tracers else []
         return wire.with_note(message, wire.Note(threshold, since))
 
     def _settle(self, messages: Sequence[bytes]) -> None:
@@ -310,7 +308,7 @@ class Engine:
             decision, batch, asked = self._decide(messages, batch, in_step=bool(key))
             if key and self._negotiation.idle and len(self._decisions) < _REMEMBERED:
                 self._decisions[key] = decision
-        if self._tracers:
+        if self.observers.settled:
             self._tell(asked, since, decision, batch)
         for done, remembered in enumerate(decision):
             try:
@@ -349,8 +347,8 @@ class Engine:
         for each in decision:
             names = failed if each.unit.error else agreed
             names += [items[position].entry.name for position in each.positions]
-        for tracer in self._tracers:
-            tracer.settled(asked, since or [()] * self.size, agreed, failed)
+        for observer in self.observers.settled:
+            observer.settled(asked, since or [()] * self.size, agreed, failed)
 
     def _decide(
         self, messages: Sequence[bytes], batch: list[_Item], *, in_step: bool
@@ -368,8 +366,8 @@ class Engine:
             if message.shutdown:
                 raise ShutDownError(self._story(rank))
         responses = self._negotiation.step(named)
-        for listener in self._listeners:
-            listener.agreed(responses)
+        for observer in self.observers.agreed:
+            observer.agreed(responses)
         waiting = self._waiting
         if in_step and len(batch) == sum(len(response.names) for response in responses):
             items = batch
@@ -404,7 +402,7 @@ class Engine:
             for item in items:
                 item.handle.fail(HorovodInternalError(unit.error))
             return
-        observers = self.observers
+        observers = self.observers.running
         if observers:
             names = [item.entry.name for item in items]  # a remembered unit's may carry old serial numbers
             nbytes = sum(buffer.data.nbytes for buffer in buffers)
@@ -442,13 +440,13 @@ class Engine:
             for item in (*self._waiting.values(), *self._batch)
             if item.entry.request.kind is not Kind.JOIN  # whoever joins means to wait
         ]
-        if not items or not self._watchers:
+        if not items or not self.observers.waiting:
             return
         absent = self._negotiation.missing()
         silent = tuple(rank for rank in self.transport.board.missing() if rank != self.rank)
         waiting = [Waiting(name, now - item.since, absent.get(name, silent) or silent) for name, item in items]
-        for watcher in self._watchers:
-            why = watcher.waiting(waiting)
+        for observer in self.observers.waiting:
+            why = observer.waiting(waiting)
             if why:
                 self.transport.abort(why)
                 raise PeerLostError(why, next((rank for each in waiting for rank in each.missing), -1))

@@ -10,6 +10,7 @@ import numpy as np
 
 from farandole import context
 from farandole.context import ProcessSet
+from farandole.contracts import Observer
 from farandole.frontend.callbacks import any_rank, wait_for_all
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.keras import metrics, notes
@@ -135,7 +136,7 @@ class Last(Conductor):
         _compare(model, epoch, process_set)
 
 
-class Alone(keras.callbacks.Callback):  # type: ignore[misc]
+class Alone(keras.callbacks.Callback, Observer):  # type: ignore[misc]
     """Where nothing says that ranks belong together: did they exchange anything in the first epoch?"""
 
     def __init__(self) -> None:
@@ -143,15 +144,11 @@ class Alone(keras.callbacks.Callback):  # type: ignore[misc]
         self._looking = False
         self._seen = False
 
-    # An observer of the engine.
-
     def started(self, *args: Any, **kwargs: Any) -> None:
         self._seen = True
 
-    def finished(self, *args: Any, **kwargs: Any) -> None: ...
-
     def on_train_begin(self, logs: Any = None) -> None:
-        context.engine().observers.append(self)
+        context.engine().observers.add(self)
         self._looking = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

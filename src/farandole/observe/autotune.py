@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
 import numpy as np
 
 from farandole.config import Settings
+from farandole.contracts import Observer
 from farandole.errors import SettingsError
 from farandole.log import logger
 from farandole.types import Kind
@@ -182,8 +183,8 @@ class Tuning:
             self._log.flush()
 
 
-class Tuner:
-    """An observer of rank 0's engine. Sizes that were set to something else than the default are not tuned."""
+class Tuner(Observer):
+    """Observes rank 0's engine. Sizes that were set to something else than the default are not tuned."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises SettingsError if the log cannot be written."""
@@ -210,8 +211,6 @@ class Tuner:
             self._step()
         self._seen.update(keys)
         self._bytes += nbytes
-
-    def finished(self, kind: Kind, names: Sequence[str]) -> None: ...
 
     def close(self) -> None:
         self.done = True

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farandole.config import Settings
-from farandole.contracts import Waiting
+from farandole.contracts import Observer, Waiting
 from farandole.log import logger
 
 _NAMES_SHOWN = 6
 
 
-class StallCheck:
-    """A watcher of the engine. Texts are Horovod's. Of the ranks that wait, the lowest one speaks."""
+class StallCheck(Observer):
+    """Texts are Horovod's. Of the ranks that wait, the lowest one speaks."""
 
     def __init__(self, settings: Settings, rank: int) -> None:
         self.rank = rank

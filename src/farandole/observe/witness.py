@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from farandole.contracts import Observer
 from farandole.types import Kind, Response
 
 _FEW = 64  # numbers in one piece: a metric, not a gradient
 _LEARNING = {Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER, Kind.ALLTOALL}  # sparse gradients are gathered
 
 
-class Witness:
-    """A listener of all engines of this process, from ``init`` to ``shutdown``."""
+class Witness(Observer):
+    """Observes all engines of this process, from ``init`` to ``shutdown``."""
 
     def __init__(self) -> None:
         self.broadcast = 0  # elements of parameters that all ranks were given

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import farandole.tensorflow as hvd
 from farandole import context
+from farandole.contracts import Observer
 
 COUNT = 200
 
@@ -32,7 +33,7 @@ def check(results):
         np.testing.assert_array_equal(result, [number * 2.0, number * 4.0])
 
 
-class Files:
+class Files(Observer):
     """Watches an engine: the files of the functions that its collectives were called by."""
 
     def __init__(self):
@@ -40,9 +41,6 @@ class Files:
 
     def started(self, *_):
         self.seen |= {frame.filename for frame in traceback.extract_stack()}
-
-    def finished(self, *_):
-        pass
 
 
 def check_that_autograph_rewrites_this_file_alone():
@@ -55,7 +53,7 @@ def check_that_autograph_rewrites_this_file_alone():
         rewritten.append((lambda: 0).__code__.co_filename)
 
     files = Files()
-    context.engine().observers.append(files)
+    context.engine().observers.add(files)
     function()
     context.engine().observers.remove(files)
     assert "autograph_generated" in rewritten[0]

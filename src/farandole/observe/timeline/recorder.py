@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from time import monotonic
 
+from farandole.contracts import Observer
 from farandole.log import logger
 from farandole.observe.timeline.file import ArrayFile
 from farandole.observe.timeline.story import Finished, Named, Note, Scope, Settled, Started, Story
@@ -57,8 +58,8 @@ class Timeline:
             writer.put(note)
 
 
-class EngineTracer:
-    """See ``contracts.Tracer``."""
+class EngineTracer(Observer):
+    """Notes every event of one engine."""
 
     def __init__(self, timeline: Timeline, scope: Scope) -> None:
         self.clock = timeline.clock

@@ -1,0 +1,41 @@
+"""Who hears what: for each event of the engine, the observers that override its method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farandole.contracts import Observer
+
+
+class Subscribers:
+    """The observers of one engine, by event; an event that nobody hears costs a look at an empty list.
+
+    ``running``: ``started`` and ``finished``.
+    """
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.all: tuple[Observer, ...] = ()
+        self._set(tuple(observers))
+
+    def add(self, observer: Observer) -> None:
+        self._set((*self.all, observer))
+
+    def remove(self, observer: Observer) -> None:
+        """Raises ValueError if it is not among them."""
+        if observer not in self.all:
+            raise ValueError(f"{observer!r} does not observe this engine")
+        self._set(tuple(other for other in self.all if other is not observer))
+
+    def _set(self, observers: tuple[Observer, ...]) -> None:
+        self.all = observers
+        self.agreed = self._overriding("agreed")
+        self.settled = self._overriding("settled")
+        self.running = self._overriding("started", "finished")
+        self.waiting = self._overriding("waiting")
+
+    def _overriding(self, *events: str) -> tuple[Observer, ...]:
+        return tuple(
+            observer
+            for observer in self.all
+            if any(getattr(type(observer), event) is not getattr(Observer, event) for event in events)
+        )
