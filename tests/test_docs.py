@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 ELSEWHERE = ["tensorflow.md", "keras.md", "jax.md", "mxnet.md", "spark.md"]  # run by tests/<framework>/test_docs.py
 TASKS = [
-    "start.md", "run.md", "torch.md", "tensorflow.md", "keras.md", "jax.md", "mxnet.md", "numpy.md", "spark.md",
+    "start.md", "concepts.md", "run.md", "torch.md", "tensorflow.md", "keras.md", "jax.md", "mxnet.md", "numpy.md", "spark.md",
     "migration.md", "data.md", "timeline.md", "bench.md", "settings.md", "architecture.md",
 ]  # fmt: skip
 SETTINGS = ROOT / "docs" / "settings.md"
