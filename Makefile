@@ -1,5 +1,6 @@
 # make demo   train a digit classifier on two processes
 # make test   every test; TensorFlow, Keras, JAX and MXNet in environments of their own (tests/environments)
+# make test-quick   what one runs all day: no whole programs, no frameworks but PyTorch; under 5 minutes
 # make check  style, types and room order: seconds
 # make bench  the speed table of the README (BENCH="allreduce --np 2")
 # All of it happens in .venv, which is set up once per content of pyproject.toml and constraints.txt.
@@ -14,7 +15,7 @@ python := $(VENV)/.python
 install = echo "Installing farandole[$(1)] into $(VENV) (once; torch is a large download) ..." && \
 	$(bin)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-quick check bench clean
 
 demo: $(VENV)/.demo-$(inputs)
 	$(bin)/farandole run -np 2 $(bin)/python examples/torch_digits.py
@@ -22,6 +23,9 @@ demo: $(VENV)/.demo-$(inputs)
 test: $(VENV)/.dev-$(inputs)
 	$(bin)/python -m pytest
 	$(bin)/python -m tests.environments
+
+test-quick: $(VENV)/.dev-$(inputs)
+	$(bin)/python -m pytest -m 'not slow'
 
 check: $(VENV)/.dev-$(inputs)
 	$(bin)/ruff check

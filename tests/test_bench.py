@@ -131,6 +131,7 @@ def bench(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_quick_run_gives_table_json_and_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     done = bench("allreduce", "step", "--quick", "--json", "out.json", "--plot", "out.png", folder=tmp_path)
@@ -165,12 +166,14 @@ def test_open_mpi_takes_part_where_it_is_installed(tmp_path: Path) -> None:
     assert all(MPI in each["contenders"] for each in found["cases"])
 
 
+@pytest.mark.slow
 def test_without_mpi_the_ranks_are_plain_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "mpirun", lambda size: None)
     cases = list(crew.measure(["allreduce"], 3, quick=True))
     assert {name for each in cases for name in each.samples} == {OURS, GLOO, GLOO_FLAT}
 
 
+@pytest.mark.slow
 def test_what_watching_costs_is_shown_in_per_cent(tmp_path: Path) -> None:
     done = bench("observers", "--quick", "--json", "out.json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -188,6 +191,7 @@ def test_contenders_are_prepared_before_all_ranks_line_up() -> None:
     assert "".join(order) == "p|as" * 2
 
 
+@pytest.mark.slow
 def test_the_start_is_measured_beside_torchrun(tmp_path: Path) -> None:
     done = bench("start", "--quick", "--json", "out.json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -195,12 +199,14 @@ def test_the_start_is_measured_beside_torchrun(tmp_path: Path) -> None:
     assert {OURS, TORCHRUN, "import torch"} == found["contenders"].keys()
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_is_reported_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(crew.BenchmarkError, match=r"No module named 'benchmarks\.nonsense'"):
         list(crew.measure(["nonsense"], 2, quick=True))
     assert children() == []
 
 
+@pytest.mark.slow
 def test_ranks_end_with_the_benchmark() -> None:
     cases = crew.measure(["allreduce", "step"], 2, quick=True)
     assert next(cases).name == "4 KiB"
@@ -210,6 +216,7 @@ def test_ranks_end_with_the_benchmark() -> None:
     assert psutil.wait_procs(ranks, timeout=10)[1] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_nothing_is_left_when_the_benchmark_is_ended(number: int, code: int, tmp_path: Path) -> None:
     benchmark = subprocess.Popen(

@@ -32,8 +32,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 ELSEWHERE = ["tensorflow.md", "keras.md", "jax.md", "mxnet.md", "spark.md"]  # run by tests/<framework>/test_docs.py
 TASKS = [
-    "start.md", "concepts.md", "run.md", "torch.md", "tensorflow.md", "keras.md", "jax.md", "mxnet.md", "numpy.md", "spark.md",
-    "migration.md", "data.md", "timeline.md", "bench.md", "settings.md", "architecture.md",
+    "start.md", "concepts.md", "run.md", "torch.md", "tensorflow.md", "keras.md", "jax.md", "mxnet.md", "numpy.md",
+    "spark.md", "migration.md", "data.md", "timeline.md", "bench.md", "settings.md", "architecture.md",
 ]  # fmt: skip
 SETTINGS = ROOT / "docs" / "settings.md"
 README, RUNS = ROOT / "README.md", ROOT / "docs" / "bench.json"
@@ -114,6 +114,7 @@ def test_the_page_of_a_framework_starts_with_a_complete_program_that_is_run(name
 HERE = [page for page in PAGES if page.name not in ELSEWHERE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", HERE, ids=lambda page: page.name)
 def test_the_blocks_of_a_page_do_what_they_say(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path)

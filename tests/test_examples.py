@@ -15,6 +15,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "examples" / "torch_digits.py"
 

@@ -1,7 +1,7 @@
 """Every contract between rooms, on one page.
 
-A wire that only moves bytes is a ``Link``: one verb, a ``Board``, and four small methods. One with collectives of its own is
-a ``Transport``.
+A wire that only moves bytes is a ``Link``: one verb, a ``Board``, and four small methods. One with collectives of its
+own is a ``Transport``.
 All calls of Link and Transport block, and come in the same order on all ranks; only a ``Board`` may be asked at any
 time. Failures leave as ``farandole.errors.PeerLostError`` (somebody went away) or ``HorovodInternalError``.
 """

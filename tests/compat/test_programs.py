@@ -11,6 +11,8 @@ from tests.compat.tools import FARANDOLE, HOROVODRUN, PROGRAMS, program
 pytest.importorskip("torch", reason="torch is not installed")
 
 # What each rank prints when all is well.
+pytestmark = pytest.mark.slow
+
 SAYS = {"process_sets.py": "sets done", "join.py": "joined", "accumulation.py": "accumulated", "handles.py": "handled"}
 
 # Ranks that import torch once and then run several programs, one after the other.

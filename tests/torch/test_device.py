@@ -20,6 +20,8 @@ from tests.torch.test_properties import DTYPES, check_moves, check_reductions
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 ALL: Callable[[Any], bool] = lambda tensor: True  # noqa: E731
+pytestmark = pytest.mark.slow
+
 WAYS = ["direct", "staged"]
 
 
