@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.launch import reaper
 from tests.launch import tools
 from tests.launch.tools import Marked, read_pids, wait_until
 
@@ -196,12 +197,12 @@ class TestTheDriverEnds:
         process.kill()
         jobs.finish(process)
 
-    def test_the_nanny_is_killed_and_then_the_driver(self, jobs: Marked, sleeper: Path, tmp_path: Path) -> None:
-        """Without a nanny the ranks themselves still die with their parent."""
+    def test_the_reaper_is_killed_and_then_the_driver(self, jobs: Marked, sleeper: Path, tmp_path: Path) -> None:
+        """Without a reaper the ranks themselves still die with their parent."""
         process = jobs.start("run", "-np", "2", PY, str(sleeper), str(tmp_path))
         pids = set(read_pids(tmp_path, 2).values())
-        (nanny,) = set(jobs.left()) - pids - {process.pid}
-        os.kill(nanny, signal.SIGKILL)
+        (parent,) = set(jobs.left()) - pids - {process.pid}
+        os.kill(parent, signal.SIGKILL)
         process.kill()
         jobs.finish(process)
 
@@ -216,6 +217,42 @@ class TestTheDriverEnds:
         assert jobs.finish(process).returncode == 130
         again.join()
         assert time.monotonic() - began < 2.5
+
+
+# Two processes in sessions of their own that hold the rank's pipes. The second has no parent, and no variables by which
+# it could be known. The argument makes them findable.
+DAEMONS = """
+import os, subprocess, sys, time
+sleep = [sys.executable, "-c", "import time; time.sleep(1000)", sys.argv[1]]
+subprocess.Popen(sleep, start_new_session=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execve(sys.executable, sleep, {})
+    os._exit(0)
+os.wait()
+print("up", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("then", "code"), [("pass", 0), ("sys.exit(3)", 3), ("time.sleep(1000)", 130)])
+def test_nothing_that_left_its_session_outlives_the_job(jobs: Marked, then: str, code: int) -> None:
+    process = jobs.start("run", "-np", "2", PY, "-c", DAEMONS + then, jobs.mark)
+    assert process.stdout is not None
+    assert {process.stdout.readline() for _ in range(2)} == {f"[{rank}]<stdout>:up\n" for rank in range(2)}
+    if code == 130:
+        process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    assert jobs.finish(process).returncode == code
+    assert time.monotonic() - began < tools.LIMIT
+    assert not [pid for pid in reaper.processes() if jobs.mark in command_of(pid)]
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def test_a_full_disk_under_the_output_directory(jobs: Marked, tmp_path: Path) -> None:

@@ -1,21 +1,20 @@
-"""The local launcher and its nanny, without a driver around them."""
+"""The local launcher and its reaper, without a driver around them."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import sys
-import time
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from farandole.errors import SettingsError
-from farandole.launch import nanny
-from farandole.launch.launchers.local import Local, LocalWorker
+from farandole.launch import reaper
+from farandole.launch.launchers.local import Local, LocalWorker, start_ranks
 from farandole.launch.plan import plan
-from tests.launch.tools import Marked, read_pids, wait_until
+from tests.launch.tools import Marked, wait_until
 
 
 def start(jobs: Marked, np: int, script: str, hosts: str | None = None) -> list[LocalWorker]:
@@ -87,13 +86,60 @@ def test_one_that_ignores_being_asked(jobs: Marked) -> None:
     assert worker.poll() == -9
 
 
-def test_what_left_its_group_is_swept_up(jobs: Marked) -> None:
-    workers = start(jobs, 1, "setsid sleep 1000 & sleep 1000")
+# Processes that leave their rank's session, its parents, and its environment.
+RUNAWAYS = "(setsid sleep 1000 &) ; setsid env -i sleep 1000 & setsid bash -c \"trap '' TERM; sleep 1000\" & "
+
+
+@pytest.mark.parametrize("then", ["sleep 1000", "exit 0"])
+def test_what_left_its_session_is_ended(jobs: Marked, then: str) -> None:
+    workers = start(jobs, 2, f"{RUNAWAYS} echo up; {then}")
     try:
-        assert wait_until(lambda: len(jobs.left()) >= 3)  # the shell, two sleeps, the nanny
+        assert all(os.read(worker.stdout or 0, 10) == b"up\n" for worker in workers)
+        tree = children_of(workers[0])
+        assert wait_until(lambda: len(tree()) >= 6)  # three sleeps of each rank
+        for worker in workers:
+            worker.terminate()
+        assert not wait_until(lambda: not any(worker.alive() for worker in workers), 0.3), "some do not listen"
+        left = tree()
     finally:
         end(workers)
+    assert left
+    assert not [pid for pid, seen in left.items() if reaper.processes().get(pid) == seen]
     assert wait_until(lambda: not jobs.left(), 5.0)
+
+
+def children_of(worker: LocalWorker) -> Callable[[], dict[int, tuple[int, int]]]:
+    """All descendants of the worker's reaper."""
+    root = reaper.processes()[worker.pid][0] if worker.poll() is None else worker._reaper._process.pid  # type: ignore[union-attr]
+
+    def found() -> dict[int, tuple[int, int]]:
+        known = reaper.processes()
+        return {pid: known[pid] for pid in reaper.below(root, known)}
+
+    return found
+
+
+def test_one_rank_ends_and_the_others_go_on(jobs: Marked) -> None:
+    first, second = workers = start(jobs, 2, "sleep 1000 & echo up; wait")
+    try:
+        assert all(os.read(worker.stdout or 0, 10) == b"up\n" for worker in workers)
+        first.kill()
+        assert wait_until(lambda: first.poll() == -9)
+        assert second.poll() is None
+    finally:
+        end(workers)
+
+
+def test_a_rank_whose_reaper_was_killed(jobs: Marked) -> None:
+    """It dies with its parent (or is killed now); what it started is found by its environment."""
+    (worker,) = workers = start(jobs, 1, "setsid sleep 1000 & echo up; sleep 1000")
+    try:
+        assert os.read(worker.stdout or 0, 10) == b"up\n"
+        os.kill(reaper.processes()[worker.pid][0], signal.SIGKILL)
+        assert wait_until(lambda: worker.poll() == -signal.SIGTERM)
+        assert worker.alive()
+    finally:
+        end(workers)
 
 
 def test_other_hosts_are_not_ours() -> None:
@@ -109,65 +155,41 @@ def test_a_program_that_cannot_be_started_leaves_nothing(jobs: Marked) -> None:
     assert not jobs.left()
 
 
-def test_too_many_ranks_for_this_machine_leave_nothing(jobs: Marked, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
+def test_too_many_ranks_for_this_machine_leave_nothing(jobs: Marked) -> None:
+    """The second is refused by the kernel, as with ``ulimit -u``: here for a command line that is too long."""
     before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr("farandole.launch.launchers.local.Nanny.start", refuse)
-    with pytest.raises(SettingsError, match=r"2 ranks could not be started, only 2: .*Resource temporarily"):
-        start(jobs, 2, "sleep 1000")
+    slots = plan(None, 2)
+    monster = replace(slots[1], local_rank="x" * (1 << 18))  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"2 ranks could not be started, only 1: .*Argument list too long"):
+        start_ranks([slots[0], monster], ["sleep", "1000"], dict([jobs.mark.split("=")]))
     assert len(os.listdir("/proc/self/fd")) == before
     assert wait_until(lambda: not jobs.left(), 5.0)
 
 
-class TestNanny:
-    GROUP = "import os, sys, time; open(sys.argv[1], 'w').write(f'{os.getpid()}\\n'); time.sleep(1000)"
-
-    def spawn(self, jobs: Marked, path: Path) -> subprocess.Popen[str]:
-        process = jobs.python("-c", self.GROUP, str(path))
-        assert wait_until(lambda: path.exists() and path.read_text().endswith("\n"))
+class TestReaper:
+    def start(self, jobs: Marked, script: str) -> subprocess.Popen[str]:
+        """A process that starts a rank and says so."""
+        code = f"""
+import os, sys, time
+from farandole.launch.launchers.local import Local
+from farandole.launch.plan import plan
+(worker,) = Local().start(plan(None, 1), ["bash", "-c", {script!r}], {{}})
+print(os.read(worker.stdout, 10), flush=True)
+time.sleep(1000)
+"""
+        process = jobs.python("-c", code)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "b'up\\n'\n"
         return process
 
-    def nanny(self, jobs: Marked) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", nanny.__file__, jobs.mark], stdin=subprocess.PIPE, start_new_session=True
-        )
+    def test_ends_all_when_the_driver_is_killed(self, jobs: Marked) -> None:
+        process = self.start(jobs, "(setsid sleep 1000 &) ; trap '' TERM; echo up; while sleep 0.1; do :; done")
+        process.kill()
+        jobs.finish(process)
 
-    def test_ends_the_groups_when_the_pipe_closes(self, jobs: Marked, tmp_path: Path) -> None:
-        kept, ended = self.spawn(jobs, tmp_path / "kept"), self.spawn(jobs, tmp_path / "ended")
-        watcher = self.nanny(jobs)
-        assert watcher.stdin is not None
-        try:
-            watcher.communicate(f"+{kept.pid}\n+{ended.pid}\n-{kept.pid}\n".encode(), timeout=10)
-            assert ended.wait(5) == -signal.SIGTERM
-            assert kept.wait(5) == -signal.SIGKILL, "not of the group any more, but of the job"
-        finally:
-            for process in (kept, ended):
-                process.kill()
-                process.communicate()
-
-    def test_goodbye_means_hands_off(self, jobs: Marked, tmp_path: Path) -> None:
-        process = self.spawn(jobs, tmp_path / "pid")
-        watcher = self.nanny(jobs)
-        try:
-            watcher.communicate(f"+{process.pid}\nbye\n".encode(), timeout=10)
-            assert watcher.returncode == 0
-            assert process.poll() is None
-        finally:
-            process.kill()
-            process.communicate()
-
-    def test_is_quick_about_stubborn_ones(self, jobs: Marked, tmp_path: Path) -> None:
-        code = "import signal; signal.signal(15, signal.SIG_IGN); " + self.GROUP
-        process = jobs.python("-c", code, str(tmp_path / "a.pid"))
-        read_pids(tmp_path, 1)
-        watcher = self.nanny(jobs)
-        began = time.monotonic()
-        try:
-            watcher.communicate(f"+{process.pid}\n".encode(), timeout=10)
-            assert process.wait(1) == -signal.SIGKILL
-            assert time.monotonic() - began < 4.0
-        finally:
-            process.kill()
-            process.communicate()
+    def test_signals_only_what_it_has_seen(self, jobs: Marked) -> None:
+        process = jobs.python("-c", "import time; time.sleep(1000)")
+        seen = reaper.processes()[process.pid]
+        reaper.send(process.pid, (seen[0], seen[1] - 1), signal.SIGKILL)  # its number was another one's before
+        reaper.send(process.pid, seen, signal.SIGTERM)
+        assert jobs.finish(process).returncode == -signal.SIGTERM

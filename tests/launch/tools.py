@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from farandole.launch import nanny
+from farandole.launch import reaper
 
 LIMIT = 5.0  # seconds after which nothing of a job may be left
 
@@ -41,7 +41,7 @@ class Marked:
         return {**clean, name: value, "OMP_NUM_THREADS": "1"}
 
     def left(self) -> list[int]:
-        return nanny.strays(self.mark)
+        return list(reaper.marked(self.mark))
 
     def start(self, *arguments: str, **options: object) -> subprocess.Popen[str]:
         """``farandole ARGUMENTS`` in the background."""

@@ -57,8 +57,8 @@ def processes(words: str, where: str) -> list[int]:
 
 
 def left() -> list[int]:
-    """Ranks, what they started, and their nannies."""
-    return processes("FARANDOLE_TASK=", "environ") + processes("FARANDOLE_TASK=", "cmdline")
+    """Ranks, what they started, and their reapers."""
+    return processes("FARANDOLE_REAPER=", "environ") + processes("launch/reaper.py", "cmdline")
 
 
 def kill(pid: int) -> None:

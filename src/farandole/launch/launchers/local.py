@@ -1,22 +1,28 @@
-"""Processes of this machine: each rank in a session of its own, watched over by a nanny."""
+"""Processes of this machine: every rank in a session of its own, below one reaper for all."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import marshal
 import os
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from farandole.config import knobs
 from farandole.errors import SettingsError
-from farandole.launch import nanny
+from farandole.launch import reaper
 from farandole.types import Slot
 
 if TYPE_CHECKING:
     import subprocess
+
+MARK = "FARANDOLE_REAPER"  # the variable by which processes are found whose reaper was killed
+PATIENCE = 1.0  # seconds in which a reaper ends that has nothing left to do
 
 
 class Local:
@@ -37,19 +43,7 @@ class Local:
         # Settings in our own environment have been read already and are part of env where they matter.
         known = {name for each in knobs() for name in (each.variable, each.horovod) if name}
         base = {name: value for name, value in os.environ.items() if name not in known}
-        watcher = Nanny(f"FARANDOLE_STORE={env['FARANDOLE_STORE']}")
-        workers: list[LocalWorker] = []
-        try:
-            for slot in slots:
-                who = {"FARANDOLE_RANK": str(slot.rank), "FARANDOLE_LOCAL_RANK": str(slot.local_rank)}
-                workers.append(LocalWorker(slot, command, {**base, **env, **who}, watcher))
-            watcher.start(worker.group for worker in workers)
-        except OSError as error:
-            for worker in workers:
-                worker.abandon()
-            watcher.end()
-            raise SettingsError(f"{len(slots)} ranks could not be started, only {len(workers)}: {error}") from error
-        return workers
+        return start_ranks(slots, command, {**base, **env})
 
     def where_am_i(self, env: Mapping[str, str]) -> tuple[int, int]:
         return int(env["FARANDOLE_RANK"]), int(env["FARANDOLE_LOCAL_RANK"])
@@ -63,101 +57,180 @@ def _is_here(host: str) -> bool:
     return any(host == each.address for network in psutil.net_if_addrs().values() for each in network)
 
 
+def start_ranks(slots: Sequence[Slot], command: Sequence[str], env: Mapping[str, str]) -> list[LocalWorker]:
+    """One process per slot, below a reaper of their own. SettingsError says how many could be started; then none is
+    left."""
+    token = uuid.uuid4().hex
+    base, pipes = {**env, MARK: token}, _Pipes()
+    handle = Reaper(f"{MARK}={token}")
+    try:
+        places = []
+        for slot in slots:
+            own = {"FARANDOLE_RANK": str(slot.rank), "FARANDOLE_LOCAL_RANK": str(slot.local_rank)}
+            places.append((list(command), own, pipes.open(), pipes.open()))
+        pids = handle.start(base, places, pipes.writers)
+    except OSError as error:
+        pipes.close(pipes.readers)
+        raise SettingsError(f"{len(slots)} ranks could not be started, only {handle.started}: {error}") from error
+    finally:
+        pipes.close(pipes.writers)
+    outputs = zip(pipes.readers[::2], pipes.readers[1::2], strict=True)
+    return [
+        LocalWorker(slot, handle, index, pid, *output)
+        for index, (slot, pid, output) in enumerate(zip(slots, pids, outputs, strict=True))
+    ]
+
+
+class _Pipes:
+    def __init__(self) -> None:
+        self.readers: list[int] = []
+        self.writers: list[int] = []
+
+    def open(self) -> int:
+        """A new pipe's end to write to."""
+        reader, writer = os.pipe()
+        self.readers.append(reader)
+        self.writers.append(writer)
+        return writer
+
+    def close(self, ends: list[int]) -> None:
+        while ends:
+            os.close(ends.pop())
+
+
 class LocalWorker:
-    """One rank's process and whatever it starts in its process group."""
+    """One rank's process and whatever it starts."""
 
-    def __init__(self, slot: Slot, command: Sequence[str], env: Mapping[str, str], watcher: Nanny) -> None:
-        import subprocess  # here, so that a worker that asks where_am_i does not pay for it
-
+    def __init__(self, slot: Slot, handle: Reaper, index: int, pid: int, stdout: int, stderr: int) -> None:
         self.slot = slot
-        self._watcher = watcher
-        self._gone = False
-        pipes: list[int] = []
-        try:
-            pipes += os.pipe()
-            pipes += os.pipe()
-            self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=pipes[1], stderr=pipes[3], start_new_session=True
-            )
-        except OSError:
-            for each in pipes[::2]:
-                os.close(each)
-            raise
-        finally:
-            for each in pipes[1::2]:
-                os.close(each)
-        self.stdout: int | None = pipes[0]  # closed by whoever reads them
-        self.stderr: int | None = pipes[2]
-        self.group = self._process.pid
+        self.pid = pid
+        self.stdout: int | None = stdout  # closed by whoever reads them
+        self.stderr: int | None = stderr
+        self._reaper = handle
+        self._index = index
 
     def poll(self) -> int | None:
-        return self._process.poll()
+        return self._reaper.code(self._index)
 
     def alive(self) -> bool:
-        """Is anything left of the process or of what it started?"""
-        if not self._gone and self.poll() is not None:
-            # The leader is reaped; its number stays taken as long as the group has members.
-            self._gone = not (nanny.signal_group(self.group, 0) and nanny.members({self.group}))
-            if self._gone:
-                self._watcher.forget(self.group)
-        return not self._gone
+        """Is the rank running, or anything of the job? (What ranks leave behind belongs to all of them.)"""
+        return self.poll() is None or self._reaper.has_left()
 
     def terminate(self) -> None:
-        if self.alive():
-            nanny.signal_group(self.group, signal.SIGTERM)
+        self._reaper.signal(self._index, signal.SIGTERM)
 
     def kill(self) -> None:
-        if self.alive():
-            nanny.signal_group(self.group, signal.SIGKILL)
-        self._watcher.untidy = True
-
-    def abandon(self) -> None:
-        """Undo the start, when the job cannot begin."""
-        self.kill()
-        self._process.wait()
-        for fd in (self.stdout, self.stderr):
-            if fd is not None:
-                os.close(fd)
+        self._reaper.signal(self._index, signal.SIGKILL)
 
 
-class Nanny:
-    """The driver's end of the nanny's pipe. It says goodbye when the last group is gone."""
+class Reaper:
+    """The driver's end of a reaper's pipes. ``mark`` (NAME=value) is in the environment of all its ranks."""
 
     def __init__(self, mark: str) -> None:
-        self.untidy = False  # something had to be killed, so processes that left their group may be about
+        self.started = 0
         self._mark = mark
-        self._groups: set[int] = set()
+        self._codes: dict[int, int] = {}
+        self._text = b""
+        self._gone = self._lost = False
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, groups: Iterable[int]) -> None:
+    def start(
+        self, base: Mapping[str, str], places: Sequence[tuple[list[str], dict[str, str], int, int]], keep: Sequence[int]
+    ) -> list[int]:
+        """The pids of the ranks. OSError when they cannot be started: none is left then, and ``started`` says how many
+        there were."""
+        import subprocess  # here, so that a worker that asks where_am_i does not pay for it
+
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", reaper.__file__], bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, start_new_session=True, pass_fds=keep,
+        )  # fmt: skip
+        frame = marshal.dumps((dict(base), list(places)))
+        answer = b""
+        with contextlib.suppress(BrokenPipeError):
+            self._write(len(frame).to_bytes(8, "little") + frame)
+            answer = self._first_line()
+        verb, *numbers = answer.split() or [b"failed", b"0", b"%d" % errno.ECHILD]
+        if verb == b"started":
+            self.started = len(numbers)
+            return [int(each) for each in numbers]
+        self.started, number = (int(each) for each in numbers)
+        self._end()
+        raise OSError(number, os.strerror(number), places[0][0][0])
+
+    def code(self, index: int) -> int | None:
+        """The exit code of a rank (negative: the signal), None while it runs."""
+        self._listen()
+        if self._lost:
+            return self._codes.setdefault(index, -signal.SIGTERM)  # which ranks get when their parent dies
+        return self._codes.get(index)
+
+    def has_left(self) -> bool:
+        """Does anything run that the ranks have started?"""
+        self._listen()
+        return bool(reaper.marked(self._mark)) if self._lost else not self._gone
+
+    def signal(self, index: int, number: int) -> None:
+        if self._lost:
+            for pid, seen in reaper.marked(self._mark).items():
+                reaper.send(pid, seen, number)
+        elif not self._gone:
+            with contextlib.suppress(OSError):
+                self._write(f"{'kill' if number == signal.SIGKILL else 'term'} {index}\n".encode())
+
+    def _write(self, data: bytes) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._process.stdin.fileno(), view) :]
+
+    def _first_line(self) -> bytes:
+        """Waits for it; empty if the reaper has ended."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        fd = self._process.stdout.fileno()
+        while b"\n" not in self._text:
+            data = os.read(fd, 65536)
+            if not data:
+                return b""
+            self._text += data
+        os.set_blocking(fd, False)
+        line, _, self._text = self._text.partition(b"\n")
+        return line
+
+    def _listen(self) -> None:
+        """Take what the reaper says."""
+        if self._process is None or self._process.stdout is None:
+            return
+        try:
+            data = os.read(self._process.stdout.fileno(), 65536)
+        except BlockingIOError:
+            data = None
+        if data:
+            self._text += data
+        *lines, self._text = self._text.split(b"\n")
+        for line in lines:
+            verb, *numbers = line.split()
+            if verb == b"exit":
+                self._codes[int(numbers[0])] = int(numbers[1])
+            elif verb == b"gone":
+                self._gone = True
+        if self._gone or data == b"":
+            self._lost = not self._gone  # somebody killed it
+            self._end()
+
+    def _end(self) -> None:
+        """Of the reaper itself."""
+        process, self._process = self._process, None
+        if process is None:
+            return
         import subprocess
 
-        self._groups = set(groups)
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", nanny.__file__, self._mark],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        self._say("".join(f"+{group}\n" for group in self._groups))
-
-    def forget(self, group: int) -> None:
-        if group in self._groups:
-            self._groups.discard(group)
-            self._say(f"-{group}\n")
-        if not self._groups:
-            self.end()
-
-    def end(self) -> None:
-        if self.untidy:
-            nanny.sweep(self._mark)
-        if self._process is not None and self._process.stdin is not None:
-            self._say("bye\n")
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
-            self._process.wait()
-            self._process = None
-
-    def _say(self, words: str) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):  # somebody killed it; the workers still die with their parent
-                self._process.stdin.write(words.encode())
-                self._process.stdin.flush()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

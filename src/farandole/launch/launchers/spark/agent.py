@@ -16,14 +16,13 @@ import socket
 import sys
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from farandole.config import knobs
-from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
-from farandole.launch.launchers.local import LocalWorker, Nanny
+from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
+from farandole.launch.launchers.local import LocalWorker, start_ranks
 from farandole.store import StoreClient
 from farandole.types import Slot
 
@@ -60,8 +59,7 @@ class Agent:
             self._client.stay(self.name)
             self._say("hello", self._hello())
             order = self._next_order(0)
-            if order["do"] == "start":
-                self._start(order)
+            if order["do"] == "start" and self._start(order):
                 self._attend()
         except _GONE:
             self._end_alone()  # not Spark's trouble: the driver knows why it went
@@ -90,26 +88,21 @@ class Agent:
                 found: dict[str, Any] = json.loads(data)
                 return found
 
-    def _start(self, order: Mapping[str, Any]) -> None:
-        """(The task's own thread: the rank is to die with it.)"""
-        token = uuid.uuid4().hex
+    def _start(self, order: Mapping[str, Any]) -> bool:
+        """False if the rank cannot be started."""
         env = environment(dict(os.environ), order["env"], self._folder)
-        env["FARANDOLE_TASK"] = token  # what the nanny knows this rank's processes by
-        watcher = Nanny(f"FARANDOLE_TASK={token}")
-        slot = Slot(*order["slot"])
         command = [order["python"] or sys.executable, *order["command"]]
         try:
-            self._worker = LocalWorker(slot, command, env, watcher)
-        except OSError as error:
-            watcher.end()
-            self._say("failed", {"message": f"{command[0]} cannot be started: {error}"})
-            raise
-        watcher.start([self._worker.group])
+            (self._worker,) = start_ranks([Slot(*order["slot"])], command, env)
+        except SettingsError as error:
+            self._say("failed", {"message": f"{command[0]} cannot be started: {error.__cause__}"})
+            return False
         self._listening = threading.Thread(target=self._take_orders, name="farandole-orders", daemon=True)
         self._listening.start()
         if order["log"]:
             self._talking.append(threading.Thread(target=self._show_log, name="farandole-log", daemon=True))
             self._talking[0].start()
+        return True
 
     # ---- threads ----
 

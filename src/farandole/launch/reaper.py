@@ -1,0 +1,262 @@
+"""Starts a job's ranks on one host, sees them end, and ends what they leave running: one process per job and host.
+
+The reaper is the ranks' parent and a child subreaper: a process below it whose own parent ends becomes its child, in
+whatever session it is. So nothing that a rank starts can get away, and when the reaper has no child left, nothing of
+the job runs.
+
+stdin: the length of a frame (8 bytes), the frame (``marshal``: variables for all, and for each rank its command, its
+own variables, and the descriptors for its stdout and stderr), then lines: ``term 0 2`` and ``kill 0 2`` signal the
+ranks of these numbers with all below them. stdout, in lines: ``started <pid> ...`` or ``failed <index> <errno>``;
+``exit <index> <code>``; ``gone`` when nothing is left, and then the reaper ends. If stdin closes before that, or the
+driver dies, all get SIGTERM and, after a grace, SIGKILL.
+
+Only what Python loads quickly: it runs with ``python -I -S``.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import select
+import signal
+import sys
+import time
+
+GRACE = 2.0  # seconds between SIGTERM and SIGKILL
+AGAIN = 0.02  # seconds after which SIGKILL goes to what was started meanwhile
+GIVE_UP = 3.0  # seconds after which a process that does not die of SIGKILL (a dead network disk) is left alone
+_PR_SET_CHILD_SUBREAPER = 36
+_RESTORED = [getattr(signal, name) for name in ("SIGPIPE", "SIGXFZ", "SIGXFSZ") if hasattr(signal, name)]
+
+
+def processes() -> dict[int, tuple[int, int]]:
+    """(parent, start time) of every process that is no zombie, by pid."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            seen = _look(int(name))
+            if seen is not None:
+                found[int(name)] = seen
+    return found
+
+
+def _look(pid: int) -> tuple[int, int] | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()  # the name before it may hold spaces and brackets
+    except OSError:
+        return None
+    return None if fields[0] in b"ZX" else (int(fields[1]), int(fields[19]))
+
+
+def below(root: int, known: dict[int, tuple[int, int]]) -> list[int]:
+    """All descendants of ``root``, nearest first."""
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in known.items():
+        children.setdefault(parent, []).append(pid)
+    found = list(children.get(root, ()))
+    for pid in found:
+        found += children.get(pid, ())
+    return found
+
+
+def marked(mark: str) -> dict[int, tuple[int, int]]:
+    """Processes with ``mark`` (NAME=value) in their environment, other than this one: how a job's processes are found
+    when their reaper was killed."""
+    wanted, found = mark.encode(), {}
+    for pid, seen in processes().items():
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if pid != os.getpid() and wanted in file.read().split(b"\0"):
+                    found[pid] = seen
+        except OSError:
+            continue
+    return found
+
+
+def send(pid: int, seen: tuple[int, int], number: int) -> None:
+    """Signal the process that was seen, and no other that has got its number since."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except OSError:  # a kernel before 5.3
+        handle = -1
+    try:
+        now = _look(pid)
+        if now is None or now[1] != seen[1]:
+            return
+        if handle < 0:
+            os.kill(pid, number)
+        else:
+            signal.pidfd_send_signal(handle, number)
+    except OSError:
+        pass
+    finally:
+        if handle >= 0:
+            os.close(handle)
+
+
+class Ranks:
+    """The children of this process."""
+
+    def __init__(self) -> None:
+        self.pids: list[int] = []
+        self.codes: dict[int, int] = {}  # by pid
+        self.left = True  # something has not ended
+        self._told: set[int] = set()  # pids of ranks that were told to end
+        self._killed: set[int] = set()
+
+    def start(self, base: dict[str, str], places: list[tuple[list[str], dict[str, str], int, int]]) -> None:
+        """Raises OSError; what was started by then runs."""
+        for _, _, out, err in places:
+            os.set_inheritable(out, False)
+            os.set_inheritable(err, False)
+        for command, own, out, err in places:
+            files = [
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, out, 1),
+                (os.POSIX_SPAWN_DUP2, err, 2),
+            ]
+            env = {**base, **own}
+            pid = os.posix_spawnp(command[0], command, env, file_actions=files, setsid=True, setsigdef=_RESTORED)
+            self.pids.append(pid)
+        for _, _, out, err in places:
+            os.close(out)
+            os.close(err)
+
+    def reap(self) -> list[tuple[int, int]]:
+        """(index, code) of the ranks that have ended since; ``left`` is False when no process is left."""
+        ended: list[tuple[int, int]] = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self.left = False
+                return ended
+            if not pid:
+                return ended
+            if pid in self.pids and pid not in self.codes:
+                self.codes[pid] = os.waitstatus_to_exitcode(status)
+                ended.append((self.pids.index(pid), self.codes[pid]))
+
+    @property
+    def killing(self) -> bool:
+        return bool(self._killed)
+
+    def signal(self, indices: list[int], number: int) -> None:
+        """To these ranks and all below them; also to what has no rank above it any more, if no rank is to go on."""
+        chosen = {self.pids[index] for index in indices}
+        self._told |= chosen
+        if number == signal.SIGKILL:
+            self._killed |= chosen
+        self._send(chosen, self._told, number)
+
+    def kill_again(self) -> None:
+        """What those that were killed have started meanwhile."""
+        self._send(self._killed, self._killed, signal.SIGKILL)
+
+    def _send(self, chosen: set[int], ending: set[int], number: int) -> None:
+        known = processes()
+        running = set(self.pids) - set(self.codes)
+        if running <= ending:
+            targets = below(os.getpid(), known)
+        else:
+            targets = [pid for rank in chosen & running for pid in (rank, *below(rank, known))]
+        for pid in targets:
+            if pid in known:
+                send(pid, known[pid], number)
+
+
+class Driver:
+    """The other end of our stdin and stdout."""
+
+    def __init__(self) -> None:
+        self._parent = os.getppid()
+        self._text = ""
+        self._wake, out = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(out, False)
+        signal.set_wakeup_fd(out, warn_on_full_buffer=False)
+
+    def read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = os.read(0, size - len(data))
+            if not piece:
+                sys.exit(1)
+            data += piece
+        return data
+
+    def say(self, line: str) -> None:
+        try:  # noqa: SIM105 (contextlib takes longer to load than all the rest)
+            os.write(1, f"{line}\n".encode())
+        except OSError:
+            pass  # it has gone; that is seen elsewhere
+
+    def orders(self, seconds: float) -> list[str] | None:
+        """What the driver says within this time, or until a child ends; None when it has gone."""
+        ready = select.select([0, self._wake], [], [], seconds)[0]
+        if self._wake in ready:
+            os.read(self._wake, 4096)
+        if 0 in ready:
+            data = os.read(0, 65536)
+            if not data:
+                return None
+            *lines, self._text = (self._text + data.decode()).split("\n")
+            return lines
+        # Another process may hold a copy of the pipe, so its end is not enough to see that the driver has gone.
+        return [] if os.getppid() == self._parent else None
+
+
+def attend(driver: Driver, ranks: Ranks) -> None:
+    """Until nothing is left."""
+    gone_at = 0.0  # when the driver went
+    while ranks.left:
+        for index, code in ranks.reap():
+            driver.say(f"exit {index} {code}")
+        if not ranks.left:
+            driver.say("gone")
+            return
+        now = time.monotonic()
+        if gone_at and now > gone_at + GRACE + GIVE_UP:
+            return
+        if gone_at and now > gone_at + GRACE:
+            ranks.signal(list(range(len(ranks.pids))), signal.SIGKILL)
+        elif ranks.killing:
+            ranks.kill_again()
+        if gone_at:
+            time.sleep(AGAIN)
+            continue
+        orders = driver.orders(AGAIN if ranks.killing else 1.0)
+        if orders is None:
+            gone_at = now
+            ranks.signal(list(range(len(ranks.pids))), signal.SIGTERM)
+            continue
+        for order in orders:
+            verb, *numbers = order.split()
+            ranks.signal([int(each) for each in numbers], signal.SIGKILL if verb == "kill" else signal.SIGTERM)
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        # A handler, unlike SIG_IGN, is not passed on to the ranks. What the driver ignores (nohup), they ignore.
+        if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    driver, ranks = Driver(), Ranks()
+    base, places = marshal.loads(driver.read(int.from_bytes(driver.read(8), "little")))
+    try:
+        ranks.start(base, places)
+    except OSError as error:
+        driver.say(f"failed {len(ranks.pids)} {error.errno}")
+        ranks.signal(list(range(len(ranks.pids))), signal.SIGKILL)
+    else:
+        driver.say(f"started {' '.join(map(str, ranks.pids))}")
+    attend(driver, ranks)
+
+
+if __name__ == "__main__":
+    main()
