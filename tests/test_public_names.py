@@ -9,7 +9,7 @@ import pytest
 
 import farandole
 
-# horovod.torch's names, and the errors that its users catch. (`elastic` comes with elastic jobs.)
+# horovod.torch's names, and the errors that its users catch.
 TORCH = """
 init shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous
 allreduce allreduce_async allreduce_ allreduce_async_
@@ -25,7 +25,7 @@ Average Sum Min Max Product Adasum
 join sparse_allreduce_async SyncBatchNorm convert_sync_batchnorm
 ProcessSet global_process_set add_process_set remove_process_set
 start_timeline stop_timeline mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built
-ccl_built cuda_built rocm_built mpi_ops
+ccl_built cuda_built rocm_built mpi_ops elastic
 """
 
 

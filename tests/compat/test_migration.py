@@ -94,4 +94,4 @@ def test_all_that_farandole_torch_has_is_there_under_horovods_name() -> None:
         "import farandole.torch as ours, horovod.torch as hvd\n"
         "for one, other in ((ours, hvd), (ours.mpi_ops, hvd.mpi_ops)):\n"
         "    print([name for name in one.__all__ if getattr(one, name) is not getattr(other, name)])"
-    ) == "['mpi_ops']\n[]"  # fmt: skip
+    ) == "['elastic', 'mpi_ops']\n[]"  # fmt: skip

@@ -79,19 +79,6 @@ def test_a_framework_that_is_not_installed_is_named_in_horovods_words(name: str)
     assert said == f"Extension horovod.{name} has not been built: {name} is not installed (pip install {name})"
 
 
-def test_what_belongs_to_elastic_jobs_raises_one_clear_error_when_it_is_used() -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
-    said = code(
-        "import horovod.torch as hvd\nfrom horovod.common.elastic import ObjectState, run_fn\n"
-        "for use in (lambda: hvd.elastic.run(print), lambda: hvd.elastic.TorchState(model=None), lambda: run_fn(1, 2),"
-        " lambda: ObjectState(None, None)):\n"
-        "    try:\n        use()\n    except NotImplementedError as error:\n        print(error)\n"
-    ).splitlines()  # fmt: skip
-    assert len(said) == 4
-    assert all("does not have elastic jobs" in line for line in said)
-    assert said[0].startswith("hvd.elastic.run is not available")
-
-
 @pytest.mark.parametrize("distribution", ["horovod", "sparkdl"])
 def test_beside_the_real_one_it_refuses_and_says_what_to_do(distribution: str, tmp_path: Path) -> None:
     info = tmp_path / f"{distribution}-0.28.1.dist-info"

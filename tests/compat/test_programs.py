@@ -10,10 +10,16 @@ from tests.compat.tools import FARANDOLE, HOROVODRUN, PROGRAMS, program
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-# What each rank prints when all is well.
 pytestmark = pytest.mark.slow
 
-SAYS = {"process_sets.py": "sets done", "join.py": "joined", "accumulation.py": "accumulated", "handles.py": "handled"}
+# What each rank prints when all is well.
+SAYS = {
+    "process_sets.py": "sets done",
+    "join.py": "joined",
+    "accumulation.py": "accumulated",
+    "handles.py": "handled",
+    "elastic.py": "trained",
+}
 
 # Ranks that import torch once and then run several programs, one after the other.
 SEVERAL = """
@@ -52,6 +58,7 @@ def test_the_synthetic_benchmark() -> None:
 
 @pytest.mark.parametrize(("name", "np"), [
     ("process_sets.py", 2), ("join.py", 3), ("accumulation.py", 2), ("handles.py", 2),
+    ("elastic.py", 2),
 ])  # fmt: skip
 def test_a_program_on_every_rank(name: str, np: int) -> None:
     lines = program(HOROVODRUN, PROGRAMS / name, np=np).splitlines()
@@ -63,4 +70,4 @@ def test_all_of_them_under_farandole_run() -> None:
     output = program(FARANDOLE, "-c", SEVERAL, *(str(PROGRAMS / name) for name in names))
     check_mnist(output, 80.0)
     check_benchmark(output)
-    assert [output.count(f"{text} {rank}\n") for text in SAYS.values() for rank in (0, 1)] == [1] * 8
+    assert [output.count(f"{text} {rank}\n") for text in SAYS.values() for rank in (0, 1)] == [1] * 10

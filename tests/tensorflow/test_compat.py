@@ -27,6 +27,15 @@ def test_a_program_learns_and_keeps_ranks_alike(script: str, command: list[str],
         assert [path.name for path in tmp_path.glob("*.index")] == ["checkpoint-1.index"]
 
 
+def test_an_elastic_program_runs_in_a_job_of_fixed_size() -> None:
+    output = program(FARANDOLE, "-W", "ignore", PROGRAMS / "tensorflow2_elastic.py")
+    found = re.findall(r"^(\w+) (\d) loss ([\d.]+) same (\w+) batch (\d+)$", output, re.M)
+    told = sorted((kind, rank, same, batch) for kind, rank, _, same, batch in found)
+    ends = (("keras", "4"), ("loop", "30"))
+    assert told == [(kind, rank, "True", end) for kind, end in ends for rank in "01"], output
+    assert max(float(loss) for _, _, loss, _, _ in found) < 0.5
+
+
 def test_names() -> None:
     """All that the migration page lists is there, and all that farandole.tensorflow has, under Horovod's names; and
     importing it loads no Keras."""

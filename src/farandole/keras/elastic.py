@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from farandole.frontend.elastic import run
 from farandole.frontend.keras_callbacks import CommitState, UpdateBatchState, UpdateEpochState
 from farandole.frontend.state import ObjectState
-from farandole.keras.weights import broadcast_model, numpy_of
+from farandole.keras.weights import broadcast_model, broadcast_variables, numpy_of
 
 if TYPE_CHECKING:
     from farandole.types import Array
 
-__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
+__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
 
 class KerasState(ObjectState):
@@ -46,6 +47,8 @@ class KerasState(ObjectState):
 
     def sync(self) -> None:
         broadcast_model(self.model, 0)
+        if self.optimizer is not None and self.optimizer is not getattr(self.model, "optimizer", None):
+            broadcast_variables(self.optimizer.variables, 0)
         self._save_model()
         super().sync()
 

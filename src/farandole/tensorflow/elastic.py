@@ -1,4 +1,4 @@
-"""What an elastic job on TensorFlow goes on from. The loop that uses it comes later."""
+"""What an elastic job on TensorFlow goes on from, and the loop that uses it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import tensorflow as tf
 
 from farandole import context, registry
 from farandole.frontend.arrays import broadcast_arrays
+from farandole.frontend.elastic import run
 from farandole.frontend.objects import broadcast_object
 from farandole.frontend.state import ObjectState
 from farandole.tensorflow.gradients import names_of
 
 if TYPE_CHECKING:
     from farandole.types import Array
+
+__all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 
 class TensorFlowState(ObjectState):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farandole.frontend.objects import allgather_object, broadcast_object
-from farandole.torch import mpi_ops
+from farandole.torch import elastic, mpi_ops
 from farandole.torch.functions import Compression
 from farandole.torch.mpi_ops import *  # noqa: F403
 from farandole.torch.optimizer import DistributedOptimizer
@@ -19,6 +19,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "convert_sync_batchnorm",
+    "elastic",
     "mpi_ops",
     *mpi_ops.__all__,
 ]

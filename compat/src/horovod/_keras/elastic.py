@@ -1,5 +1,4 @@
-from farandole.compat.elastic import run
 from farandole.keras.elastic import *  # noqa: F403
 from farandole.keras.elastic import __all__ as _names
 
-__all__ = [*_names, "run"]
+__all__ = [*_names]

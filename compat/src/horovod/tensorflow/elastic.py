@@ -1,4 +1,3 @@
-from farandole.compat.elastic import run
-from farandole.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
+from farandole.tensorflow.elastic import TensorFlowKerasState, TensorFlowState, run
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]

@@ -7,12 +7,13 @@ from typing import Any
 import tf_keras
 
 from farandole import context
+from farandole.frontend.elastic import run
 from farandole.frontend.keras_callbacks import CommitState, UpdateBatchState, UpdateEpochState
 from farandole.frontend.objects import broadcast_object
 from farandole.frontend.state import ObjectState
 from farandole.tensorflow.broadcasting import broadcast_variables
 
-__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
+__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
 
 class KerasState(ObjectState):

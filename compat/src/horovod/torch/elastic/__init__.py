@@ -1,4 +1,4 @@
-from horovod.torch.elastic.sampler import ElasticSampler
-from horovod.torch.elastic.state import TorchState, run
+from farandole.torch.elastic import ElasticSampler, TorchState, run
+from horovod.torch.elastic import sampler, state
 
-__all__ = ["ElasticSampler", "TorchState", "run"]
+__all__ = ["ElasticSampler", "TorchState", "run", "sampler", "state"]

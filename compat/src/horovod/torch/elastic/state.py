@@ -1,19 +1,4 @@
-from farandole.compat.elastic import (
-    ModelStateHandler,
-    OptimizerStateHandler,
-    SamplerStateHandler,
-    TorchState,
-    get_handler_registry,
-    run,
-    set_handler_registry,
-)
+from farandole.torch.elastic import *  # noqa: F403
+from farandole.torch.elastic import __all__ as _names
 
-__all__ = [
-    "ModelStateHandler",
-    "OptimizerStateHandler",
-    "SamplerStateHandler",
-    "TorchState",
-    "get_handler_registry",
-    "run",
-    "set_handler_registry",
-]
+__all__ = [*_names]

@@ -1,0 +1,131 @@
+"""What an elastic training with PyTorch goes on from: ``hvd.elastic``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from farandole import context
+from farandole.data import ElasticSampler
+from farandole.frontend.elastic import run
+from farandole.frontend.objects import broadcast_object
+from farandole.frontend.state import ObjectState
+from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
+
+__all__ = [
+    "ElasticSampler", "ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler", "StateHandler", "TorchState",
+    "get_handler_registry", "run", "set_handler_registry",
+]  # fmt: skip
+
+
+class StateHandler:
+    """How one attribute of a ``TorchState`` is saved, restored and synchronised. Works for all that has
+    ``state_dict`` and ``load_state_dict``; a subclass says how rank 0's reaches the other ranks."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.save()
+
+    def save(self) -> None:
+        """Keep a copy in memory."""
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        """Go back to what was saved last."""
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        """Take over rank 0's, and save it. Collective."""
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0))
+        self.save()
+
+    def set_value(self, value: Any) -> None:
+        """Handle another object from now on."""
+        self.value = value
+        self.save()
+
+
+class ModelStateHandler(StateHandler):
+    """A ``torch.nn.Module``."""
+
+    def sync(self) -> None:
+        broadcast_parameters(self.value.state_dict(), root_rank=0)
+        self.save()
+
+
+class OptimizerStateHandler(StateHandler):
+    """A ``torch.optim.Optimizer``, distributed or not."""
+
+    def sync(self) -> None:
+        broadcast_optimizer_state(self.value, root_rank=0)
+        self.save()
+
+
+class SamplerStateHandler(StateHandler):
+    """An ``ElasticSampler``: its epoch, and the samples that are done."""
+
+
+_registry: list[tuple[type, type[StateHandler]]] = [
+    (ElasticSampler, SamplerStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (torch.nn.Module, ModelStateHandler),
+]
+
+
+def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
+    """Types of attributes and their handlers; the first that fits is taken."""
+    return _registry
+
+
+def set_handler_registry(registry: Sequence[tuple[type, type[StateHandler]]]) -> None:
+    """Replace the list, for states that are made from now on."""
+    global _registry
+    _registry = list(registry)
+
+
+class TorchState(ObjectState):
+    """Models, optimizers, samplers and plain values, as attributes.
+
+    ``TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0)``. An attribute that is a module,
+    an optimizer or an ``ElasticSampler``, whatever its name, is handled by its ``state_dict()``; all else is copied.
+    Another object may be assigned later: ``state.model = other``. Nothing is sent before ``sync()``.
+    """
+
+    _handlers: dict[str, StateHandler]
+
+    def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
+        given = {**kwargs, "model": model, "optimizer": optimizer}
+        found = {name: handler for name, value in given.items() if (handler := _handler_of(value)) is not None}
+        object.__setattr__(self, "_handlers", found)
+        for name, handler in found.items():
+            object.__setattr__(self, name, handler.value)
+        super().__init__(
+            broadcast_object, context.rank, **{name: value for name, value in given.items() if name not in found}
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._handlers:
+            self._handlers[name].set_value(value)
+        super().__setattr__(name, value)
+
+    def save(self) -> None:
+        for handler in self._handlers.values():
+            handler.save()
+        super().save()
+
+    def restore(self) -> None:
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
+
+    def sync(self) -> None:
+        for handler in self._handlers.values():
+            handler.sync()
+        super().sync()
+
+
+def _handler_of(value: Any) -> StateHandler | None:
+    return next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)

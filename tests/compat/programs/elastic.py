@@ -1,0 +1,73 @@
+# ruff: noqa -- written as users of Horovod write
+"""An elastic training program, as users of Horovod write them; it runs in a job of fixed size as well."""
+
+import argparse
+
+import horovod.torch as hvd
+import torch
+import torch.nn.functional as F
+import torch.optim as optim
+from horovod.common.elastic import HostUpdateResult
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--batches-per-commit", type=int, default=2)
+args = parser.parse_args()
+
+hvd.init()
+torch.manual_seed(hvd.rank())
+torch.set_num_threads(1)
+generator = torch.Generator().manual_seed(0)
+images = torch.randn(64, 8, generator=generator)
+labels = (images.sum(1) > 0).long()
+dataset = torch.utils.data.TensorDataset(images, labels)
+train_sampler = hvd.elastic.ElasticSampler(dataset)
+loader = torch.utils.data.DataLoader(dataset, batch_size=8, sampler=train_sampler)
+
+model = torch.nn.Linear(8, 2)
+optimizer = optim.SGD(model.parameters(), lr=0.1 * hvd.size(), momentum=0.9)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+resets = []
+
+
+def on_state_reset():
+    resets.append(hvd.size())
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1 * hvd.size()
+
+
+def train_epoch(state):
+    state.model.train()
+    for batch_idx, (data, target) in enumerate(loader):
+        state.optimizer.zero_grad()
+        loss = F.cross_entropy(state.model(data), target)
+        loss.backward()
+        state.optimizer.step()
+        state.batch += 1
+        state.train_sampler.record_batch(batch_idx, 8)
+        if state.batch % args.batches_per_commit == 0:
+            if state.epoch == 1 and state.batch == 2 and not resets and hvd.rank() == 0:
+                state.on_hosts_updated(1.0, HostUpdateResult.added)  # what the elastic driver would say
+            state.commit()
+
+
+@hvd.elastic.run
+def full_train(state, epochs):
+    for state.epoch in range(state.epoch, epochs + 1):
+        train_epoch(state)
+        state.train_sampler.set_epoch(state.epoch)
+        state.batch = 0
+        state.commit()
+    return "trained"
+
+
+state = hvd.elastic.TorchState(model=model, optimizer=optimizer, train_sampler=train_sampler, epoch=1, batch=0)
+state.register_reset_callbacks([on_state_reset])
+said = full_train(state, args.epochs)
+weights = hvd.allgather(model.weight.detach().reshape(1, -1))
+assert torch.equal(weights[0], weights[-1]), "ranks hold different weights"
+right = (model(images).argmax(1) == labels).float().mean().item()
+assert right > 0.9, right
+assert resets == [hvd.size()], resets
+assert (state.epoch, state.batch, train_sampler.processed_num) == (args.epochs, 0, 0)
+print(said, hvd.rank())

@@ -1,0 +1,134 @@
+"""The loop of elastic programs, and the state of a training with PyTorch, in jobs of a fixed size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
+from farandole.frontend import elastic
+from farandole.frontend.elastic import run, run_fn
+from tests.job import job
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+class Notes:
+    """A state that notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: self.calls.append(name)
+
+
+def test_a_loop_begins_anew_after_what_it_survives() -> None:
+    ends: list[Exception] = [HorovodInternalError("lost"), HostsUpdatedInterrupt(skip_sync=True)]
+    state = Notes()
+
+    def train(state: Notes, lr: float) -> float:
+        state.calls.append("train")
+        if ends:
+            raise ends.pop(0)
+        return lr
+
+    assert run_fn(train, lambda: state.calls.append("reset"))(state, lr=0.5) == 0.5
+    assert state.calls == [
+        "sync", "train", "restore", "reset", "on_reset", "sync", "train", "reset", "on_reset", "train"
+    ]  # fmt: skip
+
+
+def test_in_a_job_of_fixed_size_a_failed_collective_ends_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import farandole.torch as hvd
+
+    @run
+    def train(state: Notes) -> None:
+        """Docs."""
+        raise HorovodInternalError("lost")
+
+    elastic._say_fixed.cache_clear()
+    hvd.init()
+    try:
+        with pytest.raises(HorovodInternalError, match="lost"):
+            train(state := Notes())
+        with pytest.raises(HorovodInternalError, match="lost"):
+            train(Notes())
+    finally:
+        hvd.shutdown()
+    assert (state.calls, train.__name__, train.__doc__) == (["sync"], "train", "Docs.")
+    assert capsys.readouterr().err.count("this job has a fixed size (1 rank)") == 1
+
+
+def test_a_state_goes_back_and_follows_rank_0() -> None:
+    def check(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        def train(model: Any, optimizer: Any) -> None:
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+        torch.manual_seed(rank)
+        model, other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1 + rank, momentum=0.9), model.named_parameters()
+        )
+        train(model, optimizer)
+        sampler = hvd.elastic.ElasticSampler(range(8))
+        sampler.record_batch(0, 1 + rank)
+        state = hvd.elastic.TorchState(
+            model=model, optimizer=optimizer, other=other, sampler=sampler, epoch=rank, seen=[rank]
+        )
+
+        def facts() -> Any:
+            momentum = optimizer.state[model.weight]["momentum_buffer"]
+            weights = [model.weight, other.weight, momentum]
+            rate = optimizer.param_groups[0]["lr"]
+            return [each.detach().tolist() for each in weights], rate, sampler.processed_num, state.epoch, state.seen
+
+        before = facts()
+        train(model, optimizer)
+        sampler.record_batch(1, 1)
+        state.epoch, state.seen = 7, [7]
+        state.seen.append(8)
+        state.restore()
+        restored = facts() == before
+        state.sync()
+        synced = facts()
+        state.commit()
+        train(model, optimizer)
+        state.restore()
+        state.model = torch.nn.Linear(2, 1)
+        kept = state.model.weight.tolist()
+        state.model.weight.data.zero_()
+        state.restore()
+        return restored, synced, facts() == synced, state.model.weight.tolist() == kept
+
+    (restored, synced, again, assigned), other = job(2, check)
+    assert (restored, again, assigned) == (True, True, True)
+    assert other == (True, synced, True, True)
+    assert synced[1:] == (0.1, 2, 0, [0])
+
+
+def test_types_of_ones_own_are_handled_as_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    from farandole.torch import elastic as of_torch
+
+    class Scheduler:
+        last = 3
+
+        def state_dict(self) -> dict[str, int]:
+            return {"last": self.last}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.last = state["last"]
+
+    monkeypatch.setattr(of_torch, "_registry", of_torch.get_handler_registry())
+    of_torch.set_handler_registry([*of_torch.get_handler_registry(), (Scheduler, of_torch.StateHandler)])
+    state = of_torch.TorchState(scheduler=Scheduler())
+    state.scheduler.last = 9
+    state.restore()
+    assert state.scheduler.last == 3
