@@ -70,10 +70,29 @@ def test_groups_of_different_sizes_fail_whole(swapped: bool, together: bool) -> 
         messages[0] = []
     (response,) = negotiation.step([*messages[:2]])
     assert set(response.names) == {"g.a", "g.b", "g.c"}
-    assert response.error.startswith("Mismatched groups: One rank sent the tensor in a group of")
+    counts = "3 tensors on rank 0 and 2 tensors on rank 1" if swapped else "2 tensors on rank 0 and 3 tensors on rank 1"
+    assert response.error.startswith(f"Mismatched groups: g has {counts}.")
     assert negotiation.idle
     (response,) = negotiation.step([two, two])
     assert response.error == ""
+
+
+def test_groups_whose_names_carry_different_counts_fail_once_all_ranks_have_come() -> None:
+    def group(size: int) -> list[tuple[str, Request]]:
+        return [
+            (f"g_{i}of{size}.7", Request(f"g_{i}of{size}", Kind.ALLREDUCE, group="g", group_size=size))
+            for i in range(1, size + 1)
+        ]
+
+    negotiation = Negotiation(4)
+    assert negotiation.step([group(2), [JOINING], group(3), []]) == []
+    (response,) = negotiation.step([[], [], [], group(2)])
+    assert set(response.names) == {name for size in (2, 3) for name, _ in group(size)}
+    assert response.error == (
+        "Mismatched groups: g.7 has 2 tensors on ranks 0, 3 and 3 tensors on rank 2. Every rank must give as many "
+        "tensors to a grouped collective."
+    )
+    assert not any(name.startswith("g") for name in negotiation.missing())
 
 
 def test_allgather_tells_every_rank_s_first_dimension() -> None:

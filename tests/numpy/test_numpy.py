@@ -103,6 +103,13 @@ def test_forms_that_do_not_wait_and_objects_and_sets() -> None:
         assert hvd.synchronize(handle).tolist() == [1, 3, 5, 7]
         assert [each.tolist() for each in hvd.synchronize(groups)] == [[0.5, 1.5, 2.5, 3.5], [0.5, 2.5]]
         assert hvd.poll(handle) is None
+        for name in ("m", None):
+            with pytest.raises(RuntimeError, match=r"has 2 tensors on rank 0 and 3 tensors on rank 1\."):
+                hvd.grouped_allreduce([value] * (2 + rank), name=name)
+        large = np.array([2**62 + rank, -(2**63) + rank, 2**63 - 1, 7 * rank], np.int64)
+        groups = hvd.grouped_allreduce([large, large[:1]])
+        assert groups[0].tolist() == [2**62, -(2**63) + 1, 2**63 - 1, 3], "the sum alone does not fit"
+        assert groups[1].tolist() == [2**62]
         kept = np.asfortranarray(np.full((2, 3), float(rank)))
         hvd.synchronize(hvd.broadcast_async_(kept, 1))
         assert kept.tolist() == [[1.0] * 3] * 2

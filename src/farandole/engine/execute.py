@@ -11,6 +11,7 @@ import numpy as np
 from farandole.collectives import adasum
 from farandole.collectives.kernels import scale_into, shares
 from farandole.contracts import DeviceTransport, Transport
+from farandole.engine.devices import HOST
 from farandole.engine.fusion import Unit
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
@@ -36,7 +37,10 @@ def execute(unit: Unit, buffers: Sequence[Buffer], transport: Transport, divisor
         op, scale = reduction(first, transport.size - len(unit.absent), divisor or transport.size)
         if _prescales_first(first) and transport.rank not in unit.absent:
             buffers = [buffer._replace(data=_summand(first, buffer.data, transport, buffer.out)) for buffer in buffers]
-        transport.allreduce(buffers, op, scale)
+        if first.op is ReduceOp.AVERAGE and first.dtype is DType.INT64 and first.device == HOST:
+            _average_int64(buffers, transport, divisor or transport.size, first.postscale)
+        else:
+            transport.allreduce(buffers, op, scale)
         return [None] * len(buffers)
     run = _RUN[unit.kind]
     each = len(unit.parts) // len(buffers)  # parts per collective
@@ -44,6 +48,22 @@ def execute(unit: Unit, buffers: Sequence[Buffer], transport: Transport, divisor
         run(request, buffer, unit.parts[index * each : (index + 1) * each], transport)
         for index, (request, buffer) in enumerate(zip(unit.requests, buffers, strict=True))
     ]
+
+
+def _average_int64(buffers: Sequence[Buffer], transport: Transport, divisor: int, postscale: float) -> None:
+    """The sum may not fit into 64 bits where the average does: so the upper and lower 32 bits are added up apart."""
+    highs = [buffer.data >> 32 for buffer in buffers]
+    lows = [buffer.data & 0xFFFFFFFF for buffer in buffers]
+    transport.allreduce([Buffer(half, half, DType.INT64) for half in (*highs, *lows)], ReduceOp.SUM)
+    for buffer, high, low in zip(buffers, highs, lows, strict=True):
+        quotient, remainder = np.divmod(high, divisor)
+        carried, remainder = np.divmod((remainder << 32) + low, divisor)
+        total = (quotient << 32) + carried
+        total += (remainder != 0) & (total < 0)  # divmod rounds down, an average toward zero
+        if postscale == 1.0:
+            buffer.out[:] = total
+        else:
+            scale_into(buffer.out, total, postscale)
 
 
 def reduction(request: Request, present: int, divisor: int) -> tuple[ReduceOp, float]:

@@ -7,7 +7,7 @@ all decide the same. There is no coordinator. A collective is ready when all ran
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from farandole.types import Kind, ReduceOp, Request, Response
 
@@ -64,11 +64,34 @@ class Negotiation:
         if len(self._joined) > joined:  # nobody waits for them any more
             touched = dict.fromkeys([*touched, *self._asked])
             touched[JOIN] = touched.pop(JOIN)  # what can still run with some ranks comes first
-        return [
+        broken = self._torn_groups(touched)
+        return broken + [
             response
             for name in touched
             if name in self._asked and self._complete(name)
             for response in self._release(name)
+        ]
+
+    def _torn_groups(self, touched: Iterable[str]) -> list[Response]:
+        """Groups to which ranks gave different numbers of tensors: members' names carry the number, so they would wait
+        for each other for ever. They fail once every rank has come with its own."""
+        fresh = dict.fromkeys(
+            group_of(name, request)
+            for name in touched
+            for request in self._asked[name]
+            if request is not None and request.group
+        )
+        if not fresh:
+            return []
+        sizes: dict[str, dict[int, int]] = {group: {} for group in fresh}
+        for name, row in self._asked.items():
+            for rank, request in enumerate(row):
+                if request is not None and request.group:
+                    sizes.get(group_of(name, request), {})[rank] = request.group_size
+        return [
+            self._broken({group}, uneven(group, of_rank))
+            for group, of_rank in sizes.items()
+            if len(set(of_rank.values())) > 1 and len({*of_rank, *self._joined}) == self.size
         ]
 
     def _complete(self, name: str) -> bool:
@@ -81,13 +104,12 @@ class Negotiation:
         """The answer for a name that is complete; for the last member of a group: for the whole group."""
         requests = [request for request in self._asked[name] if request is not None]
         first = requests[0]
-        serial = name[len(first.name) :]
-        groups = {request.group + serial for request in requests if request.group}
+        groups = {group_of(name, request) for request in requests if request.group}
         if len({(request.group, request.group_size) for request in requests}) > 1:
             return [self._broken(groups, mismatch(requests))]
         if not first.group:
             return [self._answer(name)]
-        group = first.group + serial
+        group = group_of(name, first)
         members = self._groups.setdefault(group, [])
         members.append(name)
         if len(members) < first.group_size:
@@ -108,7 +130,7 @@ class Negotiation:
         names, asked = [], []
         for name, row in list(self._asked.items()):
             requests = [request for request in row if request is not None]
-            if any(request.group and request.group + name[len(request.name) :] in groups for request in requests):
+            if any(request.group and group_of(name, request) in groups for request in requests):
                 names.append(name)
                 asked.append(requests[0])
                 del self._asked[name]
@@ -133,6 +155,23 @@ class Negotiation:
             parts = ((self._joined[-1],),)
             self._joined.clear()
         return Response(kind, (name,), (requests[0],), parts, error, absent)
+
+
+def group_of(name: str, request: Request) -> str:
+    """The group of a member that is called ``name``: unnamed groups are told apart by the serial number behind it."""
+    return request.group + name[len(request.name) :]
+
+
+def uneven(group: str, sizes: Mapping[int, int]) -> str:
+    """What to say of a group with so many members on each rank."""
+    ranks_of: dict[int, list[str]] = {}
+    for rank, size in sorted(sizes.items()):
+        ranks_of.setdefault(size, []).append(str(rank))
+    counts = " and ".join(
+        f"{size} tensor{'s' if size > 1 else ''} on rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
+        for size, ranks in ranks_of.items()
+    )
+    return f"Mismatched groups: {group} has {counts}. Every rank must give as many tensors to a grouped collective."
 
 
 def _member_order(name: str) -> tuple[int, str]:
