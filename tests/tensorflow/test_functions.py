@@ -119,6 +119,15 @@ def test_groups_factors_compression_and_sets(mode: str) -> None:
         assert [each.tolist() for each in parts] == [[3.0 * (rank + 1)], [6.0 * (rank + 1)]]
         assert run(mode, lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0), x).tolist(
         ) == [18.0, 36.0]  # fmt: skip
+
+        def averaged(values: Any, indices: Any) -> Any:
+            mean = hvd.allreduce(tf.IndexedSlices(values, indices, tf.constant([9, 1])), op=hvd.Average)
+            return tf.scatter_nd(mean.indices[:, None], mean.values, [9, 1])
+
+        ones = tf.constant([[3], [-3], [100], [1 + rank]], tf.int8)
+        mean = run(mode, averaged, ones, tf.constant([5, 2, 8, 2 * rank], tf.int64))
+        assert mean.dtype == np.int8
+        assert mean[:, 0].tolist() == [0, 0, -2, 0, 0, 3, 0, 0, 100], "added up before it is divided and truncated"
         for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
             got = run(mode, lambda x, c=compression: hvd.allreduce(x, compression=c), x)
             assert (got.dtype, got.tolist()) == (np.float32, [1.5, 3.0])

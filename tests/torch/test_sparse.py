@@ -27,6 +27,12 @@ def test_sparse_tensors_are_added_up() -> None:
         nothing = torch.zeros(4, 2).to_sparse(1)
         only = hvd.sparse_allreduce_async(mine if rank else nothing, "only", op=hvd.Sum)()
         assert torch.equal(only.to_dense()[1], torch.tensor([2.0, 2.0]))
+        whole = torch.sparse_coo_tensor(
+            [[1, rank]], torch.tensor([3, 1], dtype=torch.int8), (3,), check_invariants=True
+        )
+        mean = hvd.sparse_allreduce_async(whole, "whole", hvd.Average)().to_dense()
+        assert mean.dtype == torch.int8
+        assert mean.tolist() == [0, 3, 0], "integers are added up before they are divided and truncated"
         with pytest.raises(ValueError, match="not defined for sparse tensors"):
             hvd.sparse_allreduce_async(mine, "s", hvd.Max)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mxnet as mx
 import numpy as np
 
+from farandole.collectives.kernels import scale_into
 from farandole.context import ProcessSet
 from farandole.frontend.array_binding import ArrayBinding
 from farandole.frontend.ops import Collectives
@@ -31,9 +32,7 @@ def reduce_rows(
 
     def finish() -> bool:
         every_index, every_value, flags = _collectives.synchronize(handle)
-        index, total = added_up(every_index, every_value)
-        if factor != 1.0:
-            total = (total * factor).astype(total.dtype)
+        index, total = added_up(every_index, every_value, factor)
         for gradient in gradients:
             _set_rows(gradient, index, total)
         return bool(flags.any())
@@ -41,15 +40,22 @@ def reduce_rows(
     return finish
 
 
-def added_up(indices: Array, values: Array) -> tuple[Array, Array]:
-    """Rows of equal index added up (half types in float32); indices ascend, and none is there twice."""
+def added_up(indices: Array, values: Array, factor: float = 1.0) -> tuple[Array, Array]:
+    """``factor`` times the rows of equal index added up (half types in float32, integers in 64 bits); indices ascend,
+    and none is there twice."""
     if not len(indices):
         return indices, values
     order = np.argsort(indices, kind="stable")
     ordered = indices[order]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-    wide = values[order].astype(np.float32 if values.dtype == np.float16 else values.dtype, copy=False)
-    return ordered[starts], np.add.reduceat(wide, starts, axis=0).astype(values.dtype, copy=False)
+    wide = {"f": values.dtype if values.dtype != np.float16 else np.dtype(np.float32)}.get(values.dtype.kind, np.int64)
+    total = np.add.reduceat(values[order].astype(wide, copy=False), starts, axis=0)
+    out = total if wide == values.dtype else np.empty(total.shape, values.dtype)
+    if factor != 1.0:
+        scale_into(out, total, factor)
+    elif out is not total:
+        np.copyto(out, total, casting="unsafe")
+    return ordered[starts], out
 
 
 def _none(gradient: Any) -> tuple[Array, Array]:

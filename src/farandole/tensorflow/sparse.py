@@ -21,7 +21,8 @@ def allreduce_slices(
     slices: Any, op: ReduceOp, prescale: float, postscale: float, compression: Any, names: Names,
     process_set: ProcessSet,
 ) -> Any:  # fmt: skip
-    """The sum (or average) of all ranks' slices. What several ranks have at one index stands there several times."""
+    """The sum (or average) of all ranks' slices. What several ranks have at one index stands there several times,
+    but not in averages of integers."""
     if op is ReduceOp.ADASUM:
         raise NotImplementedError(
             "The Adasum reduction does not currently support sparse tensors. As a workaround please pass "
@@ -35,6 +36,15 @@ def allreduce_slices(
     values, indices = functions.gather([small, slices.indices], names, process_set, True)
     values = compression.decompress(values, token)
     if op is ReduceOp.AVERAGE:
-        size = tf.cast(context.engine(process_set).size, values.dtype)
-        values = values / size if values.dtype.is_floating else tf.truncatediv(values, size)
+        values, indices = _average(values, indices, context.engine(process_set).size)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _average(values: Any, indices: Any, size: int) -> tuple[Any, Any]:
+    """Integers are added up first: the quotient of a sum is not the sum of truncated quotients."""
+    dtype = values.dtype
+    if not dtype.is_integer:
+        return values / tf.cast(size, dtype), indices
+    kept, places = tf.unique(indices)
+    total = tf.math.unsorted_segment_sum(tf.cast(values, tf.int64), places, tf.size(kept))
+    return tf.cast(tf.truncatediv(total, tf.constant(size, tf.int64)), dtype), kept

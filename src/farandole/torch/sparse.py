@@ -19,7 +19,8 @@ def sparse_allreduce_async(
 ) -> Callable[[], Any]:
     """Start to add up (or average) sparse COO tensors. Returns a function that waits, and gives the sparse result.
 
-    The result is not coalesced: what several ranks have at one place stands there several times.
+    The result is not coalesced: what several ranks have at one place stands there several times (but not in averages
+    of integers).
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"op={op!r} is not defined for sparse tensors; use Average or Sum")
@@ -31,10 +32,18 @@ def sparse_allreduce_async(
     def finish() -> Any:
         indices, values = synchronize(handle)
         if op == ReduceOp.AVERAGE:
-            values = values / size if values.is_floating_point() else values.div(size, rounding_mode="trunc")
+            if not values.is_floating_point():
+                return _average_of_integers(indices.t(), values, own.shape, size)
+            values = values / size
         return sparse(indices.t(), values, own.shape)
 
     return finish
+
+
+def _average_of_integers(indices: Any, values: Any, shape: Any, size: int) -> Any:
+    """Added up first, in 64 bits: the quotient of a sum is not the sum of truncated quotients."""
+    total = sparse(indices, values.long(), shape).coalesce()
+    return sparse(total.indices(), total.values().div(size, rounding_mode="trunc").to(values.dtype), shape)
 
 
 def sparse(indices: Any, values: Any, shape: Any) -> Any:
