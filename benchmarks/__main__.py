@@ -22,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="farandole bench",
         description="Measure Farandole beside what else is installed, in turns within one run.",
+        epilog="example: farandole bench allreduce -np 2 --quick",
     )
     found.add_argument(
         "what", nargs="*", metavar="allreduce|step|start|observers", help="what to measure (default: the first three)"

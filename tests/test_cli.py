@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 import farandole
 from farandole import cli, registry
+from farandole.cli import run
 from farandole.config import knobs
 from farandole.errors import SettingsError
 from farandole.launch import driver
@@ -24,22 +26,22 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 class TestRun:
     def test_the_command_begins_at_the_first_word_that_is_no_flag(self, started: list[Job]) -> None:
-        assert cli.main(["run", "-np", "2", "--verbose", "python", "train.py", "-np", "7", "--lr", "0.1"]) == 0
+        assert cli.main(["run", "-np", "2", "--verbose", "python", "-m", "train", "-np", "7", "--lr", "0.1"]) == 0
         (job,) = started
-        assert (job.np, list(job.command)) == (2, ["python", "train.py", "-np", "7", "--lr", "0.1"])
+        assert (job.np, list(job.command)) == (2, ["python", "-m", "train", "-np", "7", "--lr", "0.1"])
         assert job.verbose
 
-    def test_or_after_two_dashes(self, started: list[Job]) -> None:
+    def test_or_after_two_dashes(self, started: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "-odd-name").touch(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
         assert cli.main(["run", "--num-proc=3", "--", "-odd-name", "--", "x"]) == 0
         assert list(started[0].command) == ["-odd-name", "--", "x"]
         assert started[0].np == 3
 
     def test_every_setting_has_its_flag(self, started: list[Job]) -> None:
         values = {int: "3", float: "2.5", str: "x"}
-        special = {
-            "transport": "tcp", "overlap": "on", "nccl": "off", "log_level": "debug",
-            "autotune_gaussian_process_noise": "0.5",
-        }  # fmt: skip
+        special = {each.name: each.choices[-1] for each in knobs() if each.choices}
+        special |= {"autotune_gaussian_process_noise": "0.5"}
         flags: list[str] = []
         for each in knobs():
             if each.flag:
@@ -51,6 +53,26 @@ class TestRun:
                 plain = {int: int(3 * each.scale), float: 2.5, bool: True, str: "x"}[each.kind]
                 wanted = each.kind(special[each.name]) if each.name in special else plain
                 assert getattr(settings, each.name) == wanted, each.name
+
+    @pytest.mark.parametrize(
+        "given", ["-np 2", "-np2", "-np=2", "-n 2", "-n2", "-n=2", "--np 2", "--np=2", "--num-proc 2"]
+    )
+    def test_the_number_of_processes_is_given_as_elsewhere(self, given: str, started: list[Job]) -> None:
+        assert cli.main(["run", *given.split(), "-v", "true"]) == 0
+        assert (started[0].np, list(started[0].command), started[0].verbose) == (2, ["true"], True)
+
+    def test_a_misspelt_script_is_named_with_its_neighbour(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "train.py").touch()
+        (tmp_path / "tool").touch(0o755)
+        monkeypatch.chdir(tmp_path)
+        assert cli.main(["run", "-np", "2", sys.executable, "trian.py"]) == 2
+        assert f"there is no file 'trian.py' in {tmp_path}; did you mean 'train.py'?" in capsys.readouterr().err
+        assert cli.main(["run", "-np", "2", "tool"]) == 2
+        assert "programs are not looked for in: write ./tool" in capsys.readouterr().err
+        assert cli.main(["run", "-np", "2", "python train.py"]) == 2
+        assert "a command stands without quotes: farandole run -np N python train.py" in capsys.readouterr().err
 
     def test_a_flag_wins_over_the_environment(self, started: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOROVOD_CYCLE_TIME", "7")
@@ -84,13 +106,31 @@ class TestRun:
             ("-np 2.5 true", "np='2.5' is a str: it must be a whole number >= 1"),
             ("-np 2 --output-dri x true", "no flag '--output-dri'; did you mean '--output-dir'?"),
             ("-np 2 --out x true", "no flag '--out'"),
-            ("-n 2 true", "no flag '-n'; did you mean '-np'?"),
+            ("--nproc_per_node=2 true", "no flag '--nproc_per_node'; did you mean '-np'?"),
+            ("-np 2 --output_dir x true", "no flag '--output_dir'; did you mean '--output-dir'?"),
+            ("python train.py", "For example: farandole run -np 2 python train.py"),
+            ("4 python train.py", "-np is missing in front of 4: farandole run -np 4 python train.py"),
+            (
+                "python train.py -np 3 --lr 1",
+                "Options of farandole stand before: farandole run -np 3 python train.py --lr 1",
+            ),
+            ("python train.py -np3", "Options of farandole stand before: farandole run -np 3 python train.py"),
+            ("python train.py --np=3", "Options of farandole stand before: farandole run -np 3 python train.py"),
+            ("-np 2 pyhton train.py", "there is no program 'pyhton'; did you mean 'python"),
+            ("-np 2 setup.cfg", "there is no program 'setup.cfg'"),
+            ("-np 2 train.py --lr 1", "interpreter in front: farandole run -np N python train.py --lr 1"),
+            ("-np 2 python /no/such/train.py", "there is no file '/no/such/train.py' in /no/such"),
+            ("-np 2 /etc/passwd", "cannot be executed; chmod +x /etc/passwd"),
+            ("-np 2 /etc", "'/etc' is a folder"),
             ("-np 2 --verbose=1 true", "ignored explicit argument '1'"),
             ("-np 2 --cycle-time-ms soon true", "--cycle-time-ms='soon' cannot be read: it must be a number"),
             ("-np 2 --cache-capacity 1.5 true", "--cache-capacity='1.5' cannot be read: it must be a whole number"),
             ("-np 2 --fusion-threshold-mb x true", "--fusion-threshold-mb='x' cannot be read"),
             ("-np 2 --start-timeout -1 true", "--start-timeout=-1.0 must be >= 0"),
-            ("-np 2 --transport carrier-pigeon true", "choose one of auto, shm, tcp"),
+            (
+                "-np 2 --transport carrier-pigeon true",
+                "--transport='carrier-pigeon' is not known; choose one of auto, shm, tcp",
+            ),
             ("-np 2 --launcher lcal true", "no launcher 'lcal' (known: auto, local, spark); did you mean 'local'?"),
             ("-np 2 -H a true", "Invalid host input"),
             ("-np 3 -H localhost:2 true", "Requested more processes (3) than there are available slots (2)"),
@@ -106,18 +146,26 @@ class TestRun:
         assert len(shown.err.splitlines()) == 1, "one clear message"
         assert shown.out == ""
 
-    def test_help_lists_every_flag(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_help_lists_every_flag_and_every_value_within_the_terminal(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
         assert cli.main(["run", "--help"]) == 0
         text = capsys.readouterr().out
         assert all(each.flag in text for each in knobs())
+        assert all(choice in text for each in knobs() for choice in each.choices)
         assert "--output-dir" in text
+        assert "what starts them: auto, local, spark" in text
+        assert "example: farandole run -np 2 python train.py" in text
+        assert max(map(len, text.splitlines())) <= 80
+        assert all(f"\n{each.group}:\n" in text for each in knobs() if each.flag)
 
     def test_the_flags_are_these(self) -> None:
         """A new flag is a decision: it is written here too."""
-        names = {name for action in cli.run_parser()._actions for name in action.option_strings}
+        names = {name for action in run.parser()._actions for name in action.option_strings}
         assert names == {each.flag for each in knobs() if each.flag} | {
-            "-np", "--num-proc", "-H", "--hosts", "--launcher", "--output-dir", "--prefix-timestamp", "--verbose",
-            "-h", "--help",
+            "-np", "-n", "--np", "--num-proc", "-H", "--hosts", "--launcher", "--output-dir",
+            "--prefix-timestamp", "-v", "--verbose", "-h", "--help",
         }  # fmt: skip
 
 
@@ -132,9 +180,33 @@ class TestOthers:
         assert cli.main(arguments) == 0
         assert "farandole run -np N" in capsys.readouterr().out
 
+    @pytest.mark.parametrize("command", [*cli.COMMANDS, "help run"])
+    def test_every_command_has_help_with_an_example(
+        self, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        with contextlib.suppress(SystemExit):  # of the benchmarks' parser
+            assert cli.main([*command.split(), "--help"] if " " not in command else command.split()) == 0
+        text = capsys.readouterr().out
+        assert text.startswith("usage: farandole ")
+        assert "example: farandole " in text
+
+    def test_as_a_module(self) -> None:
+        done = subprocess.run([sys.executable, "-m", "farandole", "-v"], capture_output=True, text=True, timeout=30)
+        assert (done.returncode, done.stdout.strip()) == (0, farandole.__version__)
+
+    def test_without_the_word_run(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["-np", "2", "python", "train.py"]) == 2
+        assert cli.main(["python", "train.py"]) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert said == ["farandole: the command stands first: farandole run -np 2 python train.py"] * 2
+
     def test_a_misspelt_command(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["rnu", "-np", "2"]) == 2
-        assert "no command 'rnu'; did you mean 'run'?" in capsys.readouterr().err
+        assert (
+            "there is no command 'rnu' (commands: run, config, timeline, bench); did you mean 'run'?"
+            in capsys.readouterr().err
+        )
 
     def test_config_shows_every_setting(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["config"]) == 0
@@ -146,10 +218,11 @@ class TestOthers:
             assert each.variable in line
             assert each.horovod in line
             assert line.endswith(each.doc)
+            assert each.unit in line
 
     def test_config_takes_no_arguments(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["config", "x"]) == 2
-        assert "takes no arguments" in capsys.readouterr().err
+        assert "unrecognized arguments: x" in capsys.readouterr().err
 
     def test_bench_passes_its_arguments_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "path", [*sys.path])
@@ -181,7 +254,7 @@ class TestPublicNames:
             farandole.runn  # noqa: B018
 
     def test_the_command_line_imports_nothing_heavy(self) -> None:
-        code = "import sys, farandole.cli, farandole.launch.driver; print(*sys.modules)"
+        code = "import sys, farandole.cli.run, farandole.launch.driver; print(*sys.modules)"
         command = [sys.executable, "-c", code]
         loaded = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
         assert not {"numpy", "cloudpickle", "psutil", "rich", "asyncio", "importlib.metadata"} & set(loaded.split())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.config import LOG_LEVELS, Settings, built_for, knobs
+from farandole.config import LOG_LEVELS, Settings, built_for, cores, doubts, knobs, quota
 from farandole.errors import SettingsError
 
 KNOBS = {each.name: each for each in knobs()}
@@ -41,7 +44,7 @@ HOROVOD = {
     "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": ("autotune_bayes_opt_max_samples", "7", 7),
     "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": ("autotune_gaussian_process_noise", "0.5", 0.5),
     "HOROVOD_START_TIMEOUT": ("start_timeout", "77", 77.0),
-    "HOROVOD_LOG_LEVEL": ("log_level", "INFO", "INFO"),
+    "HOROVOD_LOG_LEVEL": ("log_level", "INFO", "info"),
     "HOROVOD_LOG_HIDE_TIME": ("log_hide_time", "true", True),
     "HOROVOD_RANK": ("rank", "3", 3),
     "HOROVOD_SIZE": ("size", "4", 4),
@@ -86,7 +89,10 @@ def test_the_list_of_flags() -> None:
 def test_every_knob_is_documented_and_of_its_type(each) -> None:
     assert each.doc
     assert type(each.default) is each.kind
-    assert each.variable == f"FARANDOLE_{each.name.upper()}"
+    named_for_its_unit = each.scale != 1.0
+    own = each.flag.removeprefix("--").replace("-", "_") if named_for_its_unit else each.name
+    assert each.variable == f"FARANDOLE_{own.upper()}"
+    assert set(each.choices) >= ({each.default} if each.choices else set())
 
 
 @pytest.mark.parametrize(
@@ -98,21 +104,94 @@ def test_every_knob_is_documented_and_of_its_type(each) -> None:
         ),
         ({"FARANDOLE_CYCLE_TIME": "(None,)"}, "FARANDOLE_CYCLE_TIME='(None,)' cannot be read: it must be a number"),
         ({"FARANDOLE_LOG_HIDE_TIME": "maybe"}, "FARANDOLE_LOG_HIDE_TIME='maybe' cannot be read: it must be 0 or 1"),
-        ({"HOROVOD_SIZE": "-1"}, "FARANDOLE_SIZE=-1 must be >= 0"),
-        ({"HOROVOD_START_TIMEOUT": "-3"}, "--start-timeout=-3.0 must be >= 0"),
+        ({"HOROVOD_SIZE": "-1"}, "HOROVOD_SIZE=-1 must be >= 0"),
+        ({"HOROVOD_START_TIMEOUT": "-3"}, "HOROVOD_START_TIMEOUT=-3.0 must be >= 0"),
         (
             {"HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "1.5"},
-            "--autotune-gaussian-process-noise=1.5 must be in [0, 1]",
+            "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE=1.5 must be in [0, 1]",
         ),
-        ({"FARANDOLE_TRANSPORT": "mpi"}, "--transport='mpi' is not a wire; choose one of auto, shm, tcp"),
-        ({"FARANDOLE_NCCL": "yes"}, "--nccl='yes' is not one of auto, on, off"),
-        ({"HOROVOD_LOG_LEVEL": "loud"}, "--log-level='loud' is not a level; choose one of trace, debug, info"),
+        ({"HOROVOD_START_TIMEOUT": "nan"}, "HOROVOD_START_TIMEOUT='nan' cannot be read: it must be a number"),
+        ({"FARANDOLE_BUCKET_MB": "inf"}, "FARANDOLE_BUCKET_MB='inf' cannot be read: it must be a number"),
+        (
+            {"FARANDOLE_TRANSPORT": "tpc"},
+            "FARANDOLE_TRANSPORT='tpc' is not known; choose one of auto, shm, tcp; did you mean 'tcp'?",
+        ),
+        ({"FARANDOLE_NCCL": "yes"}, "FARANDOLE_NCCL='yes' is not known; choose one of auto, on, off"),
+        ({"HOROVOD_LOG_LEVEL": "loud"}, "HOROVOD_LOG_LEVEL='loud' is not known; choose one of trace, debug, info"),
     ],
 )
 def test_a_bad_value_is_named_with_its_rule(env: dict[str, str], says: str) -> None:
     with pytest.raises(SettingsError) as caught:
         Settings.from_env(env)
     assert says in str(caught.value)
+
+
+class TestUnits:
+    def test_our_variable_counts_as_the_flag_does_and_horovods_as_horovod_does(self) -> None:
+        assert Settings.from_env({"FARANDOLE_FUSION_THRESHOLD_MB": "0.5"}).fusion_threshold == 1 << 19
+        assert Settings.from_env({"HOROVOD_FUSION_THRESHOLD": "134217728"}).fusion_threshold == 128 << 20
+        assert Settings(bucket_bytes=3 << 19).to_env() == {"FARANDOLE_BUCKET_MB": "1.5"}
+        assert Settings(fusion_threshold=1 << 20).to_env() == {
+            "FARANDOLE_FUSION_THRESHOLD_MB": "1", "HOROVOD_FUSION_THRESHOLD": "1048576",
+        }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("settings", "says"),
+        [
+            (
+                Settings(fusion_threshold=128),
+                "fusion_threshold is 128 bytes (0.0001220703125 MiB), which is hardly meant: --fusion-threshold-mb and "
+                "FARANDOLE_FUSION_THRESHOLD_MB count MiB; HOROVOD_FUSION_THRESHOLD counts bytes (default: 64 MiB)",
+            ),
+            (Settings(fusion_threshold=64 << 40), "(67108864 MiB), which is hardly meant"),
+            (Settings(bucket_bytes=8), "--bucket-mb and FARANDOLE_BUCKET_MB count MiB (default: 8 MiB)"),
+            (Settings(cycle_time=5000.0), "cycle_time is 5000 ms, which is hardly meant: --cycle-time-ms"),
+        ],
+    )
+    def test_what_is_surely_in_the_wrong_unit_is_doubted(self, settings: Settings, says: str) -> None:
+        (doubt,) = doubts(settings, {})
+        assert says in doubt
+
+    def test_what_may_be_meant_is_not(self) -> None:
+        assert doubts(Settings(), {"FARANDOLE_TEST": "1", "FARANDOLE_DATA": "x", "FARANDOLE_BUCKET_MB": "8"}) == []
+        assert doubts(Settings(fusion_threshold=0, cycle_time=0.0, bucket_bytes=1024), {}) == []
+
+    @pytest.mark.parametrize(
+        ("name", "meant"),
+        [
+            ("FARANDOLE_FUSION_THRESHOLD", "FARANDOLE_FUSION_THRESHOLD_MB"),
+            ("FARANDOLE_TRANPSORT", "FARANDOLE_TRANSPORT"),
+            ("FARANDOLE_TIMELINE_FILENAME", "FARANDOLE_TIMELINE"),
+        ],
+    )
+    def test_a_misspelt_variable_of_ours_is_doubted(self, name: str, meant: str) -> None:
+        assert doubts(Settings(), {name: "1"}) == [
+            f"the environment has {name}, which is no setting; did you mean {meant}?"
+        ]
+
+
+class TestCores:
+    def files(self, folder: Path, **content: str) -> float:
+        for name, text in content.items():
+            path = folder / name.replace("__", "/").replace("_dot_", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return quota(str(folder / "mount"), str(folder / "groups"))
+
+    def test_a_limit_of_version_2_holds_for_the_groups_below(self, tmp_path: Path) -> None:
+        found = self.files(tmp_path, groups="0::/a/b\n", mount__a__cpu_dot_max="250000 100000\n",
+                           mount__a__b__cpu_dot_max="max 100000\n")  # fmt: skip
+        assert found == 2.5
+
+    def test_a_limit_of_version_1(self, tmp_path: Path) -> None:
+        found = self.files(tmp_path, groups="4:cpu,cpuacct:/\n3:memory:/x\n", mount__cpu__cpu_dot_cfs_quota_us="300000",
+                           mount__cpu__cpu_dot_cfs_period_us="100000")  # fmt: skip
+        assert found == 3.0
+        assert self.files(tmp_path, mount__cpu__cpu_dot_cfs_quota_us="-1") == math.inf
+
+    def test_without_one(self, tmp_path: Path) -> None:
+        assert self.files(tmp_path, groups="0::/\n") == math.inf
+        assert 1 <= cores() <= len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize("text", ["1", "true", "YES", "on"])

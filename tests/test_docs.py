@@ -169,14 +169,14 @@ def test_the_checker_sees_a_wrong_output(tmp_path: Path) -> None:
 
 def table() -> str:
     """Every setting, from the fields of Settings."""
-    rows = ["| flag | variable | Horovod's name | default | meaning |", "|---|---|---|---|---|"]
+    rows = ["| flag | variable | Horovod's name | default | unit | meaning |", "|---|---|---|---|---|---|"]
     internal = ["| variable | Horovod's name | default | meaning |", "|---|---|---|---|"]
     for each in knobs():
         horovod = f"`{each.horovod}`" if each.horovod else ""
-        value = str(int(each.default) if isinstance(each.default, bool) else each.default)
+        value = each.shown(each.default)
         default = f"`{value}`" if value else ""
         if each.flag:
-            rows.append(f"| `{each.flag}` | `{each.variable}` | {horovod} | {default} | {each.doc} |")
+            rows.append(f"| `{each.flag}` | `{each.variable}` | {horovod} | {default} | {each.unit} | {each.doc} |")
         else:
             internal.append(f"| `{each.variable}` | {horovod} | {default} | {each.doc} |")
     return "\n".join([*rows, "", "What launchers set in each process, for programs to read:", "", *internal])

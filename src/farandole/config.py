@@ -1,18 +1,20 @@
 """Settings: one field is one knob, with its default, type, doc, flag and environment variable.
 
 The command line, the table in the docs and the worker's environment are derived from the fields.
-``FARANDOLE_X`` wins over the ``HOROVOD_X`` that some fields also answer to.
+``FARANDOLE_X`` wins over the ``HOROVOD_X`` that some fields also answer to. ``FARANDOLE_X`` counts in the unit of its
+flag, ``HOROVOD_X`` in Horovod's, which is also that of the field.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, did_you_mean, nearest
 
 
 class Knob(NamedTuple):
@@ -22,15 +24,41 @@ class Knob(NamedTuple):
     kind: type
     default: Any
     doc: str
-    flag: str
+    flag: str  # empty for what only launchers set
     variable: str
     horovod: str
-    scale: float  # what the flag's unit is in the variable's unit (--fusion-threshold-mb is in MiB)
+    group: str  # heading of the flag in --help
+    unit: str  # of the flag and of our variable
+    scale: float  # that unit in the field's (and Horovod's) unit: a MiB has 1 << 20 bytes
+    choices: tuple[str, ...]  # of a closed set
+    most: float
+    plausible: tuple[float, float]  # what lies outside is hardly meant; 0 is never meant to be inside
+
+    def shown(self, value: Any) -> str:
+        """A value in the unit of the flag and of our variable, as both are written."""
+        return _text(value / self.scale if self.scale != 1.0 else value)
 
 
-def knob(default: Any, doc: str, *, flag: str = "", horovod: str = "", scale: float = 1.0) -> Any:
-    """A field of Settings. ``flag`` is empty for what only launchers set."""
-    return field(default=default, metadata={"doc": doc, "flag": flag, "horovod": horovod, "scale": scale})
+def knob(
+    default: Any, doc: str, *, flag: str = "", horovod: str = "", group: str = "", unit: str = "", scale: float = 1.0,
+    choices: tuple[str, ...] = (), most: float = math.inf, plausible: tuple[float, float] = (0.0, math.inf),
+) -> Any:  # fmt: skip
+    """A field of Settings."""
+    told = {"doc": doc, "flag": flag, "horovod": horovod, "group": group, "unit": unit, "scale": scale}
+    return field(default=default, metadata={**told, "choices": choices, "most": most, "plausible": plausible})
+
+
+MIB = 1 << 20
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+SWITCH = ("auto", "on", "off")
+SIZES = (1 << 10, 1 << 40)  # bytes: a message between the two is possible
+EXCHANGE, STALLS, TIMELINE, AUTOTUNE, OTHER = (
+    "exchange of tensors",
+    "ranks that stay away",
+    "timeline",
+    "autotune",
+    "other",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,111 +77,112 @@ class Settings:
     secret: str = knob("", "the job's secret, in hex")
     launcher: str = knob("", "name of the launcher that started this process")
 
-    transport: str = knob("auto", "wire: auto, shm or tcp", flag="--transport")
+    transport: str = knob(
+        "auto",
+        "wire between ranks: auto, shm (shared memory) or tcp",
+        flag="--transport",
+        group=EXCHANGE,
+        choices=("auto", "shm", "tcp"),
+    )
     fusion_threshold: int = knob(
-        64 << 20, "bytes fused into one exchange; 0 = no fusion",
-        flag="--fusion-threshold-mb", horovod="HOROVOD_FUSION_THRESHOLD", scale=1 << 20,
+        64 * MIB, "size up to which tensors are fused into one exchange; 0 = no fusion",
+        flag="--fusion-threshold-mb", horovod="HOROVOD_FUSION_THRESHOLD",
+        group=EXCHANGE, unit="MiB", scale=MIB, plausible=SIZES,
     )  # fmt: skip
     bucket_bytes: int = knob(
-        8 << 20, "bytes of gradients collected before they are exchanged", flag="--bucket-mb", scale=1 << 20
-    )
+        8 * MIB, "size of the gradients that are collected before they are exchanged",
+        flag="--bucket-mb", group=EXCHANGE, unit="MiB", scale=MIB, plausible=SIZES,
+    )  # fmt: skip
     overlap: str = knob(
         "auto", "exchange gradients while backward computes: on, off, or auto (where there are cores to spare)",
-        flag="--overlap",
+        flag="--overlap", group=EXCHANGE, choices=SWITCH,
     )  # fmt: skip
     nccl: str = knob(
         "auto", "GPUs exchange directly, by NCCL: on, off (through host memory), or auto (where every rank has one)",
-        flag="--nccl",
+        flag="--nccl", group=EXCHANGE, choices=SWITCH,
     )  # fmt: skip
     cycle_time: float = knob(
-        1.0, "ms for which asynchronous collectives are gathered before the background thread starts on them",
-        flag="--cycle-time-ms", horovod="HOROVOD_CYCLE_TIME",
+        1.0, "time for which asynchronous collectives are gathered before the background thread starts on them",
+        flag="--cycle-time-ms", horovod="HOROVOD_CYCLE_TIME", group=EXCHANGE, unit="ms", plausible=(0.0, 1000.0),
     )  # fmt: skip
     cache_capacity: int = knob(
         1024, "signatures remembered by the response cache; 0 = off",
-        flag="--cache-capacity", horovod="HOROVOD_CACHE_CAPACITY",
+        flag="--cache-capacity", horovod="HOROVOD_CACHE_CAPACITY", group=EXCHANGE,
     )  # fmt: skip
     stall_check_disable: bool = knob(
-        False, "do not warn about ranks that stay away", flag="--no-stall-check", horovod="HOROVOD_STALL_CHECK_DISABLE"
-    )
+        False, "do not warn about ranks that stay away",
+        flag="--no-stall-check", horovod="HOROVOD_STALL_CHECK_DISABLE", group=STALLS,
+    )  # fmt: skip
     stall_warning_seconds: float = knob(
-        60.0, "seconds after which a waiting tensor is reported",
-        flag="--stall-check-warning-time-seconds", horovod="HOROVOD_STALL_CHECK_TIME_SECONDS",
+        60.0, "time after which a waiting tensor is reported",
+        flag="--stall-check-warning-time-seconds", horovod="HOROVOD_STALL_CHECK_TIME_SECONDS", group=STALLS, unit="s",
     )  # fmt: skip
     stall_shutdown_seconds: float = knob(
-        0.0, "seconds after which a stalled job is ended; 0 = never",
-        flag="--stall-check-shutdown-time-seconds", horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        0.0, "time after which a stalled job is ended; 0 = never",
+        flag="--stall-check-shutdown-time-seconds", horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", group=STALLS,
+        unit="s",
     )  # fmt: skip
     timeline: str = knob(
         "", "file for a Chrome trace of all collectives, written by rank 0; DYNAMIC: start_timeline() names it",
-        flag="--timeline-filename", horovod="HOROVOD_TIMELINE",
+        flag="--timeline-filename", horovod="HOROVOD_TIMELINE", group=TIMELINE,
     )  # fmt: skip
     timeline_mark_cycles: bool = knob(
         False, "a mark in the timeline for every round of agreement",
-        flag="--timeline-mark-cycles", horovod="HOROVOD_TIMELINE_MARK_CYCLES",
+        flag="--timeline-mark-cycles", horovod="HOROVOD_TIMELINE_MARK_CYCLES", group=TIMELINE,
     )  # fmt: skip
     timeline_all_ranks: bool = knob(
         False, "every rank writes its timeline, to <file>.rank<N>; see farandole timeline merge",
-        flag="--timeline-all-ranks",
+        flag="--timeline-all-ranks", group=TIMELINE,
     )  # fmt: skip
     autotune: bool = knob(
         False, "try out sizes of exchanges while training, and keep the fastest",
-        flag="--autotune", horovod="HOROVOD_AUTOTUNE",
+        flag="--autotune", horovod="HOROVOD_AUTOTUNE", group=AUTOTUNE,
     )  # fmt: skip
     autotune_log: str = knob(
         "", "CSV file for what autotune tried, the best in the last row",
-        flag="--autotune-log-file", horovod="HOROVOD_AUTOTUNE_LOG",
+        flag="--autotune-log-file", horovod="HOROVOD_AUTOTUNE_LOG", group=AUTOTUNE,
     )  # fmt: skip
     autotune_warmup_samples: int = knob(
         3, "samples that autotune throws away at first",
-        flag="--autotune-warmup-samples", horovod="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+        flag="--autotune-warmup-samples", horovod="HOROVOD_AUTOTUNE_WARMUP_SAMPLES", group=AUTOTUNE,
     )  # fmt: skip
     autotune_steps_per_sample: int = knob(
         10, "training steps that autotune measures as one",
-        flag="--autotune-steps-per-sample", horovod="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+        flag="--autotune-steps-per-sample", horovod="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", group=AUTOTUNE,
     )  # fmt: skip
     autotune_bayes_opt_max_samples: int = knob(
         20, "sizes that autotune tries at most",
-        flag="--autotune-bayes-opt-max-samples", horovod="HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+        flag="--autotune-bayes-opt-max-samples", horovod="HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", group=AUTOTUNE,
     )  # fmt: skip
     autotune_gaussian_process_noise: float = knob(
-        0.8, "how little autotune trusts one measurement, from 0 to 1",
-        flag="--autotune-gaussian-process-noise", horovod="HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+        0.8, "how little autotune trusts one measurement, from 0 to 1", flag="--autotune-gaussian-process-noise",
+        horovod="HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", group=AUTOTUNE, most=1.0,
     )  # fmt: skip
     dynamic_process_sets: bool = knob(
         False, "process sets may be added and removed after init()",
-        flag="--dynamic-process-sets", horovod="HOROVOD_DYNAMIC_PROCESS_SETS",
+        flag="--dynamic-process-sets", horovod="HOROVOD_DYNAMIC_PROCESS_SETS", group=OTHER,
     )  # fmt: skip
     join_mean_of_present: bool = knob(
         False, "after join(), averages are over the ranks that still have data, not over all",
-        flag="--join-mean-of-present",
+        flag="--join-mean-of-present", group=OTHER,
     )  # fmt: skip
     start_timeout: float = knob(
-        30.0, "seconds for all ranks to reach init()", flag="--start-timeout", horovod="HOROVOD_START_TIMEOUT"
-    )
+        30.0, "time for all ranks to reach init()",
+        flag="--start-timeout", horovod="HOROVOD_START_TIMEOUT", group=OTHER, unit="s",
+    )  # fmt: skip
     log_level: str = knob(
-        "warning", "trace, debug, info, warning, error or fatal", flag="--log-level", horovod="HOROVOD_LOG_LEVEL"
-    )
+        "warning", "from which level on the log is shown: trace, debug, info, warning, error or fatal",
+        flag="--log-level", horovod="HOROVOD_LOG_LEVEL", group=OTHER, choices=LOG_LEVELS,
+    )  # fmt: skip
     log_hide_time: bool = knob(
-        False, "log lines without a time stamp", flag="--log-without-timestamp", horovod="HOROVOD_LOG_HIDE_TIME"
-    )
+        False, "log lines without a time stamp",
+        flag="--log-without-timestamp", horovod="HOROVOD_LOG_HIDE_TIME", group=OTHER,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         for each in knobs():
-            value = getattr(self, each.name)
-            if each.kind in (int, float) and value < 0:
-                raise SettingsError(f"{each.flag or each.variable}={value} must be >= 0")
-        noise = self.autotune_gaussian_process_noise
-        if noise > 1:
-            raise SettingsError(f"--autotune-gaussian-process-noise={noise} must be in [0, 1]")
-        if self.transport not in ("auto", "shm", "tcp"):
-            raise SettingsError(f"--transport={self.transport!r} is not a wire; choose one of auto, shm, tcp")
-        if self.overlap not in ("auto", "on", "off"):
-            raise SettingsError(f"--overlap={self.overlap!r} is not one of auto, on, off")
-        if self.nccl not in ("auto", "on", "off"):
-            raise SettingsError(f"--nccl={self.nccl!r} is not one of auto, on, off")
-        if self.log_level.lower() not in LOG_LEVELS:
-            raise SettingsError(f"--log-level={self.log_level!r} is not a level; choose one of {', '.join(LOG_LEVELS)}")
+            value = checked(each, each.flag or each.variable, getattr(self, each.name))
+            object.__setattr__(self, each.name, value)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -170,13 +199,14 @@ class Settings:
     def to_env(self, said: Container[str] = ()) -> dict[str, str]:
         """The variables that make ``from_env`` give the same settings; only those that differ from the default, and
         those of which a variable is in ``said``: programs look at what they were started with."""
-        return {
-            variable: _text(getattr(self, each.name))
-            for each in knobs()
-            if getattr(self, each.name) != each.default or each.variable in said or (each.horovod or "") in said
-            for variable in (each.variable, each.horovod)
-            if variable
-        }
+        found: dict[str, str] = {}
+        for each in knobs():
+            value = getattr(self, each.name)
+            if value != each.default or each.variable in said or (each.horovod or "") in said:
+                found[each.variable] = each.shown(value)
+                if each.horovod:
+                    found[each.horovod] = _text(value)
+        return found
 
 
 def built_for(env: Mapping[str, str]) -> list[str]:
@@ -190,7 +220,6 @@ _COMPILING = re.compile(
     "|REDUCESCATTER)|CPU_OPERATIONS|ALLOW_MIXED_GPU_IMPL|(CUDA|ROCM|NCCL)_(HOME|INCLUDE|LIB)|NCCL_LINK|NVTX_INCLUDE"
     "|CMAKE|BUILD_(ARCH_FLAGS|FLAGS|CUDA_CC_LIST)|DEBUG|SKIP_COMPILE|LOCAL_VERSION)"
 )
-LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -198,23 +227,84 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 def knobs() -> Iterator[Knob]:
     """Every setting, in the order of the fields."""
     for each in fields(Settings):
+        told = each.metadata
+        # Where the flag has a unit that is not the field's, our variable has it, too, and says so in its name.
+        name = each.name if told["scale"] == 1.0 else told["flag"].removeprefix("--").replace("-", "_")
         yield Knob(
-            each.name, _TYPES[str(each.type)], each.default, each.metadata["doc"], each.metadata["flag"],
-            f"FARANDOLE_{each.name.upper()}", each.metadata["horovod"], each.metadata["scale"],
+            each.name, _TYPES[str(each.type)], each.default, told["doc"], told["flag"], f"FARANDOLE_{name.upper()}",
+            told["horovod"], told["group"], told["unit"], told["scale"], told["choices"], told["most"],
+            told["plausible"],
         )  # fmt: skip
 
 
-def parse(each: Knob, variable: str, text: str) -> Any:
-    """The value of a setting from text; SettingsError names ``variable`` (or the flag that it came from)."""
+def parse(each: Knob, name: str, text: str) -> Any:
+    """The value of a setting from text. ``name``: the flag or variable that it came from; Horovod's variable counts in
+    the field's unit, the others in the flag's. Raises SettingsError for what cannot be read or used."""
+    scale = 1.0 if name == each.horovod else each.scale
+    kind = each.kind if scale == 1.0 else float
     try:
-        if each.kind is bool:
-            if text.lower() not in _TRUE + _FALSE:
-                raise ValueError
-            return text.lower() in _TRUE
-        return each.kind(text)
+        value = _READ[kind](text)
     except ValueError:
-        kinds = {int: "a whole number", float: "a number", bool: "0 or 1", str: "text"}
-        raise SettingsError(f"{variable}={text!r} cannot be read: it must be {kinds[each.kind]} ({each.doc})") from None
+        kinds = {int: "a whole number", float: "a number", bool: "0 or 1"}
+        raise SettingsError(f"{name}={text!r} cannot be read: it must be {kinds[kind]} ({each.doc})") from None
+    value = checked(each, name, value)
+    return value if scale == 1.0 else each.kind(value * scale)
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in _TRUE + _FALSE:
+        raise ValueError
+    return text.lower() in _TRUE
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError
+    return number
+
+
+_READ: dict[type, Callable[[str], Any]] = {bool: _truth, int: int, float: _finite, str: str}
+
+
+def checked(each: Knob, name: str, value: Any) -> Any:
+    """``value`` if it can be used (of a closed set: in lower case), else SettingsError with ``name`` in front."""
+    if each.choices:
+        if value.lower() not in each.choices:
+            near = did_you_mean(value.lower(), each.choices)
+            raise SettingsError(f"{name}={value!r} is not known; choose one of {', '.join(each.choices)}{near}")
+        return value.lower()
+    if each.kind in (int, float) and not 0 <= value <= each.most:
+        rule = ">= 0" if each.most == math.inf else f"in [0, {each.most:g}]"
+        raise SettingsError(f"{name}={value} must be {rule}")
+    return value
+
+
+def doubts(settings: Settings, env: Mapping[str, str]) -> list[str]:
+    """Sentences about what is allowed and hardly meant: sizes in the wrong unit, misspelt variables of ours."""
+    found = []
+    for each in knobs():
+        value = getattr(settings, each.name)
+        low, high = each.plausible
+        if each.kind in (int, float) and value and not low <= value <= high:
+            is_size = each.scale != 1.0
+            amount = f"{value} bytes ({each.shown(value)} {each.unit})" if is_size else f"{value:g} {each.unit}"
+            horovod = f"; {each.horovod} counts {'bytes' if is_size else each.unit}" if each.horovod else ""
+            found.append(
+                f"{each.name} is {amount}, which is hardly meant: {each.flag} and {each.variable} count {each.unit}"
+                f"{horovod} (default: {each.shown(each.default)} {each.unit})"
+            )
+    return [*found, *_misspelt(env)]
+
+
+def _misspelt(env: Mapping[str, str]) -> Iterator[str]:
+    known = {each.variable.removeprefix("FARANDOLE_"): each.variable for each in knobs()}
+    known |= {each.flag.removeprefix("--").replace("-", "_").upper(): each.variable for each in knobs() if each.flag}
+    for name in sorted(env):
+        ours = name.removeprefix("FARANDOLE_")
+        if ours != name and f"FARANDOLE_{ours}" not in known.values():
+            near = nearest(ours, known, 0.75)
+            if near:
+                yield f"the environment has {name}, which is no setting; did you mean {known[near]}?"
 
 
 def _text(value: Any) -> str:
@@ -223,5 +313,38 @@ def _text(value: Any) -> str:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many cores this process may use, by its affinity and by the limits of its control groups."""
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, int(min(allowed, quota())))
+
+
+def quota(mounts: str = "/sys/fs/cgroup", groups: str = "/proc/self/cgroup") -> float:
+    """How many cores' worth of time the control groups of this process give it, those above it included; without a
+    limit: inf."""
+    limits = [math.inf]
+    for line in _content(groups).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for top in (f"{mounts}/{controllers}", f"{mounts}/cpu") if controllers else (mounts, f"{mounts}/unified"):
+            parts = [part for part in path.split("/") if part]
+            limits += [_limit("/".join([top, *parts[:depth]])) for depth in range(len(parts) + 1)]
+    return min(limits)
+
+
+def _limit(folder: str) -> float:
+    """The limit of one control group: of version 2 ("200000 100000" or "max 100000"), or of version 1."""
+    text = (
+        _content(f"{folder}/cpu.max")
+        or f"{_content(f'{folder}/cpu.cfs_quota_us')} {_content(f'{folder}/cpu.cfs_period_us')}"
+    )
+    words = text.split()
+    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdigit() and words[1].isdigit() else math.inf
+
+
+def _content(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -17,7 +17,7 @@ ConnectionError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 SHUT_DOWN = (
     "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
@@ -105,3 +105,16 @@ class RendezvousError(ConnectionError):
             f"{timeout:g} s. Every rank must call init(); if starting takes longer, raise --start-timeout "
             "(FARANDOLE_START_TIMEOUT)."
         )
+
+
+def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """The known word that is most like ``word``, if one is; ``alike`` goes from 0 (anything) to 1 (the same)."""
+    import difflib  # here: it takes longer to load than this module, and few processes need it
+
+    return next(iter(difflib.get_close_matches(word, list(known), 1, alike)), None)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: ``; did you mean 'x'?``, or nothing if no known word is near."""
+    near = nearest(word, known)
+    return f"; did you mean {near!r}?" if near else ""

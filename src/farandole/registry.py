@@ -5,13 +5,12 @@ Other distributions add their own through entry points in the group ``farandole.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
 from typing import Any
 
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, did_you_mean
 
 BUILT_IN: dict[str, dict[str, str]] = {
     "launcher": {
@@ -36,9 +35,8 @@ def load(kind: str, name: str) -> Any:
         installed = _installed(kind)
         if name not in installed:
             known = names(kind)
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise SettingsError(f"there is no {kind} {name!r} (known: auto, {', '.join(known)}){hint}")
+            near = did_you_mean(name, known)
+            raise SettingsError(f"there is no {kind} {name!r} (known: auto, {', '.join(known)}){near}")
         target = installed[name]
     module, _, attribute = target.partition(":")
     try:

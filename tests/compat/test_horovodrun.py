@@ -65,7 +65,7 @@ def test_every_flag_is_known() -> None:
         ("--stall-check", "stall_check_disable", False),
         ("--stall-check-warning-time-seconds 7", "stall_warning_seconds", 7.0),
         ("--stall-check-shutdown-time-seconds 9", "stall_shutdown_seconds", 9.0),
-        ("--log-level DEBUG", "log_level", "DEBUG"),
+        ("--log-level DEBUG", "log_level", "debug"),
         ("--log-without-timestamp", "log_hide_time", True),
         ("--log-hide-timestamp", "log_hide_time", True),
         ("--log-with-timestamp", "log_hide_time", False),
@@ -220,7 +220,7 @@ logging: {level: INFO, hide_timestamp: true}
         assert (settings.autotune, settings.autotune_log, settings.autotune_warmup_samples) == (True, "tune.csv", 5)
         assert (settings.timeline, settings.timeline_mark_cycles) == ("trace.json", True)
         assert (settings.stall_check_disable, settings.stall_warning_seconds) == (True, 30.0)
-        assert (settings.log_level, settings.log_hide_time, job.verbose) == ("INFO", True, True)
+        assert (settings.log_level, settings.log_hide_time, job.verbose) == ("info", True, True)
         assert (job.env["HOROVOD_TORUS_ALLREDUCE"], job.env["HOROVOD_NUM_NCCL_STREAMS"]) == ("0", "2")
 
     def test_flags_win(self, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, cast
 
 from farandole import handshake, registry
-from farandole.config import knobs
+from farandole.config import doubts, knobs
 from farandole.contracts import Launcher, Worker
 from farandole.errors import JobFailedError, SettingsError
 from farandole.launch import parcel
@@ -60,6 +60,8 @@ def run(job: Job) -> list[Any]:
     placing = _placing(launcher, job)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_visible_log())
+        for doubt in doubts(job.settings, {**os.environ, **job.env}):
+            logger.warning("%s", doubt)
         function = None if job.call is None else _pack(job)
         if placing is not None:
             where = placing.prepare(job.np, _title(job))

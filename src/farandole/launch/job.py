@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, TextIO
 
 from farandole.config import Settings, knobs
 from farandole.contracts import Launcher
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, did_you_mean
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -45,11 +44,8 @@ def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settin
     adjustable = {each.name: each for each in knobs() if each.flag}
     for name, value in overrides.items():
         if name not in adjustable:
-            near = difflib.get_close_matches(name, adjustable, 1)
-            raise SettingsError(
-                f"there is no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-                + f" (settings: {', '.join(adjustable)})"
-            )  # fmt: skip
+            near = did_you_mean(name, adjustable)
+            raise SettingsError(f"there is no setting {name!r}{near} (settings: {', '.join(adjustable)})")
         kind = adjustable[name].kind
         wanted: tuple[type, ...] = (int, float) if kind is float else (kind,)
         if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):

@@ -1,0 +1,86 @@
+"""The command ``farandole``: one file here for each of its commands, imported when it is given."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from farandole.cli.parsing import say
+from farandole.errors import JobFailedError, SettingsError, did_you_mean
+
+USAGE = "farandole run -np N [options] [--] python train.py [arguments]"
+COMMANDS = {
+    "run": "start a program on N processes",
+    "config": "every setting: flag, variable, default, meaning",
+    "timeline": "the timelines of several ranks as one",
+    "bench": "measure (from a clone of the project)",
+}
+_LINES = "\n".join(f"  {name:<12}{what}" for name, what in COMMANDS.items())
+HELP = f"""usage: {USAGE}
+       farandole COMMAND --help
+
+Start the same program on N processes. Commands:
+
+{_LINES}
+
+  -h, --help      show this text; after a command, that of the command
+  -v, --version   show the version
+
+example: farandole run -np 2 python train.py --epochs 3"""
+
+
+def module(command: str) -> Any:
+    """The file of a command: ``parser()`` gives its options, ``main(arguments)`` runs it and returns the status."""
+    return importlib.import_module(f"{__name__}.{command}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except SettingsError as error:
+        sys.stderr.write(f"farandole: {error}\n")
+        return 2
+    except JobFailedError as error:
+        if error.exit_code == 128 + signal.SIGPIPE:  # nobody reads any more: `farandole run ... | head`
+            _mute()
+        else:
+            sys.stderr.write(f"farandole: {error}\n")
+        return error.exit_code
+    except BrokenPipeError:  # the same, of what the command itself has to say
+        _mute()
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _dispatch(arguments: list[str]) -> int:
+    first = arguments[0] if arguments else "--help"
+    if first in ("-v", "-V", "--version", "version"):
+        import farandole
+
+        return say(farandole.__version__)
+    if first in ("-h", "--help", "help"):
+        return _dispatch([arguments[1], "--help"]) if len(arguments) > 1 and first == "help" else say(HELP)
+    if first in COMMANDS:
+        status: int = module(first).main(arguments[1:])
+        return status
+    raise SettingsError(_unknown(first, arguments))
+
+
+def _unknown(first: str, arguments: Sequence[str]) -> str:
+    near = did_you_mean(first, COMMANDS)
+    forgotten = first.startswith("-") or first.endswith(".py") or os.path.basename(first).startswith("python")
+    if forgotten and not near:
+        wanted = " ".join(["farandole run", *([] if first.startswith("-") else ["-np 2"]), *arguments])
+        return f"the command stands first: {wanted}"
+    return f"there is no command {first!r} (commands: {', '.join(COMMANDS)}){near}; see farandole --help"
+
+
+def _mute() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not complain when it flushes stdout at exit

@@ -1,0 +1,34 @@
+"""``farandole bench``: the benchmarks live next to ``src`` in a clone, not in the wheel."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from farandole.errors import SettingsError
+
+
+def parser() -> Any:
+    return _benchmarks().parser()
+
+
+def main(arguments: Sequence[str]) -> int:
+    return int(_benchmarks().main(list(arguments)) or 0)
+
+
+def _benchmarks() -> Any:
+    source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    for root in (os.path.dirname(source), os.getcwd()):
+        if os.path.isfile(os.path.join(root, "benchmarks", "__main__.py")):
+            sys.path.insert(0, root)
+            break
+    try:
+        import benchmarks.__main__ as found
+    except ImportError as error:
+        raise SettingsError(
+            f"the benchmarks cannot be imported ({error}): they are part of a clone, not of the installed package. "
+            "In a clone of the project: pip install -e '.[bench]' && farandole bench"
+        ) from error
+    return found

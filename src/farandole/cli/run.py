@@ -1,0 +1,198 @@
+"""``farandole run``: its options, and the mistakes that are easily made with them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farandole import registry
+from farandole.cli import USAGE
+from farandole.cli.parsing import Parser, say
+from farandole.config import Knob, knobs, parse
+from farandole.errors import SettingsError, did_you_mean, nearest
+
+EXAMPLE = "farandole run -np 2 python train.py --epochs 3"
+# What the flag is called elsewhere: by torchrun, accelerate, Slurm and Horovod.
+ELSEWHERE = {
+    "--nproc": "-np", "--nproc-per-node": "-np", "--num-processes": "-np", "--ntasks": "-np", "--world-size": "-np",
+    "-c": "-np", "-N": "-np", "--output-filename": "--output-dir", "--prefix-output-with-timestamp":
+    "--prefix-timestamp", "--hostfile": "--hosts", "--host": "--hosts", "--quiet": "--log-level",
+    "--debug": "--log-level",
+}  # fmt: skip
+_ATTACHED = re.compile(r"(-np|-n)=?(\d\S*|auto)")
+_PROC = ("-np", "-n", "--np", "--num-proc")
+
+_PLAIN = ("-u", "-O", "-OO", "-B", "-s", "-S", "-E", "-I", "-P", "-q", "-v")  # options of Python without a value
+
+
+def parser(launchers: Sequence[str] = ()) -> Parser:
+    """Those options that are settings are made from ``config``. ``launchers``: names for the help; to find those of
+    other distributions takes a while."""
+    made = Parser(prog="farandole run", usage=USAGE, add_help=False, example=EXAMPLE)
+    add = made.add_argument_group("what runs where").add_argument
+    add(*_PROC, dest="np", metavar="N", help="number of processes")
+    add("-H", "--hosts", metavar="H:N,...", help="where they run, with the number of places (default: this machine)")
+    add("--launcher", default="auto", metavar="NAME", help=f"what starts them: {', '.join(['auto', *launchers])}")
+    add = made.add_argument_group("output").add_argument
+    add("--output-dir", metavar="DIR", help="keep the output of each rank in DIR/rank.<number>/stdout and stderr")
+    add("--prefix-timestamp", action="store_true", default=None, help="put the time in front of each line")
+    add("-v", "--verbose", action="store_true", default=None, help="say what is started where")
+    add("-h", "--help", action="store_true", help="show this text")
+    groups: dict[str, Any] = {}
+    for knob in knobs():
+        if knob.flag:
+            if knob.group not in groups:
+                groups[knob.group] = made.add_argument_group(knob.group)
+            _add_setting(groups[knob.group], knob)
+    return made
+
+
+def full_parser() -> Parser:
+    return parser(registry.names("launcher"))
+
+
+def _add_setting(group: Any, knob: Knob) -> None:
+    if knob.kind is bool:
+        group.add_argument(knob.flag, dest=_dest(knob), action="store_true", default=None, help=knob.doc)
+        return
+    default = f" (default: {' '.join([knob.shown(knob.default), knob.unit]).rstrip()})" if knob.default != "" else ""
+    group.add_argument(
+        knob.flag, dest=_dest(knob), metavar=_metavar(knob), help=f"{knob.doc}{default}".replace("%", "%%")
+    )
+
+
+def _dest(knob: Knob) -> str:
+    return f"setting_{knob.name}"
+
+
+def _metavar(knob: Knob) -> str:
+    if knob.choices:
+        return "LEVEL" if len(knob.choices) > 3 else "|".join(knob.choices)
+    if knob.scale != 1.0:
+        return "MIB"
+    unit = {"s": "SECONDS", "ms": "MS"}.get(knob.unit)
+    return unit or {int: "N", float: "X", str: "FILE"}[knob.kind]
+
+
+def main(arguments: Sequence[str]) -> int:
+    made = parser()
+    flags, command = split(made, arguments)
+    options = made.parse_args(flags)
+    if options.help:
+        return say(full_parser().format_help().rstrip())
+    if options.np is None:
+        raise SettingsError(_without_np(command))
+    if not command:
+        raise SettingsError(f"the command to run is missing. Usage: {USAGE}")
+    from farandole.launch import driver
+    from farandole.launch.job import Job, settings_for
+    from farandole.launch.plan import check_np
+
+    wanted = options.launcher
+    launcher = registry.best("launcher") if wanted == "auto" else registry.load("launcher", wanted)()
+    job = Job(
+        np=check_np(int(options.np) if options.np.lstrip("-").isdigit() else options.np), command=command,
+        settings=settings_for({}, overrides(vars(options))), hosts=options.hosts, launcher=launcher,
+        output_dir=options.output_dir, prefix_timestamp=bool(options.prefix_timestamp), verbose=bool(options.verbose),
+    )  # fmt: skip
+    if launcher.name == "local":
+        check_command(command)
+    driver.run(job)
+    return 0
+
+
+def split(made: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our flags, and the user's command, which begins at ``--`` or at the first word that is no flag of ours."""
+    takes_value = {name: action.nargs != 0 for action in made._actions for name in action.option_strings}
+    rest, flags = list(arguments), list[str]()
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        attached = _ATTACHED.fullmatch(word)
+        if attached:  # -np2, -n=2
+            flags += [attached[1], attached[2]]
+            continue
+        name, equals, _ = word.partition("=")
+        if name not in takes_value:
+            raise SettingsError(f"there is no flag {name!r}{_near(name, takes_value)}; see farandole run --help")
+        flags.append(word)
+        if takes_value[name] and not equals and rest:
+            flags.append(rest.pop(0))
+    return flags, rest
+
+
+def _near(name: str, known: Mapping[str, bool]) -> str:
+    dashed = name.replace("_", "-")
+    found = ELSEWHERE.get(dashed) or (dashed if dashed in known else None) or nearest(dashed, known)
+    return f"; did you mean {found!r}?" if found else ""
+
+
+def overrides(options: Mapping[str, str | bool | None]) -> dict[str, Any]:
+    """Settings by name, of those options that were given."""
+    found: dict[str, Any] = {}
+    for knob in knobs():
+        given = options.get(_dest(knob)) if knob.flag else None
+        if given is not None:
+            found[knob.name] = given if isinstance(given, bool) else parse(knob, knob.flag, given)
+    return found
+
+
+def _without_np(command: Sequence[str]) -> str:
+    if command and (command[0].isdigit() or command[0] == "auto"):
+        return f"-np is missing in front of {command[0]}: farandole run -np {' '.join(command)}"
+    for place, word in enumerate(command):
+        name, equals, value = word.partition("=")
+        attached = _ATTACHED.fullmatch(word)
+        if name in _PROC or attached:
+            after = 1 if equals or attached else 2
+            number = value if equals else attached[2] if attached else " ".join(command[place + 1 : place + 2])
+            rest = [*command[:place], *command[place + after :]]
+            return (
+                f"{name} stands after the command, so it is an argument of {command[0]!r}. Options of farandole stand "
+                f"before: farandole run -np {number} {' '.join(rest)}"
+            )
+    shown = " ".join(command) or "python train.py"
+    return f"-np is missing: how many processes? For example: farandole run -np 2 {shown}"
+
+
+def check_command(command: Sequence[str]) -> None:
+    """SettingsError for a program or a Python script that is not there, before anything is started."""
+    program = command[0]
+    if shutil.which(program) is None:
+        raise SettingsError(_not_found(program, command[1:]))
+    if re.fullmatch(r"python[\d.]*", os.path.basename(program)):
+        script = next((word for word in command[1:] if word not in _PLAIN), "")
+        if script.endswith(".py") and not os.path.exists(script):
+            folder = os.path.dirname(script) or "."
+            there = [name for name in _listed(folder) if name.endswith(".py")]
+            near = did_you_mean(os.path.basename(script), there)
+            raise SettingsError(f"there is no file {script!r} in {os.path.abspath(folder)}{near}")
+
+
+def _not_found(program: str, rest: Sequence[str]) -> str:
+    line = " ".join([program, *rest])
+    if os.path.isdir(program):
+        return f"{program!r} is a folder, not a program"
+    if " " in program:
+        return f"there is no program {program!r}; a command stands without quotes: farandole run -np N {line}"
+    if program.endswith(".py"):
+        return f"a script needs its interpreter in front: farandole run -np N python {line}"
+    if os.path.isfile(program):
+        path = program if os.path.dirname(program) else f"./{program}"
+        if os.access(program, os.X_OK):
+            return f"{program!r} is a file in this folder, which programs are not looked for in: write {path}"
+        return f"{program!r} is a file that cannot be executed; chmod +x {program}, or put its interpreter in front"
+    on_path = {name for folder in os.get_exec_path() for name in _listed(folder)}
+    return f"there is no program {program!r}{did_you_mean(program, sorted(on_path))}"
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

@@ -1,0 +1,26 @@
+"""``farandole timeline merge``: the timelines that ranks wrote, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farandole.cli.parsing import Parser, say
+
+EXAMPLE = "farandole timeline merge trace.json trace.json.rank1 -o merged.json"
+
+
+def parser() -> Parser:
+    found = Parser(prog="farandole timeline", description="Merge the timelines that ranks wrote.", example=EXAMPLE)
+    found.add_argument("action", choices=("merge",), help="merge: several files become one, for chrome://tracing")
+    found.add_argument("files", nargs="+", metavar="FILE", help="what the ranks wrote: FILE, FILE.rank1, ...")
+    found.add_argument("-o", "--output", required=True, metavar="OUT", help="where the merged timeline goes")
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parser().parse_args(list(arguments))
+    from farandole.observe import timeline
+
+    merged = timeline.merge([timeline.read(path) for path in options.files])
+    timeline.write(options.output, merged)
+    return say(f"{len(options.files)} timelines, {len(merged)} events: {options.output}")
