@@ -72,8 +72,8 @@ def dotted(path: Path) -> str:
 
 
 def room(module: str) -> str:
-    """The room of ``engine.fusion``. ``python -m farandole`` is the command. The arithmetic that all wires share is a room
-    of its own, inside collectives/; and farandole.tensorflow.keras is Keras, under the name that Horovod has given it."""
+    """The room of ``engine.fusion``. ``python -m farandole`` is the command. The arithmetic that all wires share is one
+    of its own, inside collectives/; farandole.tensorflow.keras is Keras, under the name that Horovod has given it."""
     if module.split(".")[:2] == ["tensorflow", "keras"]:
         return "keras"
     if module == "__main__":
