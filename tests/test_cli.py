@@ -164,7 +164,7 @@ class TestRun:
         """A new flag is a decision: it is written here too."""
         names = {name for action in run.parser()._actions for name in action.option_strings}
         assert names == {each.flag for each in knobs() if each.flag} | {
-            "-np", "-n", "--np", "--num-proc", "-H", "--hosts", "--launcher", "--output-dir",
+            "-np", "-n", "--np", "--num-proc", "-H", "--hosts", "--launcher", "--output-dir", "--show-ranks",
             "--prefix-timestamp", "-v", "--verbose", "-h", "--help",
         }  # fmt: skip
 

@@ -256,6 +256,34 @@ def command_of(pid: int) -> str:
         return ""
 
 
+def test_closed_standard_streams(jobs: Marked, tmp_path: Path) -> None:
+    """Pipes and sockets of the job do not get their numbers."""
+    command = f"{PY} -m farandole.cli run -np 2 --output-dir {tmp_path} bash -c 'echo one; echo two >&2' >&- 2>&- <&-"
+    done = subprocess.run(["bash", "-c", command], env=jobs.env, timeout=30, check=False)
+    assert done.returncode == 0
+    for rank in range(2):
+        assert (tmp_path / f"rank.{rank}" / "stdout").read_text() == "one\n"
+        assert (tmp_path / f"rank.{rank}" / "stderr").read_text() == "two\n"
+
+
+def test_too_few_open_files(jobs: Marked) -> None:
+    command = f"ulimit -n 8; exec {PY} -m farandole.cli run -np 2 true"
+    done = subprocess.run(
+        ["bash", "-c", command], env=jobs.env, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 2
+    assert "a process may have 8 open files here (RLIMIT_NOFILE), and a job of 2 ranks needs" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "`ulimit -n 1024`" in done.stderr
+
+
+def test_only_some_ranks_are_shown(jobs: Marked) -> None:
+    code = "if [ $HOROVOD_RANK = 2 ]; then echo last words >&2; exit 3; fi; echo hello"
+    done = jobs.run("run", "-np", "3", "--show-ranks", "0-1", "bash", "-c", code)
+    assert "[2]<" not in done.stdout + done.stderr
+    assert "Its last lines on stderr:\nlast words" in done.stderr
+
+
 def test_a_full_disk_under_the_output_directory(jobs: Marked, tmp_path: Path) -> None:
     for rank in range(2):
         (tmp_path / f"rank.{rank}").mkdir()

@@ -162,6 +162,18 @@ def test_the_last_lines() -> None:
 
 
 class TestFiles:
+    def test_what_an_older_run_left_is_kept_beside(self, tmp_path: Path) -> None:
+        for run, size in enumerate((11, 2, 1)):  # with two digits, and with one
+            streams = Streams(size, io.StringIO(), io.StringIO(), directory=str(tmp_path))
+            streams.feed(0, "stdout", b"run %d" % run)
+            streams.close()
+        assert (tmp_path / "rank.0" / "stdout").read_text() == "run 2"
+        assert not (tmp_path / "rank.1").exists()
+        older = sorted(tmp_path.glob("run-*"))
+        assert [len(list(each.iterdir())) for each in older] == [11, 2]
+        assert (older[0] / "rank.00" / "stdout").read_text() == "run 0"
+        assert (older[1] / "rank.0" / "stdout").read_text() == "run 1"
+
     def test_one_per_rank_and_stream(self, tmp_path: Path) -> None:
         streams, _, _ = make(11, tmp_path / "logs")
         streams.feed(3, "stdout", b"plain\r\n\xff")
@@ -224,6 +236,18 @@ class TestConsole:
             streams.feed(0, "stdout", b"y\n")
             streams.close()
         assert len(caplog.records) == 1
+
+    def test_only_some_ranks_are_shown_and_all_are_kept(self, tmp_path: Path) -> None:
+        out, err = io.StringIO(), io.StringIO()
+        streams = Streams(2, out, err, directory=str(tmp_path), shown=[1])
+        for rank in range(2):
+            streams.feed(rank, "stdout", b"out\n")
+            streams.feed(rank, "stderr", b"Traceback (most recent call last):\nValueError\n")
+        streams.close()
+        assert out.getvalue() == "[1]<stdout>:out\n"
+        assert "[0]" not in err.getvalue()
+        assert "ValueError" in streams.tails()[0]
+        assert (tmp_path / "rank.0" / "stdout").read_text() == "out\n"
 
     def test_letters_that_the_terminal_does_not_know(self) -> None:
         raw = io.BytesIO()

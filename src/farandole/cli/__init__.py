@@ -41,6 +41,10 @@ def module(command: str) -> Any:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        from farandole.launch.limits import open_standard_streams
+
+        open_standard_streams()
     try:
         return _dispatch(arguments)
     except SettingsError as error:

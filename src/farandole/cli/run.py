@@ -39,6 +39,7 @@ def parser(launchers: Sequence[str] = ()) -> Parser:
     add("--launcher", default="auto", metavar="NAME", help=f"what starts them: {', '.join(['auto', *launchers])}")
     add = made.add_argument_group("output").add_argument
     add("--output-dir", metavar="DIR", help="keep the output of each rank in DIR/rank.<number>/stdout and stderr")
+    add("--show-ranks", metavar="N,...", help="show what these ranks print (files and error reports have all)")
     add("--prefix-timestamp", action="store_true", default=None, help="put the time in front of each line")
     add("-v", "--verbose", action="store_true", default=None, help="say what is started where")
     add("-h", "--help", action="store_true", help="show this text")
@@ -89,13 +90,14 @@ def main(arguments: Sequence[str]) -> int:
     if not command:
         raise SettingsError(f"the command to run is missing. Usage: {USAGE}")
     from farandole.launch import driver
-    from farandole.launch.job import Job, settings_for
+    from farandole.launch.job import Job, ranks_of, settings_for
     from farandole.launch.plan import check_np
 
     wanted = options.launcher
     launcher = registry.best("launcher") if wanted == "auto" else registry.load("launcher", wanted)()
+    np = check_np(int(options.np) if options.np.lstrip("-").isdigit() else options.np)
     job = Job(
-        np=check_np(int(options.np) if options.np.lstrip("-").isdigit() else options.np), command=command,
+        np=np, command=command, show_ranks=None if options.show_ranks is None else ranks_of(options.show_ranks, np),
         settings=settings_for({}, overrides(vars(options))), hosts=options.hosts, launcher=launcher,
         output_dir=options.output_dir, prefix_timestamp=bool(options.prefix_timestamp), verbose=bool(options.verbose),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farandole.launch import driver
-from farandole.launch.job import Job, check_call, settings_for
+from farandole.launch.job import Job, check_call, check_ranks, settings_for
 from farandole.launch.plan import check_np
 
 
@@ -22,6 +22,7 @@ def run(
     launcher: str = "auto",
     output_dir: str | None = None,
     prefix_timestamp: bool = False,
+    show_ranks: Sequence[int] | None = None,
     verbose: bool = False,
     **settings: Any,
 ) -> list[Any]:
@@ -29,6 +30,7 @@ def run(
 
     The function may be a lambda or come from a script, a notebook or the REPL; the processes do not run that script
     again. ``env``: extra environment variables; ``output_dir``: keep each rank's output in files there;
+    ``show_ranks``: show the output of these ranks only (all of it still goes to ``output_dir`` and into errors);
     ``settings``: any setting by name (``start_timeout=60``; ``farandole config`` lists them).
 
     Raises JobFailedError when a rank fails, with that rank's traceback; SettingsError when the job cannot start.
@@ -38,6 +40,7 @@ def run(
     job = Job(
         np=np, call=call, settings=settings_for(env or {}, settings), env=env or {}, hosts=hosts, launcher=launcher,
         output_dir=output_dir, prefix_timestamp=prefix_timestamp, verbose=verbose,
+        show_ranks=None if show_ranks is None else check_ranks(show_ranks, np),
     )  # fmt: skip
     try:
         return driver.run(job)

@@ -18,11 +18,12 @@ from types import FrameType
 from typing import Any, cast
 
 from farandole import handshake, registry
-from farandole.config import doubts, knobs
+from farandole.config import cores, doubts, knobs
 from farandole.contracts import Launcher, Worker
 from farandole.errors import JobFailedError, SettingsError
 from farandole.launch import parcel
 from farandole.launch.job import Job
+from farandole.launch.limits import check_open_files, crowding, open_standard_streams
 from farandole.launch.outcome import Event, Outcome, Verdict, explain, with_lines
 from farandole.launch.output import Streams, is_terminal
 from farandole.launch.placing import Placing
@@ -55,8 +56,10 @@ def run(job: Job) -> list[Any]:
 
     Raises JobFailedError when it fails (Interrupted when a signal ended it), SettingsError when it cannot start.
     """
+    open_standard_streams()
     slots = plan(job.hosts, job.np)
     launcher = _launcher(job)
+    check_open_files(job.np, bool(job.output_dir))
     placing = _placing(launcher, job)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_visible_log())
@@ -70,9 +73,13 @@ def run(job: Job) -> list[Any]:
                 job.say.flush()
         elif job.verbose:
             job.say.write(f"farandole: {job.np} ranks on {_places(slots)}, launcher {launcher.name}\n")
+        crowd = crowding(job.np, cores()) if launcher.name == "local" and not job.quiet else ""
+        if crowd:
+            job.say.write(f"farandole: {crowd}\n")
         streams = Streams(
-            job.np, job.out, job.err, notes=job.notes, directory=job.output_dir, timestamp=job.prefix_timestamp
-        )
+            job.np, job.out, job.err, notes=job.notes, directory=job.output_dir, timestamp=job.prefix_timestamp,
+            shown=job.show_ranks,
+        )  # fmt: skip
         stack.callback(streams.close)
         secret = handshake.new_secret()
         store = StoreServer(secret) if placing is None else placing.open_store(secret)

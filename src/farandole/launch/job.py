@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from farandole.config import Settings, knobs
 from farandole.contracts import Launcher
 from farandole.errors import SettingsError, did_you_mean
+from farandole.launch.limits import standard
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -28,14 +28,15 @@ class Job:
     launcher: str | Launcher = "auto"
     output_dir: str | None = None
     prefix_timestamp: bool = False
+    show_ranks: Collection[int] | None = None  # whose output is shown; None: everybody's
     verbose: bool = False
     quiet: bool = False
     first_only: bool = False  # of the results, only rank 0's is wanted
     heavy: int = 0  # bytes of the pickled call from which on a warning names what is large in it; 0: never
-    out: TextIO = field(default_factory=lambda: sys.stdout)
-    err: TextIO = field(default_factory=lambda: sys.stderr)
-    say: TextIO = field(default_factory=lambda: sys.stderr)  # for what we have to say ourselves
-    notes: TextIO = field(default_factory=lambda: sys.stdout)  # for log_to_driver
+    out: TextIO = field(default_factory=lambda: standard("stdout"))
+    err: TextIO = field(default_factory=lambda: standard("stderr"))
+    say: TextIO = field(default_factory=lambda: standard("stderr"))  # for what we have to say ourselves
+    notes: TextIO = field(default_factory=lambda: standard("stdout"))  # for log_to_driver
 
 
 def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
@@ -81,3 +82,24 @@ def check_call(function: Any, args: Any, kwargs: Any) -> Call:
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise SettingsError(f"kwargs={kwargs!r} must be a dict of arguments by name")
     return function, tuple(args), dict(kwargs or {})
+
+
+def ranks_of(text: str, np: int) -> tuple[int, ...]:
+    """``"0,2-3"`` as (0, 2, 3); SettingsError for what is no rank of a job of ``np``."""
+    found: list[int] = []
+    for item in text.split(","):
+        first, _, last = item.strip().partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            raise SettingsError(f"--show-ranks={text!r} cannot be read: it must be like 0 or 0,2-3")
+        found += range(int(first), int(last or first) + 1)
+    return check_ranks(found, np)
+
+
+def check_ranks(ranks: Any, np: int) -> tuple[int, ...]:
+    """``ranks`` if all are ranks of a job of ``np``, else SettingsError."""
+    if isinstance(ranks, str) or not isinstance(ranks, Collection):
+        raise SettingsError(f"show_ranks={ranks!r} must be a list of ranks, like [0]")
+    wrong = [rank for rank in ranks if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < np]
+    if wrong:
+        raise SettingsError(f"show_ranks: {wrong[0]!r} is no rank of a job of {np} (0 to {np - 1})")
+    return tuple(ranks)

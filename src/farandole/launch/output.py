@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import errno
+import functools
+import itertools
 import os
 import re
 import time
@@ -19,6 +21,7 @@ TAIL_LINES = 20
 HOLD = 1.0  # seconds for which a traceback is kept back: if its rank ends, the driver shows it, once
 HOLD_LIMIT = 64 << 10
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|  File \".*\", line \d+)", re.MULTILINE)
+_RANK = re.compile(r"rank\.\d+$")
 _PIECES = re.compile(r"[^\r\n]*[\r\n]")
 Key = tuple[int, str]
 
@@ -161,28 +164,36 @@ def _first_end(text: str) -> int:
 
 
 class Files:
-    """``DIR/rank.<number>/stdout`` and ``stderr``, without prefixes. A full disk costs one warning, not the job."""
+    """``DIR/rank.<number>/stdout`` and ``stderr``, without prefixes. What an older run has left there moves into a
+    folder beside it, named for the time of that run. A full disk costs one warning, not the job."""
 
     def __init__(self, directory: str, size: int) -> None:
         self._directory = directory
         self._width = len(str(size - 1))
         self._files: dict[Key, int] = {}
         self._warned = False
+        self._try(functools.partial(put_aside, directory))
         for rank in range(size):
-            folder = os.path.join(directory, f"rank.{rank:0{self._width}d}")
-            try:
-                os.makedirs(folder, exist_ok=True)
-                for name in ("stdout", "stderr"):
-                    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-                    self._files[rank, name] = os.open(os.path.join(folder, name), flags, 0o666)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    self.close()
-                    raise SettingsError(
-                        f"--output-dir={directory!r} cannot be used: {error.strerror} ({error.filename}); "
-                        "it must be a directory that can be made and written"
-                    ) from error
-                self._warn(error)
+            self._try(functools.partial(self._open, rank))
+
+    def _open(self, rank: int) -> None:
+        folder = os.path.join(self._directory, f"rank.{rank:0{self._width}d}")
+        os.makedirs(folder, exist_ok=True)
+        for name in ("stdout", "stderr"):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self._files[rank, name] = os.open(os.path.join(folder, name), flags, 0o666)
+
+    def _try(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                self.close()
+                raise SettingsError(
+                    f"--output-dir={self._directory!r} cannot be used: {error.strerror} ({error.filename}); "
+                    "it must be a directory that can be made and written"
+                ) from error
+            self._warn(error)
 
     def write(self, key: Key, data: bytes) -> None:
         file = self._files.get(key)
@@ -208,16 +219,32 @@ class Files:
             )
 
 
+def put_aside(directory: str) -> None:
+    """Move the logs of an older run, if there are any, to ``DIR/run-<when it began>``."""
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    folders = [os.path.join(directory, name) for name in names if _RANK.match(name)]
+    files = [os.path.join(folder, name) for folder in folders for name in ("stdout", "stderr")]
+    if not any(os.path.isfile(each) and os.path.getsize(each) for each in files):
+        return
+    began = time.strftime("run-%Y-%m-%d_%H.%M.%S", time.localtime(min(map(os.path.getmtime, folders))))
+    free = (f"{began}.{number}" if number else began for number in itertools.count())
+    aside = next(path for name in free if not os.path.lexists(path := os.path.join(directory, name)))
+    os.mkdir(aside)
+    for folder in folders:
+        os.rename(folder, os.path.join(aside, os.path.basename(folder)))
+
+
 class Streams:
     """All streams of a job, on their way to the console and to the files."""
 
     def __init__(
         self, size: int, out: TextIO, err: TextIO, *, notes: TextIO | None = None, directory: str | None = None,
-        timestamp: bool = False,
+        timestamp: bool = False, shown: Collection[int] | None = None,
     ) -> None:  # fmt: skip
         self._files = Files(directory, size) if directory else None
         self._lines: dict[Key, Lines] = {(rank, name): Lines() for rank in range(size) for name in ("stdout", "stderr")}
         self._timestamp = timestamp
+        self._shown = range(size) if shown is None else frozenset(shown)
         self.out = Console(out)
         # Two names of one terminal share one cursor.
         self.err = self.out if out is err or _same_terminal(out, err) else Console(err)
@@ -301,6 +328,8 @@ class Streams:
         self._write((rank, "stderr"), self._held.pop(rank)[1])
 
     def _write(self, key: Key, text: str, progress: bool = False) -> None:
+        if key[0] not in self._shown:
+            return
         self.before_write()
         stamp = time.ctime() if self._timestamp else ""
         console = self.out if key[1] == "stdout" else self.err

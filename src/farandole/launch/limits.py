@@ -1,0 +1,63 @@
+"""What this process must have before a job can start: its standard streams, and enough open files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TextIO
+
+from farandole.errors import SettingsError
+
+FILES = 32  # open files that a job needs however small it is
+FILES_PER_RANK = 6  # while ranks start: both ends of two pipes, and connections to the store
+LOGS_PER_RANK = 2
+
+
+def open_standard_streams() -> None:
+    """/dev/null takes the place of a closed standard stream (``farandole run >&-``), or the next pipe would get its
+    number."""
+    fd = -1
+    while fd < 2:
+        fd = os.open(os.devnull, os.O_RDWR)
+        if fd <= 2:
+            os.set_inheritable(fd, True)
+    if fd > 2:
+        os.close(fd)
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115 (stays)
+
+
+def standard(name: str) -> TextIO:
+    """``sys.stdout`` or ``sys.stderr``, which are None if their descriptor was closed."""
+    if getattr(sys, name) is None:
+        open_standard_streams()
+    stream: TextIO = getattr(sys, name)
+    return stream
+
+
+def check_open_files(np: int, logs: bool) -> None:
+    """SettingsError if this process, or a rank, would run out of descriptors: what fails then blames something else."""
+    import resource
+
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    used = 0
+    with contextlib.suppress(OSError):
+        used = len(os.listdir("/proc/self/fd"))
+    needed = used + FILES + np * (FILES_PER_RANK + (LOGS_PER_RANK if logs else 0))
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        raise SettingsError(
+            f"a process may have {allowed} open files here (RLIMIT_NOFILE), and a job of {np} ranks needs {needed}: "
+            f"raise the limit with `ulimit -n {max(1024, needed)}`, or start fewer ranks"
+        )
+
+
+def crowding(np: int, cores: int) -> str:
+    """What to say of many ranks on few cores; empty if there is nothing to say."""
+    if np < 2 * cores or np < 2:
+        return ""
+    return (
+        f"{np} ranks share {cores} core{'s' if cores > 1 else ''} of this machine and take turns: "
+        f"training takes longer than with -np {cores}"
+    )

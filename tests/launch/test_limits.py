@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from farandole.errors import SettingsError
+from farandole.launch.job import check_ranks, ranks_of
+from farandole.launch.limits import check_open_files, crowding
+
+
+def test_many_ranks_on_few_cores() -> None:
+    assert crowding(3, 2) == crowding(1, 1) == ""
+    assert crowding(2, 1).startswith("2 ranks share 1 core of this machine")
+    assert crowding(8, 4) == (
+        "8 ranks share 4 cores of this machine and take turns: training takes longer than with -np 4"
+    )
+
+
+def test_more_ranks_than_open_files() -> None:
+    check_open_files(2, logs=True)
+    with pytest.raises(SettingsError, match=r"a job of 10000000 ranks needs 800000\d\d: .*`ulimit -n 800000\d\d`"):
+        check_open_files(10_000_000, logs=True)
+
+
+def test_ranks_to_show() -> None:
+    assert ranks_of("0", 1) == (0,)
+    assert ranks_of("0, 2-3", 4) == (0, 2, 3)
+    assert check_ranks([1], 2) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: ranks_of("x", 2), "--show-ranks='x' cannot be read: it must be like 0 or 0,2-3"),
+        (lambda: ranks_of("", 2), "--show-ranks=''"),
+        (lambda: ranks_of("1-2", 2), "show_ranks: 2 is no rank of a job of 2 (0 to 1)"),
+        (lambda: check_ranks("0", 2), "show_ranks='0' must be a list of ranks"),
+        (lambda: check_ranks(0, 2), "show_ranks=0 must be a list"),
+        (lambda: check_ranks([True], 2), "True is no rank"),
+    ],
+)
+def test_ranks_that_are_none(call: Any, text: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(text)):
+        call()
