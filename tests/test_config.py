@@ -20,7 +20,7 @@ KNOBS = {each.name: each for each in knobs()}
 FLAGS = [
     "--transport", "--fusion-threshold-mb", "--bucket-mb", "--overlap", "--nccl", "--cycle-time-ms", "--cache-capacity",
     "--no-stall-check",
-    "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds", "--timeline-filename",
+    "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds", "--check", "--timeline-filename",
     "--timeline-mark-cycles", "--timeline-all-ranks", "--autotune", "--autotune-log-file", "--autotune-warmup-samples",
     "--autotune-steps-per-sample", "--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise",
     "--dynamic-process-sets", "--join-mean-of-present", "--start-timeout", "--log-level", "--log-without-timestamp",
@@ -209,7 +209,7 @@ VALUES = {int: st.integers(0, 1 << 40), float: st.floats(0, 1e9), bool: st.boole
 CHOICES = {
     "transport": st.sampled_from(["auto", "shm", "tcp"]), "log_level": st.sampled_from(LOG_LEVELS),
     "autotune_gaussian_process_noise": st.floats(0, 1), "overlap": st.sampled_from(["auto", "on", "off"]),
-    "nccl": st.sampled_from(["auto", "on", "off"]),
+    "nccl": st.sampled_from(["auto", "on", "off"]), "check": st.sampled_from(["warn", "raise", "off"]),
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ TREE = {
     "ShutDownError": errors.HorovodInternalError,
     "RequestError": errors.HorovodInternalError,
     "HostsUpdatedInterrupt": RuntimeError,
+    "RanksDifferError": RuntimeError,
     "JobFailedError": RuntimeError,
     "NotInitializedError": ValueError,
     "SettingsError": ValueError,

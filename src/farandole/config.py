@@ -122,6 +122,10 @@ class Settings:
         flag="--stall-check-shutdown-time-seconds", horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", group=STALLS,
         unit="s",
     )  # fmt: skip
+    check: str = knob(
+        "warn", "when ranks hold different weights, step differently or read the same data: warn, raise, or off",
+        flag="--check", group=OTHER, choices=("warn", "raise", "off"),
+    )  # fmt: skip
     timeline: str = knob(
         "", "file for a Chrome trace of all collectives, written by rank 0; DYNAMIC: start_timeline() names it",
         flag="--timeline-filename", horovod="HOROVOD_TIMELINE", group=TIMELINE,

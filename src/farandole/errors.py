@@ -6,6 +6,7 @@ RuntimeError
 │   ├── ShutDownError          the engine was shut down, here or on another rank
 │   └── RequestError           a request that is wrong by itself (a ValueError, too); nobody else hears of it
 ├── HostsUpdatedInterrupt      the set of hosts changed (elastic jobs)
+├── RanksDifferError           --check raise: the ranks do not train one model; says which differs in what
 └── JobFailedError             a job ended badly; says which rank was the cause and shows why
 ValueError
 ├── NotInitializedError        a call that needs ``init()`` came before it
@@ -65,6 +66,11 @@ class HostsUpdatedInterrupt(RuntimeError):
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("The set of hosts changed.")
         self.skip_sync = skip_sync
+
+
+class RanksDifferError(RuntimeError):
+    """The ranks do not train one model, or read the same data, and ``--check raise`` is set. Raised by all ranks, in
+    the step in which it was noticed. The message names the ranks, the parameter, the likely cause and the cure."""
 
 
 class JobFailedError(RuntimeError):

@@ -216,6 +216,11 @@ def began_alike(elements: int) -> None:
     _entered().observers.witness.broadcast += elements
 
 
+def was_broadcast() -> bool:
+    """Were all ranks given the same parameters?"""
+    return _entered().observers.witness.broadcast > 0
+
+
 def excuse() -> None:
     """Gradients are exchanged where the engine cannot see it, or the user was told already that they are not."""
     _entered().observers.witness.excused = True

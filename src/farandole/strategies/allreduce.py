@@ -29,7 +29,9 @@ from farandole.context import ProcessSet
 from farandole.engine import Engine, Entry
 from farandole.errors import HorovodInternalError
 from farandole.frontend import serials
+from farandole.frontend.agreement import Agreement, Replica
 from farandole.frontend.objects import allgather_object
+from farandole.observe.replicas import combined
 from farandole.strategies.buckets import ALIGNMENT, Bucket, FlatBucket, Gradient, LooseBucket, Terms, partition
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
@@ -55,11 +57,11 @@ class Allreduce:
     def __init__(
         self, gradients: Sequence[Gradient], terms: Terms, *, passes: int = 1,
         groups: int | Sequence[Sequence[int]] = (), flat: bool = True,
-        process_set: ProcessSet = context.global_process_set,
+        process_set: ProcessSet = context.global_process_set, replica: Replica | None = None,
     ) -> None:  # fmt: skip
         self.gradients = list(gradients)
         self.terms, self.groups, self.flat = terms, groups, flat
-        self._passes, self._set = passes, process_set
+        self._passes, self._set, self._replica = passes, process_set, replica
         self._lock = threading.RLock()  # hooks may come from one thread per device
         self._engine: Engine | None = None
         self._buckets: list[Bucket] = []
@@ -75,6 +77,9 @@ class Allreduce:
         self._rounds = 0
         self._overlap = False
         self._dirty = False
+        self._agreement: Agreement | None = None  # the looks whether the ranks train one model
+        self._asked = False  # some rank wants one
+        self._steps = self._spread = 0  # of this rank; by how much ranks differ in them
         self._begin()
 
     # What the framework calls.
@@ -102,6 +107,8 @@ class Allreduce:
                 return
             if self._order is not None:
                 self._order.append(index)
+            if self._sampling and gradient is not None:
+                self._samples[index] = self.gradients[index].digest(gradient)
             bucket, slot = home
             bucket.put(slot, gradient)
             self._in[index] = True  # or a hole: it cannot come in this round
@@ -122,6 +129,7 @@ class Allreduce:
 
     def after_step(self, named_parameters: Sequence[tuple[str, Any]] = ()) -> None:
         """After the first step: lay out the buckets in the order in which gradients came."""
+        self._steps += 1
         if self._order is not None and self._rounds and not self._dirty:
             self._plan(self._order, flat=self.flat)
             self._order = None
@@ -169,6 +177,8 @@ class Allreduce:
         self._dirty = False  # gradients were computed since the round began, or ended
         self._due = False
         self._misplaced = False  # a gradient came as rows that is in a bucket
+        self._sampling = self._agreement is not None and self._agreement.soon()
+        self._samples: dict[int, int] = {}  # digests of this rank's own gradients
         self._reopen()
 
     def _reopen(self) -> None:
@@ -195,7 +205,10 @@ class Allreduce:
         """Bring in all gradients that any rank has now; True if no rank can have more. Collective."""
         try:
             with self._lock:
-                return self._settle_once()
+                final = self._settle_once()
+                if self._asked:
+                    self._look()
+                return final
         except Exception:
             self._begin()  # the engine goes on after an error, and so does this
             raise
@@ -286,12 +299,26 @@ class Allreduce:
     # Agreement.
 
     def _agree(self, value: int) -> int:
-        """The smallest ``value`` of all ranks. On the way, everybody hears what rank 0 wants of buckets."""
+        """The smallest ``value`` of all ranks. On the way, everybody hears what rank 0 wants of buckets, and
+        whether some rank wants to look at all replicas."""
         assert self._engine is not None
-        self._word[:] = value, self._engine.bucket_bytes if self._engine.rank == 0 else _NO_WORD
+        due = self._agreement is not None and self._agreement.due()
+        limit = self._engine.bucket_bytes if self._engine.rank == 0 else _NO_WORD
+        self._word[:] = value, limit, -int(due), self._steps, -self._steps
         self._engine.run(self._ballot)
-        self._wished = int(self._word[1])
-        return int(self._word[0])
+        value, self._wished, wanted, least, most = self._word.tolist()
+        spread = -most - least
+        self._asked = self._asked or wanted < 0 or spread != self._spread
+        self._spread = spread
+        return int(value)
+
+    def _look(self) -> None:
+        """Do the ranks train one model? Weights are those after the last step. Collective."""
+        self._asked = False
+        if self._agreement is None:
+            return
+        own = [digest for _, digest in sorted(self._samples.items())]
+        self._agreement.look(combined(own) if any(own) else None, self._steps)
 
     def _extremes(self, what: str, lows: Any, highs: Any) -> tuple[Any, Any]:
         """Element by element, the smallest of all ranks' ``lows`` and the largest of their ``highs``."""
@@ -316,13 +343,14 @@ class Allreduce:
         self._overlap = _spare_cores(context.settings()) or (on_device and context.settings().overlap != "off")
         self._name = f"optimizer.{serials.next_for(engine)}"
         self._memory = None
-        self._word = np.zeros(2, dtype=np.int64)
+        self._word = np.zeros(5, dtype=np.int64)
         self._ballot = (
             Entry(
-                Request(f"{self._name}.filled", Kind.ALLREDUCE, DType.INT64, (2,), ReduceOp.MIN),
+                Request(f"{self._name}.filled", Kind.ALLREDUCE, DType.INT64, (5,), ReduceOp.MIN),
                 Buffer(self._word, self._word, DType.INT64),
             ),
         )
+        self._agreement = Agreement(self._replica, engine, self._name) if self._replica is not None else None
         self._check_alike()
         self._order = []
         self._plan(self._order, flat=False)

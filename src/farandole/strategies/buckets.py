@@ -44,6 +44,9 @@ class Gradient(Protocol):
     def current(self) -> Any:
         """The gradient as it stands; None if there is none or it is frozen."""
 
+    def digest(self, gradient: Any) -> int:
+        """A digest of ``gradient``, to compare with those of other ranks; 0 if it is all zeros, or rows."""
+
     def place(self, array: Array) -> None:
         """From now on the gradient travels in ``array``."""
 

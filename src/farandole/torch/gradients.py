@@ -11,6 +11,7 @@ import torch
 from farandole.context import ProcessSet
 from farandole.strategies.allreduce import Allreduce
 from farandole.strategies.buckets import Terms
+from farandole.torch import replica
 from farandole.torch.binding import DTYPES, is_dense
 from farandole.torch.functions import anywhere
 from farandole.torch.sparse import sparse, sparse_allreduce_async
@@ -71,6 +72,9 @@ class TorchGradient:
     def current(self) -> Any:
         parameter = self._parameter
         return parameter.grad if parameter.requires_grad else None
+
+    def digest(self, gradient: Any) -> int:
+        return replica.digest(gradient)
 
     def place(self, array: Array) -> None:
         parameter = self._parameter

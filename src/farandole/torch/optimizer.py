@@ -19,6 +19,7 @@ from farandole.torch import checked
 from farandole.torch.adasum import Steps
 from farandole.torch.functions import allreduce
 from farandole.torch.gradients import TorchGradient, end_of_backward
+from farandole.torch.replica import TorchReplica
 from farandole.types import ReduceOp
 
 Closure = Callable[[], Any]
@@ -182,7 +183,11 @@ class _Exchange:
         weakref.finalize(optimizer, _remove, self._hooks).atexit = False
         if context.size() == 1 or not process_set.included() or process_set.size() == 1:
             return
-        self.strategy = Allreduce([], terms, passes=passes, flat=compression is NoneCompressor, process_set=process_set)
+        self._replica = TorchReplica(self._optimizer)
+        flat = compression is NoneCompressor
+        self.strategy = Allreduce(
+            [], terms, passes=passes, flat=flat, process_set=process_set, replica=self._replica
+        )  # fmt: skip
         self._watch = end_of_backward(self.strategy)
         self.look_around()
         if isinstance(groups, list):
@@ -204,6 +209,7 @@ class _Exchange:
                     if id(parameter) not in self._known:
                         name = self._names.get(id(parameter), f"allreduce.noname.{number}.{place}")
                         fresh.append(TorchGradient(name, parameter, *self._options))
+                        self._replica.parameters.append((name, parameter))
                         self._known[id(parameter)] = len(self._known)
                         self._bare.append((self._known[id(parameter)], parameter))
             strategy.extend(fresh)

@@ -1,0 +1,144 @@
+"""The look whether the ranks train one model: digests of their replicas, exchanged over the engine.
+
+``observe/replicas`` decides when to look and what to make of it; what weights and settings are is the framework's. In
+the ordinary case a look is one reduction of a few words: digests are equal if their smallest is their largest. Only
+when they are not, every rank tells all it knows. Ranks that have joined need not take part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from farandole import context
+from farandole.engine import Engine, Entry
+from farandole.errors import RanksDifferError
+from farandole.log import logger
+from farandole.observe.replicas import (
+    Cures,
+    Finding,
+    History,
+    Report,
+    Schedule,
+    combined,
+    digest_of_text,
+    findings,
+    same_gradients,
+)
+from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class Replica(Protocol):
+    """What a framework tells of one optimizer on this rank."""
+
+    cures: Cures
+    patient: bool  # may the first step come before the broadcast?
+
+    def names(self) -> Sequence[str]:
+        """The parameters' names, for messages."""
+
+    def weights(self) -> Sequence[int] | None:
+        """A digest per parameter, 0 where it is this rank's own affair; None if nobody can look now."""
+
+    def settings(self) -> Mapping[str, str]:
+        """The numbers that the optimizer steps with; empty if unknown."""
+
+
+class Agreement:
+    """The looks at one optimizer, from its first exchange over one engine on.
+
+    Gradients are exchanged by all ranks at once, so that is when they look: ``due`` counts an exchange, and is asked
+    once in each. Its answer travels with the exchange, and if any rank says so all call ``look``.
+    """
+
+    def __init__(self, replica: Replica, engine: Engine, label: str) -> None:
+        self._replica, self._engine, self._label = replica, engine, f"{label}.check"
+        self._mode = context.settings().check if engine.size > 1 else "off"
+        self._schedule = Schedule()
+        self._history = History(patient=replica.patient)
+        self._step = 0  # exchanges so far
+        self._steps = 0  # of the optimizer, when the ranks were alike last
+
+    def soon(self) -> bool:
+        """Will the exchange that comes now be looked at? Then this rank's gradients are wanted."""
+        return self._mode != "off" and self._schedule.soon()
+
+    def due(self) -> bool:
+        """Count an exchange. Is it time to look?"""
+        self._step += 1
+        return self._mode != "off" and self._schedule.due()
+
+    def look(self, gradients: int | None = None, steps: int = -1) -> None:
+        """Compare the ranks, and say what is wrong. Collective.
+
+        ``gradients``: a digest of what this rank's own data gave in this step; None if unknown, or zeros.
+        ``steps``: how often this rank's optimizer has stepped; -1 if unknown.
+        Raises RanksDifferError on all ranks with ``--check raise``.
+        """
+        weights, settings = self._replica.weights(), self._replica.settings()
+        values = [
+            combined(weights) if weights else None,
+            digest_of_text(repr(sorted(settings.items()))) if settings else None,
+            gradients,
+        ]
+        same_weights, same_settings, same = all_equal(self._engine, f"{self._label}.equal", values)
+        found: list[Finding] = []
+        if same_weights is False or same_settings is False:
+            since = -1 if steps < 0 else steps - self._steps
+            mine = Report(tuple(weights or ()), settings, since, context.was_broadcast())
+            reports = self._reports(mine)
+            found = findings(reports, self._replica.names(), self._history, self._step, self._replica.cures)
+        elif same_weights:
+            self._history.alike_at, self._steps = self._step, max(steps, 0)
+            found = same_gradients(self._history, same, self._engine.size, self._replica.cures)
+        self._tell(found)
+
+    def _reports(self, mine: Report) -> list[Report | None]:
+        texts = gathered(self._engine, self._label, json.dumps(mine._asdict()).encode())
+        told = [json.loads(text) if text else None for text in texts]
+        return [None if each is None else Report(**{**each, "weights": tuple(each["weights"])}) for each in told]
+
+    def _tell(self, found: Sequence[Finding]) -> None:
+        if not found or self._mode == "off":  # a rank that does not want to know is asked all the same
+            return
+        if self._mode == "raise":
+            raise RanksDifferError("; ".join(each.text for each in found))
+        if self._engine.rank == 0:
+            for each in found:
+                logger.warning(each.text)
+
+
+def all_equal(engine: Engine, name: str, values: Sequence[int | None]) -> list[bool | None]:
+    """For each value (below 2**63): is it the same on all ranks? None if some rank does not know. Ranks that have
+    joined do not count. Collective."""
+    known = [value is not None for value in values]
+    numbers = [value if value is not None else 0 for value in values]
+    words = np.array([*numbers, *(-number for number in numbers), *known], dtype=np.int64)
+    _reduce(engine, name, words, DType.INT64, ReduceOp.MIN)
+    count = len(numbers)
+    return [
+        bool(words[number] == -words[count + number]) if words[2 * count + number] else None for number in range(count)
+    ]
+
+
+def gathered(engine: Engine, name: str, mine: bytes) -> list[bytes]:
+    """Every rank's ``mine``, by rank; nothing of those that have joined, for which an allgather would fail.
+    Collective."""
+    lengths = np.zeros(engine.size, dtype=np.int64)
+    lengths[engine.rank] = len(mine)
+    _reduce(engine, f"{name}.lengths", lengths, DType.INT64, ReduceOp.SUM)
+    table = np.zeros((engine.size, int(lengths.max())), dtype=np.uint8)
+    table[engine.rank, : len(mine)] = np.frombuffer(mine, dtype=np.uint8)
+    _reduce(engine, f"{name}.reports", table.reshape(-1), DType.UINT8, ReduceOp.SUM)
+    return [row[:length].tobytes() for row, length in zip(table, lengths, strict=True)]
+
+
+def _reduce(engine: Engine, name: str, array: Array, dtype: DType, op: ReduceOp) -> None:
+    request = Request(name, Kind.ALLREDUCE, dtype, array.shape, op)
+    engine.run([Entry(request, Buffer(array, array, dtype))])

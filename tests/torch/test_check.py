@@ -1,0 +1,269 @@
+"""Mistakes that give wrong models, or do the work of one rank several times, without an error: all ranks are told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.job import job
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+class Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def model_of(seed: int) -> Any:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.ReLU(), torch.nn.Linear(50, 3))
+
+
+def batch_of(seed: int) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(8, 40, generator=generator), torch.randint(3, (8,), generator=generator)
+
+
+def train(
+    rank: int, model: Any, steps: int, *, lr: float = 0.1, before: Callable[[int, Any], Any] | None = None,
+    same_data: bool = False, **options: Any,
+) -> Any:  # fmt: skip
+    """``before(step, model)`` may change things before a step; what it gives, if not None, is whether to step."""
+    import farandole.torch as hvd
+
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9), named_parameters=model.named_parameters(), **options
+    )
+    for step in range(1, steps + 1):
+        wanted = before(step, model) if before is not None else None
+        optimizer.zero_grad()
+        images, labels = batch_of(step if same_data else 1000 * step + rank)
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        if wanted is not False:
+            optimizer.step()
+    return optimizer
+
+
+def heard(n: int, *programs: Callable[[int], Any], **settings: Any) -> list[list[list[str]]]:
+    """By rank, what is said in each of the programs, run one after the other in one job."""
+
+    def body(rank: int) -> list[list[str]]:
+        from farandole.log import logger
+
+        found = []
+        for program in programs:
+            handler = Heard()
+            logger.addHandler(handler)
+            try:
+                program(rank)
+            finally:
+                logger.removeHandler(handler)
+            found.append(handler.texts)
+        return found
+
+    return job(n, body, **settings)
+
+
+def broadcast(model: Any) -> Any:
+    import farandole.torch as hvd
+
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    return model
+
+
+def change(model: Any) -> None:
+    with torch.no_grad():
+        model[2].bias.add_(1.0)
+
+
+def no_broadcast(rank: int) -> None:
+    train(rank, model_of(rank), 2)
+
+
+def late_load_at_the_start(rank: int) -> None:
+    model = broadcast(model_of(rank))
+    if rank == 0:
+        change(model)
+    train(rank, model, 2)
+
+
+def late_load(rank: int) -> None:
+    train(
+        rank, broadcast(model_of(rank)), 9, before=lambda step, model: change(model) if (rank, step) == (0, 6) else None
+    )
+
+
+def learning_rate(rank: int) -> None:
+    train(rank, broadcast(model_of(rank)), 4, lr=0.1 / (1 + rank))
+
+
+def skipped_step(rank: int) -> None:
+    train(rank, broadcast(model_of(rank)), 12, before=lambda step, model: (rank, step) != (1, 10))
+
+
+def same_data(rank: int) -> None:
+    train(rank, broadcast(model_of(rank)), 4, same_data=True)
+
+
+def all_is_well(rank: int) -> None:
+    train(rank, broadcast(model_of(rank)), 20)
+
+
+def test_mistakes_of_one_rank() -> None:
+    programs = no_broadcast, late_load_at_the_start, late_load, learning_rate, skipped_step, same_data, all_is_well
+    said, others = heard(2, *programs)
+    assert others == [[]] * len(programs)  # rank 0 speaks
+    start, loaded, drift, rate, skipped, data, nothing = said
+    assert nothing == []
+    assert [len(texts) for texts in said[:-1]] == [1] * 6, said  # once each
+    assert "began to train with different weights" in start[0]
+    assert "rank 1 differs from rank 0 in 4 of 4 parameters, first in 0.weight" in start[0]
+    assert "Nothing was broadcast: before the first step call hvd.broadcast_parameters(model.state_dict()" in start[0]
+    assert "rank 1 differs from rank 0 in 1 of 4 parameters, first in 2.bias" in loaded[0]
+    assert "a checkpoint that rank 0 alone loaded: broadcast after that" in loaded[0]
+    assert "They were alike at step 4, and are not at step 8. The likely cause: a checkpoint that some" in drift[0]
+    assert "lr is 0.1 on rank 0, 0.05 on rank 1" in rate[0]
+    assert "some ranks skipped optimizer.step() (steps since then: " in skipped[0]
+    assert "and are not at step 11" in skipped[0]  # at once, not at step 16
+    assert "all 2 ranks computed the same gradients" in data[0]
+    assert "torch.utils.data.DistributedSampler(dataset, hvd.size(), hvd.rank())" in data[0]
+
+
+def test_the_ranks_that_differ_are_named_and_all_can_raise() -> None:
+    def program(rank: int) -> str:
+        from farandole.errors import RanksDifferError
+
+        model = broadcast(model_of(rank))
+        if rank == 2:
+            change(model)
+        with pytest.raises(RanksDifferError) as caught:
+            train(rank, model, 1)
+        train(rank, broadcast(model), 2)  # the engine goes on
+        return str(caught.value)
+
+    texts = job(4, program, check="raise")
+    assert len(set(texts)) == 1
+    assert "rank 2 differs from ranks 0, 1 and 3 in 1 of 4 parameters, first in 2.bias" in texts[0]
+
+
+def test_what_ranks_may_have_of_their_own() -> None:
+    """Statistics of batches, frozen parameters, sets of ranks that train apart, ranks with less data."""
+
+    def frozen(rank: int) -> None:
+        model = model_of(0)
+        model[0].weight.requires_grad_(False)
+        with torch.no_grad():
+            model[0].weight.add_(rank)
+        train(rank, model, 4)
+
+    def batch_norm(rank: int) -> None:
+        torch.manual_seed(0)
+        train(rank, torch.nn.Sequential(torch.nn.Linear(40, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3)), 8)
+
+    def alone(rank: int) -> None:
+        import farandole.torch as hvd
+
+        sets = [hvd.add_process_set([0, 1]), hvd.add_process_set([2])]
+        train(rank, model_of(rank // 2), 5, process_set=sets[rank // 2])
+
+    def joined(rank: int) -> None:
+        import farandole.torch as hvd
+
+        model = broadcast(model_of(rank))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for epoch in range(3):
+            for step in range(4 + rank):
+                optimizer.zero_grad()
+                images, labels = batch_of(100 * epoch + 10 * step + rank)
+                torch.nn.functional.cross_entropy(model(images), labels).backward()
+                optimizer.step()
+            last = hvd.join()
+            hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+
+    def gradients_of_zeros(rank: int) -> None:
+        import farandole.torch as hvd
+
+        model = model_of(0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(4):
+            optimizer.zero_grad()
+            (model(batch_of(rank)[0]) * 0.0).sum().backward()
+            optimizer.step()
+
+    programs = frozen, batch_norm, alone, joined, gradients_of_zeros
+    assert heard(3, *programs, dynamic_process_sets=True) == [[[]] * len(programs)] * 3
+
+
+def test_nobody_looks() -> None:
+    assert heard(2, no_broadcast, same_data, check="off") == [[[], []]] * 2
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "sgd",
+        "adamw",
+        "lbfgs",
+        "half",
+        "scaled",
+        "accumulated",
+        "compressed",
+        "sparse",
+        "channels_last",
+        "adasum",
+        "sum",
+    ],
+)
+def test_no_false_alarm(kind: str) -> None:
+    """What is done alike on all ranks leaves the same bits."""
+
+    def program(rank: int) -> None:
+        import farandole.torch as hvd
+
+        model = torch.nn.Sequential(
+            torch.nn.Embedding(20, 12, sparse=kind == "sparse"), torch.nn.Flatten(), torch.nn.Linear(48, 30),
+            torch.nn.Unflatten(1, (30, 1, 1)), torch.nn.Conv2d(30, 4, 1), torch.nn.Flatten(),
+        )  # fmt: skip
+        if kind == "half":
+            model = model.to(torch.bfloat16)
+        if kind == "channels_last":
+            model = model.to(memory_format=torch.channels_last)
+        broadcast(model)
+        made = {"adamw": torch.optim.AdamW, "lbfgs": torch.optim.LBFGS}.get(kind, torch.optim.SGD)
+        passes = 2 if kind == "accumulated" else 1
+        optimizer = hvd.DistributedOptimizer(
+            made(model.parameters(), lr=0.01), backward_passes_per_step=passes,
+            compression=hvd.Compression.fp16 if kind == "compressed" else hvd.Compression.none,
+            op={"adasum": hvd.Adasum, "sum": hvd.Sum}.get(kind, hvd.Average),
+        )  # fmt: skip
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+        def loss(step: int) -> Any:
+            torch.manual_seed(7 * step + rank)
+            return model(torch.randint(20, (6, 4))).float().square().mean()
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            value = loss(1)
+            value.backward()
+            return value
+
+        for step in range(9):
+            if kind == "lbfgs":
+                optimizer.step(closure)
+                continue
+            optimizer.zero_grad()
+            for turn in range(passes):
+                (loss(step + 100 * turn) * (1024.0 if kind == "scaled" else 1.0)).backward()
+            optimizer.step()
+            scheduler.step()
+
+    assert heard(2, program) == [[[]]] * 2
