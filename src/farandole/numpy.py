@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from farandole.frontend import basics
 from farandole.frontend.array_binding import ArrayBinding, carried
 from farandole.frontend.basics import *  # noqa: F403
+from farandole.frontend.collectives import Collectives
 from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.frontend.documented import like
 from farandole.frontend.objects import allgather_object, broadcast_object
-from farandole.frontend.ops import Collectives
 from farandole.types import Buffer, DType
+
+if TYPE_CHECKING:
+    from farandole.types import Array
 
 
 class _Binding(ArrayBinding):
@@ -28,30 +31,38 @@ class _Binding(ArrayBinding):
         return super().buffer(np.asarray(tensor))
 
 
-class _Arrays(Collectives):
+class _Arrays(Collectives[Any, Any]):
     """In place only what can be written; what has no arithmetic here can still be moved."""
 
+    @like(Collectives.allreduce_async_)
     def allreduce_async_(self, tensor: Any, *args: Any, **options: Any) -> int:
         return super().allreduce_async_(_writable(tensor), *args, **options)
 
+    @like(Collectives.allreduce_)
     def allreduce_(self, tensor: Any, *args: Any, **options: Any) -> Any:
         return super().allreduce_(_writable(tensor), *args, **options)
 
+    @like(Collectives.grouped_allreduce_async_)
     def grouped_allreduce_async_(self, tensors: Sequence[Any], *args: Any, **options: Any) -> int:
         return super().grouped_allreduce_async_([_writable(each) for each in tensors], *args, **options)
 
+    @like(Collectives.broadcast_)
     def broadcast_(self, tensor: Any, *args: Any, **options: Any) -> Any:
         return super().broadcast_(_writable(tensor), *args, **options)
 
+    @like(Collectives.broadcast_async_)
     def broadcast_async_(self, tensor: Any, *args: Any, **options: Any) -> int:
         return super().broadcast_async_(_writable(tensor), *args, **options)
 
+    @like(Collectives.allgather)
     def allgather(self, tensor: Any, *args: Any, **options: Any) -> Any:
         return super().allgather(_carried(tensor), *args, **options).view(tensor.dtype)
 
+    @like(Collectives.broadcast)
     def broadcast(self, tensor: Any, *args: Any, **options: Any) -> Any:
         return super().broadcast(_carried(tensor), *args, **options).view(tensor.dtype)
 
+    @like(Collectives.alltoall)
     def alltoall(self, tensor: Any, splits: Any = None, *args: Any, **options: Any) -> Any:
         found = super().alltoall(_carried(tensor), splits, *args, **options)
         return found.view(tensor.dtype) if splits is None else (found[0].view(tensor.dtype), found[1])
@@ -69,7 +80,14 @@ def _carried(tensor: Any) -> Any:
 
 
 _binding = _Binding()
-_collectives = _Arrays(_binding)
+
+
+def _typed() -> Collectives[Array | np.generic, Array]:
+    """For type checkers, which look through an annotation, but not through this."""
+    return _Arrays(_binding)
+
+
+_collectives = _typed()
 
 allreduce = _collectives.allreduce
 allreduce_ = _collectives.allreduce_
@@ -111,8 +129,16 @@ class Compression:
 
 
 __all__ = [
-    *basics.__all__,
+    "Adasum",
+    "Average",
     "Compression",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -128,6 +154,13 @@ __all__ = [
     "broadcast_async",
     "broadcast_async_",
     "broadcast_object",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -136,9 +169,23 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
     "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
     "poll",
+    "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

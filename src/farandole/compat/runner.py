@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from farandole.compat import missing
 from farandole.compat.hosts import read_hostfile
@@ -13,9 +13,11 @@ from farandole.errors import SettingsError
 from farandole.launch import api
 from farandole.log import logger
 
+T = TypeVar("T")
+
 
 def run(
-    func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, num_proc: int = 1,
+    func: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, num_proc: int = 1,
     min_num_proc: int | None = None, max_num_proc: int | None = None, slots: int | None = None,
     reset_limit: int | None = None, cooldown_range: Any = None, hosts: str | None = None, hostfile: str | None = None,
     host_discovery_script: str | None = None, start_timeout: float | None = None, ssh_port: int | None = None,
@@ -23,7 +25,7 @@ def run(
     verbose: Any = None, use_gloo: bool | None = None, use_mpi: bool | None = None, mpi_args: str | None = None,
     network_interface: str | None = None, network_interfaces: str | None = None, executable: str | None = None,
     np: int | None = None, min_np: int | None = None, max_np: int | None = None,
-) -> list[Any]:  # fmt: skip
+) -> list[T]:  # fmt: skip
     """``func(*args, **kwargs)`` on ``num_proc`` processes; what each gave, in rank order. Horovod's arguments.
 
     Raises ValueError for arguments that do not go together, RuntimeError (JobFailedError) when a rank fails.

@@ -20,6 +20,9 @@ class Compressor:
         raise NotImplementedError("a Compressor must define decompress(tensor, context) -> tensor")
 
 
+Compressing = type[Compressor] | Compressor  # what functions take as ``compression``
+
+
 class NoneCompressor(Compressor):
     """Sends tensors as they are."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -11,12 +11,16 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.engine import Engine, Entry
 from farandole.frontend import serials
+from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD, place_of
 from farandole.types import Buffer, DType, Kind, Request
 
+T = TypeVar("T")
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
-    """``root_rank``'s ``obj`` on every rank (there: the object itself). Anything that cloudpickle can send."""
+
+@documented("init", "disagree", "set", "root", example="options = hvd.broadcast_object(options, root_rank=0)")
+def broadcast_object(obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD) -> T:
+    """``root_rank``'s ``obj`` on every rank (there: the object itself)."""
     engine = context.engine(process_set)
     root_rank = place_of(root_rank, process_set)
     label, serial = _label(engine, "broadcast_object", name)
@@ -31,7 +35,8 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
     return obj if engine.rank == root_rank else cloudpickle.loads(data.data)
 
 
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> list[Any]:
+@documented("init", "disagree", "set", example="scores = hvd.allgather_object({'rank': hvd.rank()})")
+def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = WORLD) -> list[T]:
     """Every rank's ``obj``, in rank order."""
     engine = context.engine(process_set)
     label, serial = _label(engine, "allgather_object", name)

@@ -1,12 +1,9 @@
-"""The public collectives, once for every framework.
-
-A form (blocking, asynchronous, in place, grouped) is a few lines over three verbs: prepare the entries of a call,
-submit them, finish what came back. Frameworks differ in their ``Binding`` alone.
+"""What the public collectives (``frontend/collectives``) are made of: prepare the entries of a call, submit them,
+finish what came back. Frameworks differ in their ``Binding`` alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,10 +17,9 @@ from farandole.context import ProcessSet
 from farandole.contracts import Binding
 from farandole.engine import Engine, Entry, Handle
 from farandole.engine.check import check
-from farandole.errors import HorovodInternalError, RequestError
+from farandole.errors import RequestError
 from farandole.frontend import serials
-from farandole.frontend.compression import NoneCompressor
-from farandole.types import Buffer, DeviceBuffer, DType, Kind, ReduceOp, Request
+from farandole.types import Buffer, DeviceBuffer, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -33,287 +29,15 @@ if TYPE_CHECKING:
 
 WORLD = context.global_process_set
 _SUM, _AVERAGE, _ADASUM = ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.ADASUM
-_NOTHING = np.empty(0, dtype=np.uint8)
-_JOIN = Entry(Request("join", Kind.JOIN, DType.UINT8, (0,)), Buffer(_NOTHING, _NOTHING, DType.UINT8))
 
 
-class Collectives:
-    """The functions that a framework's module offers to its users."""
+class Verbs:
+    """Prepare, submit, finish: what all forms of all collectives are made of."""
 
     def __init__(self, binding: Binding) -> None:
         self._binding = binding
         self._handles = itertools.count()
         self._pending: dict[int, Pending] = {}
-
-    # Allreduce.
-
-    def allreduce(
-        self, tensor: Any, average: bool | None = None, name: str | None = None, compression: Any = NoneCompressor,
-        op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-        process_set: ProcessSet = WORLD,
-    ) -> Any:  # fmt: skip
-        """The reduction of every rank's ``tensor``, as a new tensor. ``op``: Average (the default), Sum, Min, ..."""
-        engine = _engine(process_set, "Allreduce")
-        tensor, token = compression.compress(tensor)
-        entry = self._reduction(
-            engine, tensor, reduce_op(average, op), name, prescale_factor, postscale_factor, fresh=True
-        )
-        return compression.decompress(self._run(engine, self._new, tensor, entry), token)
-
-    def allreduce_async(
-        self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
-    ) -> int:  # fmt: skip
-        """Start ``allreduce``; ``synchronize(handle)`` gives the new tensor."""
-        engine = _engine(process_set, "Allreduce")
-        entry = self._reduction(
-            engine, tensor, reduce_op(average, op), name, prescale_factor, postscale_factor, fresh=True
-        )
-        return self._start(engine, self._new, (tensor,), (entry,), False)
-
-    def allreduce_(
-        self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
-    ) -> Any:  # fmt: skip
-        """``allreduce`` in place."""
-        engine = _engine(process_set, "Allreduce")
-        entry = self._reduction(engine, tensor, reduce_op(average, op), name, prescale_factor, postscale_factor)
-        return self._run(engine, self._same, tensor, entry)
-
-    def allreduce_async_(
-        self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
-    ) -> int:  # fmt: skip
-        """Start ``allreduce_``. The tensor must not be touched until ``synchronize(handle)``."""
-        engine = _engine(process_set, "Allreduce")
-        entry = self._reduction(engine, tensor, reduce_op(average, op), name, prescale_factor, postscale_factor)
-        return self._start(engine, self._same, (tensor,), (entry,), False)
-
-    def grouped_allreduce(
-        self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None,
-        compression: Any = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
-    ) -> list[Any]:  # fmt: skip
-        """``allreduce`` of several tensors as one unit."""
-        pairs = [compression.compress(tensor) for tensor in tensors]
-        handle = self.grouped_allreduce_async(
-            [tensor for tensor, _ in pairs], average, name, op, prescale_factor, postscale_factor, process_set
-        )
-        done = self.synchronize(handle)
-        return [compression.decompress(each, token) for each, (_, token) in zip(done, pairs, strict=True)]
-
-    def grouped_allreduce_async(
-        self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
-    ) -> int:  # fmt: skip
-        """Start ``grouped_allreduce``: one handle for all tensors."""
-        engine = _engine(process_set, "Allreduce")
-        entries = self._grouped(
-            engine, Kind.ALLREDUCE, tensors, name, reduce_op(average, op), prescale_factor, postscale_factor, fresh=True
-        )
-        return self._start(engine, self._new, tensors, entries, True)
-
-    def grouped_allreduce_(
-        self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
-    ) -> Any:  # fmt: skip
-        """``grouped_allreduce`` in place."""
-        return self.synchronize(
-            self.grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
-        )
-
-    def grouped_allreduce_async_(
-        self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
-    ) -> int:  # fmt: skip
-        """Start ``grouped_allreduce_``: one handle for all tensors."""
-        engine = _engine(process_set, "Allreduce")
-        entries = self._grouped(
-            engine, Kind.ALLREDUCE, tensors, name, reduce_op(average, op), prescale_factor, postscale_factor
-        )
-        return self._start(engine, self._same, tensors, entries, True)
-
-    # Allgather.
-
-    def allgather(self, tensor: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
-        """Every rank's ``tensor``, one below the other. The first dimension may differ from rank to rank."""
-        engine = _engine(process_set, "Allgather")
-        return self._run(engine, self._gathered, tensor, self._plain(engine, Kind.ALLGATHER, tensor, name))
-
-    def allgather_async(self, tensor: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> int:
-        """Start ``allgather``."""
-        engine = _engine(process_set, "Allgather")
-        entry = self._plain(engine, Kind.ALLGATHER, tensor, name)
-        return self._start(engine, self._gathered, (tensor,), (entry,), False)
-
-    def grouped_allgather(
-        self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = WORLD
-    ) -> Any:
-        """``allgather`` of several tensors as one unit."""
-        return self.synchronize(self.grouped_allgather_async(tensors, name, process_set))
-
-    def grouped_allgather_async(
-        self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = WORLD
-    ) -> int:
-        """Start ``grouped_allgather``: one handle for all tensors."""
-        engine = _engine(process_set, "Allgather")
-        entries = self._grouped(engine, Kind.ALLGATHER, tensors, name)
-        return self._start(engine, self._gathered, tensors, entries, True)
-
-    # Broadcast.
-
-    def broadcast(self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
-        """``root_rank``'s ``tensor``, as a new tensor on every rank."""
-        engine, entry = self._broadcast(tensor, root_rank, name, process_set, fresh=True)
-        return self._run(engine, self._new, tensor, entry)
-
-    def broadcast_async(
-        self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
-    ) -> int:
-        """Start ``broadcast``."""
-        engine, entry = self._broadcast(tensor, root_rank, name, process_set, fresh=True)
-        return self._start(engine, self._new, (tensor,), (entry,), False)
-
-    def broadcast_(self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
-        """``broadcast`` in place."""
-        engine, entry = self._broadcast(tensor, root_rank, name, process_set)
-        return self._run(engine, self._same, tensor, entry)
-
-    def broadcast_async_(
-        self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
-    ) -> int:
-        """Start ``broadcast_``. The tensor must not be touched until ``synchronize(handle)``."""
-        engine, entry = self._broadcast(tensor, root_rank, name, process_set)
-        return self._start(engine, self._same, (tensor,), (entry,), False)
-
-    # Alltoall.
-
-    def alltoall(
-        self, tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
-    ) -> Any:
-        """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without ``splits``).
-
-        Gives what this rank received, and with ``splits`` also how many rows came from each rank.
-        """
-        engine = _engine(process_set, "Alltoall")
-        entry = self._deal(engine, tensor, splits, name)
-        return self._run(engine, self._dealt if splits is None else self._dealt_and_splits, tensor, entry)
-
-    def alltoall_async(
-        self, tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
-    ) -> int:
-        """Start ``alltoall``."""
-        engine = _engine(process_set, "Alltoall")
-        entry = self._deal(engine, tensor, splits, name)
-        finish = self._dealt if splits is None else self._dealt_and_splits
-        return self._start(engine, finish, (tensor,), (entry,), False)
-
-    # Reducescatter.
-
-    def reducescatter(
-        self, tensor: Any, name: str | None = None, compression: Any = NoneCompressor, op: int | None = None,
-        process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-    ) -> Any:  # fmt: skip
-        """This rank's rows of the reduction. What ranks do not divide goes one row each to the first ranks."""
-        engine = _engine(process_set, "Reducescatter")
-        tensor, token = compression.compress(tensor)
-        entry = self._plain(
-            engine, Kind.REDUCESCATTER, tensor, name, reduce_op(None, op), prescale_factor, postscale_factor
-        )
-        return compression.decompress(self._run(engine, self._scattered(engine), tensor, entry), token)
-
-    def reducescatter_async(
-        self, tensor: Any, name: str | None = None, op: int | None = None,
-        process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-    ) -> int:  # fmt: skip
-        """Start ``reducescatter``."""
-        engine = _engine(process_set, "Reducescatter")
-        entry = self._plain(
-            engine, Kind.REDUCESCATTER, tensor, name, reduce_op(None, op), prescale_factor, postscale_factor
-        )
-        return self._start(engine, self._scattered(engine), (tensor,), (entry,), False)
-
-    def grouped_reducescatter(
-        self, tensors: Sequence[Any], name: str | None = None, compression: Any = NoneCompressor,
-        op: int | None = None, process_set: ProcessSet = WORLD, prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-    ) -> list[Any]:  # fmt: skip
-        """``reducescatter`` of several tensors as one unit."""
-        pairs = [compression.compress(tensor) for tensor in tensors]
-        handle = self.grouped_reducescatter_async(
-            [tensor for tensor, _ in pairs], name, op, process_set, prescale_factor, postscale_factor
-        )
-        done = self.synchronize(handle)
-        return [compression.decompress(each, token) for each, (_, token) in zip(done, pairs, strict=True)]
-
-    def grouped_reducescatter_async(
-        self, tensors: Sequence[Any], name: str | None = None, op: int | None = None,
-        process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-    ) -> int:  # fmt: skip
-        """Start ``grouped_reducescatter``: one handle for all tensors."""
-        engine = _engine(process_set, "Reducescatter")
-        entries = self._grouped(
-            engine, Kind.REDUCESCATTER, tensors, name, reduce_op(None, op), prescale_factor, postscale_factor
-        )
-        return self._start(engine, self._scattered(engine), tensors, entries, True)
-
-    # The rest.
-
-    def barrier(self, process_set: ProcessSet = WORLD) -> None:
-        """Return when all ranks (of the set) have come here."""
-        engine = _engine(process_set, "Barrier")
-        entry = Entry(
-            Request("barrier.noname", Kind.BARRIER, DType.UINT8, (0,)),
-            Buffer(_NOTHING, _NOTHING, DType.UINT8),
-            serials.next_for(engine),
-        )
-        engine.run((entry,))
-
-    def join(self, device: int = -1) -> int:
-        """This rank has no more data: it takes part in the others' allreduces, with zeros for sums and averages and
-        what changes nothing for the other operations, until all ranks have joined. The rank that joined last.
-
-        ``device`` is there for programs that were written for Horovod.
-        """
-        engine = context.engine()
-        last = int(engine.run((_JOIN,))[0])
-        serials.restart(engine)  # ranks came here by as many calls as each had data for
-        return last
-
-    def poll(self, handle: int) -> bool | None:
-        """Is the collective behind ``handle`` done? None if there is no such handle (any more)."""
-        pending = self._pending.get(handle)
-        return None if pending is None else pending[0].done()
-
-    def synchronize(self, handle: int) -> Any:
-        """Wait, and give the collective's output. None if there is no such handle (any more).
-
-        Raises HorovodInternalError if the collective failed.
-        """
-        pending = self._pending.pop(handle, None)
-        if pending is None:
-            return None
-        waiting, finish, tensors, entries, grouped = pending
-        results = waiting.wait()
-        if not grouped:
-            return finish(tensors[0], entries[0].buffer, results[0])
-        return [
-            finish(tensor, entry.buffer, result)
-            for tensor, entry, result in zip(tensors, entries, results, strict=True)
-        ]
-
-    def when_done(self, handle: int, call: Callable[[], None]) -> None:
-        """Have ``call`` called once when ``poll(handle)`` becomes true (see ``Handle.when_done``): it may
-        ``synchronize(handle)``, which does not wait then."""
-        self._pending[handle][0].when_done(call)
-
-    def drive(self, handle: int) -> None:
-        """Wait until ``poll(handle)`` is true (or there is no such handle); this thread does the work, if no other
-        does. Raises nothing that the collective failed with."""
-        pending = self._pending.get(handle)
-        if pending is not None:
-            with contextlib.suppress(HorovodInternalError):
-                pending[0].wait()
 
     # Submit.
 
@@ -348,7 +72,7 @@ class Collectives:
     def _broadcast(
         self, tensor: Any, root: int, name: str | None, process_set: ProcessSet, *, fresh: bool = False
     ) -> tuple[Engine, Entry]:
-        engine = _engine(process_set, "Broadcast")
+        engine = engine_of(process_set, "Broadcast")
         entry = self._plain(engine, Kind.BROADCAST, tensor, name, root=place_of(root, process_set))
         return engine, entry._replace(buffer=_beside(entry.buffer)) if fresh else entry
 
@@ -424,7 +148,7 @@ def _beside(buffer: Buffer) -> Buffer:
     return Buffer(data, np.empty_like(data), dtype)
 
 
-def _engine(process_set: ProcessSet, operation: str) -> Engine:
+def engine_of(process_set: ProcessSet, operation: str) -> Engine:
     """The engine of a set; the error says which operation could not have it."""
     if process_set is WORLD:
         return context.engine()

@@ -11,7 +11,8 @@ from farandole.collectives.kernels import shares
 from farandole.context import ProcessSet
 from farandole.errors import RequestError
 from farandole.frontend.array_binding import ArrayBinding, carried
-from farandole.frontend.ops import WORLD, Collectives
+from farandole.frontend.collectives import Collectives
+from farandole.frontend.ops import WORLD
 from farandole.types import Buffer, DType, Kind, ReduceOp
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _REDUCED = frozenset(dtype.value for dtype in DType)
 _MOVED = _REDUCED | {"uint16", "uint32", "uint64", "complex64"}
 
 
-class _Host(Collectives):
+class _Host(Collectives[Any, Any]):
     """The collectives on arrays, with the rows that each rank gave."""
 
     def _gathered(self, tensor: Any, buffer: Buffer, result: Any) -> Any:

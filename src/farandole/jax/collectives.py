@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from farandole.context import ProcessSet
-from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.frontend.compression import CastCompressor, Compressing, Compressor, NoneCompressor
 from farandole.frontend.ops import WORLD, place_of, reduce_op
 from farandole.jax import differentiable
 from farandole.jax.calls import Collective, last_to_join, meet
 from farandole.jax.primitive import host_call, wait
 from farandole.types import DType, Kind
+
+Tree = TypeVar("Tree")  # a container of arrays
 
 
 class _Cast(CastCompressor):
@@ -40,10 +43,22 @@ class Compression:
         dtype = DType.BFLOAT16
 
 
+@overload
 def allreduce(
-    tensor: Any, average: bool | None = None, name: str | None = None, compression: Any = NoneCompressor,
-    op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-    process_set: ProcessSet = WORLD,
+    tensor: ArrayLike, average: bool | None = None, name: str | None = None,
+    compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
+) -> jax.Array: ...  # fmt: skip
+@overload
+def allreduce(  # type: ignore[overload-cannot-match]  # without JAX, ArrayLike is anything
+    tensor: Tree, average: bool | None = None, name: str | None = None,
+    compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
+) -> Tree: ...  # fmt: skip
+def allreduce(
+    tensor: Any, average: bool | None = None, name: str | None = None,
+    compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
 ) -> Any:  # fmt: skip
     """The reduction of every rank's ``tensor``, as a new array. ``op``: Average (the default), Sum, Min, ...
 
@@ -58,16 +73,16 @@ def allreduce(
 
 
 def grouped_allreduce(
-    tensors: Sequence[Any], average: bool | None = None, name: str | None = None, compression: Any = NoneCompressor,
-    op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-    process_set: ProcessSet = WORLD,
-) -> list[Any]:  # fmt: skip
+    tensors: Sequence[ArrayLike], average: bool | None = None, name: str | None = None,
+    compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
+) -> list[jax.Array]:  # fmt: skip
     """``allreduce`` of several arrays as one unit."""
     how = reduce_op(average, op), prescale_factor, postscale_factor
     return _reduced(Collective(Kind.ALLREDUCE, name, process_set, *how, grouped=True), tensors, compression)
 
 
-def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+def allgather(tensor: ArrayLike, name: str | None = None, process_set: ProcessSet = WORLD) -> jax.Array:
     """Every rank's ``tensor``, one below the other.
 
     Outside of jit, the first dimension may differ from rank to rank.
@@ -75,17 +90,27 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = WO
     return differentiable.apply(Collective(Kind.ALLGATHER, name, process_set), as_arrays([tensor]))[0]
 
 
-def grouped_allgather(tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = WORLD) -> list[Any]:
+def grouped_allgather(
+    tensors: Sequence[ArrayLike], name: str | None = None, process_set: ProcessSet = WORLD
+) -> list[jax.Array]:
     """``allgather`` of several arrays as one unit."""
     return differentiable.apply(Collective(Kind.ALLGATHER, name, process_set, grouped=True), as_arrays(tensors))
 
 
-def broadcast(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+def broadcast(tensor: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> jax.Array:
     """``root_rank``'s ``tensor``, as a new array on every rank."""
     place_of(root_rank, process_set)
     return differentiable.apply(Collective(Kind.BROADCAST, name, process_set, root=root_rank), as_arrays([tensor]))[0]
 
 
+@overload
+def alltoall(
+    tensor: ArrayLike, splits: None = None, name: str | None = None, process_set: ProcessSet = WORLD
+) -> jax.Array: ...
+@overload
+def alltoall(
+    tensor: ArrayLike, splits: Sequence[int] | ArrayLike, name: str | None = None, process_set: ProcessSet = WORLD
+) -> tuple[jax.Array, jax.Array]: ...
 def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
     """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without ``splits``).
 
@@ -97,18 +122,18 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_s
 
 
 def reducescatter(
-    tensor: Any, name: str | None = None, compression: Any = NoneCompressor, op: int | None = None,
-    process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> Any:  # fmt: skip
+    tensor: ArrayLike, name: str | None = None, compression: Compressing = NoneCompressor,
+    op: int | None = None, process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> jax.Array:  # fmt: skip
     """This rank's rows of the reduction. What ranks do not divide goes one row each to the first ranks."""
     how = reduce_op(None, op), prescale_factor, postscale_factor
     return _reduced(Collective(Kind.REDUCESCATTER, name, process_set, *how), [tensor], compression)[0]
 
 
 def grouped_reducescatter(
-    tensors: Sequence[Any], name: str | None = None, compression: Any = NoneCompressor, op: int | None = None,
-    process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> list[Any]:  # fmt: skip
+    tensors: Sequence[ArrayLike], name: str | None = None, compression: Compressing = NoneCompressor,
+    op: int | None = None, process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> list[jax.Array]:  # fmt: skip
     """``reducescatter`` of several arrays as one unit."""
     how = reduce_op(None, op), prescale_factor, postscale_factor
     return _reduced(Collective(Kind.REDUCESCATTER, name, process_set, *how, grouped=True), tensors, compression)

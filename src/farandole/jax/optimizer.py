@@ -22,6 +22,8 @@ from farandole.jax.gradients import names_of, reduce_gradients
 from farandole.types import ReduceOp
 
 if TYPE_CHECKING:
+    import optax
+
     from farandole.types import Array
 
 
@@ -74,7 +76,7 @@ def _checked_op(op: int) -> ReduceOp:
 def distributed_gradients(
     op: int = ReduceOp.AVERAGE, compression: Any = NoneCompressor, gradient_predivide_factor: float = 1.0,
     process_set: ProcessSet = WORLD, name: str | None = None,
-) -> Any:  # fmt: skip
+) -> optax.GradientTransformationExtraArgs:  # fmt: skip
     """A transformation for ``optax.chain`` that gives the gradients of all ranks for those of this one.
 
     What comes before it in the chain sees this rank's gradients, what comes after those of all: clip after it.
@@ -92,10 +94,11 @@ def distributed_gradients(
 
 
 def DistributedOptimizer(
-    optimizer: Any, compression: Any = NoneCompressor, backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE,
+    optimizer: optax.GradientTransformation, compression: Any = NoneCompressor,
+    backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE,
     gradient_predivide_factor: float = 1.0, average_aggregated_gradients: bool = True,
     process_set: ProcessSet = WORLD, name: str | None = None,
-) -> Any:  # fmt: skip
+) -> optax.GradientTransformationExtraArgs:  # fmt: skip
     """``optimizer`` (an ``optax.GradientTransformation``), with the gradients of all ranks.
 
     ``backward_passes_per_step``: exchange and step with every so manieth update; the others only add up, and give

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,10 @@ from farandole.frontend.ops import WORLD
 from farandole.jax.gradients import names_of
 from farandole.jax.primitive import wait
 
+Tree = TypeVar("Tree")
 
-def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = WORLD) -> Any:
+
+def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessSet = WORLD) -> Tree:
     """``root_rank``'s tree on every rank, as a new one: ``params = hvd.broadcast_parameters(params, root_rank=0)``.
 
     Arrays of any type (random keys, too) and numbers are sent; what else there is in the tree stays as it is.
@@ -36,16 +38,16 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
     numbers = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, (bool, int, float, complex))}
     for place, number in broadcast_object(numbers, root_rank, process_set=process_set).items():
         leaves[place] = number
-    return jax.tree_util.tree_unflatten(kind, leaves)
+    return jax.tree_util.tree_unflatten(kind, leaves)  # type: ignore[no-any-return]
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+def broadcast_object(obj: Tree, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD) -> Tree:
     """``root_rank``'s ``obj`` on every rank (there: the object itself). Anything that cloudpickle can send."""
     wait()
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> list[Any]:
+def allgather_object(obj: Tree, name: str | None = None, process_set: ProcessSet = WORLD) -> list[Tree]:
     """Every rank's ``obj``, in rank order."""
     wait()
     return objects.allgather_object(obj, name, process_set)

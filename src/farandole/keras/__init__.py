@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 
-from farandole.frontend import basics
 from farandole.frontend.basics import *  # noqa: F403
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.keras import callbacks, elastic
@@ -27,10 +26,18 @@ from farandole.keras.values import (
 from farandole.keras.weights import broadcast_global_variables, broadcast_model, broadcast_variables
 
 __all__ = [
-    *basics.__all__,
-    "Compression",  # noqa: F405  see __getattr__
+    "Adasum",
+    "Average",
+    "Compression",
     "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
     "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -40,13 +47,34 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
     "cuda_built",
+    "ddl_built",
     "elastic",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
     "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
     "nccl_built",
+    "rank",
     "reducescatter",
+    "remove_process_set",
     "rocm_built",
     "shard",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
 ]
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from farandole.launch import driver
 from farandole.launch.job import Job, check_call, check_ranks, settings_for
 from farandole.launch.plan import check_np
 
+T = TypeVar("T")
+
 
 def run(
-    fn: Callable[..., Any],
+    fn: Callable[..., T],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -25,7 +27,7 @@ def run(
     show_ranks: Sequence[int] | None = None,
     verbose: bool = False,
     **settings: Any,
-) -> list[Any]:
+) -> list[T]:
     """Call ``fn(*args, **kwargs)`` on ``np`` new processes and return what each gave, in rank order.
 
     The function may be a lambda or come from a script, a notebook or the REPL; the processes do not run that script
@@ -56,5 +58,5 @@ class Runner:
         self.np = check_np(np)
         self.options = options
 
-    def run(self, fn: Callable[..., Any], **kwargs: Any) -> Any:
+    def run(self, fn: Callable[..., T], **kwargs: Any) -> T:
         return run(fn, kwargs=kwargs, np=self.np, **self.options)[0]

@@ -12,15 +12,16 @@ from typing import Any
 
 from farandole import context
 from farandole.errors import HorovodInternalError
+from farandole.frontend.collectives import Collectives
 from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
-from farandole.frontend.ops import WORLD, Collectives
+from farandole.frontend.ops import WORLD
 from farandole.mxnet import pending
 from farandole.mxnet.binding import MXNetBinding, Pair, dtype_of, empty_like, on_host
 from farandole.types import DType, ReduceOp
 
 ProcessSet = context.ProcessSet
 binding = MXNetBinding()
-collectives = Collectives(binding)
+collectives: Collectives[Any, Any] = Collectives(binding)
 
 barrier = collectives.barrier
 join = collectives.join

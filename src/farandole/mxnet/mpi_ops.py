@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from farandole.frontend import basics
 from farandole.frontend.basics import *  # noqa: F403
 from farandole.mxnet.built import cuda_built, nccl_built, rocm_built
 from farandole.mxnet.functions import (
@@ -22,7 +21,15 @@ from farandole.mxnet.functions import (
 )
 
 __all__ = [
-    *basics.__all__,
+    "Adasum",
+    "Average",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
     "allgather",
     "allreduce",
     "allreduce_",
@@ -30,13 +37,34 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
     "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_reducescatter",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
     "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
     "nccl_built",
+    "rank",
     "reducescatter",
+    "remove_process_set",
     "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
 ]

@@ -11,12 +11,12 @@ import numpy as np
 from farandole.collectives.kernels import scale_into
 from farandole.context import ProcessSet
 from farandole.frontend.array_binding import ArrayBinding
-from farandole.frontend.ops import Collectives
+from farandole.frontend.collectives import Collectives
 
 if TYPE_CHECKING:
     from farandole.types import Array
 
-_collectives = Collectives(ArrayBinding())
+_collectives: Collectives[Any, Any] = Collectives(ArrayBinding())
 
 
 def reduce_rows(

@@ -12,15 +12,15 @@ import tensorflow as tf
 
 from farandole.context import ProcessSet
 from farandole.frontend.array_binding import ArrayBinding, carried
+from farandole.frontend.collectives import Collectives
 from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
-from farandole.frontend.ops import Collectives
 from farandole.tensorflow import driver, graph
 from farandole.types import DType, ReduceOp
 
 if TYPE_CHECKING:
     from farandole.types import Array
 
-collectives = Collectives(ArrayBinding())
+collectives: Collectives[Any, Any] = Collectives(ArrayBinding())
 
 
 class _Casts:

@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from farandole import context
-from farandole.frontend import basics
 from farandole.frontend.basics import *  # noqa: F403
 from farandole.frontend.basics import _basics as _basics
 from farandole.frontend.ops import WORLD
@@ -76,16 +75,45 @@ def check_num_rank_power_of_2(num_rank: int) -> bool:
 
 
 __all__ = [
-    *basics.__all__,
+    "Adasum",
+    "Average",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
     "barrier",
+    "ccl_built",
     "check_num_rank_power_of_2",
+    "cross_rank",
+    "cross_size",
     "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
     "join",
+    "local_rank",
     "local_rank_op",
+    "local_size",
     "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
     "nccl_built",
     "process_set_included_op",
+    "rank",
     "rank_op",
+    "remove_process_set",
     "rocm_built",
+    "shutdown",
+    "size",
     "size_op",
+    "start_timeline",
+    "stop_timeline",
 ]

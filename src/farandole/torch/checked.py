@@ -56,9 +56,11 @@ def all_names(optimizer: Any, known: dict[int, str]) -> dict[Any, str]:
 def check_groups(groups: Any) -> None:
     if groups is None:
         return
-    if not (isinstance(groups, list) or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0)):
+    if not (
+        isinstance(groups, (list, tuple)) or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0)
+    ):
         raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
-    if isinstance(groups, list):
+    if isinstance(groups, (list, tuple)):
         if not all(isinstance(group, (list, tuple)) for group in groups):
             raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
         members = [parameter for group in groups for parameter in group]

@@ -4,10 +4,12 @@ Gradients are those of the sum of all ranks' losses; where Horovod's are not, it
 allgather and broadcast are averaged over the ranks, and those of reducescatter are not divided (docs/torch.md).
 """
 
+# mypy: disable-error-code="no-any-return"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch.autograd import Function
@@ -15,7 +17,8 @@ from torch.autograd.function import once_differentiable
 
 from farandole import context
 from farandole.context import ProcessSet
-from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.compression import Compressing, NoneCompressor
+from farandole.frontend.documented import like
 from farandole.frontend.ops import WORLD, reduce_op
 from farandole.torch import functions
 from farandole.types import ReduceOp
@@ -26,11 +29,12 @@ _recording = torch.is_grad_enabled
 Reduce = Callable[[Sequence[Any], ReduceOp, float, float, str], list[Any]]
 
 
+@like(functions.allreduce)
 def allreduce(
-    tensor: Any, average: bool | None = None, name: str | None = None, compression: Any = NoneCompressor,
-    op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-    process_set: ProcessSet = WORLD,
-) -> Any:  # fmt: skip
+    tensor: torch.Tensor, average: bool | None = None, name: str | None = None,
+    compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
+) -> torch.Tensor:  # fmt: skip
     """The reduction of every rank's ``tensor``, as a new tensor. ``op``: Average (the default), Sum, Min, ..."""
     if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.allreduce(
@@ -45,11 +49,12 @@ def allreduce(
     return compression.decompress(total, token)
 
 
+@like(functions.grouped_allreduce)
 def grouped_allreduce(
-    tensors: Sequence[Any], average: bool | None = None, name: str | None = None, compression: Any = NoneCompressor,
-    op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-    process_set: ProcessSet = WORLD,
-) -> list[Any]:  # fmt: skip
+    tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
+    compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
+) -> list[torch.Tensor]:  # fmt: skip
     """``allreduce`` of several tensors as one unit."""
     if not _tracked(*tensors):
         return functions.grouped_allreduce(
@@ -65,32 +70,45 @@ def grouped_allreduce(
     return [compression.decompress(total, token) for total, (_, token) in zip(totals, pairs, strict=True)]
 
 
-def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+@like(functions.allgather)
+def allgather(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = WORLD) -> torch.Tensor:
     """Every rank's ``tensor``, one below the other. The first dimension may differ from rank to rank."""
     if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.allgather(tensor, name, process_set)
     return _Allgather.apply(name, process_set, False, tensor)[0]
 
 
-def grouped_allgather(tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = WORLD) -> list[Any]:
+@like(functions.grouped_allgather)
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = WORLD
+) -> list[torch.Tensor]:
     """``allgather`` of several tensors as one unit."""
     if not _tracked(*tensors):
         return list(functions.grouped_allgather(tensors, name, process_set))
     return list(_Allgather.apply(name, process_set, True, *tensors))
 
 
-def broadcast(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
+@like(functions.broadcast)
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
+) -> torch.Tensor:
     """``root_rank``'s ``tensor``, as a new tensor on every rank."""
     if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.broadcast(tensor, root_rank, name, process_set)
     return _Broadcast.apply(tensor, root_rank, name, process_set)
 
 
+@overload
+def alltoall(
+    tensor: torch.Tensor, splits: None = None, name: str | None = None, process_set: ProcessSet = WORLD
+) -> torch.Tensor: ...
+@overload
+def alltoall(
+    tensor: torch.Tensor, splits: Sequence[int] | torch.Tensor, name: str | None = None, process_set: ProcessSet = WORLD
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@like(functions.alltoall)
 def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
-    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without ``splits``).
-
-    Gives what this rank received, and with ``splits`` also how many rows came from each rank.
-    """
+    """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without ``splits``)."""
     if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.alltoall(tensor, splits, name, process_set)
     size = context.engine(process_set).size
@@ -100,10 +118,11 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_s
     return _Alltoall.apply(tensor, splits, name, process_set)
 
 
+@like(functions.reducescatter)
 def reducescatter(
-    tensor: Any, name: str | None = None, compression: Any = NoneCompressor, op: int | None = None,
-    process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> Any:  # fmt: skip
+    tensor: torch.Tensor, name: str | None = None, compression: Compressing = NoneCompressor,
+    op: int | None = None, process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> torch.Tensor:  # fmt: skip
     """This rank's rows of the reduction. What ranks do not divide goes one row each to the first ranks."""
     if not (getattr(tensor, "requires_grad", False) and _recording()):
         return functions.reducescatter(tensor, name, compression, op, process_set, prescale_factor, postscale_factor)
@@ -112,10 +131,11 @@ def reducescatter(
     return compression.decompress(part, token)
 
 
+@like(functions.grouped_reducescatter)
 def grouped_reducescatter(
-    tensors: Sequence[Any], name: str | None = None, compression: Any = NoneCompressor, op: int | None = None,
-    process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-) -> list[Any]:  # fmt: skip
+    tensors: Sequence[torch.Tensor], name: str | None = None, compression: Compressing = NoneCompressor,
+    op: int | None = None, process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:  # fmt: skip
     """``reducescatter`` of several tensors as one unit."""
     if not _tracked(*tensors):
         return functions.grouped_reducescatter(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+
+from farandole.frontend.collectives import Collectives
 from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
-from farandole.frontend.ops import Collectives
 from farandole.torch.binding import DeviceBinding, TorchBinding
 from farandole.torch.device import cuda
 from farandole.types import DType
 
 binding = TorchBinding()
 anywhere = DeviceBinding(cuda)
-_collectives = Collectives(anywhere)
+_collectives: Collectives[torch.Tensor, torch.Tensor] = Collectives(anywhere)
 
 allreduce = _collectives.allreduce
 allreduce_ = _collectives.allreduce_

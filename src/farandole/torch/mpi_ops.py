@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from farandole.frontend import basics
 from farandole.frontend.basics import *  # noqa: F403
 from farandole.frontend.basics import _basics as _basics
 from farandole.torch.built import cuda_built, nccl_built, rocm_built
@@ -39,7 +38,15 @@ from farandole.torch.functions import (
 from farandole.torch.sparse import sparse_allreduce_async
 
 __all__ = [
-    *basics.__all__,
+    "Adasum",
+    "Average",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allreduce",
@@ -53,7 +60,14 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
     "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -62,12 +76,26 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
     "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
     "nccl_built",
     "poll",
+    "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
+    "shutdown",
+    "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

@@ -6,13 +6,13 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from farandole import context
 from farandole.context import ProcessSet
-from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.compression import Compressing, NoneCompressor
 from farandole.strategies.allreduce import Allreduce
 from farandole.strategies.buckets import Terms
 from farandole.torch import checked
@@ -23,6 +23,8 @@ from farandole.torch.replica import TorchReplica
 from farandole.types import ReduceOp
 
 Closure = Callable[[], Any]
+Groups = int | Sequence[Sequence[torch.Tensor]]
+Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)  # what is wrapped, and so what comes back
 
 # Attributes for programs that look at a Horovod optimizer.
 _SHOWN = (
@@ -31,11 +33,11 @@ _SHOWN = (
 
 
 def DistributedOptimizer(
-    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Any]] | None = None,
-    compression: Any = NoneCompressor, backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE,
-    gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Any = None, sparse_as_dense: bool = False,
-    process_set: ProcessSet = context.global_process_set,
-) -> Any:  # fmt: skip
+    optimizer: Wrapped, named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Compressing = NoneCompressor, backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Groups | None = None,
+    sparse_as_dense: bool = False, process_set: ProcessSet = context.global_process_set,
+) -> Wrapped:  # fmt: skip
     """``optimizer``, with gradients reduced over all ranks while backward computes them.
 
     Gradients are final when ``loss.backward()`` returns (of the last of ``backward_passes_per_step`` passes): clip
@@ -69,12 +71,12 @@ def DistributedOptimizer(
     wrapped.__dict__.pop("step", None)  # a scheduler's patch, which calls the step of the optimizer it was made for
     if adasum:
         wrapped._farandole = Steps(wrapped, weakref.ref(optimizer), compression, process_set)
-        return wrapped
+        return wrapped  # type: ignore[no-any-return]
     wrapped._farandole = _Exchange(
         wrapped, weakref.ref(optimizer), names, groups, terms, compression, backward_passes_per_step, sparse_as_dense,
         process_set,
     )  # fmt: skip
-    return wrapped
+    return wrapped  # type: ignore[no-any-return]
 
 
 class _Distributed:
@@ -190,7 +192,7 @@ class _Exchange:
         )  # fmt: skip
         self._watch = end_of_backward(self.strategy)
         self.look_around()
-        if isinstance(groups, list):
+        if isinstance(groups, (list, tuple)):
             self.strategy.groups = [
                 [self._known[id(parameter)] for parameter in group if id(parameter) in self._known] for group in groups
             ]

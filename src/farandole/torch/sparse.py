@@ -15,8 +15,8 @@ from farandole.types import ReduceOp
 
 
 def sparse_allreduce_async(
-    tensor: Any, name: str | None = None, op: int = ReduceOp.AVERAGE, process_set: ProcessSet = WORLD
-) -> Callable[[], Any]:
+    tensor: torch.Tensor, name: str | None = None, op: int = ReduceOp.AVERAGE, process_set: ProcessSet = WORLD
+) -> Callable[[], torch.Tensor]:
     """Start to add up (or average) sparse COO tensors. Returns a function that waits, and gives the sparse result.
 
     The result is not coalesced: what several ranks have at one place stands there several times (but not in averages

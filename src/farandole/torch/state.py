@@ -17,8 +17,11 @@ from farandole.frontend.trees import put_together, take_apart
 from farandole.torch.functions import anywhere
 from farandole.types import Kind, Request
 
+# model.state_dict(), model.named_parameters(), ...; what is no tensor is passed over
+Named = Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor]
 
-def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = WORLD) -> None:
+
+def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet = WORLD) -> None:
     """Overwrite tensors with ``root_rank``'s. ``params``: ``model.state_dict()``, or (name, tensor) pairs."""
     if isinstance(params, Mapping):
         named = sorted(params.items())
@@ -32,7 +35,10 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None, process_set: ProcessSet = WORLD
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = WORLD,
 ) -> None:
     """Give every rank ``root_rank``'s optimizer state and options (learning rate, momentum, ...).
 

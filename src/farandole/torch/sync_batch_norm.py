@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from farandole.frontend.batch_norm import combined
 from farandole.frontend.ops import WORLD
 from farandole.torch.functions import allgather, allreduce
 from farandole.types import ReduceOp
+
+Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch has no types for it
@@ -44,7 +46,7 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch has no types for
         if input.dim() < 2:
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)
         if not self.training or context.engine(self.process_set).size == 1:
             return super().forward(input)
@@ -115,7 +117,7 @@ def _shaped(values: Any, like: Any) -> Any:
     return values.reshape(1, -1, *[1] * (like.dim() - 2))
 
 
-def convert_sync_batchnorm(module: Any, process_set: ProcessSet = WORLD) -> Any:
+def convert_sync_batchnorm(module: Module, process_set: ProcessSet = WORLD) -> Module:
     """``module`` with a SyncBatchNorm, of the same parameters and statistics, in the place of each BatchNorm."""
     if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
         made = SyncBatchNorm(

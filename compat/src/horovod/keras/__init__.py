@@ -7,9 +7,6 @@ from horovod.common.util import check_extension
 check_extension("horovod.keras", "HOROVOD_WITH_TENSORFLOW", __file__)
 
 from farandole.keras import *  # noqa: E402,F403
-from farandole.keras import __all__ as _names  # noqa: E402
 
 _import("horovod.keras.callbacks")  # in the place of farandole's
 _import("horovod.keras.elastic")
-
-__all__ = [*_names]

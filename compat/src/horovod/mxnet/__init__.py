@@ -5,7 +5,4 @@ from horovod.common.util import check_extension
 check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__)
 
 from farandole.mxnet import *  # noqa: E402,F403
-from farandole.mxnet import __all__ as _names  # noqa: E402
 from horovod.mxnet.mpi_ops import _basics as _basics  # noqa: E402  and with it hvd.mpi_ops is horovod's
-
-__all__ = [*_names]

@@ -8,7 +8,6 @@ check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", __file__)
 
 from farandole.compat import keras2  # noqa: E402
 from farandole.tensorflow import *  # noqa: E402,F403
-from farandole.tensorflow import __all__ as _names  # noqa: E402
 from farandole.tensorflow import __getattr__ as __getattr__  # noqa: E402  SyncBatchNormalization loads Keras
 from horovod.tensorflow.mpi_ops import _basics as _basics  # noqa: E402
 from horovod.tensorflow.util import _executing_eagerly as _executing_eagerly  # noqa: E402
@@ -18,5 +17,3 @@ _import("horovod.tensorflow.elastic")
 _import("horovod.tensorflow.functions")
 
 keras2.let_variables_be_called()
-
-__all__ = [*_names]

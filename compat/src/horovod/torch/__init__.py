@@ -3,9 +3,6 @@
 from importlib import import_module as _import
 
 from farandole.torch import *  # noqa: F403
-from farandole.torch import __all__ as _names
 from horovod.torch.mpi_ops import _basics as _basics  # and with it hvd.mpi_ops is horovod's
 
 _import("horovod.torch.elastic")  # in the place of farandole's
-
-__all__ = [*_names]
