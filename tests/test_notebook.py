@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 nbclient = pytest.importorskip("nbclient")
@@ -26,11 +28,20 @@ try:
 except farandole.errors.JobFailedError as error:
     print(error)
 """,
+    """
+import time
+def fail():
+    time.sleep(2.5)  # until there is a status
+    return {}["label"]
+
+farandole.run(fail, np=2)
+""",
 ]
 
 
 def test_cells_run_on_two_ranks() -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
+    notebook.cells[-1].metadata["tags"] = ["raises-exception"]
     nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
 
     def stream(cell: int, name: str) -> str:
@@ -41,3 +52,12 @@ def test_cells_run_on_two_ranks() -> None:
     assert notebook.cells[2].outputs[-1]["data"]["text/plain"] == "[(True, 40), (True, 41)]"
     assert "failed: ZeroDivisionError: division by zero" in stream(3, "stdout")
     assert stream(3, "stderr") == ""
+    shown = [each["data"]["text/plain"] for each in notebook.cells[4].outputs if each["output_type"] == "display_data"]
+    assert shown[0].startswith("failed, 0:0")
+    (error,) = [each for each in notebook.cells[4].outputs if each["output_type"] == "error"]
+    text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))
+    assert "farandole.run(fail, np=2)" in text
+    assert 'return {}["label"]' in text
+    assert "KeyError: 'label'" in text
+    ours = [line for line in text.splitlines() if "farandole/" in line]
+    assert len(ours) <= 5, text

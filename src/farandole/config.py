@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from farandole.errors import SettingsError, did_you_mean, nearest
 
+PROCESS = "FARANDOLE_PROCESS"  # the variable that holds the pid of a rank whose program is a command
+
 
 class Knob(NamedTuple):
     """What there is to know of one setting."""

@@ -235,6 +235,9 @@ class Worker(Protocol):
     def alive(self) -> bool:
         """Is anything left of the process or of what it started?"""
 
+    def activity(self) -> str:
+        """What the process is doing, in a few words; empty when that cannot be told."""
+
     def terminate(self) -> None: ...
     def kill(self) -> None: ...
 

@@ -101,7 +101,11 @@ class AuthenticationError(ConnectionError):
 
 
 class RendezvousError(ConnectionError):
-    """Ranks did not find each other in time."""
+    """Ranks did not find each other in time. ``missing``: those that are known to have stayed away."""
+
+    def __init__(self, message: str, missing: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
 
     @classmethod
     def late(cls, missing: Sequence[int], timeout: float) -> RendezvousError:
@@ -109,7 +113,8 @@ class RendezvousError(ConnectionError):
         return cls(
             f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not reach init() within "
             f"{timeout:g} s. Every rank must call init(); if starting takes longer, raise --start-timeout "
-            "(FARANDOLE_START_TIMEOUT)."
+            "(FARANDOLE_START_TIMEOUT).",
+            missing,
         )
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from farandole import registry
-from farandole.config import Settings, cores
+from farandole.config import PROCESS, Settings, cores
 from farandole.errors import AuthenticationError, PeerLostError, RendezvousError
 from farandole.store import StoreClient
 from farandole.types import Slot
@@ -81,6 +81,7 @@ def _die_with_parent() -> None:
 
 def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
     """Replace this process by the user's program; returns only if that cannot be done."""
+    os.environ[PROCESS] = str(os.getpid())  # see outcome.install_early
     try:
         os.execvpe(command[0], list(command), os.environ)
     except (FileNotFoundError, NotADirectoryError):

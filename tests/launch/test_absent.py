@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ PROGRAM = """
 import os, sys, time
 import numpy as np
 if {late} and os.environ["HOROVOD_RANK"] == "1":
+    print("loading", flush=True)
     time.sleep(100)
 from farandole import context
 from farandole.engine import Entry
@@ -50,5 +52,11 @@ def test_a_rank_that_stays_away_from_a_tensor_is_named_and_the_job_ends(tmp_path
 def test_a_rank_that_never_calls_init_is_named(tmp_path: Path) -> None:
     ended, seconds = run(tmp_path, "--start-timeout", "2", late=True)
     assert ended.returncode == 1
-    assert "rank 1 did not reach init() within 2 s. Every rank must call init()" in ended.stderr
+    lines = ended.stderr.splitlines()
+    assert lines[0].startswith("farandole: Rank 1 did not reach init() within 2 s. Every rank must call init()")
+    assert re.fullmatch(
+        r"Rank 1 on localhost: process \d+ \(.*python.*\) waits \(.*\); its last line of output: loading",
+        lines[1],
+    )
+    assert lines[2:] == ["Rank 0 waited in vain."]
     assert seconds < 40

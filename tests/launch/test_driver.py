@@ -106,6 +106,23 @@ time.sleep(1000)
         assert done.stderr.count("Traceback") == done.stderr.count("ValueError: boom") == 1
         assert "Rank 1 on localhost exited with code 1" in done.stderr
 
+    def test_before_init_its_traceback_stands_once_too(self, jobs: Marked, tmp_path: Path) -> None:
+        """However long the rank takes to end. A child of a rank is no rank: its failure is the program's to judge."""
+        code = """
+import atexit, os, subprocess, sys, time
+import farandole.numpy as hvd
+if len(sys.argv) > 1: raise KeyError("child")
+assert subprocess.run([sys.executable, __file__, "child"], stderr=subprocess.DEVNULL).returncode == 1
+atexit.register(time.sleep, 1000)
+print(hvd.size() if os.environ["HOROVOD_RANK"] == "1" else time.sleep(1000))
+"""
+        (tmp_path / "early.py").write_text(code)
+        done = jobs.run("run", "-np", "2", PY, str(tmp_path / "early.py"))
+        assert done.returncode == 1
+        assert done.stderr.startswith("farandole: Rank 1 on localhost failed: NotInitializedError: ")
+        assert done.stderr.count("Traceback") == 1
+        assert "child" not in done.stderr
+
     def test_its_own_code(self, jobs: Marked) -> None:
         done = jobs.run("run", "-np", "2", PY, "-c", "import sys; sys.exit(7)")
         assert done.returncode == 7

@@ -65,7 +65,11 @@ class TestOutcome:
             handle()
         assert Outcome.of(caught.value).status == "victim"
 
-    def test_a_missing_rank_is_no_victims_tale(self) -> None:
+    def test_a_rank_that_waited_in_init_is_a_victim(self) -> None:
+        outcome = Outcome.of(raised(RendezvousError.late([2, 3], 30.0)))
+        assert (outcome.status, outcome.kind, outcome.lost) == ("victim", "RendezvousError", 2)
+
+    def test_a_wire_that_cannot_be_made_is_no_victims_tale(self) -> None:
         assert Outcome.of(raised(RendezvousError("rank 1 is missing"))).status == "error"
 
     def test_exceptions_that_go_in_circles(self) -> None:
@@ -138,6 +142,46 @@ class TestExplain:
         verdict = explain(events, HOSTS[:2])
         assert verdict is not None
         assert verdict.rank == -1
+        assert verdict.message.startswith("Ranks 0-1 lost each other, and no cause was seen.\nRank 0 said: rank 1 went")
+
+    def test_one_victim_alone(self) -> None:
+        """It lost somebody, not 'each other'."""
+        nobody = Outcome(status="victim", kind="ShutDownError", message="gone")
+        for outcome, rank, whom in ((VICTIM, 1, "the other ranks"), (nobody, 3, "the other ranks")):
+            verdict = explain([Event(rank, outcome=outcome)], HOSTS)
+            assert verdict is not None
+            assert verdict.message.startswith(
+                f"Rank {rank} on {HOSTS[rank]} lost the connection to {whom}, and no cause"
+            )
+
+    def test_the_place_in_the_users_program_stands_for_a_victims_traceback(self) -> None:
+        trace = (
+            "Traceback (most recent call last):\n"
+            '  File "/home/me/train.py", line 9, in main\n    loss.backward()\n    ^^^^\n'
+            '  File "/env/lib/python3.12/site-packages/torch/_tensor.py", line 3, in backward\n    x()\n'
+            '  File "/src/farandole/engine/engine.py", line 1, in run\n    wait()\n'
+            "farandole.errors.ShutDownError: Horovod ...\n"
+        )
+        error = ShutDownError("(Rank 1 ended while rank 0 waited for allreduce.x.)")
+        shut = Outcome(status="victim", kind="ShutDownError", message=str(error), traceback=trace)
+        verdict = explain([Event(1, code=0), Event(0, outcome=shut), Event(0, code=1)], HOSTS[:2])
+        assert verdict is not None
+        assert verdict.traceback == trace
+        assert verdict.message.split("\n")[1:] == [
+            "Rank 0 was at /home/me/train.py, line 9: loss.backward()",
+            "Rank 1 ended while rank 0 waited for allreduce.x.",
+        ]
+
+    def test_ranks_that_never_came(self) -> None:
+        late = Outcome.of(raised(RendezvousError.late([1, 2], 5.0)))
+        events = [Event(0, outcome=late), Event(3, outcome=late), Event(2, code=0)]
+        verdict = explain(events, HOSTS, activity={1: "process 7 (x) waits", 0: "?"})
+        assert verdict is not None
+        assert (verdict.rank, verdict.patience) == (1, 0.0)
+        assert verdict.message == (
+            f"R{late.message[1:]}\nRank 1 on alpha: process 7 (x) waits\nRank 2 on beta: has ended (exit code 0)\n"
+            "Ranks 0, 3 waited in vain."
+        )
 
     def test_sys_exit_after_catching_a_lost_peer_is_not_the_cause(self) -> None:
         events = [Event(0, outcome=Outcome(status="ok")), Event(0, code=1), Event(2, code=-11)]

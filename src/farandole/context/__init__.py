@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from farandole import log
-from farandole.config import Settings
+from farandole.config import PROCESS, Settings
 from farandole.context import wiring
 from farandole.context.heap import keep_freed_memory
 from farandole.context.observers import Observers, note_ignored
@@ -343,3 +343,9 @@ def _open_store(settings: Settings) -> StoreClient:
 
         outcome.install(_store, settings.rank)
     return _store
+
+
+if PROCESS in os.environ:
+    from farandole.launch.outcome import install_early
+
+    install_early()

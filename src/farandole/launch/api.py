@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from farandole.errors import JobFailedError, SettingsError
 from farandole.launch import driver
 from farandole.launch.job import Job, check_call, check_ranks, settings_for
 from farandole.launch.plan import check_np
@@ -37,6 +38,7 @@ def run(
 
     Raises JobFailedError when a rank fails, with that rank's traceback; SettingsError when the job cannot start.
     """
+    __tracebackhide__ = True  # IPython and pytest leave our frame out
     check_np(np)
     call = check_call(fn, args, kwargs)
     job = Job(
@@ -49,6 +51,8 @@ def run(
     except driver.Interrupted as interrupted:
         signal.raise_signal(interrupted.signum)  # as if we had not been in between: KeyboardInterrupt for Ctrl-C
         raise
+    except (JobFailedError, SettingsError) as failure:
+        raise failure.with_traceback(None) from None  # its text tells all; our frames would bury that
 
 
 class Runner:
@@ -59,4 +63,5 @@ class Runner:
         self.options = options
 
     def run(self, fn: Callable[..., T], **kwargs: Any) -> T:
+        __tracebackhide__ = True
         return run(fn, kwargs=kwargs, np=self.np, **self.options)[0]

@@ -20,7 +20,7 @@ from typing import Any, cast
 from farandole import handshake, registry
 from farandole.config import cores, doubts, knobs
 from farandole.contracts import Launcher, Worker
-from farandole.errors import JobFailedError, SettingsError
+from farandole.errors import JobFailedError, RendezvousError, SettingsError
 from farandole.launch import parcel
 from farandole.launch.job import Job
 from farandole.launch.limits import check_open_files, crowding, open_standard_streams
@@ -119,7 +119,7 @@ def _pack(job: Job) -> bytes:
     """The call, pickled; a warning if it is heavy."""
     assert job.call is not None
     what = _what(job.call[0])
-    packed = parcel.pack(job.call, what)
+    packed = parcel.pack_call(job.call)
     if 0 < job.heavy < len(packed):
         logger.warning("%s", parcel.weigh(job.call, what, len(packed)))
     return packed
@@ -209,12 +209,12 @@ class Watch:
                     self._restore[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             self._end_workers()
         finally:
             self._show_notes()
-            self._status.close()
+            self._status.close("ended" if kind is None else "interrupted" if kind is Interrupted else "failed")
             self._store.hooks.remove(self._on_set)
             for key in list(self._selector.get_map().values()):
                 os.close(key.fd)
@@ -354,7 +354,20 @@ class Watch:
     def _verdict(self) -> Verdict | None:
         if not any(event.bad for event in self._events):
             return None
-        return explain(self._events, [slot.host for slot in self.slots], self._streams.tails())
+        hosts = [slot.host for slot in self.slots]
+        return explain(self._events, hosts, self._streams.tails(), self._activities())
+
+    def _activities(self) -> dict[int, str]:
+        """What the ranks do for which others wait in ``init()``."""
+        kinds = {event.outcome.kind for event in self._events if event.outcome is not None}
+        if RendezvousError.__name__ not in kinds:
+            return {}
+        found = {}
+        for worker in self.workers:
+            last = self._streams.last_line(worker.slot.rank)
+            parts = [worker.activity(), f"its last line of output: {last}" if last else "it has printed nothing"]
+            found[worker.slot.rank] = "; ".join(part for part in parts if part)
+        return found
 
     def _check(self) -> None:
         """If a rank failed: give a better cause time to show, and the cause time to write its traceback; raise."""

@@ -20,11 +20,13 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from farandole.errors import HorovodInternalError, PeerLostError, ShutDownError
+from farandole.config import PROCESS, Settings
+from farandole.errors import SHUT_DOWN, HorovodInternalError, PeerLostError, RendezvousError, ShutDownError
 
 VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first victim
 EXIT_PATIENCE = 0.3  # the same after a plain exit code, which may be a victim's that caught its exception
 _TEXT_LIMIT = 64 << 10
+_ABSENT = 4  # ranks that stayed away, of which it is said what they do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +54,23 @@ class Outcome:
         for _ in range(skip):
             trace = trace.tb_next if trace is not None else None
         text = "".join(traceback.format_exception(type(error), error, trace))
-        victims = [each for each in _chain(error) if isinstance(each, PeerLostError | ShutDownError)]
-        lost = next((each.rank for each in victims if isinstance(each, PeerLostError)), -1)
+        victims = [each for each in _chain(error) if _is_of_a_victim(each)]
+        lost = next((_lost(each) for each in victims if _lost(each) >= 0), -1)
         return cls(
             status="victim" if victims else "error", kind=type(error).__name__, message=str(error)[:_TEXT_LIMIT],
             traceback=text[-_TEXT_LIMIT:], lost=lost, host=socket.gethostname(),
         )  # fmt: skip
+
+
+def _is_of_a_victim(error: BaseException) -> bool:
+    late = isinstance(error, RendezvousError) and error.missing != ()
+    return late or isinstance(error, PeerLostError | ShutDownError)
+
+
+def _lost(error: BaseException) -> int:
+    if isinstance(error, RendezvousError):
+        return error.missing[0]
+    return error.rank if isinstance(error, PeerLostError) else -1
 
 
 _BARE_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+).*\n(?!    )', re.M)
@@ -142,6 +155,28 @@ def install(client: _Store, rank: int) -> None:
     atexit.register(_at_exit)
 
 
+class _Caller:
+    """Connects when there is something to say."""
+
+    def __init__(self, address: str, secret: str) -> None:
+        self.address, self.secret = address, secret
+
+    def set(self, key: str, value: bytes) -> None:
+        from farandole.store import StoreClient
+
+        client = StoreClient(self.address, self.secret, timeout=2.0)
+        client.set(key, value)
+        client.close()
+
+
+def install_early() -> None:
+    """Report an uncaught exception of this process also before it has been through ``init()``, if it is a rank: not a
+    child of one, which inherits its variables."""
+    if os.environ.get(PROCESS) == str(os.getpid()) and _reporter.client is None:
+        settings = Settings.from_env()
+        install(_Caller(settings.store, settings.secret), settings.rank)
+
+
 def report(outcome: Outcome) -> None:
     """Tell the driver now; what ``install`` would report later is dropped."""
     _reporter.report(outcome)
@@ -155,6 +190,8 @@ def failed() -> bool:
 def _at_exit() -> None:
     # A program that replaced sys.excepthook after init() has still left its exception here.
     error = getattr(sys, "last_value", None)
+    if error is None and isinstance(_reporter.client, _Caller):
+        return  # never in the job, and no failure
     _reporter.report(Outcome.of(error) if error is not None else Outcome(status="ok"))
 
 
@@ -201,13 +238,19 @@ class _Rank(NamedTuple):
         return "exit" if self.code else "finished"
 
 
-def explain(events: Sequence[Event], hosts: Sequence[str], tails: Mapping[int, str] | None = None) -> Verdict | None:
+def explain(
+    events: Sequence[Event],
+    hosts: Sequence[str],
+    tails: Mapping[int, str] | None = None,
+    activity: Mapping[int, str] | None = None,
+) -> Verdict | None:
     """Which rank failed first in cause; None while no rank has failed.
 
     ``events`` in the order they were seen, without what the driver's own signals did. A rank that reported an error
     of its own or was killed by a signal is the cause before one that merely exited with a code (it may have caught
     what a victim gets); SIGKILL, which no failure of another rank brings about, comes before all. Victims are never
-    the cause. ``hosts``: per rank; ``tails``: per rank, what it wrote to stderr last.
+    the cause. ``hosts``: per rank; ``tails``: per rank, what it wrote to stderr last;
+    ``activity``: what it does now.
     """
     ranks = _standings(events, len(hosts))
     failed = [each for each in ranks if each.standing not in ("running", "finished")]
@@ -215,7 +258,7 @@ def explain(events: Sequence[Event], hosts: Sequence[str], tails: Mapping[int, s
         return None
     candidates = [each for each in failed if each.standing != "victim"]
     if not candidates:
-        return _without_cause(ranks, hosts)
+        return _without_cause(ranks, hosts, activity or {})
     cause = min(candidates, key=lambda each: (_weight(each), each.order))
     ended = all(each.standing != "running" for each in ranks)
     patience = EXIT_PATIENCE if cause.standing == "exit" and not ended else 0.0
@@ -279,34 +322,86 @@ def _alike(each: _Rank, cause: _Rank, tails: Mapping[int, str]) -> bool:
     return each.code == cause.code and tails.get(each.rank) == tails.get(cause.rank)
 
 
-def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str]) -> Verdict:
+def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str], activity: Mapping[int, str]) -> Verdict:
     """Only victims. Somebody finished early, or was lost without a trace that the driver could see."""
     victims = [each for each in ranks if each.standing == "victim"]
     early = [each.rank for each in ranks if each.standing == "finished"]
     ended = all(each.standing != "running" for each in ranks)
-    patience = 0.0 if ended else VICTIM_PATIENCE
     code = next((exit_status(each.code) for each in victims if each.code), 1)
     first = min(victims, key=lambda each: each.order)
     assert first.outcome is not None
-    said = f"Rank {first.rank} said:\n{first.outcome.traceback or first.outcome.message}".rstrip("\n")
+    trace = first.outcome.traceback
+    if first.outcome.kind == RendezvousError.__name__:
+        rank, message = _late(ranks, hosts, first, activity)
+        return Verdict(rank, 0.0, code, message, trace)
+    patience = 0.0 if ended else VICTIM_PATIENCE
+    said = _said(first)
+    waiting = _ranks([each.rank for each in victims])
     if early:
         message = (
             f"{_ranks(early)} on {_places(early, hosts)} finished (exit code 0) while "
-            f"{_ranks([each.rank for each in victims]).lower()} still waited for an exchange with "
+            f"{waiting.lower()} still waited for an exchange with "
             f"{'it' if len(early) == 1 else 'them'}: every rank must make the same calls "
             f"(the same number of batches, for instance).\n{said}"
         )
-        return Verdict(early[0], patience, code, message, first.outcome.traceback)
+        return Verdict(early[0], patience, code, message, trace)
     blamed = {each.rank for each in victims}
     lost = next((e.outcome.lost for e in victims if e.outcome is not None and e.outcome.lost not in blamed), -1)
     if 0 <= lost < len(hosts):
         message = (
-            f"{_ranks([each.rank for each in victims])} waited in vain for rank {lost} on {hosts[lost]}, whose "
+            f"{waiting} waited in vain for rank {lost} on {hosts[lost]}, whose "
             f"process has not ended: it hangs or is busy elsewhere, or its network is gone.\n{said}"
         )
-        return Verdict(lost, patience, code, message, first.outcome.traceback)
-    message = f"{_ranks([each.rank for each in victims])} lost each other, and no cause was seen.\n{said}"
-    return Verdict(-1, patience, code, message, first.outcome.traceback)
+        return Verdict(lost, patience, code, message, trace)
+    return Verdict(-1, patience, code, f"{_lost_each_other(victims, hosts)}, and no cause was seen.\n{said}", trace)
+
+
+def _late(ranks: Sequence[_Rank], hosts: Sequence[str], first: _Rank, activity: Mapping[int, str]) -> tuple[int, str]:
+    """Ranks waited in ``init()`` for others that did not come: the first of these, and what to say."""
+    assert first.outcome is not None
+    absent = [each for each in ranks if each.standing in ("running", "finished")]
+    lines = [first.outcome.message[:1].upper() + first.outcome.message[1:]]
+    for each in absent[:_ABSENT]:
+        now = "has ended (exit code 0)" if each.standing == "finished" else activity.get(each.rank, "")
+        if now:
+            lines.append(f"Rank {each.rank} on {hosts[each.rank]}: {now}")
+    if len(absent) > _ABSENT:
+        lines.append(f"... and {len(absent) - _ABSENT} more.")
+    waiting = _ranks([each.rank for each in ranks if each.standing == "victim"])
+    lines.append(f"{waiting} waited in vain.")
+    return (absent[0].rank if absent else first.outcome.lost), "\n".join(lines)
+
+
+def _lost_each_other(victims: Sequence[_Rank], hosts: Sequence[str]) -> str:
+    if len(victims) > 1:
+        return f"{_ranks([each.rank for each in victims])} lost each other"
+    (only,) = victims
+    lost = only.outcome.lost if only.outcome is not None else -1
+    whom = f"rank {lost} on {hosts[lost]}" if 0 <= lost < len(hosts) and lost != only.rank else "the other ranks"
+    return f"Rank {only.rank} on {hosts[only.rank]} lost the connection to {whom}"
+
+
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<where>.+))?\n(?:    (?P<code>.+)\n)?', re.M)
+_OURS = re.compile(
+    r"/farandole/(?:collectives|compat|context|data|engine|frontend|jax|keras|launch|mxnet|numpy|observe|strategies"
+    r"|tensorflow|torch|transports|worker)\b"
+)
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3|^<frozen ")
+
+
+def _said(victim: _Rank) -> str:
+    """A victim's place in the user's program, and its error without the standard text: its traceback ends deep inside
+    of us."""
+    assert victim.outcome is not None
+    message = victim.outcome.message.removeprefix(SHUT_DOWN).strip() or victim.outcome.message
+    if message.startswith("(") and message.endswith(")"):
+        message = message[1:-1]
+    frames = [each for each in _FRAME.finditer(victim.outcome.traceback) if not _OURS.search(each["file"])]
+    if not frames:
+        return f"Rank {victim.rank} said: {message}"
+    frame = next((each for each in reversed(frames) if not _INSTALLED.search(each["file"])), frames[-1])
+    code = f": {frame['code']}" if frame["code"] else ""
+    return f"Rank {victim.rank} was at {frame['file']}, line {frame['line']}{code}\n{message}"
 
 
 def exit_status(code: int | None) -> int:

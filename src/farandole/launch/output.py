@@ -18,7 +18,7 @@ from farandole.log import logger
 LONGEST = 1 << 20  # characters of an unfinished line that are kept back
 TAIL = 8 << 10
 TAIL_LINES = 20
-HOLD = 1.0  # seconds for which a traceback is kept back: if its rank ends, the driver shows it, once
+HOLD = 2.0  # seconds for which a traceback is kept back: if its rank ends, the driver shows it, once
 HOLD_LIMIT = 64 << 10
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|  File \".*\", line \d+)", re.MULTILINE)
 _RANK = re.compile(r"rank\.\d+$")
@@ -289,6 +289,11 @@ class Streams:
                 text = re.sub(r"[^\n]*\r(?!\n)", "", lines.tail).replace("\r\n", "\n")  # as on a terminal
                 found[rank] = "\n".join(text.rstrip("\n").split("\n")[-TAIL_LINES:])
         return found
+
+    def last_line(self, rank: int) -> str:
+        """What the rank printed last, of whichever stream."""
+        latest = max((self._lines[rank, name] for name in ("stdout", "stderr")), key=lambda lines: lines.fed)
+        return latest.tail.strip().replace("\r", "\n").rsplit("\n", 1)[-1]
 
     def close(self, drop: Collection[int] = ()) -> None:
         """Show what is left, except the tracebacks of the ranks in ``drop``. May be called twice."""

@@ -19,7 +19,35 @@ def pack(value: Any, what: str) -> bytes:
         packed: bytes = cloudpickle.dumps(value)
         return packed
     except Exception as error:  # a __reduce__ may raise anything
-        raise SettingsError(_complaint(value, what, error)) from error
+        raise SettingsError(_complaint(value, what, error)) from None
+
+
+def pack_call(call: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> bytes:
+    """Pickle a function with its arguments. SettingsError names what the function uses or is given that cannot be."""
+    import cloudpickle
+
+    try:
+        packed: bytes = cloudpickle.dumps(call)
+        return packed
+    except Exception as error:
+        raise SettingsError(_complaint_of_call(call, error)) from None
+
+
+def _complaint_of_call(call: tuple[Any, tuple[Any, ...], dict[str, Any]], error: Exception) -> str:
+    function, args, kwargs = call
+    what = f"the function {getattr(function, '__qualname__', repr(function))!r} cannot be sent to the ranks"
+    given = [(f"argument {name!r}", part) for name, part in [*enumerate(args), *kwargs.items()]]
+    used = [(f"variable {name!r}", part) for name, part in _captured(function)] if inspect.isfunction(function) else []
+    for label, part in [*used, *given]:
+        if not _picklable(part):
+            path, culprit = _find(part, "", _DEPTH)
+            inner = f" (there: {path})" if path else ""
+            source = "the function uses it from outside" if label.startswith("variable") else "it was passed to it"
+            return (
+                f"{what}: the {label}{inner} is a {_name(type(culprit))}, which cannot be pickled ({error}), "
+                f"and {source}. Create it inside the function, and pass plain data (numbers, arrays, state_dicts)"
+            )
+    return _complaint(function, what, error)
 
 
 def unpack(data: bytes | bytearray) -> Any:
@@ -53,14 +81,17 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple | set | frozenset):
         yield from ((f"[{index}]", part) for index, part in enumerate(value))
     elif inspect.isfunction(value):
-        seen = inspect.getclosurevars(value)
-        for name, part in {**seen.nonlocals, **seen.globals}.items():
-            if not inspect.ismodule(part):
-                yield f".variable {name!r}", part
+        yield from ((f".variable {name!r}", part) for name, part in _captured(value))
     elif inspect.ismethod(value):
         yield ".__self__", value.__self__
     elif hasattr(value, "__dict__") and not isinstance(value, type):
         yield from ((f".{name}", part) for name, part in vars(value).items())
+
+
+def _captured(function: Any) -> list[tuple[str, Any]]:
+    """The variables that a function uses from outside, other than modules."""
+    seen = inspect.getclosurevars(function)
+    return [(name, part) for name, part in {**seen.nonlocals, **seen.globals}.items() if not inspect.ismodule(part)]
 
 
 def _picklable(value: Any) -> bool:

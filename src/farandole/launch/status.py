@@ -27,8 +27,8 @@ class Status:
     def tick(self, doing: str) -> None:
         """Show it anew if it is time. ``doing``: what the job does, in a few words."""
 
-    def close(self) -> None:
-        """The job has ended."""
+    def close(self, how: str = "ended") -> None:
+        """The job has ended, failed, or been interrupted."""
 
     def _due(self) -> bool:
         now = time.monotonic()
@@ -89,7 +89,7 @@ class StatusLine(Status):
             self._stream.write("\r\x1b[2K")
             self._stream.flush()
 
-    def close(self) -> None:
+    def close(self, how: str = "ended") -> None:
         self.hide()
 
 
@@ -107,9 +107,9 @@ class StatusCell(Status):
             shown, self._doing = bool(self._doing), doing
             self._show(self._text(doing), update=shown)
 
-    def close(self) -> None:
+    def close(self, how: str = "ended") -> None:
         if self._doing:
-            self._show(self._text("ended"), update=True)
+            self._show(self._text(how), update=True)
             self._doing = ""
 
     def _show(self, text: str, *, update: bool) -> None:

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     import subprocess
 
 MARK = "FARANDOLE_REAPER"  # the variable by which processes are found whose reaper was killed
+COMMAND = 100  # characters of a command line that are shown
+STATES = {
+    "R": "computes", "S": "waits (for input, a lock, the network or a clock)", "D": "waits for a disk or a file system",
+    "T": "was stopped by a signal (SIGCONT lets it go on)", "t": "is held by a debugger", "Z": "has ended",
+}  # fmt: skip
 PATIENCE = 1.0  # seconds in which a reaper ends that has nothing left to do
 
 
@@ -115,6 +120,19 @@ class LocalWorker:
     def alive(self) -> bool:
         """Is the rank running, or anything of the job? (What ranks leave behind belongs to all of them.)"""
         return self.poll() is None or self._reaper.has_left()
+
+    def activity(self) -> str:
+        try:
+            with open(f"/proc/{self.pid}/stat") as file:
+                state = file.read().rpartition(")")[2].split()[0]
+            with open(f"/proc/{self.pid}/cmdline") as file:
+                command = file.read().replace("\0", " ").strip()
+        except (OSError, ValueError):
+            return ""
+        if "-m farandole.worker" in command:
+            return f"process {self.pid} has not started the program yet"
+        command = command if len(command) <= COMMAND else f"{command[:COMMAND]}..."
+        return f"process {self.pid} ({command}) {STATES.get(state, 'runs')}"
 
     def terminate(self) -> None:
         self._reaper.signal(self._index, signal.SIGTERM)

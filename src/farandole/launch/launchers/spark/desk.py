@@ -74,6 +74,9 @@ class SparkWorker:
         self._desk.look_after(self)
         return not (self.gone or self.agent is None or self.lost_at is not None)
 
+    def activity(self) -> str:
+        return ""  # the agent would have to be asked
+
     def terminate(self) -> None:
         self._order("terminate")
 
