@@ -46,6 +46,7 @@ def test_gradients_of_every_collective(mode: str) -> None:
         mine = rank + 1.0  # every rank weighs what it gets with this
         x = np.array([[1.0, 5.0], [4.0, 2.0]], np.float32)[[rank, 1 - rank]]
         zeros = np.array([[0.0, 2.0], [3.0, 4.0]], np.float32)[rank]
+        rows = np.zeros(2 + 4 * rank, np.float32)  # how many differs from rank to rank
         swapped = [[0.0, 3.0], [3.0, 0.0]]
         cases: list[tuple[Any, Any, Any]] = [
             (lambda x: hvd.allreduce(x, op=hvd.Sum), x, [[3.0, 3.0]] * 2),
@@ -63,6 +64,7 @@ def test_gradients_of_every_collective(mode: str) -> None:
             (lambda x: hvd.broadcast(x, 1), x, [[1.5 * rank] * 2] * 2),
             (lambda x: hvd.alltoall(x), x, [[1.0, 1.0], [2.0, 2.0]]),
             (lambda x: hvd.alltoall(x, [1, 1])[0], x, [[1.0, 1.0], [2.0, 2.0]]),
+            (hvd.alltoall, rows, [1.0] * (1 + 2 * rank) + [2.0] * (1 + 2 * rank)),
             (lambda x: hvd.reducescatter(x, op=hvd.Sum), x, [[2.0, 2.0], [4.0, 4.0]]),
             (lambda x: hvd.reducescatter(x, op=hvd.Average), x, [[1.0, 1.0], [2.0, 2.0]]),
             (lambda x: hvd.grouped_reducescatter([x], op=hvd.Sum)[0], x, [[2.0, 2.0], [4.0, 4.0]]),

@@ -145,29 +145,19 @@ def alltoall(
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def deal(tensor: Any, *splits: Any) -> Any:
-        if not splits:
-            return functions.deal(tensor, None, names, process_set), _back(names, process_set)
-        both = functions.deal(tensor, splits[0], names, process_set)
+        both = functions.deal(tensor, splits[0] if splits else None, names, process_set)
 
         def gradient(upstream: Any, *_: Any) -> Any:
             (gradient,) = dense([upstream])
-            return alltoall(gradient, both[1], names.and_("_gradient").name, names.ignore, process_set)[0], None
+            back = alltoall(gradient, both[1], names.and_("_gradient").name, names.ignore, process_set)[0]
+            return (back, None) if splits else back
 
         return both, gradient
 
     tensor = tf.convert_to_tensor(tensor)
     if splits is None:
         return deal(tensor)[0]
-    splits = tf.convert_to_tensor(splits)
-    return tuple(deal(tensor, splits))
-
-
-def _back(names: Names, process_set: ProcessSet) -> Any:
-    def gradient(upstream: Any) -> Any:
-        (gradient,) = dense([upstream])
-        return alltoall(gradient, None, names.and_("_gradient").name, names.ignore, process_set)
-
-    return gradient
+    return tuple(deal(tensor, tf.convert_to_tensor(splits)))
 
 
 def reducescatter(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend.array_binding import ArrayBinding, carried
 from farandole.frontend.collectives import Collectives
@@ -97,17 +98,20 @@ class _Running:
 
 def _run(
     operation: str, tensors: Sequence[Any], forms: Sequence[graph.Form], *, grouped: bool = False, moves: bool = False,
-    **options: Any,
+    complete: Callable[[Array], list[Any]] | None = None, **options: Any,
 ) -> list[Any]:  # fmt: skip
     """The tensors, of ``forms``, that an operation of ``collectives`` gives.
 
-    ``moves``: nothing is computed, so any type of fixed size will do.
+    ``moves``: nothing is computed, so any type of fixed size will do. ``complete``: the arguments of the operation,
+    from a single array.
     """
     dtypes = [dtype.as_numpy_dtype for dtype, _ in forms]
 
     def call(method: Callable[..., Any], arrays: Sequence[Array]) -> Any:
         if moves:
             arrays = [carried(array) for array in arrays]
+        if complete is not None:
+            arrays = complete(arrays[0])
         return method(list(arrays), **options) if grouped else method(*arrays, **options)
 
     def start(*arrays: Array) -> _Running:
@@ -188,11 +192,18 @@ def spread(tensor: Any, root: int, names: Names, process_set: ProcessSet) -> Any
 
 
 def deal(tensor: Any, splits: Any, names: Names, process_set: ProcessSet) -> list[Any]:
-    """Alltoall: what this rank received, and with ``splits`` how many rows of it from each rank."""
-    more = [] if splits is None else [splits]
-    forms = [*_other_rows([tensor]), *[(tf.int32, [None])] * len(more)]
+    """Alltoall: the rows that this rank received, and how many of them from each rank."""
+
+    def evenly(array: Array) -> list[Any]:
+        size = context.engine(process_set).size
+        if not array.ndim or len(array) % size:
+            return [array]  # the engine says what is wrong
+        return [array, np.full(size, len(array) // size, np.int32)]
+
+    inputs, complete = ([tensor], evenly) if splits is None else ([tensor, splits], None)
+    forms = [*_other_rows([tensor]), (tf.int32, [None])]
     return _run(
-        "alltoall", [tensor, *more], forms, moves=True, name=names.of(tensor), process_set=process_set
+        "alltoall", inputs, forms, moves=True, complete=complete, name=names.of(tensor), process_set=process_set
     )  # fmt: skip
 
 
