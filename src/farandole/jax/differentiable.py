@@ -7,6 +7,7 @@ broadcast are averaged over the ranks, and those of reducescatter are not divide
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -81,9 +82,24 @@ def _linear(call: Collective, arrays: Arrays) -> Arrays:
 
 
 def _linear_forward(call: Collective, arrays: Arrays) -> tuple[Arrays, Any]:
-    outputs = _linear(call, arrays)
+    dealt = _evenly(call, arrays)
+    outputs = _linear(dealt, arrays)
     rows = [jnp.empty((*array.shape[:1], 0)) for array in arrays]  # shapes are static, numbers would not be
-    return outputs, (rows, outputs[1] if call.splits is not None else None)
+    return outputs[: None if call.splits is not None else len(arrays)], (
+        rows,
+        outputs[1] if dealt.splits is not None else None,
+    )
+
+
+def _evenly(call: Collective, arrays: Arrays) -> Collective:
+    """``call``; outside of ``jit``, an alltoall without splits tells them: its gradient goes back by those received,
+    and they are not even if ranks have different numbers of rows."""
+    if call.kind is not Kind.ALLTOALL or call.splits is not None or isinstance(arrays[0], jax.core.Tracer):
+        return call
+    size = context.engine(call.process_set).size
+    if not arrays[0].ndim or len(arrays[0]) % size:
+        return call  # the engine says what is wrong
+    return replace(call, splits=(len(arrays[0]) // size,) * size)
 
 
 def _linear_backward(call: Collective, kept: Any, gradients: Arrays) -> tuple[Arrays]:

@@ -14,6 +14,7 @@ from farandole.contracts import Observer
 from farandole.frontend.callbacks import any_rank, wait_for_all
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.keras import metrics, notes
+from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
 from farandole.keras.gradients import counter
 from farandole.keras.optimizer import gradients_of
 from farandole.keras.weights import broadcast_variables, digests, local_of, numpy_of, shared_variables
@@ -31,13 +32,22 @@ def path_of(callback: Any) -> str | None:
 class Training:
     """What the two callbacks of one ``fit`` share."""
 
-    def __init__(self, process_set: ProcessSet, users: Sequence[Any], paths: Sequence[Sequence[str | None]]) -> None:
-        self.process_set = process_set
+    def __init__(
+        self, process_set: ProcessSet, users: Sequence[Any], paths: Sequence[Sequence[str | None]],
+        broadcast: BroadcastGlobalVariablesCallback,
+    ) -> None:  # fmt: skip
+        """``users``: the user's callbacks; ``paths``: where those of each rank write; ``broadcast``: the callback that
+        makes ranks begin alike."""
+        self.process_set, self._broadcast = process_set, broadcast
         mine = process_set.rank()
         earlier = {path for each in paths[:mine] for path in each}
         self._silent = [each for each in users if path_of(each) is not None and path_of(each) in earlier]
         self._kept: list[tuple[Any, str, Any]] = []
         self.steps = 0
+
+    def local(self, model: Any) -> list[Any]:
+        """The variables of ``model`` that are left to each rank, whoever said so."""
+        return local_of(model.optimizer, self._broadcast.local_variables)
 
     def silence(self, model: Any) -> None:
         """Let one rank write a file that several would write alike. The others decide as it does."""
@@ -112,12 +122,12 @@ class First(Conductor):
         logs = {} if logs is None else logs
         tallies = self.watch.tallies(model, logs)
         steps = _steps(model)  # reading it waits for what JAX computes: nothing of this rank's may come after it joined
-        statistics = _statistics(model)
+        statistics = _statistics(model, self.training.local(model))
         report = tallies, steps - self.training.steps, digests(statistics)
         wait_for_all(process_set)
         everybody = allgather_object(report, process_set=process_set)
         self.watch.pool(model, [each[0] for each in everybody], logs)
-        _even_out(model, [each[1] for each in everybody], process_set)
+        _even_out(model, [each[1] for each in everybody], process_set, self.training.local(model))
         _average(statistics, [each[2] for each in everybody], process_set)
 
 
@@ -133,7 +143,7 @@ class Last(Conductor):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         model, process_set = self.model, self.training.process_set
         model.stop_training = any_rank(bool(model.stop_training), process_set)
-        _compare(model, epoch, process_set)
+        _compare(model, epoch, process_set, self.training.local(model))
 
 
 class Alone(keras.callbacks.Callback, Observer):  # type: ignore[misc]
@@ -173,9 +183,8 @@ def _steps(model: Any) -> int:
     return int(numpy_of(counter(getattr(model.optimizer, "inner_optimizer", model.optimizer))))
 
 
-def _statistics(model: Any) -> list[Any]:
+def _statistics(model: Any, local: Sequence[Any]) -> list[Any]:
     """What ranks gather apart, from their own samples: moving averages of batch normalisation, say."""
-    local = local_of(model.optimizer)
     return [
         variable for variable in model.non_trainable_weights
         if "float" in str(variable.dtype) and not any(variable is each for each in local)
@@ -192,19 +201,18 @@ def _average(variables: list[Any], digests: Sequence[Sequence[int]], process_set
         variable.assign(np.mean(np.asarray(theirs, dtype=np.float64), axis=0).astype(theirs[0].dtype))
 
 
-def _even_out(model: Any, steps: list[int], process_set: ProcessSet) -> None:
+def _even_out(model: Any, steps: list[int], process_set: ProcessSet, local: Sequence[Any]) -> None:
     """Go on from the weights of the rank that took most steps, if they differ."""
     if len(set(steps)) > 1:
         most = steps.index(max(steps))
         if process_set.rank() == 0:
             notes.uneven(", ".join(map(str, steps)))
         ranks = process_set.ranks or range(len(steps))
-        broadcast_variables(shared_variables(model), ranks[most], process_set)
+        broadcast_variables(shared_variables(model, local), ranks[most], process_set)
 
 
-def _compare(model: Any, epoch: int, process_set: ProcessSet) -> None:
+def _compare(model: Any, epoch: int, process_set: ProcessSet, local: Sequence[Any]) -> None:
     """Say so if ranks hold different weights."""
-    local = local_of(model.optimizer)
     variables = [each for each in model.trainable_weights if not any(each is other for other in local)]
     mine = digests(variables)
     everybody = allgather_object(mine, process_set=process_set)

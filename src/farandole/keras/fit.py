@@ -73,10 +73,10 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     if sharded:
         sharded_arguments(bound.arguments, process_set)
     paths = _agree(bound.arguments, users, process_set, sharded)
-    training = Training(process_set, users, paths)
-    first: list[Any] = [First(training)]
-    if not any(isinstance(each, BroadcastGlobalVariablesCallback) for each in users):
-        first.append(BroadcastGlobalVariablesCallback(root_of(process_set)))
+    told = next((each for each in users if isinstance(each, BroadcastGlobalVariablesCallback)), None)
+    broadcast = told or BroadcastGlobalVariablesCallback(root_of(process_set))
+    training = Training(process_set, users, paths, broadcast)
+    first = [First(training), *([] if told else [broadcast])]
     _around(bound, callbacks, first, [Last(training)])
     metrics.conducted.add(id(self))
     try:

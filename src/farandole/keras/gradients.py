@@ -85,14 +85,15 @@ class Gradients:
         reduced = self._reduced(optimizer, [grads[number] for number in common], names)
         for number, grad in zip(common, reduced, strict=True):
             results[number] = grad
-        if local and self._scale_local:
-            for number in set(range(len(results))) - set(common):
-                results[number] = keras.ops.divide(results[number], self.process_set.size())
+        factor = self.factor / (self.process_set.size() if self._scale_local else 1)
+        for number in set(range(len(results))) - set(common) if factor != 1.0 else ():
+            results[number] = keras.ops.multiply(results[number], factor)
         return results
 
     def local(self) -> list[Any]:
-        """The variables that are left to each rank."""
-        return [*self.local_variables, *(each for layer in self.local_layers for each in layer.trainable_weights)]
+        """The variables that are left to each rank: those of local layers that are not trained (frozen ones,
+        statistics), too."""
+        return [*self.local_variables, *(each for layer in self.local_layers for each in layer.weights)]
 
     def _reduced(self, optimizer: Any, grads: list[Any], names: list[str]) -> list[Any]:
         if not grads:

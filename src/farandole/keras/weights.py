@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -73,10 +73,23 @@ def shared_variables(model: Any, local_variables: Sequence[Any] = ()) -> list[An
     that ranks do not drop the same units."""
     optimizer = getattr(model, "optimizer", None)
     local = local_of(optimizer, local_variables)
-    slots = tuple(f"{variable.path.replace('/', '_')}_" for variable in local)
     weights = [variable for variable in model.weights if not any(variable is each for each in local)]
-    state = [] if optimizer is None else list(optimizer.variables)
-    return weights + [each for each in state if not slots or not each.name.startswith(slots)]
+    if optimizer is None:
+        return weights
+    if not local:
+        return weights + list(optimizer.variables)
+    prefixes = {_slots_of(variable): any(variable is each for each in local) for variable in model.trainable_variables}
+    return weights + [each for each in optimizer.variables if not prefixes.get(_owner(each.name, prefixes))]
+
+
+def _slots_of(variable: Any) -> str:
+    """How the names of a variable's slots begin."""
+    return f"{variable.path.replace('/', '_')}_"
+
+
+def _owner(name: str, prefixes: Iterable[str]) -> str:
+    """The prefix of a slot: the longest that fits, for ``w_2`` is not a slot of ``w``."""
+    return max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
 
 
 def local_of(optimizer: Any, local_variables: Sequence[Any] = ()) -> list[Any]:

@@ -1,0 +1,84 @@
+"""Variables that are left to each rank."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.keras.backends import on
+
+
+def test_a_rank_on_its_own_and_many_with_the_same_data_train_local_variables_alike(backend: str) -> None:
+    def train(rank: int) -> list[tuple[str, list[np.ndarray], list[np.ndarray]]]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(24)
+        alone = [hvd.add_process_set([each]) for each in range(2)]
+        found = []
+        cases = {
+            "sum": {"backward_passes_per_step": 3},
+            "mean": {"backward_passes_per_step": 3, "average_aggregated_gradients": True},
+            "plain": {},
+        }
+        for name, options in cases.items():
+            of_set = []
+            for process_set in (alone[rank], hvd.global_process_set):
+                model = p.dense(0)
+                optimizer = hvd.PartialDistributedOptimizer(
+                    keras.optimizers.SGD(0.1), local_layers=model.layers[0], process_set=process_set,
+                    scale_local_gradients=False, **options,
+                )  # fmt: skip
+                model.compile(optimizer, p.loss())
+                for begin in range(0, 24, 4):
+                    model.train_on_batch(x[begin : begin + 4], y[begin : begin + 4])
+                of_set.append(p.weights(model))
+            found.append((name, *of_set))
+        return found
+
+    for rank in on(backend, 2, train, dynamic_process_sets=True):
+        for name, alone, together in rank:
+            for one, two in zip(alone, together, strict=True):
+                np.testing.assert_allclose(two, one, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_frozen_weights_and_statistics_of_local_layers_are_left_alone(backend: str) -> None:
+    def train(rank: int) -> dict[str, tuple[list[np.ndarray], list[np.ndarray]]]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        layers = keras.layers
+        x, y = p.data(16 + 8 * rank, seed=rank)  # rank 0 takes fewer steps, and goes on from rank 1's weights
+        found = {}
+        for name in ("optimizer", "callback"):
+            keras.utils.set_random_seed(rank)
+            local = [layers.Dense(8, trainable=False, name="w"), layers.BatchNormalization()]
+            rest = [layers.Dense(8), layers.BatchNormalization(), layers.Dense(3, name="w_2")]
+            model = keras.Sequential([keras.Input((6,)), *local, *rest])
+            optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+            callbacks = []
+            if name == "optimizer":
+                optimizer = hvd.PartialDistributedOptimizer(optimizer, local_layers=local)
+            else:
+                optimizer = hvd.DistributedOptimizer(optimizer)
+                mine = [variable for layer in local for variable in layer.weights]
+                callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=mine)]
+            before = np.asarray(local[0].kernel)
+            model.compile(optimizer, p.loss())
+            model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
+            assert np.array_equal(before, np.asarray(local[0].kernel)), name
+            slots = [np.asarray(each) for each in optimizer.variables if "w_2_" in each.name]
+            assert len(slots) == 2
+            found[name] = p.weights(keras.Sequential(local)), [*p.weights(keras.Sequential(rest)), *slots]
+        return found
+
+    zero, one = on(backend, 2, train)
+    for name in zero:
+        for number, (mine, theirs) in enumerate(zip(zero[name][0], one[name][0], strict=True)):
+            if number != 1:  # the bias of a frozen layer: zeros
+                assert not np.array_equal(mine, theirs), (name, number)
+        for mine, theirs in zip(zero[name][1], one[name][1], strict=True):
+            np.testing.assert_array_equal(mine, theirs)
