@@ -328,7 +328,7 @@ def quota(mounts: str = "/sys/fs/cgroup", groups: str = "/proc/self/cgroup") -> 
     """How many cores' worth of time the control groups of this process give it, those above it included; without a
     limit: inf."""
     limits = [math.inf]
-    for line in _content(groups).splitlines():
+    for line in content(groups).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
@@ -341,14 +341,15 @@ def quota(mounts: str = "/sys/fs/cgroup", groups: str = "/proc/self/cgroup") -> 
 def _limit(folder: str) -> float:
     """The limit of one control group: of version 2 ("200000 100000" or "max 100000"), or of version 1."""
     text = (
-        _content(f"{folder}/cpu.max")
-        or f"{_content(f'{folder}/cpu.cfs_quota_us')} {_content(f'{folder}/cpu.cfs_period_us')}"
+        content(f"{folder}/cpu.max")
+        or f"{content(f'{folder}/cpu.cfs_quota_us')} {content(f'{folder}/cpu.cfs_period_us')}"
     )
     words = text.split()
     return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdigit() and words[1].isdigit() else math.inf
 
 
-def _content(path: str) -> str:
+def content(path: str) -> str:
+    """The text of a file of the system; empty if there is none, or none that may be read."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()

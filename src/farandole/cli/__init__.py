@@ -15,9 +15,11 @@ from farandole.errors import JobFailedError, SettingsError, did_you_mean
 USAGE = "farandole run -np N [options] [--] python train.py [arguments]"
 COMMANDS = {
     "run": "start a program on N processes",
+    "env": "facts about this machine and what is installed, for a report",
     "config": "every setting: flag, variable, default, meaning",
     "timeline": "the timelines of several ranks as one",
     "bench": "measure (from a clone of the project)",
+    "completion": "completion of this command for bash, zsh or fish",
 }
 _LINES = "\n".join(f"  {name:<12}{what}" for name, what in COMMANDS.items())
 HELP = f"""usage: {USAGE}

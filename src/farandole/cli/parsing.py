@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,6 +28,18 @@ class _Formatter(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith("example:") else super()._fill_text(text, width, indent)
+
+
+def one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    """The ``type`` of an argument with a closed set of values."""
+
+    def check(text: str) -> str:
+        if text not in choices:
+            near = did_you_mean(text, choices)
+            raise argparse.ArgumentTypeError(f"{text!r} is not known; choose one of {', '.join(choices)}{near}")
+        return text
+
+    return check
 
 
 def say(text: str) -> int:

@@ -6,16 +6,21 @@ import argparse
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farandole import registry
 from farandole.cli import USAGE
 from farandole.cli.parsing import Parser, say
-from farandole.config import Knob, knobs, parse
+from farandole.config import Knob, cores, knobs, parse
 from farandole.errors import SettingsError, did_you_mean, nearest
 
-EXAMPLE = "farandole run -np 2 python train.py --epochs 3"
+if TYPE_CHECKING:
+    from farandole.launch.job import Job
+
+EXAMPLE = """farandole run -np 2 python train.py --epochs 3
+         farandole run -np auto --output-dir logs python train.py"""
 # What the flag is called elsewhere: by torchrun, accelerate, Slurm and Horovod.
 ELSEWHERE = {
     "--nproc": "-np", "--nproc-per-node": "-np", "--num-processes": "-np", "--ntasks": "-np", "--world-size": "-np",
@@ -34,9 +39,10 @@ def parser(launchers: Sequence[str] = ()) -> Parser:
     other distributions takes a while."""
     made = Parser(prog="farandole run", usage=USAGE, add_help=False, example=EXAMPLE)
     add = made.add_argument_group("what runs where").add_argument
-    add(*_PROC, dest="np", metavar="N", help="number of processes")
+    add(*_PROC, dest="np", metavar="N", help="number of processes; auto: as many as suit this machine")
     add("-H", "--hosts", metavar="H:N,...", help="where they run, with the number of places (default: this machine)")
-    add("--launcher", default="auto", metavar="NAME", help=f"what starts them: {', '.join(['auto', *launchers])}")
+    add("--launcher", metavar="NAME", help=f"what starts them: {', '.join(['auto', *launchers])}")
+    add("--config-file", metavar="FILE", help="YAML file of these options by name (np: 2); those given here win")
     add = made.add_argument_group("output").add_argument
     add("--output-dir", metavar="DIR", help="keep the output of each rank in DIR/rank.<number>/stdout and stderr")
     add("--show-ranks", metavar="N,...", help="show what these ranks print (files and error reports have all)")
@@ -85,26 +91,55 @@ def main(arguments: Sequence[str]) -> int:
     options = made.parse_args(flags)
     if options.help:
         return say(full_parser().format_help().rstrip())
+    if options.config_file:
+        from farandole.cli import config_file
+
+        config_file.fill(options, made, options.config_file)
     if options.np is None:
         raise SettingsError(_without_np(command))
     if not command:
         raise SettingsError(f"the command to run is missing. Usage: {USAGE}")
     from farandole.launch import driver
-    from farandole.launch.job import Job, ranks_of, settings_for
-    from farandole.launch.plan import check_np
 
-    wanted = options.launcher
-    launcher = registry.best("launcher") if wanted == "auto" else registry.load("launcher", wanted)()
-    np = check_np(int(options.np) if options.np.lstrip("-").isdigit() else options.np)
-    job = Job(
-        np=np, command=command, show_ranks=None if options.show_ranks is None else ranks_of(options.show_ranks, np),
-        settings=settings_for({}, overrides(vars(options))), hosts=options.hosts, launcher=launcher,
-        output_dir=options.output_dir, prefix_timestamp=bool(options.prefix_timestamp), verbose=bool(options.verbose),
-    )  # fmt: skip
-    if launcher.name == "local":
+    found = job(options, command)
+    if found.launcher.name == "local":  # type: ignore[union-attr]
         check_command(command)
-    driver.run(job)
+    driver.run(found)
     return 0
+
+
+def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
+    """What the options ask for."""
+    from farandole.launch.job import Job, ranks_of, settings_for
+
+    wanted = options.launcher or "auto"
+    launcher = registry.best("launcher") if wanted == "auto" else registry.load("launcher", wanted)()
+    np = _number(options, launcher.name)
+    return Job(
+        np=np, command=command, settings=settings_for({}, overrides(vars(options))),
+        hosts=options.hosts, launcher=launcher, output_dir=options.output_dir,
+        show_ranks=None if options.show_ranks is None else ranks_of(options.show_ranks, np),
+        prefix_timestamp=bool(options.prefix_timestamp), verbose=bool(options.verbose),
+    )  # fmt: skip
+
+
+def _number(options: argparse.Namespace, launcher: str) -> int:
+    """How many processes. What ``auto`` comes to is said."""
+    from farandole.launch.plan import check_np, parse_hosts
+
+    if options.np != "auto":
+        return check_np(int(options.np) if options.np.lstrip("-").isdigit() else options.np)
+    if launcher != "local":
+        raise SettingsError(f"-np auto counts this machine's cores; with launcher {launcher!r}, say how many: -np 4")
+    from farandole.cli import machine
+
+    if options.hosts is not None:
+        places = sum(count for _, count in parse_hosts(options.hosts))
+        chosen = machine.Choice(places, "the places of --hosts")
+    else:
+        chosen = machine.ranks(cores(), machine.visible_gpus(os.environ), machine.free_memory())
+    sys.stderr.write(f"farandole: -np auto: {chosen.np} ranks ({chosen.why})\n")
+    return check_np(chosen.np)
 
 
 def split(made: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farandole.cli.parsing import Parser, say
+from farandole.cli.parsing import Parser, one_of, say
 
 EXAMPLE = "farandole timeline merge trace.json trace.json.rank1 -o merged.json"
 
 
 def parser() -> Parser:
     found = Parser(prog="farandole timeline", description="Merge the timelines that ranks wrote.", example=EXAMPLE)
-    found.add_argument("action", choices=("merge",), help="merge: several files become one, for chrome://tracing")
+    found.add_argument(
+        "action",
+        type=one_of(("merge",)),
+        choices=("merge",),
+        help="merge: several files become one, for chrome://tracing",
+    )
     found.add_argument("files", nargs="+", metavar="FILE", help="what the ranks wrote: FILE, FILE.rank1, ...")
     found.add_argument("-o", "--output", required=True, metavar="OUT", help="where the merged timeline goes")
     return found

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from typing import Any
 
 from farandole.compat.flags import OWN, TUNABLE, Flag
 from farandole.errors import SettingsError
+from farandole.launch import config_file
 
 CONTROLLERS = ("mpi", "gloo", "jsrun")
 _BY_PLACE = {(flag.section, flag.key): flag for flag in (*OWN, *TUNABLE) if flag.key}
@@ -16,22 +16,8 @@ _SECTIONS = sorted({section for section, _ in _BY_PLACE if section} | {"stall_ch
 
 def read(path: str) -> dict[str, Any]:
     """The file's content."""
-    try:
-        yaml: Any = importlib.import_module("yaml")
-    except ImportError:
-        raise SettingsError(
-            "--config-file needs PyYAML, which is not installed: pip install 'farandole-horovod[yaml]'"
-        ) from None
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingsError(f"--config-file {path!r} cannot be read: {error}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise SettingsError(f"--config-file {path!r} must hold sections ({', '.join(_SECTIONS)}), not {content!r}")
-    return content
+    holds = f"sections ({', '.join(_SECTIONS)})"
+    return config_file.read(path, extra="farandole-horovod[yaml]", holds=holds)
 
 
 def apply(options: argparse.Namespace, content: dict[str, Any]) -> list[str]:

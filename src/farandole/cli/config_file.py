@@ -1,0 +1,45 @@
+"""``farandole run --config-file``: options by their names, in YAML."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from farandole.errors import SettingsError, did_you_mean
+from farandole.launch import config_file
+
+NOT_HERE = ("help", "config-file")
+
+
+def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) -> None:
+    """Give ``options`` what the file says and the command line does not (there it is None). Names are those of the long
+    flags, with ``-`` or ``_``. Raises SettingsError for unknown names and for values of another type."""
+    known = {
+        name.removeprefix("--"): action
+        for action in made._actions for name in action.option_strings if name.startswith("--")
+    }  # fmt: skip
+    for name in NOT_HERE:
+        del known[name]
+    for key, value in config_file.read(path, extra="farandole[yaml]", holds="options by name (np: 2)").items():
+        where = f"{path}: {key}"
+        if isinstance(value, dict):
+            raise SettingsError(f"{where}: sections are for horovodrun; options stand at the top level (np: 2)")
+        action = known.get(str(key).replace("_", "-"))
+        if action is None:
+            near = did_you_mean(str(key).replace("_", "-"), known)
+            raise SettingsError(f"{where}: there is no option {str(key)!r}{near}")
+        if value is not None and getattr(options, action.dest) is None:
+            setattr(options, action.dest, _value(where, action, value))
+
+
+def _value(where: str, action: argparse.Action, value: Any) -> str | bool:
+    """As the command line would have it: text, or a truth for a flag without a value."""
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise SettingsError(f"{where}={value!r} must be true or false")
+        return value
+    if isinstance(value, bool) and "on|" in f"{action.metavar}|":
+        return "on" if value else "off"  # YAML takes these words for truths
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise SettingsError(f"{where}={value!r} must be text or a number, as it would stand after --{action.dest}")
+    return str(value)

@@ -1,0 +1,65 @@
+"""This machine, as far as the command line asks: for ``-np auto`` and ``farandole env``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from farandole.config import content
+
+GIB = 1 << 30
+FEW = 4  # cores: up to so many, each has a rank
+
+
+class Choice(NamedTuple):
+    np: int
+    why: str
+
+
+def ranks(cores: int, gpus: int, memory: int) -> Choice:
+    """How many ranks suit a machine with so many usable cores, visible GPUs and bytes of free memory.
+
+    One for each GPU. Without, one for each of up to four cores; from there on two cores for each rank, with which
+    gradients are exchanged while backward computes. Each rank has at least 1 GiB.
+    """
+    if gpus:
+        return Choice(gpus, f"one for each of {gpus} GPUs" if gpus > 1 else "there is one GPU")
+    wanted = cores if cores <= FEW else max(FEW, cores // 2)
+    fitting = max(1, memory // GIB)
+    if fitting < wanted:
+        return Choice(fitting, f"{memory / GIB:.1f} GiB of memory are free, and a rank should have one")
+    if cores <= FEW:
+        return Choice(wanted, f"one for each of {cores} usable cores" if cores > 1 else "there is one usable core")
+    return Choice(wanted, f"{cores} usable cores, two for a rank: one computes while the other exchanges gradients")
+
+
+def visible_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
+    """How many NVIDIA GPUs there are of which programs are allowed to see."""
+    try:
+        there = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir(devices))
+    except OSError:
+        there = 0
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return there
+    named = [name.strip() for name in visible.split(",")]
+    allowed = next((place for place, name in enumerate(named) if name in ("", "-1")), len(named))  # the rest is hidden
+    return min(there, allowed)
+
+
+def free_memory() -> int:
+    """Bytes that new processes may use: what the system has, within the limit of the control group."""
+    import psutil
+
+    return min(int(psutil.virtual_memory().available), memory_limit())
+
+
+def memory_limit(mounts: str = "/sys/fs/cgroup") -> int:
+    """Bytes that the control group of a container may use; without a limit, more than any machine has."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        text = content(f"{mounts}/{name}").strip()
+        if text.isdigit():
+            return int(text)
+    return 1 << 62

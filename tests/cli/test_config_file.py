@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from farandole import cli
+from farandole.cli import machine
+from farandole.launch import driver
+from farandole.launch.job import Job
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+
+CONTENT = """
+np: 3
+verbose: true
+prefix-timestamp: true
+output_dir: logs
+fusion_threshold_mb: 0.5
+cycle_time_ms: 2
+overlap: on
+nccl: "off"
+no_stall_check: false
+log-level: INFO
+timeline_filename:
+"""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    jobs: list[Job] = []
+    monkeypatch.setattr(driver, "run", jobs.append)
+    return jobs
+
+
+def run(tmp_path: Path, content: str, *arguments: str) -> int:
+    (tmp_path / "job.yaml").write_text(content)
+    return cli.main(["run", "--config-file", str(tmp_path / "job.yaml"), *arguments, "true"])
+
+
+def test_a_file_says_what_flags_say(tmp_path: Path, started: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
+    assert run(tmp_path, CONTENT) == 0
+    (job,) = started
+    assert (job.np, job.verbose, job.prefix_timestamp, job.output_dir) == (3, True, True, "logs")
+    settings = job.settings
+    assert (settings.fusion_threshold, settings.cycle_time) == (1 << 19, 2.0)
+    assert (settings.overlap, settings.nccl, settings.log_level) == ("on", "off", "info")
+    assert settings.stall_check_disable is False
+
+
+def test_flags_win(tmp_path: Path, started: list[Job]) -> None:
+    assert run(tmp_path, CONTENT, "-np", "2", "--cycle-time-ms", "9", "--no-stall-check", "--overlap=off") == 0
+    (job,) = started
+    assert (job.np, job.settings.cycle_time, job.settings.stall_check_disable) == (2, 9.0, True)
+    assert job.settings.overlap == "off"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("num_procs: 3", "job.yaml: num_procs: there is no option 'num_procs'; did you mean 'num-proc'?"),
+        ("fusion_treshold_mb: 3", "did you mean 'fusion-threshold-mb'?"),
+        ("params: {cycle_time_ms: 3}", "job.yaml: params: sections are for horovodrun; options stand at the top level"),
+        ("verbose: 3", "job.yaml: verbose=3 must be true or false"),
+        ("np: [1]", "job.yaml: np=[1] must be text or a number"),
+        ("start_timeout: true", "job.yaml: start_timeout=True must be text or a number"),
+        ("np: 2\ncycle_time_ms: soon", "--cycle-time-ms='soon' cannot be read"),
+        ("help: true", "there is no option 'help'"),
+        ("- a list", "must hold options by name (np: 2), not ['a list']"),
+        ("np: {", "cannot be read"),
+        ("verbose: true", "-np is missing"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path, started: list[Job], content: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, content) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_file_that_is_not_there(started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--config-file", "/no/such.yaml", "true"]) == 2
+    assert "--config-file '/no/such.yaml' cannot be read" in capsys.readouterr().err
+
+
+def test_without_pyyaml(
+    tmp_path: Path, started: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert run(tmp_path, "np: 2") == 2
+    assert "needs PyYAML, which is not installed: pip install 'farandole[yaml]'" in capsys.readouterr().err
+
+
+class TestAuto:
+    def test_says_what_it_chose_and_why(
+        self, started: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr("farandole.cli.run.cores", lambda: 16)
+        monkeypatch.setattr(machine, "visible_gpus", lambda env: 0)
+        monkeypatch.setattr(machine, "free_memory", lambda: 64 << 30)
+        assert cli.main(["run", "-np", "auto", "true"]) == 0
+        assert started[0].np == 8
+        assert capsys.readouterr().err == (
+            "farandole: -np auto: 8 ranks (16 usable cores, two for a rank: one computes while the other exchanges "
+            "gradients)\n"
+        )
+
+    def test_the_places_of_hosts(self, started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["run", "-n", "auto", "-H", "localhost:2,127.0.0.1:3", "true"]) == 0
+        assert started[0].np == 5
+        assert "-np auto: 5 ranks (the places of --hosts)" in capsys.readouterr().err
+
+    def test_on_a_cluster_one_says_how_many(self, started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
+        pytest.importorskip("pyspark", reason="pyspark is not installed")
+        assert cli.main(["run", "-np", "auto", "--launcher", "spark", "true"]) == 2
+        assert "counts this machine's cores; with launcher 'spark', say how many" in capsys.readouterr().err
