@@ -12,6 +12,7 @@ from farandole import errors
 TREE = {
     "HorovodInternalError": RuntimeError,
     "PeerLostError": errors.HorovodInternalError,
+    "StalledError": errors.PeerLostError,
     "ShutDownError": errors.HorovodInternalError,
     "RequestError": errors.HorovodInternalError,
     "HostsUpdatedInterrupt": RuntimeError,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 T = TypeVar("T")
+Report = Callable[[Sequence[int], float], None]
 
 
 class Board(Protocol):
@@ -69,6 +70,9 @@ class Link(Protocol):
     def split(self, ranks: Sequence[int]) -> Link | None:
         """A link among ``ranks`` (collective over the parent); None on a rank that is not among them."""
 
+    def report_waits(self, report: Report) -> None:
+        """See ``Transport.report_waits``."""
+
     def abort(self, why: str) -> None: ...
     def close(self) -> None: ...
 
@@ -111,6 +115,10 @@ class Transport(Protocol):
 
     def split(self, ranks: Sequence[int]) -> Transport | None:
         """A transport among ``ranks`` (collective over the parent); None on a rank that is not among them."""
+
+    def report_waits(self, report: Report) -> None:
+        """Have ``report(ranks, seconds)`` called about twice a second while a collective waits for others: for which
+        ranks, and for how long already. What it raises ends the collective."""
 
     def abort(self, why: str) -> None:
         """Wake every peer that waits, now and later: their calls raise PeerLostError with ``why``. Any thread."""
@@ -185,11 +193,13 @@ class Strategy(Protocol):
 
 
 class Waiting(NamedTuple):
-    """A collective that some ranks asked for and others have not: ``missing`` are the others."""
+    """A collective that some ranks asked for and others have not: ``missing`` are the others. Or one that all have
+    begun (``inside``), and that waits for the ranks ``missing`` to do their part."""
 
     name: str
     seconds: float
     missing: tuple[int, ...]
+    inside: bool = False
 
 
 class Observer:

@@ -3,6 +3,7 @@
 RuntimeError
 ├── HorovodInternalError       a collective failed; the job may go on after restore and re-init
 │   ├── PeerLostError          another rank went away: this rank is a victim, not the cause
+│   │   └── StalledError       another rank stayed away for too long, and this one ended the job
 │   ├── ShutDownError          the engine was shut down, here or on another rank
 │   └── RequestError           a request that is wrong by itself (a ValueError, too); nobody else hears of it
 ├── HostsUpdatedInterrupt      the set of hosts changed (elastic jobs)
@@ -46,6 +47,12 @@ class PeerLostError(HorovodInternalError):
         super().__init__(message)
         self.rank = rank
         self.left = left
+
+
+class StalledError(PeerLostError):
+    """Ranks waited for others for longer than ``--stall-check-shutdown-time-seconds``; ``rank`` is one of the others.
+
+    Raised by the rank that ends the job for that reason. It is the job's cause of failure, not a victim."""
 
 
 class ShutDownError(HorovodInternalError):

@@ -27,7 +27,8 @@ def joiner(size: int) -> Callable[[int], Any]:
 
     def join(rank: int) -> Hierarchical:
         host, index = divmod(rank, each)
-        return Hierarchical(over(flat.link(rank)), over(local[host].link(index)), over(cross[index].link(host)))
+        hosts = [range(first, first + each) for first in range(0, size, each)]
+        return Hierarchical(over(flat.link(rank)), over(local[host].link(index)), over(cross[index].link(host)), hosts)
 
     return join
 

@@ -1,4 +1,4 @@
-"""The pure parts of the engine: messages, signatures, fusion, factors, the stall report."""
+"""The pure parts of the engine: messages, signatures, fusion, factors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.config import Settings
-from farandole.contracts import Waiting
 from farandole.engine import wire
 from farandole.engine.cache import SignatureCache
 from farandole.engine.check import check
@@ -15,7 +14,6 @@ from farandole.engine.devices import Devices
 from farandole.engine.execute import reduction
 from farandole.engine.fusion import plan
 from farandole.engine.handle import Handle
-from farandole.observe.stall import StallCheck
 from farandole.types import DType, Kind, ReduceOp, Request, Response
 
 requests = st.builds(
@@ -136,40 +134,6 @@ def test_factors_fold_into_one(op: ReduceOp, pre: float, post: float, expected: 
 def test_requests_that_no_rank_could_run(request_: Request, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         check(request_, 2)
-
-
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the stall check says."""
-    lines: list[str] = []
-    monkeypatch.setattr("farandole.observe.stall.logger.warning", lambda text, *args: lines.append(text % args))
-    return lines
-
-
-def test_the_stall_report_names_ranks_and_tensors(said: list[str]) -> None:
-    stall = StallCheck(Settings(stall_warning_seconds=5, stall_shutdown_seconds=9), rank=0)
-    waiting = [Waiting("grad.a", 6.0, (1, 3)), Waiting("grad.b", 6.0, (3,)), Waiting("young", 1.0, (2,))]
-    assert stall.waiting(waiting) == ""
-    assert stall.waiting(waiting) == ""
-    (text,) = said  # once, not every second
-    assert "waiting for remainder of ranks for more than 5 seconds" in text
-    assert text.endswith("Missing ranks:\n1: [grad.a]\n3: [grad.a, grad.b]")
-    why = stall.waiting([Waiting("grad.a", 9.5, (1, 3))])
-    assert why.startswith("ranks 1, 3 stayed away from grad.a for more than 9 s")
-
-
-def test_only_the_lowest_waiting_rank_speaks(said: list[str]) -> None:
-    stall = StallCheck(Settings(stall_warning_seconds=5), rank=2)
-    stall.waiting([Waiting("a", 6.0, (1,))])
-    assert not said
-    stall.waiting([Waiting("b", 6.0, (0, 1))])
-    assert len(said) == 1
-
-
-def test_a_limit_below_the_warning_is_said_to_be_ignored(said: list[str]) -> None:
-    stall = StallCheck(Settings(stall_warning_seconds=60, stall_shutdown_seconds=5), rank=0)
-    assert "will not shutdown" in said[0]
-    assert stall.waiting([Waiting("a", 70.0, (1,))]) == ""
 
 
 def test_what_is_on_two_devices_runs_as_two() -> None:

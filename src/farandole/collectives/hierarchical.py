@@ -8,12 +8,13 @@ per host, all at the same time), then an all-gather in shared memory; see Horovo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from farandole.collectives import kernels
-from farandole.contracts import Transport
+from farandole.contracts import Report, Transport
 from farandole.types import Buffer, DType, ReduceOp
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ class Hierarchical:
     """A Transport over three: ``flat`` joins all ranks; ``local`` those of this host; ``cross`` one of each host, those
     with this rank's index on its host. All hosts have as many ranks. What is not an allreduce goes over ``flat``."""
 
-    def __init__(self, flat: Transport, local: Transport, cross: Transport) -> None:
+    def __init__(self, flat: Transport, local: Transport, cross: Transport, hosts: Sequence[Sequence[int]]) -> None:
+        """``hosts``: the ranks of each host."""
+        self._neighbours = next(host for host in hosts if flat.rank in host)
+        self._counterparts = [host[local.rank] for host in hosts]
         self.rank, self.size = flat.rank, flat.size
         self.board = flat.board
         self.flat, self.local, self.cross = flat, local, cross
@@ -69,6 +73,11 @@ class Hierarchical:
     def split(self, ranks: Sequence[int]) -> Transport | None:
         return self.flat.split(ranks)
 
+    def report_waits(self, report: Report) -> None:
+        self.flat.report_waits(report)
+        for wire, ranks in ((self.local, self._neighbours), (self.cross, self._counterparts)):
+            wire.report_waits(partial(_report_of, report, ranks))
+
     def abort(self, why: str) -> None:
         for wire in (self.flat, self.local, self.cross):
             wire.abort(why)
@@ -76,6 +85,10 @@ class Hierarchical:
     def close(self) -> None:
         for wire in (self.flat, self.local, self.cross):
             wire.close()
+
+
+def _report_of(report: Report, numbers: Sequence[int], ranks: Sequence[int], seconds: float) -> None:
+    report([numbers[rank] for rank in ranks], seconds)
 
 
 def _joined(buffers: Sequence[Buffer], dtype: DType) -> Buffer:

@@ -9,7 +9,7 @@ import numpy as np
 
 from farandole.collectives import direct, kernels, ring, tree
 from farandole.collectives.flat import Flat, Scratch
-from farandole.contracts import Link, Transport
+from farandole.contracts import Link, Report, Transport
 from farandole.types import Buffer, ReduceOp
 
 if TYPE_CHECKING:
@@ -92,6 +92,9 @@ class Collectives:
         """A transport among ``ranks``; None on a rank that is not among them."""
         link = self.link.split(ranks)
         return None if link is None else Collectives(link)
+
+    def report_waits(self, report: Report) -> None:
+        self.link.report_waits(report)
 
     def abort(self, why: str) -> None:
         self.link.abort(why)

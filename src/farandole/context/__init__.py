@@ -139,7 +139,7 @@ def _enter(settings: Settings, transport: Transport) -> None:
     """Take the place that ``settings`` give, over ``transport``."""
     global _place
     try:
-        observers = Observers(settings, _store)
+        observers = Observers(settings, _store, f"{_generation}")
     except BaseException as error:
         transport.abort(f"rank {settings.rank} could not initialise: {error}")
         transport.close()

@@ -7,24 +7,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from farandole.config import Settings, built_for
-from farandole.contracts import Observer, Transport
+from farandole.contracts import Observer, Transport, Waiting
 from farandole.engine import Engine
 from farandole.errors import SettingsError
 from farandole.log import logger
-from farandole.observe.stall import StallCheck
+from farandole.observe.stall import Inquiry, StallCheck
 from farandole.observe.timeline import Timeline, ahead
 from farandole.observe.witness import Witness
 from farandole.store import StoreClient, clock_name
 
 DYNAMIC = "DYNAMIC"
+_LONGEST_DELAY = 5.0  # seconds before a rank connects to the store for the stall check
 _NOT_ENABLED = "Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage."
 
 
 class Observers:
     """From ``init`` to ``shutdown``."""
 
-    def __init__(self, settings: Settings, client: StoreClient | None) -> None:
-        """Raises SettingsError if a file cannot be written."""
+    def __init__(self, settings: Settings, client: StoreClient | None, scope: str = "") -> None:
+        """``scope`` tells apart what is said in the store after each ``init``. Raises SettingsError if a file cannot be
+        written."""
         self._settings = settings
         self.timeline: Timeline | None = None
         self.witness = Witness()
@@ -35,12 +37,27 @@ class Observers:
             if settings.timeline != DYNAMIC:
                 self.start_timeline(settings.timeline, settings.timeline_mark_cycles)
 
+        self._stall_checks: list[StallCheck] = []
+        self._inquiry: Inquiry | None = None
+        if client is not None and settings.size > 1 and not settings.stall_check_disable:
+            soon = min(settings.stall_warning_seconds, settings.stall_shutdown_seconds or _LONGEST_DELAY)
+            self._inquiry = Inquiry(
+                client, lambda: StoreClient(settings.store, settings.secret), scope, settings.rank, settings.size,
+                min(soon / 4, _LONGEST_DELAY), self._waiting,
+            )  # fmt: skip
+
+    def _waiting(self) -> list[Waiting]:
+        """What waits on this rank, whichever engine runs it."""
+        return [wait for check in list(self._stall_checks) for wait in check.now()]
+
     def of(self, transport: Transport, ranks: Sequence[int] = (), prefix: str = "") -> list[Observer]:
         """The observers of one engine. For that of a process set: its ranks' numbers in the job, and what to put before
         names in the timeline, where two sets may have a tensor of the same name."""
         each: list[Observer] = [self.witness]
         if not self._settings.stall_check_disable:
-            each.append(StallCheck(self._settings, transport.rank))
+            check = StallCheck(self._settings, transport.rank, ranks, self._inquiry)
+            self._stall_checks.append(check)
+            each.append(check)
         if self.timeline is not None:
             each.append(self.timeline.of(wire_name(transport), ranks, prefix))
         return each
@@ -66,6 +83,8 @@ class Observers:
         self.timeline.stop()
 
     def close(self) -> None:
+        if self._inquiry is not None:
+            self._inquiry.close()
         if self.timeline is not None:
             self.timeline.stop()
         if self._tuner is not None:

@@ -51,7 +51,8 @@ def connect(settings: Settings, client: StoreClient, scope: str) -> Transport:
         return flat
     index = mine.index(rank)
     local = shm.join(index, len(mine), secret, f"{scope}/host{hosts.index(mine)}", peers)
-    return Hierarchical(flat, local, _tcp(settings, client, f"{scope}/slice{index}", [host[index] for host in hosts]))
+    cross = _tcp(settings, client, f"{scope}/slice{index}", [host[index] for host in hosts])
+    return Hierarchical(flat, local, cross, hosts)
 
 
 def group(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:

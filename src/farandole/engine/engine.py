@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from time import monotonic, sleep
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,31 +27,23 @@ from farandole.engine.cache import SignatureCache
 from farandole.engine.check import check
 from farandole.engine.devices import HOST, Devices
 from farandole.engine.execute import execute, nothing
-from farandole.engine.fusion import Unit, plan
-from farandole.engine.handle import Entry, Handle
+from farandole.engine.fusion import Placed, Unit, plan
+from farandole.engine.handle import Entry, Handle, Item
 from farandole.engine.negotiation import Named, Negotiation
 from farandole.engine.subscribers import Subscribers
-from farandole.errors import DUPLICATE_NAME, HorovodInternalError, PeerLostError, RequestError, ShutDownError
+from farandole.errors import (
+    DUPLICATE_NAME,
+    HorovodInternalError,
+    PeerLostError,
+    RequestError,
+    ShutDownError,
+    StalledError,
+)
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 _TICK = 0.5  # seconds between two looks at what waits
 _GATHER_CYCLES = 5  # the background thread waits for more to come for at most so many cycles
 _REMEMBERED = 1024  # decisions kept
-
-
-class _Item(NamedTuple):
-    entry: Entry
-    handle: Handle
-    place: int  # among the results of the handle
-    since: float
-    mark: Any = None  # where a device was when this was submitted
-
-
-class _Unit(NamedTuple):
-    """A remembered unit: which items of the round's batch it is made of."""
-
-    unit: Unit
-    positions: tuple[int, ...]
 
 
 class Engine:
@@ -69,22 +61,25 @@ class Engine:
         self._cycle = settings.cycle_time / 1000
         self._negotiation = Negotiation(self.size)
         self._cache = SignatureCache(settings.cache_capacity)
-        self._decisions: dict[bytes, list[_Unit]] = {}
+        self._decisions: dict[bytes, list[Placed]] = {}
         self._decided_in = 0  # the cache generation that the decisions belong to
         self._mutex = threading.Lock()  # guards the queue, the names in use and the state of the background thread
         self._driving = threading.Lock()  # held by whoever runs rounds
-        self._queue: deque[_Item] = deque()
+        self._queue: deque[Item] = deque()
         self._names: set[str] = set()
-        self._batch: list[_Item] = []  # posted in this round
+        self._batch: list[Item] = []  # posted in this round
         self._posted = False
-        self._waiting: dict[str, _Item] = {}  # posted in earlier rounds, not agreed yet
+        self._waiting: dict[str, Item] = {}  # posted in earlier rounds, not agreed yet
         self._allocated = 0
         self._devices = Devices(transport, settings, self._end)
+        self._running: Sequence[Item] = ()  # in a collective that has begun
         self._ended: HorovodInternalError | None = None
         self._closing = False
         self._looked = monotonic()
         self._parked = True
         self._unpark = threading.Semaphore(0)
+        if self.observers.waiting:
+            transport.report_waits(self._held_up)
         self._thread = threading.Thread(target=self._background, name="farandole-engine", daemon=True)
         self._thread.start()
 
@@ -181,7 +176,7 @@ class Engine:
                         raise RequestError(f"{DUPLICATE_NAME} (name: {entry.request.name!r})")
                     names.add(entry.request.name)
             # at one go: what belongs together is posted in one round
-            self._queue.extend([_Item(entry, handle, place, now, mark) for place, entry in enumerate(entries)])
+            self._queue.extend([Item(entry, handle, place, now, mark) for place, entry in enumerate(entries)])
         return handle
 
     def _raise_if_ended(self) -> None:
@@ -318,7 +313,7 @@ class Engine:
                 self._waiting.update((item.entry.name, item) for item in left)
                 raise
 
-    def _remembered(self, messages: Sequence[bytes]) -> tuple[bytes | None, list[_Unit] | None]:
+    def _remembered(self, messages: Sequence[bytes]) -> tuple[bytes | None, list[Placed] | None]:
         """What all ranks ask for, if it is the same; and what was decided when they asked for it before."""
         first = messages[0]
         if not first or not self._negotiation.idle or messages.count(first) != self.size:
@@ -336,8 +331,8 @@ class Engine:
         return [message for message, _ in pairs], [note.since for _, note in pairs]
 
     def _tell(
-        self, asked: Sequence[Sequence[Named]] | None, since: Sequence[Sequence[float]], decision: Sequence[_Unit],
-        items: Sequence[_Item],
+        self, asked: Sequence[Sequence[Named]] | None, since: Sequence[Sequence[float]], decision: Sequence[Placed],
+        items: Sequence[Item],
     ) -> None:  # fmt: skip
         """Tell the tracers of a round. Without ``asked``: all ranks asked for ``items``."""
         if asked is None:
@@ -351,8 +346,8 @@ class Engine:
             observer.settled(asked, since or [()] * self.size, agreed, failed)
 
     def _decide(
-        self, messages: Sequence[bytes], batch: list[_Item], *, in_step: bool
-    ) -> tuple[list[_Unit], list[_Item], list[list[Named]]]:
+        self, messages: Sequence[bytes], batch: list[Item], *, in_step: bool
+    ) -> tuple[list[Placed], list[Item], list[list[Named]]]:
         """Negotiate; the units to run, the items that their positions point into, and what each rank asked for.
 
         ``in_step``: all ranks posted the same and nobody waited; if all of it runs now, the items are the batch.
@@ -382,19 +377,19 @@ class Engine:
         units = plan(responses, lambda name: waiting[name].entry.request if name in waiting else None, threshold)
         for item in items:
             waiting.pop(item.entry.name, None)
-        return [_Unit(unit, tuple(positions[name] for name in unit.names)) for unit in units], items, named
+        return [Placed(unit, tuple(positions[name] for name in unit.names)) for unit in units], items, named
 
-    def _stand_in(self, name: str, request: Request) -> _Item:
+    def _stand_in(self, name: str, request: Request) -> Item:
         """This rank has joined: it takes part in what others ask for, with data that changes nothing."""
         entry = Entry(request._replace(name=name), nothing(request))
-        return _Item(entry, Handle(1, self._drive), 0, monotonic())
+        return Item(entry, Handle(1, self._drive), 0, monotonic())
 
     def _named(self, message: wire.Message) -> list[Named]:
         request_of = self._cache.request
         pairs = [(request_of(number), serial) for number, serial in message.known] + message.new
         return [(f"{request.name}.{serial}" if serial else request.name, request) for request, serial in pairs]
 
-    def _run(self, unit: Unit, items: Sequence[_Item]) -> None:
+    def _run(self, unit: Unit, items: Sequence[Item]) -> None:
         buffers = [item.entry.buffer for item in items]
         for item in items:
             self._names.discard(item.entry.request.name)
@@ -411,6 +406,7 @@ class Engine:
         divisor = self.size - len(unit.absent) if self._mean_of_present else self.size
         device = unit.requests[0].device
         after = None
+        self._running = items
         if device == HOST:
             results = execute(unit, buffers, self.transport, divisor)
         else:
@@ -421,6 +417,7 @@ class Engine:
                 for item in items:
                     item.handle.fail(error)
                 return
+        self._running = ()
         if observers:
             for observer in observers:
                 observer.finished(unit.kind, names)
@@ -444,12 +441,20 @@ class Engine:
             return
         absent = self._negotiation.missing()
         silent = tuple(rank for rank in self.transport.board.missing() if rank != self.rank)
-        waiting = [Waiting(name, now - item.since, absent.get(name, silent) or silent) for name, item in items]
+        self._tell_what_waits(
+            [Waiting(name, now - item.since, absent.get(name, silent) or silent) for name, item in items]
+        )
+
+    def _held_up(self, ranks: Sequence[int], seconds: float) -> None:
+        """A collective that has begun waits for ``ranks``."""
+        self._tell_what_waits([Waiting(item.entry.name, seconds, tuple(ranks), True) for item in self._running])
+
+    def _tell_what_waits(self, waiting: Sequence[Waiting]) -> None:
         for observer in self.observers.waiting:
             why = observer.waiting(waiting)
             if why:
                 self.transport.abort(why)
-                raise PeerLostError(why, next((rank for each in waiting for rank in each.missing), -1))
+                raise StalledError(why, next((rank for each in waiting for rank in each.missing), -1))
 
     def _story(self, rank: int) -> str:
         names = [*self._waiting, *(item.entry.name for item in self._batch)]
@@ -462,7 +467,7 @@ class Engine:
             return ShutDownError(self._story(error.rank))
         names = [*self._waiting, *(item.entry.name for item in self._batch)]
         what = f" (rank {self.rank} was waiting for {', '.join(names[:6])})" if names else ""
-        return PeerLostError(f"{error}{what}", error.rank)
+        return type(error)(f"{error}{what}", error.rank)
 
     def _end(self, error: HorovodInternalError) -> None:
         """Take no more: a device transport has found that a peer is gone."""

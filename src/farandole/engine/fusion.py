@@ -20,6 +20,13 @@ class Unit(NamedTuple):
     absent: tuple[int, ...] = ()
 
 
+class Placed(NamedTuple):
+    """A unit that may be remembered: which items of the round's batch it is made of."""
+
+    unit: Unit
+    positions: tuple[int, ...]
+
+
 def plan(responses: Sequence[Response], own: Callable[[str], Request | None], threshold: int) -> list[Unit]:
     """Fuse allreduces of one dtype, operation and scale until ``threshold`` bytes are together.
 

@@ -100,3 +100,13 @@ class Handle:
             except IndexError:  # another thread is here, too, and took the last one
                 return
             call()
+
+
+class Item(NamedTuple):
+    """An entry on its way through the engine."""
+
+    entry: Entry
+    handle: Handle
+    place: int  # among the results of the handle
+    since: float
+    mark: Any = None  # where a device was when this was submitted

@@ -21,7 +21,14 @@ from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from farandole.config import PROCESS, Settings
-from farandole.errors import SHUT_DOWN, HorovodInternalError, PeerLostError, RendezvousError, ShutDownError
+from farandole.errors import (
+    SHUT_DOWN,
+    HorovodInternalError,
+    PeerLostError,
+    RendezvousError,
+    ShutDownError,
+    StalledError,
+)
 
 VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first victim
 EXIT_PATIENCE = 0.3  # the same after a plain exit code, which may be a victim's that caught its exception
@@ -54,11 +61,13 @@ class Outcome:
         for _ in range(skip):
             trace = trace.tb_next if trace is not None else None
         text = "".join(traceback.format_exception(type(error), error, trace))
-        victims = [each for each in _chain(error) if _is_of_a_victim(each)]
+        chain = _chain(error)
+        ended_it = any(isinstance(each, StalledError) for each in chain)
+        victims = [each for each in chain if _is_of_a_victim(each)]
         lost = next((_lost(each) for each in victims if _lost(each) >= 0), -1)
         return cls(
-            status="victim" if victims else "error", kind=type(error).__name__, message=str(error)[:_TEXT_LIMIT],
-            traceback=text[-_TEXT_LIMIT:], lost=lost, host=socket.gethostname(),
+            status="victim" if victims and not ended_it else "error", kind=type(error).__name__,
+            message=str(error)[:_TEXT_LIMIT], traceback=text[-_TEXT_LIMIT:], lost=lost, host=socket.gethostname(),
         )  # fmt: skip
 
 

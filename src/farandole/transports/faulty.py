@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from farandole.contracts import Link, Transport
+from farandole.contracts import Link, Report, Transport
 from farandole.types import Buffer, ReduceOp
 
 if TYPE_CHECKING:
@@ -117,6 +117,9 @@ class _Faulty:
     def split(self, ranks: Sequence[int]) -> Any:
         part = self._wire.split(ranks)
         return None if part is None else _wrap(part, self._steps)
+
+    def report_waits(self, report: Report) -> None:
+        self._wire.report_waits(report)
 
     def abort(self, why: str) -> None:
         self._wire.abort(why)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from farandole.errors import HorovodInternalError, PeerLostError
 
 if TYPE_CHECKING:
+    from farandole.contracts import Report
     from farandole.types import Array
 
 
@@ -151,6 +152,9 @@ class InprocLink:
             child = self._world.subworlds[key].link(ranks.index(self.rank))
         self._children.append(child)
         return child
+
+    def report_waits(self, report: Report) -> None:
+        """Nothing to report: threads of one process stop together."""
 
     def abort(self, why: str) -> None:
         """Wake every rank that waits, here and in the splits of this wire."""

@@ -12,7 +12,7 @@ import torch
 
 from farandole import context
 from farandole.config import Settings
-from farandole.contracts import T, Transport
+from farandole.contracts import Report, T, Transport
 from farandole.errors import HorovodInternalError, RequestError
 from farandole.log import logger
 from farandole.torch.device import agreement
@@ -102,6 +102,10 @@ class TorchTransport:
         return None if part is None else TorchTransport(part, self._settings, self._lost, self._accelerator)
 
     # Life.
+
+    def report_waits(self, report: Report) -> None:
+        """Of what goes through the host: whoever waits for a device does not come by here."""
+        self._host.report_waits(report)
 
     def abort(self, why: str) -> None:
         """Give up what runs on this rank's device. The other ranks hear of it over the host."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from farandole.contracts import Report
 from farandole.errors import PeerLostError
 from farandole.transports.shm import futex, meeting, memory
 
@@ -36,6 +37,7 @@ _SPINS = 400  # of about 50 ns; not where ranks outnumber cores: there polling s
 _YIELD_SECONDS, _YIELD_SECONDS_CROWDED = 1e-3, 1e-4
 _CHECK_SECONDS = 0.02  # how often a sleeper looks whether its peers are alive
 _LONGEST_SLEEP = 0.05
+_REPORT_SECONDS = 0.5
 
 
 class Arena:
@@ -64,6 +66,7 @@ class Arena:
         self._checked = time.monotonic()
         self._published = 0
         self.rings = 0
+        self.report: Report | None = None
 
     def share(self, nbytes: int) -> list[tuple[memoryview, np.ndarray]]:
         """Memory of ``nbytes`` on every rank, mapped by all: (bytes, uint8 array) in rank order. Collective."""
@@ -98,16 +101,20 @@ class Arena:
         for _ in self._spins:
             if words[_AT] >= stage:
                 return
-        self.wait_until(lambda: words[_AT] >= stage, self.patience, peer=peer)
+        self.wait_until(lambda: words[_AT] >= stage, self.patience, peer=peer, stage=stage)
 
     # Waiting.
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float, *, spin: bool = True, peer: int = -1) -> bool:
+    def wait_until(
+        self, condition: Callable[[], bool], seconds: float, *, spin: bool = True, peer: int = -1, stage: int = 0
+    ) -> bool:
         """Poll briefly, then sleep on this rank's bell, until ``condition()`` or ``seconds`` are over.
 
         Raises PeerLostError when a peer is gone or the arena was aborted; also, if ``peer`` is given, when time is up.
+        That is the wait inside a collective, until ``peer`` has come to ``stage``: it is reported (``report_waits``).
         """
-        deadline = time.monotonic() + seconds
+        began = reported = time.monotonic()
+        deadline = began + seconds
         if spin:
             until = time.monotonic() + min(seconds, self._yield_seconds)
             while time.monotonic() < until:
@@ -132,6 +139,10 @@ class Arena:
                     if condition():  # it did its part before it left
                         return True
                     raise
+                if peer >= 0 and now - reported >= _REPORT_SECONDS and self.report is not None:
+                    reported = now
+                    behind = [other for other in self.others if self.words[other][_AT] < stage]
+                    self.report(behind or [peer], now - began)
                 futex.sleep_while(self._bell_addresses[self.rank], heard, min(pause, deadline - now))
                 pause = min(pause * 2, _LONGEST_SLEEP)
         finally:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from numpy import multiply
 
 from farandole.collectives.kernels import quiet, reduce_into, reducer
-from farandole.contracts import Board
+from farandole.contracts import Board, Report
 from farandole.transports.shm import pipeline
 from farandole.transports.shm.arena import SMALL, SMALLS, STAGING, Arena
 from farandole.transports.shm.board import ShmBoard
@@ -218,6 +218,9 @@ class ShmTransport:
         arena = self._arena
         index = members.index(self.rank)
         return connect(index, len(members), self._secret, scope, patience=arena.patience, parent=arena)
+
+    def report_waits(self, report: Report) -> None:
+        self._arena.report = report
 
     def abort(self, why: str) -> None:
         self._arena.abort(why)

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from farandole.contracts import Report
 from farandole.transports.tcp.board import TcpBoard
 from farandole.transports.tcp.meeting import Meeting, Store
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 PIECE = 1 << 20  # bytes per system call: sending and receiving take turns, so that what is in flight stays in cache
+_REPORT_SECONDS = 0.5
 ASIDE = 4 << 20  # bytes of one peer that are read before somebody asks for them
 
 
@@ -50,6 +52,8 @@ class TcpLink:
         self._splits = 0
         self._children: list[TcpLink] = []
         self._closed = False
+        self._report: Report | None = None
+        self._idle = 0.0  # seconds for which nothing has moved
         self._aside = [bytearray() for _ in range(self.size)]
         self._paused: set[int] = set()  # peers that we do not read from: aside is full, or they hung up
         self._watched: dict[int, int] = {}
@@ -134,10 +138,13 @@ class TcpLink:
         if dst >= 0:
             self._watch(dst, select.EPOLLOUT | (0 if dst in self._paused else select.EPOLLIN))
         try:
-            ready = self._epoll.poll()
+            ready = self._epoll.poll(_REPORT_SECONDS)
         finally:
             if dst >= 0:
                 self._watch(dst, 0 if dst in self._paused else select.EPOLLIN)
+        self._idle = 0.0 if ready else self._idle + _REPORT_SECONDS
+        if self._idle and self._report is not None:
+            self._report([src if src >= 0 else dst], self._idle)
         for fd, events in ready:
             peer = self._by_fd.get(fd)
             if peer is None:
@@ -178,6 +185,9 @@ class TcpLink:
     def _check(self) -> None:
         self.board.pump()
         self.board.check()
+
+    def report_waits(self, report: Report) -> None:
+        self._report = report
 
     def abort(self, why: str) -> None:
         """Wake every rank that waits, here and in the splits of this wire."""

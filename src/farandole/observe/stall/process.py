@@ -1,0 +1,60 @@
+"""What the kernel says of a rank's process that does not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+
+_STATES = {
+    "T": "is stopped (SIGSTOP, or Ctrl-Z in its terminal; SIGCONT lets it go on)",
+    "t": "is stopped by a debugger",
+    "D": "is in uninterruptible I/O (a disk or a network file system that does not answer)",
+    "R": "runs, but in code that holds Python's lock",
+    "S": "sleeps in code that holds Python's lock",
+    "Z": "has died",
+}
+
+
+def here() -> bytes:
+    """How the others can look at this process."""
+    return json.dumps([os.getpid(), socket.gethostname(), _space()]).encode()
+
+
+def story(where: bytes | None) -> str:
+    """Why a rank does not answer, given what it said of itself with ``here``."""
+    if where is None:
+        return "it does not answer"
+    pid, host, space = json.loads(where)
+    if space != _space():
+        return f"it does not answer: process {pid} on {host}, or the network between"
+    return f"its process {pid} {state(pid)}"
+
+
+def state(pid: int) -> str:
+    """What a process of this host does, in words."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            letter = file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "is gone"
+    text = _STATES.get(letter, f"does not answer (state {letter})")
+    swapped = _swapped(pid)
+    return f"{text}; {swapped >> 10} MiB of it are swapped out" if swapped >= 1 << 10 else text
+
+
+def _swapped(pid: int) -> int:
+    """KiB in swap space."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        found = re.search(r"^VmSwap:\s+(\d+) kB", file.read(), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0
+
+
+def _space() -> str:
+    """What processes have in common that see each other's numbers: the running kernel, and the namespace of numbers."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip() + os.readlink("/proc/self/ns/pid")
+    return ""

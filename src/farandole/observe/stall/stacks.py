@@ -1,0 +1,38 @@
+"""Where the user's program is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import traceback
+from typing import NamedTuple
+
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_MOST = 30  # frames
+
+
+class Frame(NamedTuple):
+    file: str
+    line: int
+    function: str
+    code: str
+
+
+def users() -> list[Frame]:
+    """The frames of the main thread that are the user's own, the innermost last; those of libraries if there are no
+    others."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return []
+    every = [
+        Frame(each.filename, each.lineno or 0, each.name, each.line or "") for each in traceback.extract_stack(frame)
+    ]
+    return ([each for each in every if is_users(each.file)] or every)[-_MOST:]
+
+
+def is_users(file: str) -> bool:
+    """Is this file neither ours nor of an installed library?"""
+    return not file.startswith((_OURS, *_LIBRARIES, "<frozen"))
