@@ -110,6 +110,10 @@ def _call(job: Mapping[str, Any], client: StoreClient, settings: Settings) -> in
     first, then = (sys.path, job["path"]) if job["elsewhere"] else (job["path"], sys.path)
     sys.path[:] = [*first, *(each for each in then if each not in first)]  # the driver's first, if it is the same host
     outcome.install(client, settings.rank)
+    if "FARANDOLE_SPARK_FILES" in os.environ:
+        from farandole.launch.launchers.spark import guard
+
+        guard.install()
     try:
         function, args, kwargs = parcel.unpack(client.get("function", settings.start_timeout))
         _fill_main(function)

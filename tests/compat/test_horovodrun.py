@@ -305,3 +305,4 @@ def test_the_status_is_that_of_the_rank_that_failed() -> None:
     done = tools.horovodrun("-np", "2", sys.executable, "-c", code)
     assert done.returncode == 7
     assert "Rank 1 on localhost" in done.stderr
+    assert done.stderr.endswith("\nProcess name: 1\nExit code: 7\n")

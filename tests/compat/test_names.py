@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.compat.test_migration import is_here
 from tests.compat.tools import ROOT, SOURCE, code, python
 
 MODULES = """
@@ -55,18 +57,66 @@ def test_a_framework_that_is_not_installed_is_named(name: str) -> None:
     assert said.startswith("Extension horovod.tensorflow has not been built: tensorflow is not installed")
 
 
-@pytest.mark.parametrize("name", ["ray"])
-def test_what_is_not_there_says_so_in_horovods_words(name: str) -> None:
-    said = code(f"try:\n    import horovod.{name}\nexcept ImportError as error:\n    print(error)")
-    assert said.startswith(f"Extension horovod.{name.split('.')[0]} has not been built: this version of Farandole")
+# Horovod 0.28.1's other modules, and those of sparkdl: a name, or a folder and what is in it.
+ELSEWHERE = """
+horovod.ray: adapter driver_service elastic elastic_v2 ray_logger runner strategy utils worker
+horovod.runner.common: service.driver_service service.task_service util.codec util.config_parser util.env util.hosts
+    util.host_hash util.network util.safe_shell_exec util.secret util.settings util.timeout util.tiny_shell_exec
+horovod.runner.driver: driver_service
+horovod.runner.elastic: constants discovery driver registration rendezvous settings worker
+horovod.runner.http: http_client http_server
+horovod.runner.task: task_service
+horovod.runner.util: cache lsf network remote streams threads
+horovod.runner: gloo_run js_run mpi_run run_task task_fn
+horovod.spark.common: backend cache constants datamodule estimator params serialization store util
+horovod.spark.data_loaders: pytorch_data_loaders
+horovod.spark.driver: driver_service host_discovery job_id mpirun_rsh rendezvous rsh
+horovod.spark.keras: bare datamodule estimator optimizer remote tensorflow util
+horovod.spark.lightning: datamodule estimator legacy remote util
+horovod.spark.task: gloo_exec_fn mpirun_exec_fn task_info task_service
+horovod.spark.tensorflow: compute_worker
+horovod.spark.torch: datamodule estimator remote util
+horovod.spark: conf gloo_run mpi_run runner
+horovod.tensorflow.data: compute_service compute_worker
+horovod.torch: mpi_lib_v2
+sparkdl.estimators: horovod_estimator
+sparkdl.xgboost: xgboost
+"""
 
 
-@pytest.mark.parametrize("name", ["keras", "torch", "lightning", "common"])
-def test_the_estimators_are_not_there_yet(name: str) -> None:
-    said = code(f"try:\n    import horovod.spark.{name}\nexcept ImportError as error:\n    print(error)")
-    assert said.startswith(
-        f"Extension horovod.spark.{name} has not been built: this version of Farandole does not have Sp"
+def elsewhere() -> list[str]:
+    """Folders, and modules in them."""
+    found = []
+    for folder, names in re.findall(r"^(\S+): (.*(?:\n    .*)*)", ELSEWHERE, re.M):
+        found += [*([] if folder in BUILT else [folder]), *(f"{folder}.{name}" for name in names.split())]
+    return found
+
+
+BUILT = {"horovod.runner", "horovod.spark", "horovod.spark.task", "horovod.torch"}
+
+
+def test_every_module_of_horovod_that_is_not_there_says_what_to_use_instead() -> None:
+    names = [name for name in elsewhere() if is_here(name)]
+    assert len(names) > 60
+    said = code(
+        f"import importlib\nfor name in {names}:\n    try:\n        importlib.import_module(name)\n"
+        "        print(name, 'is there')\n"
+        "    except ModuleNotFoundError as error:\n        print(name, 'not found', error)\n"
+        "    except ImportError as error:\n        print(error)\n"
+        "import sparkdl\nprint(sparkdl.__version__)\n"
+        "try:\n    from sparkdl import HorovodEstimator\nexcept ImportError as error:\n    print(error)\n"
+        "print(hasattr(sparkdl, 'anything'))"
+    ).splitlines()  # fmt: skip
+    assert len(said) == len(names) + 3
+    of_modules, (version, of_estimator, anything) = said[:-3], said[-3:]
+    begins = ("Extension horovod.", "Extension sparkdl.", "horovod.")
+    assert [line for line in of_modules if not line.startswith(begins) or line.endswith("is there")] == []
+    assert all("Today: " in line or "use horovod.run, horovodrun" in line for line in of_modules)
+    assert (version, anything) == ("1.6.0", "False")
+    assert of_estimator.startswith(
+        "sparkdl.HorovodEstimator: this version of Farandole does not have Spark's Estimators"
     )
+    assert "sparkdl.HorovodRunner" in of_estimator
 
 
 @pytest.mark.parametrize("name", ["keras", "mxnet"])

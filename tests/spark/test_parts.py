@@ -8,13 +8,14 @@ import os
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from farandole.errors import SettingsError
 from farandole.launch import notes, parcel
-from farandole.launch.launchers.spark import boot, visible
+from farandole.launch.launchers.spark import Spark, boot, cluster, visible
 from farandole.launch.launchers.spark.agent import environment, place
 from farandole.launch.launchers.spark.bundle import bundle
 from farandole.launch.launchers.spark.cluster import Cluster, reason
@@ -192,14 +193,47 @@ class TestSlots:
     def test_executors_that_come_are_awaited(self) -> None:
         assert Cluster(Context("spark://h:7077", [0, 1, 2], 2)).await_slots(2, 60.0) == 2
 
-    def test_not_for_ever(self) -> None:
-        with pytest.raises(SettingsError, match="at the same time; yarn has 1 task slot on 1 executor"):
-            Cluster(Context("yarn", [1], 1)).await_slots(2, 0.3)
+    def test_nobody_says_how_many_will_come_and_they_are_awaited_until_the_start_timeout(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A minute passes with every look."""
+        now = iter(range(0, 100_000, 60))
+        monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _: None))
+        monkeypatch.setattr(cluster.logger, "propagate", True)
+        assert Cluster(Context("yarn", [0, 0, 1, 1, 1, 1, 1, 1, 2], 1)).await_slots(2, 600.0) == 2
+        assert caplog.messages == [
+            f"waiting for executors: np=2 ranks need as many task slots, and yarn has {slots} "
+            f"on {executors}; it waits 600 s (HOROVOD_SPARK_START_TIMEOUT)"
+            for slots, executors in (("0 task slots", "0 executors"), ("1 task slot", "1 executor"))
+        ]
+        with pytest.raises(
+            SettingsError, match=r"at the same time; yarn has 1 task slot on 1 executor after 600 s\. Use"
+        ):
+            Cluster(Context("yarn", [1], 1)).await_slots(2, 600.0)
+
+    def test_a_cluster_without_executors(self) -> None:
+        with pytest.raises(
+            SettingsError, match=r"has 0 task slots on 0 executors .*No executor has registered"
+        ) as caught:
+            Cluster(Context("spark://h:1", [0], 0)).await_slots(2, 0.1)
+        assert "np=0" not in str(caught.value)
+
+    def test_a_longer_start_timeout_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen = []
+        found = Cluster(Context("yarn", [2], 2))
+        monkeypatch.setattr(found, "await_slots", lambda np, seconds: seen.append(seconds) or 2)
+        for told, setting in ((None, 30.0), (None, 900.0), (5.0, 30.0)):
+            launcher = Spark(start_timeout=told)
+            launcher._cluster = found
+            assert (
+                launcher.prepare(2, "train", setting) == "2 Spark tasks for train; yarn has 2 task slots on 2 executors"
+            )
+        assert seen == [600.0, 900.0, 5.0]
 
     def test_what_can_never_be_is_said_at_once(self) -> None:
-        cluster = Cluster(Context("yarn", [4], 2, spark__executor__instances="2", spark__executor__cores="2"))
+        two = Cluster(Context("yarn", [4], 2, spark__executor__instances="2", spark__executor__cores="2"))
         with pytest.raises(SettingsError) as caught:
-            cluster.await_slots(5, 60.0)
+            two.await_slots(5, 60.0)
         assert str(caught.value) == (
             "np=5 ranks need 5 task slots at the same time; yarn has 4 task slots on 2 executors. Use np=4 or less, or "
             "a larger cluster: more workers, spark.executor.instances, spark.executor.cores or spark.cores.max raised, "
@@ -229,9 +263,9 @@ class TestSlots:
             Cluster(Context(master, [2], 1, **conf)).await_slots(3, 60.0)
 
     def test_dynamic_allocation(self) -> None:
-        cluster = Cluster(Context("yarn", [4], 2, spark__dynamicAllocation__enabled="true"))
+        found = Cluster(Context("yarn", [4], 2, spark__dynamicAllocation__enabled="true"))
         with pytest.raises(SettingsError, match=r"spark\.dynamicAllocation\.enabled=false"):
-            cluster.await_slots(2, 60.0)
+            found.await_slots(2, 60.0)
 
     def test_where_the_driver_listens(self) -> None:
         assert Cluster(Context("local[4]", [4], 0)).addresses() == ("127.0.0.1", "")

@@ -1,9 +1,10 @@
 """Horovod's names, on Farandole."""
 
 from farandole.compat import HOROVOD as __version__
-from farandole.compat import check_alone
+from farandole.compat import check_alone, later
 
 check_alone("horovod")
+later.install()
 
 from farandole.compat.runner import run  # noqa: E402
 

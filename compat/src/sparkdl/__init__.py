@@ -1,9 +1,13 @@
 """``from sparkdl import HorovodRunner``, on Farandole."""
 
-from farandole.compat import check_alone
+from farandole.compat import SPARKDL as __version__
+from farandole.compat import check_alone, later
 
 check_alone("sparkdl")
+later.install()
 
 from farandole.spark import HorovodRunner  # noqa: E402
 
-__all__ = ["HorovodRunner"]
+__getattr__ = later.attribute_of_sparkdl
+
+__all__ = ["HorovodRunner", "__version__"]

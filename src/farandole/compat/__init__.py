@@ -5,17 +5,14 @@ The packages ``horovod`` and ``sparkdl`` of that distribution hold names alone; 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
-from typing import Any, NoReturn
+
+from farandole.errors import JobFailedError
 
 HOROVOD = "0.28.1"  # the version whose API this is: what ``horovod.__version__`` says
+SPARKDL = "1.6.0"  # the last that was published, whose HorovodRunner this is
 
-_LATER = {
-    "spark": "Spark's Estimators and Store (horovod.spark.run and HorovodRunner are there)",
-    "ray": "running on Ray (RayExecutor)",
-    "elastic": "elastic jobs (State, run, host discovery)",
-}
+ELASTIC = "jobs whose number of ranks changes (host discovery; hvd.elastic.run runs in a job of fixed size)"
 
 
 def check_alone(*names: str) -> None:
@@ -34,27 +31,11 @@ def check_alone(*names: str) -> None:
         )
 
 
-def not_built(module: str) -> ImportError:
-    """The error of importing a module of Horovod that Farandole does not have, in Horovod's words."""
-    what = _LATER[module.split(".")[1]]
-    return ImportError(
-        f"Extension {module} has not been built: this version of Farandole does not have {what} yet. Nothing that is "
-        "installed or compiled here would change that; it has horovod.torch.",
-        name=module,
-    )
+def missing(name: str) -> NotImplementedError:
+    """The error of asking for an elastic job."""
+    return NotImplementedError(f"{name} is not available: this version of Farandole does not have {ELASTIC} yet")
 
 
-def missing(name: str, why: str) -> NotImplementedError:
-    """The error of calling something of Horovod that Farandole does not have."""
-    return NotImplementedError(f"{name} is not available: this version of Farandole does not have {_LATER[why]} yet")
-
-
-def stand_in(name: str, why: str) -> Callable[..., NoReturn]:
-    """A function that can be imported, and raises the error of ``missing`` when it is called."""
-
-    def raises(*args: Any, **kwargs: Any) -> NoReturn:
-        raise missing(name, why)
-
-    raises.__name__ = raises.__qualname__ = name.rpartition(".")[2]
-    raises.__doc__ = f"Not available yet: {_LATER[why]}."
-    return raises
+def in_horovods_words(error: JobFailedError) -> str:
+    """Which process ended how, as Horovod's launcher says it and programs look for it; empty if nobody did."""
+    return "" if error.rank < 0 else f"\nProcess name: {error.rank}\nExit code: {error.exit_code}"

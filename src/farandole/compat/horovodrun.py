@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from farandole.compat import HOROVOD, check_alone, config_file, flags, missing
+from farandole.compat import HOROVOD, check_alone, config_file, flags, in_horovods_words, missing
 from farandole.compat.hosts import read_hostfile
 from farandole.config import knobs, parse
 from farandole.errors import JobFailedError, SettingsError
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.exit_code == 128 + signal.SIGPIPE:  # nobody reads any more: `horovodrun ... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         else:
-            sys.stderr.write(f"horovodrun: {error}\n")
+            sys.stderr.write(f"horovodrun: {error}{in_horovods_words(error)}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -64,7 +64,7 @@ def job(options: argparse.Namespace) -> Job:
     """What the flags ask for."""
     for name in ("host_discovery_script", "min_num_proc", "max_num_proc"):
         if getattr(options, name) is not None:
-            raise missing(f"horovodrun --{name.replace('_', '-')}", "elastic")
+            raise missing(f"horovodrun --{name.replace('_', '-')}")
     if options.use_jsrun:
         where = "" if "LSB_JOBID" in os.environ else f"{_NO_LSF} "
         raise SettingsError(f"--jsrun: {where}This version of Farandole starts ranks on this machine only")

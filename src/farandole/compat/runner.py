@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from farandole.compat import missing
+from farandole.compat import in_horovods_words, missing
 from farandole.compat.hosts import read_hostfile
-from farandole.errors import SettingsError
+from farandole.errors import JobFailedError, SettingsError
 from farandole.launch import api
 from farandole.log import logger
 
@@ -38,7 +38,7 @@ def run(
     }
     for name, value in elastic.items():
         if value is not None:
-            raise missing(f"horovod.run({name}={value!r})", "elastic")
+            raise missing(f"horovod.run({name}={value!r})")
     if hosts and hostfile:
         raise SettingsError("Argument hosts and hostfile only allow one provided.")
     if use_gloo and use_mpi:
@@ -56,10 +56,14 @@ def run(
     if given:
         logger.info("horovod.run: no effect on the processes of one machine: %s", ", ".join(given))
     settings: dict[str, Any] = {} if start_timeout is None else {"start_timeout": float(start_timeout)}
-    return api.run(
-        func, args, kwargs, np=num_proc, hosts=read_hostfile(hostfile) if hostfile else hosts,
-        output_dir=output_filename, verbose=bool(verbose), **settings,
-    )  # fmt: skip
+    try:
+        return api.run(
+            func, args, kwargs, np=num_proc, hosts=read_hostfile(hostfile) if hostfile else hosts,
+            output_dir=output_filename, verbose=bool(verbose), **settings,
+        )  # fmt: skip
+    except JobFailedError as error:
+        error.args = (f"{error}{in_horovods_words(error)}",)
+        raise
 
 
 def _renamed(name: str, value: Any, old_name: str, old: Any) -> Any:

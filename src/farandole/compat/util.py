@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from farandole.compat import not_built
+from farandole.compat.later import not_there
 from farandole.frontend import built
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *a
     """Raise ImportError if ``ext_name`` ("horovod.torch") has no binding. The other arguments told what to compile."""
     name = ext_name.removeprefix("horovod.")
     if name not in BINDINGS:
-        raise not_built(f"horovod.{name}")
+        raise not_there(f"horovod.{name}") or ImportError(f"Extension {ext_name} has not been built", name=ext_name)
     if find_spec(name) is None:
         raise ImportError(f"Extension {ext_name} has not been built: {name} is not installed (pip install {name})")
 

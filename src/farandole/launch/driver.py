@@ -67,7 +67,7 @@ def run(job: Job) -> list[Any]:
             logger.warning("%s", doubt)
         function = None if job.call is None else _pack(job)
         if placing is not None:
-            where = placing.prepare(job.np, _title(job))
+            where = placing.prepare(job.np, _title(job), job.settings.start_timeout)
             if not job.quiet:
                 job.say.write(f"farandole: {where}\n")
                 job.say.flush()

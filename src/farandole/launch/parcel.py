@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,22 +14,16 @@ _DEPTH = 8
 
 def pack(value: Any, what: str) -> bytes:
     """Pickle ``value``. SettingsError names the part of it that cannot be pickled."""
-    import cloudpickle
-
     try:
-        packed: bytes = cloudpickle.dumps(value)
-        return packed
+        return _dumps(value)
     except Exception as error:  # a __reduce__ may raise anything
         raise SettingsError(_complaint(value, what, error)) from None
 
 
 def pack_call(call: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> bytes:
     """Pickle a function with its arguments. SettingsError names what the function uses or is given that cannot be."""
-    import cloudpickle
-
     try:
-        packed: bytes = cloudpickle.dumps(call)
-        return packed
+        return _dumps(call)
     except Exception as error:
         raise SettingsError(_complaint_of_call(call, error)) from None
 
@@ -42,12 +37,35 @@ def _complaint_of_call(call: tuple[Any, tuple[Any, ...], dict[str, Any]], error:
         if not _picklable(part):
             path, culprit = _find(part, "", _DEPTH)
             inner = f" (there: {path})" if path else ""
+            why = _refusal(culprit)
+            if why:
+                return f"{what}: the {label}{inner} is {why}"
             source = "the function uses it from outside" if label.startswith("variable") else "it was passed to it"
             return (
                 f"{what}: the {label}{inner} is a {_name(type(culprit))}, which cannot be pickled ({error}), "
                 f"and {source}. Create it inside the function, and pass plain data (numbers, arrays, state_dicts)"
             )
     return _complaint(function, what, error)
+
+
+def _dumps(value: Any) -> bytes:
+    import cloudpickle
+
+    if "pyspark" in sys.modules:
+        from farandole.launch.launchers.spark import objects
+
+        return objects.dumps(value)
+    packed: bytes = cloudpickle.dumps(value)
+    return packed
+
+
+def _refusal(value: Any) -> str:
+    """Why an object of Spark cannot travel; empty for all else."""
+    if "pyspark" not in sys.modules:
+        return ""
+    from farandole.launch.launchers.spark import objects
+
+    return objects.refusal(value)
 
 
 def unpack(data: bytes | bytearray) -> Any:
@@ -58,6 +76,9 @@ def unpack(data: bytes | bytearray) -> Any:
 
 def _complaint(value: Any, what: str, error: Exception) -> str:
     path, culprit = _find(value, "", _DEPTH)
+    why = _refusal(culprit) or (str(error) if isinstance(error, SettingsError) else "")
+    if why:
+        return f"{what}: " + (f"its {path} is {why}" if path else f"it holds {why}")
     where = f": its {path} is a {_name(type(culprit))}, which cannot be pickled" if path else " cannot be pickled"
     return (
         f"{what}{where} ({type(error).__name__}: {error}). What travels between processes is pickled, and open files, "
@@ -68,7 +89,7 @@ def _complaint(value: Any, what: str, error: Exception) -> str:
 
 def _find(value: Any, path: str, depth: int) -> tuple[str, Any]:
     """The innermost part that cannot be pickled, with the way to it."""
-    if depth:
+    if depth and not _refusal(value):
         for step, part in _parts(value):
             if not _picklable(part):
                 return _find(part, f"{path}{step}" if path else step.lstrip("."), depth - 1)
@@ -95,10 +116,8 @@ def _captured(function: Any) -> list[tuple[str, Any]]:
 
 
 def _picklable(value: Any) -> bool:
-    import cloudpickle
-
     try:
-        cloudpickle.dumps(value)
+        _dumps(value)
     except Exception:
         return False
     return True
@@ -126,9 +145,7 @@ def weigh(call: tuple[Any, tuple[Any, ...], dict[str, Any]], what: str, size: in
 
 
 def _weight(value: Any) -> int:
-    import cloudpickle
-
-    return len(cloudpickle.dumps(value))
+    return len(_dumps(value))
 
 
 def _size(count: int) -> str:

@@ -14,10 +14,11 @@ class Placing(Launcher, Protocol):
     """``start`` only asks the cluster for places; hosts are known once a worker on each place has reported. The slots
     that ``start`` is given, and those of its workers until then, know the ranks but not the hosts."""
 
-    def prepare(self, np: int, title: str) -> str:
+    def prepare(self, np: int, title: str, seconds: float) -> str:
         """Check that the cluster can hold ``np`` ranks at once; one line for the user about where they will run.
 
-        ``title``: what the job runs. Raises SettingsError with what would have to change.
+        ``title``: what the job runs; ``seconds``: the setting ``start_timeout``. Raises SettingsError with what would
+        have to change.
         """
 
     def open_store(self, secret: str) -> StoreServer:

@@ -12,7 +12,8 @@ from typing import Any, TextIO, cast
 from farandole.errors import JobFailedError, SettingsError
 from farandole.launch import driver
 from farandole.launch.job import Job, check_call, settings_for
-from farandole.launch.launchers.spark import Spark
+from farandole.launch.launchers.spark import Spark, guard
+from farandole.launch.launchers.spark.cluster import Cluster
 
 HEAVY = 10_000_000  # bytes of a pickled function from which on it is worth a warning
 VERBOSITIES = ("all", "log_callback_only")
@@ -58,8 +59,9 @@ class HorovodRunner:
         settings = settings_for({}, {})
         if self.num_processor < 0:
             return Job(
-                np=-self.num_processor, call=call, settings=settings, first_only=True, heavy=HEAVY, launcher="local"
-            )
+                np=-self.num_processor, call=call, settings=settings, first_only=True, heavy=HEAVY, launcher="local",
+                env={guard.FILES: Cluster.files()},
+            )  # fmt: skip
         everything = self.driver_log_verbosity == "all"
         launcher = Spark(title=f"HorovodRunner: {_name(call[0])}", create=True, log=not everything)
         np = self.num_processor

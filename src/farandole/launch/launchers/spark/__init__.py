@@ -22,9 +22,10 @@ from farandole.types import Slot
 START_TIMEOUT = 600.0  # seconds for the tasks to be running; HOROVOD_SPARK_START_TIMEOUT
 LATE = (
     "Timed out waiting for {activity}. Please check that you have enough resources to run all Horovod processes. Each "
-    "Horovod process runs in a Spark task. You may need to increase the start_timeout parameter to a larger value if "
+    "Horovod process runs in a Spark task. You may need to increase {knob} to a larger value if "
     "your Spark resources are allocated on-demand."
 )
+VARIABLE = "HOROVOD_SPARK_START_TIMEOUT"  # in the driver's environment; seconds
 FAILED = "Spark job has failed, see the error above."
 # Of the driver's variables, the ranks get those that say what a program was written for. No others: the executors'
 # machines are not the driver's.
@@ -34,19 +35,21 @@ TIDY = 5.0  # seconds for the tasks to end when their ranks have
 
 class Spark:
     """The launcher. ``create``: start a session if there is none; ``python``: the ranks' interpreter on the executors,
-    by default that of Spark's own tasks; ``start_timeout``: seconds until all tasks must be running; ``log``: the
+    by default that of Spark's own tasks; ``start_timeout``: seconds until all tasks must be running, and ``knob``: the
+    name by which users set them; ``log``: the
     first task's log gets what is given to ``to_log``."""
 
     name: ClassVar[str] = "spark"
 
     def __init__(
         self, *, title: str = "", create: bool = False, python: str = "", start_timeout: float | None = None,
-        log: bool = False,
+        knob: str = f"{VARIABLE} (seconds; now {{seconds:g}})", log: bool = False,
     ) -> None:  # fmt: skip
         self._title, self._create, self._python, self._log = title, create, python, log
+        self._told = start_timeout is not None
         if start_timeout is None:
-            start_timeout = float(os.environ.get("HOROVOD_SPARK_START_TIMEOUT") or START_TIMEOUT)
-        self._start_timeout = start_timeout
+            start_timeout = float(os.environ.get(VARIABLE) or START_TIMEOUT)
+        self._start_timeout, self._knob = start_timeout, knob
         self._cluster: Any = None
         self._stage: Any = None
         self._desk: Desk | None = None
@@ -79,8 +82,9 @@ class Spark:
             self._cluster = Cluster.active(self._create)
         return self._cluster
 
-    def prepare(self, np: int, title: str) -> str:
+    def prepare(self, np: int, title: str, seconds: float) -> str:
         self._np = np
+        self._start_timeout = self._start_timeout if self._told else max(self._start_timeout, seconds)
         self._title = self._title or title
         slots = self._found().await_slots(np, self._start_timeout)
         tasks = f"{np} Spark task{'' if np == 1 else 's'}"
@@ -124,7 +128,8 @@ class Spark:
                 self._stage.close(TIDY)
                 raise JobFailedError(f"{self._stage.reason() or 'a task ended'}\n{FAILED}")
             elif time.monotonic() > self._began + self._start_timeout:
-                raise RendezvousError(LATE.format(activity=f"Spark tasks to start ({self.awaiting()})"))
+                knob = self._knob.format(seconds=self._start_timeout)
+                raise RendezvousError(LATE.format(activity=f"Spark tasks to start ({self.awaiting()})", knob=knob))
         return self._slots
 
     def _deal(self, posts: Sequence[Post]) -> None:

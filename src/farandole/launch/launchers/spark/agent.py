@@ -23,6 +23,7 @@ from typing import Any
 from farandole.config import knobs
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
 from farandole.launch.launchers.local import LocalWorker, start_ranks
+from farandole.launch.launchers.spark import guard
 from farandole.store import StoreClient
 from farandole.types import Slot
 
@@ -91,6 +92,7 @@ class Agent:
     def _start(self, order: Mapping[str, Any]) -> bool:
         """False if the rank cannot be started."""
         env = environment(dict(os.environ), order["env"], self._folder)
+        env[guard.FILES] = self._task["files"]
         command = [order["python"] or sys.executable, *order["command"]]
         try:
             (self._worker,) = start_ranks([Slot(*order["slot"])], command, env)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,6 @@ from farandole.log import logger
 
 NO_CONTEXT = "Could not find an active SparkContext, are you running in a PySpark session?"
 STOPPED = "the Spark session was stopped"
-COMING = 20.0  # seconds in which executors that are missing may still register
 NOTICE = 3.0  # seconds after which we say that we wait for them
 LOOK = 0.1
 _BOOT = Path(boot.__file__)
@@ -50,6 +50,15 @@ class Cluster:
             )
         return cls(context)
 
+    @staticmethod
+    def files() -> str:
+        """Where this process finds what it gave to ``addFile``; empty without a session."""
+        if "pyspark" not in sys.modules:
+            return ""
+        from pyspark import SparkContext, SparkFiles
+
+        return "" if SparkContext._active_spark_context is None else str(SparkFiles.getRootDirectory())
+
     # ---- what there is ----
 
     @property
@@ -78,37 +87,40 @@ class Cluster:
         return max(1, len(infos) - (0 if self.is_local else 1))
 
     def await_slots(self, np: int, seconds: float) -> int:
-        """The slots, once there are ``np``. Raises SettingsError when there are too few and no more will come; waits
-        ``seconds`` at most for executors that are configured, and COMING for others."""
+        """The slots, once there are ``np``. Raises SettingsError when there are too few and no more will come, or none
+        have come in ``seconds``."""
         if not self.is_local and self.get("spark.dynamicAllocation.enabled") == "true":
             raise SettingsError(
                 "all ranks of a job start together, in a barrier stage, and Spark has none with dynamic allocation: "
                 "start the session with spark.dynamicAllocation.enabled=false and a fixed number of executors "
                 "(spark.executor.instances)"
             )
-        size, most = self._configured()
-        patience = 0.0 if most is not None and most < np else seconds if size is not None else min(COMING, seconds)
-        began, told = time.monotonic(), False
+        most = self._most()
+        patience = seconds if most is None or most >= np else 0.0
+        began, told = time.monotonic(), -1
         while (found := self.slots()) < np and (waited := time.monotonic() - began) < patience:
-            if waited > NOTICE and not told:
-                told = True
-                logger.warning("waiting for executors: %s, and np=%d", self.describe(found), np)
+            if waited > NOTICE and found != told:
+                told = found
+                logger.warning("waiting for executors: np=%d ranks need as many task slots, and %s; it waits %.0f s "
+                               "(HOROVOD_SPARK_START_TIMEOUT)", np, self.describe(found), seconds)  # fmt: skip
             time.sleep(LOOK)
         if found < np:
+            late = f" after {patience:.0f} s" if patience else ""
             raise SettingsError(
-                f"np={np} ranks need {np} task slots at the same time; {self.describe(found)}. {self._cure(np)}"
+                f"np={np} ranks need {np} task slots at the same time; {self.describe(found)}{late}. "
+                f"{self._cure(np, found)}"
             )
         return found
 
     def describe(self, slots: int) -> str:
-        count = self.executors()
+        count = self.executors() if slots else 0
         where = "in the driver" if self.is_local else f"on {count} executor{'' if count == 1 else 's'}"
         return f"{self.master} has {slots} task slot{'' if slots == 1 else 's'} {where}"
 
-    def _configured(self) -> tuple[int | None, int | None]:
-        """How many slots there will be when all executors have come, and how many at most; None: nobody says."""
+    def _most(self) -> int | None:
+        """How many slots there can be when all executors have come; None: nobody says."""
         if self.is_local:
-            return self.slots(), self.slots()
+            return self.slots()
         cpus = float(self.get("spark.task.cpus", "1"))
         found = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*", self.master)
         count, cores = self.get("spark.executor.instances"), self.get("spark.executor.cores")
@@ -120,18 +132,24 @@ class Cluster:
                 there = re.fullmatch(r"spark\.task\.resource\.(.+)\.amount", name)
                 if there:
                     each.append(int(float(self.get(f"spark.executor.resource.{there[1]}.amount", "0")) / float(amount)))
-            return int(count) * min(each), int(count) * min(each)
+            return int(count) * min(each)
         most = self.get("spark.cores.max")
-        return None, int(int(most) / cpus) if most else None
+        return int(int(most) / cpus) if most else None
 
-    def _cure(self, np: int) -> str:
+    def _cure(self, np: int, found: int) -> str:
         if self.is_local:
-            return f"Use np={self.slots()} or less, or start the session with .master('local[{np}]')"
+            return f"Use np={found} or less, or start the session with .master('local[{np}]')"
         names = ["spark.executor.instances", "spark.executor.cores", "spark.cores.max", "spark.task.cpus"]
         names += [name for name, _ in self._conf.getAll() if ".resource." in name and name.endswith(".amount")]
         now = ", ".join(f"{name}={self.get(name)}" for name in names if self.get(name)) or "none of them is set"
+        if not found:
+            return (
+                "No executor has registered: the cluster has no room for one (spark.executor.cores and "
+                "spark.executor.memory must fit a worker), other applications hold it, or its executors end at once; "
+                f"the cluster's own pages and logs say which (now: {now})"
+            )
         return (
-            f"Use np={self.slots()} or less, or a larger cluster: more workers, spark.executor.instances, "
+            f"Use np={found} or less, or a larger cluster: more workers, spark.executor.instances, "
             "spark.executor.cores or spark.cores.max raised, or spark.task.cpus and spark.task.resource.gpu.amount "
             f"lowered, when the session starts (now: {now})"
         )
@@ -155,11 +173,12 @@ def _task(boot: str, archive: bytes, wanted: dict[str, str], facts: dict[str, An
     Farandole: it need not be there. The secret is among ``facts``, so in no environment and no setting of Spark's."""
 
     def run(_: Iterator[Any]) -> Iterator[Any]:
-        from pyspark import BarrierTaskContext
+        from pyspark import BarrierTaskContext, SparkFiles
 
         context = BarrierTaskContext.get()
         gpus = context.resources().get("gpu")
         mine = {"index": context.partitionId(), "gpus": [] if gpus is None else list(gpus.addresses)}
+        mine["files"] = SparkFiles.getRootDirectory()
         space: dict[str, Any] = {"__name__": "farandole_boot"}
         exec(compile(boot, "farandole/boot.py", "exec"), space)
         space["main"](archive, wanted, {**facts, **mine})

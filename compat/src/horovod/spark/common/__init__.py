@@ -1,3 +1,0 @@
-from farandole.compat import not_built
-
-raise not_built("horovod.spark.common")

@@ -1,0 +1,98 @@
+"""Modules of Horovod and sparkdl that are not there: importing one raises ImportError that says what to use today."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import NoReturn
+
+_SPARK_TODAY = (
+    "horovod.spark.run and sparkdl.HorovodRunner run a function on Spark tasks; write the DataFrame to Parquet, of "
+    "which each rank reads its part"
+)
+_SERVICE = (
+    "the tf.data service",
+    "let each rank read its own part of the data: dataset.shard(hvd.size(), hvd.rank())",
+)
+_ESTIMATORS = ("Spark's Estimators and Store", _SPARK_TODAY)
+_XGBOOST = ("XGBoost", "xgboost.spark.SparkXGBClassifier and SparkXGBRegressor, of xgboost itself")
+
+# Module -> what it is for, and what to use today. A module's submodules share its fate.
+LATER: dict[str, tuple[str, str]] = {
+    "horovod.ray": ("running on Ray (RayExecutor)", "horovodrun and horovod.run start ranks on this machine"),
+    "horovod.spark.common": _ESTIMATORS,
+    "horovod.spark.keras": _ESTIMATORS,
+    "horovod.spark.torch": _ESTIMATORS,
+    "horovod.spark.lightning": _ESTIMATORS,
+    "horovod.spark.data_loaders": (
+        "the data loaders of Spark's Estimators",
+        "horovod.data has loaders for plain loops",
+    ),
+    "horovod.spark.tensorflow": _SERVICE,
+    "horovod.tensorflow.data": _SERVICE,
+    "sparkdl.xgboost": _XGBOOST,
+    "sparkdl.estimators": _ESTIMATORS,
+}
+# Horovod's own machinery, which programs had no business in: nothing of it comes later.
+PRIVATE = {
+    "horovod.runner": "common driver elastic gloo_run http js_run mpi_run run_task task task_fn util",
+    "horovod.spark": "conf driver gloo_run mpi_run runner",
+    "horovod.spark.task": "gloo_exec_fn mpirun_exec_fn task_info task_service",
+    "horovod.torch": "mpi_lib mpi_lib_impl mpi_lib_v2",
+    "horovod.tensorflow": "mpi_lib",
+    "horovod.mxnet": "mpi_lib",
+}
+_PRIVATE = {f"{package}.{name}" for package, names in PRIVATE.items() for name in names.split()}
+
+
+def not_there(module: str) -> ImportError | None:
+    """The error of importing ``module``; None if nothing is known of it."""
+    if module in LATER:
+        what, today = LATER[module]
+        text = (
+            f"Extension {module} has not been built: this version of Farandole does not have {what} yet, and nothing "
+            f"that is installed or compiled here would change that. Today: {today}."
+        )
+    elif module in _PRIVATE:
+        text = (
+            f"{module} is Horovod's own machinery, and Farandole has another: use horovod.run, horovodrun, "
+            "horovod.spark.run or the module of your framework"
+        )
+    else:
+        return None
+    return ImportError(text, name=module)
+
+
+_OF_SPARKDL = ("HorovodEstimator", "KerasImageFileEstimator", "DeepImageFeaturizer", "DeepImagePredictor",
+               "KerasImageFileTransformer", "KerasTransformer", "TFImageTransformer", "TFTransformer")  # fmt: skip
+
+
+def attribute_of_sparkdl(name: str) -> NoReturn:
+    """``sparkdl.__getattr__``: what Databricks' module had besides HorovodRunner, long ago."""
+    if name in _OF_SPARKDL:
+        what, today = _ESTIMATORS
+        raise ImportError(f"sparkdl.{name}: this version of Farandole does not have {what} yet. Today: {today}.")
+    raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
+
+
+class _Finder:
+    """Comes last: asked only for modules that nobody has."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return None if not_there(name) is None else ModuleSpec(name, _Loader())
+
+
+class _Loader(Loader):
+    def exec_module(self, module: ModuleType) -> None:
+        error = not_there(module.__name__)
+        assert error is not None
+        raise error
+
+
+def install() -> None:
+    """Once in a process."""
+    if not any(isinstance(each, _Finder) for each in sys.meta_path):
+        sys.meta_path.append(_Finder())

@@ -1,0 +1,63 @@
+"""In a rank: what of PySpark would work there in silence, and not as meant, says so; ``SparkFiles`` finds its files.
+
+A rank is a process beside Spark's, so PySpark takes it for a driver: ``getOrCreate()`` would start a private Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NoReturn
+
+FILES = "FARANDOLE_SPARK_FILES"  # in a rank of a Spark job: where SparkFiles of its task are, or nothing
+_PATCHED = ("pyspark.context", "pyspark.core.context", "pyspark.files", "pyspark.core.files")
+NO_SESSION = (
+    "a rank has no Spark session: a SparkContext made here would be a private Spark of this one process, which sees "
+    "nothing of the cluster's, and accumulators and tables in it reach nobody. Use Spark on the driver, before the job "
+    "(df.toPandas() for small data; df.write.parquet(path) for large, of which each rank reads its part) and after it, "
+    "with what the function returns"
+)
+
+
+def install() -> None:
+    """From now on, in this process; PySpark is not imported by it."""
+    for name in _PATCHED:
+        if name in sys.modules:
+            _patch(sys.modules[name])
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder:
+    """Finds nothing itself; sees to it that some modules are patched as soon as they have been imported."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in _PATCHED:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec: ModuleSpec | None = next((each for each in found if each is not None), None)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            run = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                _patch(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def _patch(module: ModuleType) -> None:
+    context, files = vars(module).get("SparkContext"), vars(module).get("SparkFiles")
+    if context is not None:
+        context._ensure_initialized = _refuse
+    if files is not None and os.environ.get(FILES):
+        files._root_directory, files._is_running_on_worker = os.environ[FILES], True
+
+
+def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    raise RuntimeError(NO_SESSION)
