@@ -32,7 +32,7 @@ DUPLICATE_NAME = (
     "currently being processed. If you want to request another tensor, use a different tensor name."
 )
 
-NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+NOT_INITIALIZED = "{product} has not been initialized; use hvd.init()."
 
 
 class HorovodInternalError(RuntimeError):
@@ -95,8 +95,12 @@ class JobFailedError(RuntimeError):
 
 
 class NotInitializedError(ValueError):
+    """``product`` is what the program has imported: whoever imports ``horovod`` has never heard of Farandole."""
+
+    product = "Farandole"
+
     def __init__(self) -> None:
-        super().__init__(NOT_INITIALIZED)
+        super().__init__(NOT_INITIALIZED.format(product=self.product))
 
 
 class SettingsError(ValueError):

@@ -75,7 +75,7 @@ def _die_with_parent() -> None:
     """Whatever kills the launcher's process ends this one too; survives exec."""
     import ctypes
 
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -261,6 +261,17 @@ class TestPublicNames:
         assert not {"numpy", "cloudpickle", "psutil", "rich", "asyncio", "importlib.metadata"} & set(loaded.split())
 
 
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_a_system_that_cannot_run_it_is_told_so_at_import(system: str) -> None:
+    code = f"import sys; sys.platform = {system!r}; import farandole.torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: farandole runs on Linux, and this system is {system!r}: on Windows use WSL 2, on macOS a Linux "
+        "container"
+    )
+
+
 class TestRegistry:
     def test_built_in(self) -> None:
         assert registry.names("launcher")[0] == "local"

@@ -45,6 +45,13 @@ def test_every_module_can_be_imported_and_has_what_it_lists() -> None:
     ) == "all"  # fmt: skip
 
 
+def test_who_imports_horovod_hears_of_horovod() -> None:
+    said = code(
+        "import horovod, farandole.numpy as hvd\ntry:\n    hvd.rank()\nexcept ValueError as error:\n    print(error)"
+    )
+    assert said == "Horovod has not been initialized; use hvd.init()."
+
+
 def test_what_needs_no_framework_loads_none() -> None:
     names = MODULES.split()
     assert code(f"import sys, {', '.join(names)}; print('torch' in sys.modules)") == "False"

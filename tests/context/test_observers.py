@@ -66,7 +66,7 @@ def test_a_timeline_that_is_started_and_stopped(tmp_path: Path, monkeypatch: pyt
 
 def test_the_timelines_calls_say_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     for call in (lambda: context.start_timeline("t.json"), context.stop_timeline):
-        with pytest.raises(NotInitializedError, match=r"^Horovod has not been initialized; use hvd\.init\(\)\.$"):
+        with pytest.raises(NotInitializedError, match=r"^Farandole has not been initialized; use hvd\.init\(\)\.$"):
             call()
     context.init()
     for call in (lambda: context.start_timeline("t.json"), context.stop_timeline):

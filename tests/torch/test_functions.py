@@ -316,7 +316,7 @@ def test_before_init_and_after_shutdown() -> None:
     import farandole.torch as hvd
 
     for call in (hvd.size, hvd.barrier, lambda: hvd.allreduce(torch.ones(1)), lambda: hvd.broadcast_object(1)):
-        with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd\.init\(\)\."):
+        with pytest.raises(ValueError, match=r"Farandole has not been initialized; use hvd\.init\(\)\."):
             call()
     for _ in range(2):
         hvd.init()

@@ -9,10 +9,17 @@ from importlib.metadata import PackageNotFoundError, distribution
 
 from farandole.errors import JobFailedError
 
+from farandole.errors import NotInitializedError
+
 HOROVOD = "0.28.1"  # the version whose API this is: what ``horovod.__version__`` says
 SPARKDL = "1.6.0"  # the last that was published, whose HorovodRunner this is
 
 ELASTIC = "jobs whose number of ranks changes (host discovery; hvd.elastic.run runs in a job of fixed size)"
+
+
+def speak_as_horovod() -> None:
+    """From now on, errors call this library what the program calls it."""
+    NotInitializedError.product = "Horovod"
 
 
 def check_alone(*names: str) -> None:

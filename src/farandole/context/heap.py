@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _MMAP_FROM = 32 << 20  # bytes: the most that glibc takes
@@ -23,7 +22,7 @@ def keep_freed_memory() -> bool:
     Nothing is changed when the user has set glibc's own variables (``MALLOC_TRIM_THRESHOLD_``,
     ``MALLOC_MMAP_THRESHOLD_``, ``GLIBC_TUNABLES``), or where there is no glibc.
     """
-    if not sys.platform.startswith("linux") or any(name in os.environ for name in _CHOSEN):
+    if any(name in os.environ for name in _CHOSEN):
         return False
     libc = ctypes.CDLL(None)
     if not (hasattr(libc, "gnu_get_libc_version") and hasattr(libc, "mallopt")):

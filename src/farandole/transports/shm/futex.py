@@ -1,27 +1,26 @@
 """Sleeping on a word of shared memory, and the fence that makes it safe.
 
 Linux lets a process sleep until a 32-bit word in shared memory changes (futex(2)). It is reached through ctypes, so no
-compiler is needed. Elsewhere waiting falls back to short sleeps.
+compiler is needed. On a processor whose number for it is not known here, waiting is short sleeps.
 """
 
 from __future__ import annotations
 
 import ctypes
 import platform
-import sys
 import threading
 import time
 
 _SYSCALL = {"x86_64": 202, "aarch64": 98, "ppc64le": 221, "s390x": 238, "riscv64": 98}
 _WAIT, _WAKE = 0, 1
-_ORDERED_STORES = platform.machine() in ("x86_64", "AMD64", "s390x")
+_ORDERED_STORES = platform.machine() in ("x86_64", "s390x")
 
 
 class _TimeSpec(ctypes.Structure):
     _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 
 
-if sys.platform == "linux" and platform.machine() in _SYSCALL:
+if platform.machine() in _SYSCALL:
     _NUMBER = ctypes.c_long(_SYSCALL[platform.machine()])
     _sleep = ctypes.CDLL(None).syscall  # releases the GIL: others of this process run on
     _wake = ctypes.PyDLL(None).syscall  # keeps it: waking takes about a microsecond

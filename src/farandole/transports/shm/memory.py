@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,11 +16,7 @@ PAGE = mmap.PAGESIZE
 
 def create(nbytes: int) -> int:
     """A file descriptor of fresh shared memory. It has no name, so it ends with its last user."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("farandole", os.MFD_CLOEXEC)
-    else:  # macOS: an unlinked temporary file
-        fd, path = tempfile.mkstemp()
-        os.unlink(path)
+    fd = os.memfd_create("farandole", os.MFD_CLOEXEC)
     os.ftruncate(fd, round_up(nbytes))
     return fd
 

@@ -51,7 +51,7 @@ class SparkWorker:
         self._lock = threading.Lock()
         self._desk = desk
         for fd in self._ends:
-            with contextlib.suppress(OSError, AttributeError):
+            with contextlib.suppress(OSError):
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, ROOM)
 
     def feed(self, stream: int, data: memoryview) -> None:
