@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, distribution
 
-from farandole.errors import JobFailedError
-
-from farandole.errors import NotInitializedError
+from farandole.errors import JobFailedError, NotInitializedError
 
 HOROVOD = "0.28.1"  # the version whose API this is: what ``horovod.__version__`` says
 SPARKDL = "1.6.0"  # the last that was published, whose HorovodRunner this is
