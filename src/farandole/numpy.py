@@ -12,6 +12,8 @@ from farandole.frontend.basics import *  # noqa: F403
 from farandole.frontend.collectives import Collectives
 from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
 from farandole.frontend.documented import like
+from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
+from farandole.frontend.helpers import seed_everything
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.types import Buffer, DType
 
@@ -183,6 +185,7 @@ __all__ = [
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
+    "seed_everything",
     "shutdown",
     "size",
     "start_timeline",

@@ -172,7 +172,16 @@ GATHER = BASE._replace(kind=Kind.ALLGATHER)
     ],
 )
 def test_disagreements_in_horovod_s_words(first: Request, second: Request, text: str) -> None:
-    assert mismatch([first, second]) == text
+    assert mismatch([first, second]).removesuffix(f" (tensor: {first.name})").startswith(text)
+
+
+def test_the_tensor_is_named_if_the_program_named_it() -> None:
+    other = BASE._replace(op=ReduceOp.MAX)
+    assert mismatch([BASE, other]).endswith(f"sent reduction op MAX. (tensor: {BASE.name})")
+    unnamed = BASE._replace(name="allreduce.noname"), other._replace(name="allreduce.noname")
+    assert mismatch(unnamed).endswith("sent reduction op MAX.")
+    rowless = GATHER._replace(name="allgather.scores", shape=())
+    assert "(allgather.scores has shape (), a single number" in mismatch([rowless, rowless])
 
 
 def test_what_may_differ() -> None:

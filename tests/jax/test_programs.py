@@ -246,8 +246,7 @@ def test_gradients_that_differ_between_ranks_are_named() -> None:
         w = {"kernel": jnp.ones((2, 3 + rank)), "bias": jnp.ones(2)}
         with pytest.raises(ValueError, match="all ranks must exchange the same arrays") as caught, hvd.plain_errors():
             jax.block_until_ready(step(w, jnp.ones(3 + rank)))
-        assert "rank 0 has (\"['kernel']\", (2, 3)" in str(caught.value)
-        assert "rank 1 has (\"['kernel']\", (2, 4)" in str(caught.value)
+        assert "['kernel']\" has shape (2, 3) on rank 0 and (2, 4) on rank 1" in str(caught.value)
         w = {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(2)}
         _, gradients = step(w, jnp.ones(3) * rank)
         assert gradients["kernel"].tolist() == [[0.5] * 3] * 2

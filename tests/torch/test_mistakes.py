@@ -34,7 +34,8 @@ def wrap_alone(**options: Any) -> Any:
         ({"named_parameters": lambda model: [("a", parameter) for parameter in model.parameters()]}, ValueError,
          "Parameter names in named_parameters must be unique. Found duplicates: a"),
         ({"named_parameters": lambda model: list(model.named_parameters())[:-1]}, ValueError,
-         "named_parameters was specified, but one or more model parameters were not named"),
+         "named_parameters was specified, but one or more model parameters were not named. Of the optimizer's "
+         "parameters these have no name: number "),
         ({"groups": -1}, ValueError, "groups should be a non-negative integer or a list of list of torch.Tensor."),
         ({"groups": "all"}, ValueError, "groups should be a non-negative integer or a list of list of torch.Tensor."),
         ({"groups": [[1, 2]]}, ValueError, "groups must consist of torch.Tensor."),
@@ -111,15 +112,16 @@ def test_ranks_with_different_parameters_are_told() -> None:
             layer(torch.ones(1, 3)).sum().backward()
         more = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(1 + rank))
         other = hvd.DistributedOptimizer(torch.optim.SGD(more.parameters(), lr=0.1))
-        with pytest.raises(ValueError, match="rank 0 has 2 parameters, rank 1 has 4"):
+        with pytest.raises(ValueError, match="of parameters rank 0 has 2, rank 1 has 4; only rank 1 has"):
             other.step()
         hvd.allreduce(torch.ones(2))  # the engine goes on
         optimizer.zero_grad()
+        with pytest.raises(hvd.HorovodInternalError, match=r"shapes.*\(tensor: broadcast\.bias\)"):
+            hvd.broadcast_parameters(layer.state_dict(), root_rank=0)
         return str(caught.value)
 
     for text in job(2, train):
-        assert "rank 0 has ('weight', (2, 3)" in text
-        assert "rank 1 has ('weight', (3, 3)" in text
+        assert "'weight' has shape (2, 3) on rank 0 and (3, 3) on rank 1" in text
 
 
 def test_a_type_that_cannot_travel() -> None:

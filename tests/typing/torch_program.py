@@ -60,6 +60,12 @@ def collectives(tensor: torch.Tensor, some: hvd.ProcessSet) -> None:
     assert_type(hvd.allgather_object("a"), list[str])
     assert_type(hvd.join(), int)
     hvd.barrier()
+    hvd.print("done", ranks=[0])
+    hvd.save({"weights": tensor}, "last.pt")
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(tensor), batch_size=2)
+    assert_type(loader, torch.utils.data.DataLoader[tuple[torch.Tensor, ...]])
+    assert_type(hvd.distribute(loader), torch.utils.data.DataLoader[tuple[torch.Tensor, ...]])
+    assert_type(hvd.seed_everything(1), torch.Generator)
     try:
         hvd.mpi_ops.allreduce(tensor)
     except hvd.HorovodInternalError:

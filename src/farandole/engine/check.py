@@ -44,7 +44,16 @@ def _check_op(request: Request) -> None:
 
 def _check_rows(request: Request) -> None:
     if not request.shape:
-        raise RequestError(f"Process-set rank zero tried to {request.kind.name} a rank-zero tensor.")
+        raise RequestError(no_rows(request.kind, request.name))
+
+
+def no_rows(kind: Kind, name: str) -> str:
+    """What to say of a single number where rows are needed."""
+    label = "the tensor" if ".noname" in name else name
+    return (
+        f"Process-set rank zero tried to {kind.name} a rank-zero tensor. ({label} has shape (), a single number "
+        "without rows: give it a dimension with reshape(1), or reduce it with allreduce.)"
+    )
 
 
 def _check_splits(request: Request, size: int) -> None:

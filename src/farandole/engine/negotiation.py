@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from farandole.engine.check import no_rows
 from farandole.types import Kind, ReduceOp, Request, Response
 
 Named = tuple[str, Request]  # the name may carry a serial number that the request does not
@@ -193,9 +194,9 @@ def mismatch(requests: Sequence[Request]) -> str:
     for other in requests[1:]:
         text = _disagreement(first, other)
         if text:
-            return text
+            return text if ".noname" in first.name else f"{text} (tensor: {first.name})"
     if _gathers(first.kind) and not first.shape:
-        return f"Process-set rank zero tried to {first.kind.name} a rank-zero tensor."
+        return no_rows(first.kind, first.name)
     return ""
 
 

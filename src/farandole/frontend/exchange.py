@@ -19,6 +19,7 @@ from farandole.context import ProcessSet
 from farandole.engine import Engine, Entry, Handle
 from farandole.errors import HorovodInternalError
 from farandole.frontend import packing
+from farandole.frontend.differences import first_difference
 from farandole.frontend.lending import Lending
 from farandole.frontend.objects import allgather_object
 from farandole.frontend.ops import WORLD
@@ -155,15 +156,9 @@ class Exchange:
     def _explain(self, plan: Plan, error: Exception | None) -> None:
         """Raise ValueError with the first difference between the ranks' lists. Collective."""
         tables = allgather_object(plan.table, f"{self.name}.tables", self.process_set)
-        odd = next((rank for rank, table in enumerate(tables) if table != tables[0]), None)
-        if odd is None:
+        what = first_difference(tables, ("shape", "type"), self.process_set.ranks or ())
+        if not what:
             return
-        mine, theirs = tables[0], tables[odd]
-        if len(mine) != len(theirs):
-            what = f"rank 0 has {len(mine)} of them, rank {odd} has {len(theirs)}"
-        else:
-            one, two = next((one, two) for one, two in zip(mine, theirs, strict=True) if one != two)
-            what = f"rank 0 has {one}, rank {odd} has {two} (name, shape, type)"
         raise ValueError(
             f"{self.name}: all ranks must exchange the same arrays in the same order, but {what}. Build the same model "
             "on all ranks, and compute the same gradients in each step"

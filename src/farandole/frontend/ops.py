@@ -164,7 +164,10 @@ def place_of(root: int, process_set: ProcessSet) -> int:
         return root
     ranks = process_set.ranks or []
     if root not in ranks:
-        raise RequestError(f"broadcast received invalid root rank {root} for provided process set of ranks {ranks}")
+        raise RequestError(
+            f"broadcast received invalid root rank {root} for provided process set of ranks {ranks}: root_rank is a "
+            "rank among all, and must be one of these"
+        )
     return ranks.index(root)
 
 
@@ -182,7 +185,10 @@ def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
         warnings.warn("Parameter `average` has been replaced with `op`.", DeprecationWarning, stacklevel=3)
         return _AVERAGE if average else _SUM
     if average is not None:
-        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        raise ValueError(
+            "The op parameter supersedes average. Please provide only one of them. "
+            f"(got op={op!r} and average={average!r}; leave average out)"
+        )
     if type(op) is not ReduceOp:
         try:
             op = ReduceOp(op)
@@ -194,7 +200,9 @@ def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
 def _splits(splits: Any) -> tuple[int, ...]:
     values = np.asarray(splits)
     if values.ndim != 1:
-        raise RequestError(f"alltoall expects a 1D splits tensor (got {values.ndim} dimensions)")
+        raise RequestError(
+            f"alltoall expects a 1D splits tensor (got {values.ndim} dimensions): one number of rows for each rank"
+        )
     if values.dtype.kind not in "iu" and values.size:
         raise RequestError(f"alltoall expects splits to contain 32-bit integer elements. (got {values.dtype.name})")
     return tuple(values.tolist())

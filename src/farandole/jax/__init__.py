@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from farandole.frontend.basics import *  # noqa: F403
+from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
 from farandole.jax.collectives import (
     Compression,
     allgather,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from farandole import context
 from farandole.collectives.kernels import shares
 from farandole.context import ProcessSet
+from farandole.engine.check import no_rows
 from farandole.errors import RequestError
 from farandole.frontend.array_binding import ArrayBinding, carried
 from farandole.frontend.collectives import Collectives
@@ -96,7 +97,7 @@ class Collective:
         if self.kind in (Kind.ALLREDUCE, Kind.BROADCAST):
             return list(zip(shapes, dtypes, strict=True))
         if not all(map(len, shapes)):
-            raise RequestError(f"Process-set rank zero tried to {self.kind.name} a rank-zero tensor.")
+            raise RequestError(no_rows(self.kind, self.name or ".noname"))
         engine = context.engine(self.process_set)
         if self.kind is Kind.ALLGATHER:
             every = self.expected(shapes)

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from farandole.frontend.basics import *  # noqa: F403
+from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.keras import callbacks, elastic
 from farandole.keras.data import shard

@@ -28,7 +28,7 @@ def broadcast_parameters(
     Raises ValueError for anything else than a dictionary.
     """
     if not isinstance(params, (dict, ParameterDict)):
-        raise ValueError(f"invalid params of type: {type(params)}")
+        raise ValueError(f"invalid params of type: {type(params)}. Give model.collect_params(), or a dict of NDArrays")
     if prefix is not None and not isinstance(prefix, str):
         raise ValueError(f"prefix={prefix!r} must be a string")
     engine = context.engine(process_set)

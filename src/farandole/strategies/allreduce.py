@@ -30,6 +30,7 @@ from farandole.engine import Engine, Entry
 from farandole.errors import HorovodInternalError
 from farandole.frontend import serials
 from farandole.frontend.agreement import Agreement, Replica
+from farandole.frontend.differences import first_difference
 from farandole.frontend.objects import allgather_object
 from farandole.observe.replicas import combined
 from farandole.strategies.buckets import ALIGNMENT, Bucket, FlatBucket, Gradient, LooseBucket, Terms, partition
@@ -363,15 +364,12 @@ class Allreduce:
         if np.array_equal(lowest, highest):
             return
         tables = allgather_object(identity, f"{self._name}.tables", self._set)
-        odd = next(rank for rank, table in enumerate(tables) if table != tables[0])
-        mine, theirs = tables[0], tables[odd]
-        if len(mine) != len(theirs):
-            what = f"rank 0 has {len(mine)} parameters, rank {odd} has {len(theirs)}"
-        else:
-            one, two = next((one, two) for one, two in zip(mine, theirs, strict=True) if one != two)
-            what = f"rank 0 has {one}, rank {odd} has {two} (name, shape, layout, type)"
+        what = first_difference(tables, ("shape", "layout", "type"), self._set.ranks or ())
         self._engine = None
-        raise ValueError(f"all ranks must optimize the same parameters in the same order, but {what}")
+        raise ValueError(
+            f"all ranks must optimize the same parameters in the same order, but of parameters {what}. Build the same "
+            "model on all ranks, and give named_parameters=model.named_parameters() to have their names here"
+        )
 
     def _plan(self, order: list[int], *, flat: bool) -> None:
         """Lay out the buckets. Collective: rank 0's ``order`` counts, and what any rank trains is in."""

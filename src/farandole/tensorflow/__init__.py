@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
 from farandole.frontend.keras_callbacks import keras_2
 from farandole.frontend.ops import reduce_op
 from farandole.tensorflow import elastic, mpi_ops

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.torch import elastic, mpi_ops
 from farandole.torch.functions import Compression
+from farandole.torch.helpers import distribute, save, seed_everything
 from farandole.torch.mpi_ops import *  # noqa: F403
 from farandole.torch.optimizer import DistributedOptimizer
 from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
@@ -46,6 +48,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "distribute",
     "elastic",
     "global_process_set",
     "gloo_built",
@@ -75,6 +78,8 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "save",
+    "seed_everything",
     "shutdown",
     "size",
     "sparse_allreduce_async",

@@ -149,7 +149,13 @@ def _staged(tensor: Any) -> Any:
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
+def supported() -> str:
+    """What to do about a type that cannot travel."""
+    known = ", ".join(dtype.value for dtype in DTYPES.values())
+    return f"Convert it with tensor.to(dtype) to one of {known}; complex numbers travel as torch.view_as_real(tensor)."
+
+
 def _unsupported(value: Any) -> Exception:
     if isinstance(value, torch.Tensor):
-        return ValueError(f"Tensor type {value.type()} is not supported.")
+        return ValueError(f"Tensor type {value.type()} is not supported. {supported()}")
     return TypeError(f"a torch.Tensor is needed, not {type(value).__name__}: use torch.as_tensor(value)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,30 +19,46 @@ def terms(op: int, predivide: float) -> Terms:
     return Terms(ReduceOp(op), *factors)
 
 
+_GROUPS = "groups should be a non-negative integer or a list of list of torch.Tensor."
+
+
 def names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) -> dict[int, str]:
     """Names by the parameter's id; none if none were given."""
     if named_parameters is None:
         return {}
     named = list(named_parameters)
-    if any(not isinstance(pair, tuple) for pair in named):
+    odd = next((pair for pair in named if not isinstance(pair, tuple)), None)
+    if odd is not None:
         raise ValueError(
             "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
-            "model.named_parameters()."
+            f"model.named_parameters(). (This one has a {type(odd).__name__}: was it model.parameters()?)"
         )
     given = [name for name, _ in named]
     duplicates = sorted({name for name in given if given.count(name) > 1}) if len(set(given)) < len(given) else []
     if duplicates:
         raise ValueError(
-            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}"
+            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}. With "
+            "several models, prefix the names of each: (f'encoder.{name}', parameter)"
         )
     result = {id(parameter): name for name, parameter in named}
-    unnamed = [id(each) for group in optimizer.param_groups for each in group["params"] if id(each) not in result]
+    unnamed = [
+        f"number {place} of group {number}, of shape {tuple(each.shape)}"
+        for number, group in enumerate(optimizer.param_groups)
+        for place, each in enumerate(group["params"])
+        if id(each) not in result
+    ]
     if unnamed:
         raise ValueError(
-            "named_parameters was specified, but one or more model parameters were not named. Python object ids: "
-            f"{', '.join(map(str, unnamed))}"
+            "named_parameters was specified, but one or more model parameters were not named. Of the optimizer's "
+            f"parameters these have no name: {_some(unnamed, '; ')}. Names were given to {_some(given) or 'none'}. "
+            "Give the names of the model that the optimizer was made for, all of it: model.named_parameters()"
         )
     return result
+
+
+def _some(texts: Sequence[str], separator: str = ", ") -> str:
+    shown = separator.join(texts[:3])
+    return shown if len(texts) <= 3 else f"{shown} and {len(texts) - 3} more"
 
 
 def all_names(optimizer: Any, known: dict[int, str]) -> dict[Any, str]:
@@ -59,17 +75,22 @@ def check_groups(groups: Any) -> None:
     if not (
         isinstance(groups, (list, tuple)) or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0)
     ):
-        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+        raise ValueError(f"{_GROUPS} (got {groups!r})")
     if isinstance(groups, (list, tuple)):
         if not all(isinstance(group, (list, tuple)) for group in groups):
-            raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+            kinds = sorted({type(group).__name__ for group in groups})
+            raise ValueError(f"{_GROUPS} (got a list of {', '.join(kinds)})")
         members = [parameter for group in groups for parameter in group]
         if not all(isinstance(parameter, torch.Tensor) for parameter in members):
-            raise ValueError("groups must consist of torch.Tensor.")
+            kinds = sorted({type(each).__name__ for each in members if not isinstance(each, torch.Tensor)})
+            raise ValueError(
+                f"groups must consist of torch.Tensor. (got {', '.join(kinds)}; give parameters, not names)"
+            )
         if len({id(parameter) for parameter in members}) < len(members):
-            raise ValueError("A parameter can only appear once in groups.")
+            shapes = sorted({tuple(each.shape) for each in members if sum(each is other for other in members) > 1})
+            raise ValueError(f"A parameter can only appear once in groups. (several times: those of shapes {shapes})")
 
 
 def check_passes(passes: int) -> None:
     if passes <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
+        raise ValueError(f"backward_passes_per_step must be > 0, not {passes}: 1 exchanges gradients in every pass")

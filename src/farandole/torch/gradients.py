@@ -12,7 +12,7 @@ from farandole.context import ProcessSet
 from farandole.strategies.allreduce import Allreduce
 from farandole.strategies.buckets import Terms
 from farandole.torch import replica
-from farandole.torch.binding import DTYPES, is_dense
+from farandole.torch.binding import DTYPES, is_dense, supported
 from farandole.torch.functions import anywhere
 from farandole.torch.sparse import sparse, sparse_allreduce_async
 from farandole.types import Buffer, DType
@@ -44,7 +44,7 @@ class TorchGradient:
 
     def __init__(self, name: str, parameter: Any, compressor: Any, sparse_as_dense: bool) -> None:
         if parameter.dtype not in DTYPES:
-            raise ValueError(f"Tensor type {parameter.type()} is not supported. (parameter {name!r})")
+            raise ValueError(f"Tensor type {parameter.type()} is not supported. (parameter {name!r}) {supported()}")
         self._name, self._parameter = name, parameter
         self._compressor, self._as_dense = compressor, sparse_as_dense
         self.dtype: DType = DTYPES[parameter.dtype]

@@ -157,7 +157,11 @@ class _Combined(_Distributed):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+        raise AssertionError(
+            "Skipping synchronization is not supported when using Adasum optimizer. Its gradients are this rank's "
+            "own, and "
+            "step() combines what the ranks' steps changed: clip, and call step() without skip_synchronize()."
+        )
         yield
 
 

@@ -28,7 +28,10 @@ def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet 
     elif isinstance(params, Iterable) and not isinstance(params, (str, torch.Tensor)):
         named = [pair if isinstance(pair, tuple) else (f"{i}", pair) for i, pair in enumerate(params)]
     else:
-        raise ValueError(f"invalid params of type: {type(params)}")
+        raise ValueError(
+            f"invalid params of type: {type(params)}. Give model.state_dict(), or model.named_parameters(); for a "
+            "single tensor use broadcast_, for anything else broadcast_object"
+        )
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
     _broadcast(tensors, root_rank, process_set)
     context.began_alike(sum(tensor.numel() for _, tensor in tensors))

@@ -44,14 +44,20 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch has no types for
 
     def _check_input_dim(self, input: Any) -> None:
         if input.dim() < 2:
-            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+            raise ValueError(
+                f"expected at least 2D input (got {input.dim()}D input of shape {tuple(input.shape)}): a batch of "
+                "samples with channels, shape (N, C, ...)"
+            )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)
         if not self.training or context.engine(self.process_set).size == 1:
             return super().forward(input)
         if input.shape[1] != self.num_features:
-            raise ValueError(f"expected an input with {self.num_features} channels (got {input.shape[1]})")
+            raise ValueError(
+                f"expected an input with {self.num_features} channels (got {input.shape[1]}, in dimension 1 of shape "
+                f"{tuple(input.shape)}): make SyncBatchNorm with num_features={input.shape[1]}"
+            )
         output, count, mean, variance = _Normalize.apply(input, self.weight, self.bias, self.eps, self.process_set)
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             self._follow(float(count), mean, variance)

@@ -1,0 +1,43 @@
+"""In what lists of named arrays differ between ranks, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+Row = tuple[Hashable, ...]  # a name, and what must be the same
+
+
+def first_difference(tables: Sequence[Sequence[Row]], columns: Sequence[str], ranks: Sequence[int] = ()) -> str:
+    """The first difference between rank 0's table and another's; empty if there is none.
+
+    ``columns``: what the parts of a row after its name are called. ``ranks``: whose the tables are; 0, 1, ... if empty.
+    """
+    odd = next((place for place, table in enumerate(tables) if list(table) != list(tables[0])), None)
+    if odd is None:
+        return ""
+    first, other = (f"rank {ranks[place] if ranks else place}" for place in (0, odd))
+    mine, theirs = tables[0], tables[odd]
+    only = [(first, _names_without(mine, theirs)), (other, _names_without(theirs, mine))]
+    if len(mine) != len(theirs):
+        some = "".join(f"; only {who} has {_listed(names)}" for who, names in only if names)
+        return f"{first} has {len(mine)}, {other} has {len(theirs)}{some}"
+    number, one, two = next(
+        (number, one, two) for number, (one, two) in enumerate(zip(mine, theirs, strict=True)) if one != two
+    )
+    if one[0] != two[0]:
+        return f"number {number} is {one[0]!r} on {first} and {two[0]!r} on {other}"
+    column, here, there = "description", one[1:], two[1:]
+    if len(one) == len(two):
+        parts = zip(columns, one[1:], two[1:], strict=True)
+        column, here, there = next(part for part in parts if part[1] != part[2])  # type: ignore[assignment]
+    return f"{one[0]!r} has {column} {here} on {first} and {there} on {other}"
+
+
+def _names_without(some: Sequence[Row], others: Sequence[Row]) -> list[Hashable]:
+    known = {row[0] for row in others}
+    return [row[0] for row in some if row[0] not in known]
+
+
+def _listed(names: Sequence[Hashable]) -> str:
+    shown = ", ".join(repr(name) for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,0 +1,129 @@
+"""What torch programs for several ranks need beside collectives: seeds, checkpoints, and data loaders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from farandole import context
+from farandole.data import DistributedSampler
+from farandole.frontend import helpers
+from farandole.frontend.documented import documented
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@documented(
+    "init",
+    "ValueError: seed is not a whole number from 0 to 2**32 - 1.",
+    seed="a whole number, the same on all ranks.",
+    example="augmenting = hvd.seed_everything(7)\nmodel = Net()  # the same weights on all ranks\n"
+    "noise = torch.randn(3, generator=augmenting)  # other noise on each",
+)
+def seed_everything(seed: int) -> torch.Generator:
+    """Seed Python's, numpy's and torch's global generators (those of all GPUs, too) alike on all ranks, so that models
+    begin alike; returns a ``torch.Generator`` on the CPU that is this rank's own, for what must differ: augmentation,
+    noise.
+
+    Dropout draws from the global generator, so its masks are alike on all ranks. To have others on each, call
+    ``torch.manual_seed(generator.initial_seed())`` when the model is made.
+    """
+    helpers.check_seed(seed)
+    rank = context.rank()
+    helpers.seed_python(seed)
+    torch.manual_seed(seed)
+    return torch.Generator().manual_seed(helpers.seed_of(seed, rank))
+
+
+@documented(
+    "init",
+    "What rank 0's disk or pickle raises, on rank 0; RuntimeError with its text on the others.",
+    obj="what torch.save takes. Rank 0's counts; other ranks may give None.",
+    path="the file. Its folder must exist.",
+    options="those of torch.save.",
+    example="hvd.save({'model': model.state_dict(), 'epoch': epoch}, 'last.pt')",
+)
+def save(obj: Any, path: str | os.PathLike[str], **options: Any) -> None:
+    """``torch.save`` by rank 0, whole or not at all: the file is replaced when the new one is on the disk, so that a
+    job that ends meanwhile leaves the old one. All ranks call it, and go on when it is there."""
+    helpers.saved_by_rank_0(lambda file: torch.save(obj, file, **options), path)
+
+
+@documented(
+    "init",
+    "TypeError: loader is no DataLoader, or its dataset is an IterableDataset.",
+    "ValueError: loader has a batch_sampler or a sampler of its own.",
+    loader="a torch DataLoader, with shuffle=True or False.",
+    seed="what the order depends on, with the epoch. The same on all ranks.",
+    even="what becomes of samples that ranks do not divide: 'pad' (some are taken twice) or 'drop'.",
+    example="loader = hvd.distribute(DataLoader(data, batch_size=32, shuffle=True))\n"
+    "for epoch in range(3):\n    for batch in loader:  # a new order in every epoch",
+)
+def distribute(loader: DataLoader[T_co], *, seed: int = 0, even: str = "pad") -> DataLoader[T_co]:
+    """``loader`` again, with this rank's part of the dataset: batch size (per rank), workers, ``collate_fn``,
+    ``drop_last`` and all else stay. Shuffled or not as it was; each iteration is another epoch."""
+    _check(loader)
+    sampler = _Epochs(
+        loader.dataset,
+        shuffle=isinstance(loader.sampler, RandomSampler),
+        seed=seed,
+        even=even,
+    )
+    kept = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
+    if not loader.num_workers:
+        kept = {name: value for name, value in kept.items() if name not in _WITH_WORKERS}
+    return DataLoader(loader.dataset, sampler=sampler, **kept)
+
+
+_WITH_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context")
+_KEPT = (
+    "batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "generator",
+    "pin_memory_device", "in_order", *_WITH_WORKERS,
+)  # fmt: skip
+
+
+class _Epochs(DistributedSampler):
+    """Begins another epoch whenever it is iterated."""
+
+    _begun = False
+
+    def __iter__(self) -> Iterator[int]:
+        if self._begun:
+            self.set_epoch(self.epoch + 1)
+        self._begun = True
+        return super().__iter__()
+
+
+def _check(loader: Any) -> None:
+    if not isinstance(loader, DataLoader):
+        raise TypeError(
+            f"distribute takes a torch.utils.data.DataLoader, not {type(loader).__name__}: for other loaders use "
+            "farandole.data.DistributedSampler(dataset), whose indices are this rank's"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise TypeError(
+            f"{type(loader.dataset).__name__} is an IterableDataset, which gives samples in an order of its own: let "
+            "it pass over those of other ranks, itertools.islice(samples, hvd.rank(), None, hvd.size())"
+        )
+    if isinstance(loader.sampler, DistributedSampler):
+        raise ValueError("this DataLoader has this rank's part of the dataset already: call distribute once")
+    if type(loader.batch_sampler) is not BatchSampler:
+        raise ValueError(
+            f"the DataLoader has batch_sampler={type(loader.batch_sampler).__name__}, which decides alone what is in a "
+            "batch: give it the indices of farandole.data.DistributedSampler(dataset) to choose from, and use the "
+            "loader as it is; or use batch_size="
+        )
+    if type(loader.sampler) not in (RandomSampler, SequentialSampler):
+        raise ValueError(
+            f"the DataLoader has sampler={type(loader.sampler).__name__}, and only its author knows how to deal its "
+            "samples to ranks: use shuffle=True or False, or a sampler that looks at hvd.rank()"
+        )
+    if isinstance(loader.sampler, RandomSampler) and (loader.sampler.replacement or loader.sampler._num_samples):
+        raise ValueError(
+            f"the DataLoader's RandomSampler has replacement={loader.sampler.replacement} and num_samples="
+            f"{loader.sampler._num_samples}: distribute deals each sample once; use shuffle=True"
+        )
