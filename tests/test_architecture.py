@@ -35,7 +35,7 @@ observe
 collectives transports
 kernels
 store
-config registry log handshake
+config registry log handshake liveness
 contracts
 types errors
 """
@@ -45,7 +45,7 @@ LEVEL = {room: number for number, line in enumerate(ROOMS.split("\n")) for room 
 BUILT = [
     "spark", "cli", "worker", "compat", "keras", "torch", "tensorflow", "jax", "mxnet", "numpy", "data", "strategies",
     "frontend", "context", "engine", "observe", "launch", "collectives", "transports", "kernels", "store", "config",
-    "registry", "log", "handshake", "contracts", "types", "errors",
+    "registry", "log", "handshake", "liveness", "contracts", "types", "errors",
 ]  # fmt: skip
 
 # A heavy package, and the name of the file (or folder) that may import it.

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from farandole import handshake
+from farandole import handshake, liveness
 from farandole.errors import AuthenticationError, HorovodInternalError, PeerLostError, RendezvousError
 from farandole.log import logger
 
@@ -113,6 +113,7 @@ class StoreServer:
         try:
             peer = sock.getpeername()
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            liveness.probe(sock)
             handshake.authenticate(sock, self._secret, PURPOSE, server=True)
             with self._changed:
                 self._sockets[sock] = True
@@ -221,7 +222,6 @@ class StoreClient:
         """Keep a connection open until ``close`` or the end of this process, so that the server sees that end."""
         sock = self._connect()
         self._staying.append(sock)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         handshake.send_frame(sock, _HEADER.pack(_STAY, 0.0) + name.encode())
         if handshake.recv_frame(sock) is None:
             raise PeerLostError(f"the job's store at {self.address} hung up; the driver has ended")
@@ -293,6 +293,7 @@ class StoreClient:
             try:
                 sock = socket.create_connection((host, int(port)), timeout=self.timeout)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                liveness.probe(sock)
                 handshake.authenticate(sock, self.secret, PURPOSE, server=False, seconds=self.timeout)
                 self.host = sock.getsockname()[0]  # this host's interface towards the driver
                 return sock

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+
+import pytest
 
 from farandole.handshake import new_secret
 from tests.kits.hosts import two_hosts
@@ -72,3 +77,82 @@ def test_two_hosts_of_two() -> None:
                 worker.wait()
             driver.kill()
             driver.wait()
+
+
+LOSER = """
+import os, sys
+import numpy as np
+from farandole import context, liveness
+from farandole.engine import Entry
+from farandole.errors import HorovodInternalError
+from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+liveness.LOST_SECONDS, liveness.PROBE_AFTER, liveness.PROBE_EVERY, liveness.PROBES = 2.0, 1, 1, 1
+context.init()
+engine, rank, waiting = context.engine(), context.rank(), sys.argv[1]
+
+def reduce(size):
+    array = np.ones(size, np.float32)
+    request = Request(f"x{size}", Kind.ALLREDUCE, DType.FLOAT32, (size,), ReduceOp.SUM)
+    engine.run([Entry(request, Buffer(array, array, DType.FLOAT32))])
+
+reduce(10)
+print("ready", flush=True)
+try:
+    if waiting == "board" and rank == 1:
+        sys.stdin.readline()  # the other one posted long ago
+    while True:
+        reduce(10 if waiting == "board" else 1 << 22)
+except HorovodInternalError as error:
+    print(error, flush=True)
+    os._exit(0)  # the store cannot be told
+"""
+
+
+@pytest.mark.parametrize("waiting", ["board", "collective"])
+@pytest.mark.parametrize("loss", ["both ways", "one way"])
+def test_a_host_that_vanishes_is_noticed_on_both_sides(loss: str, waiting: str) -> None:
+    """Packets are lost from one moment on; nobody is said to have shut down. Times are a tenth of the real ones."""
+    secret = new_secret()
+    with two_hosts() as hosts, ExitStack() as stack:
+        driver = stack.enter_context(ended(
+            ["ip", "netns", "exec", hosts[0][0], sys.executable, "-c", DRIVER.format(secret=secret, address="0.0.0.0")]
+        ))  # fmt: skip
+        assert driver.stdout is not None
+        port = driver.stdout.readline().strip().rpartition(":")[2]
+        workers = []
+        for rank, (name, _) in enumerate(hosts):
+            env = {
+                **os.environ, "FARANDOLE_STORE": f"{hosts[0][1]}:{port}", "FARANDOLE_SECRET": secret,
+                "FARANDOLE_RANK": str(rank), "FARANDOLE_SIZE": "2", "OMP_NUM_THREADS": "1",
+            }  # fmt: skip
+            command = ["ip", "netns", "exec", name, sys.executable, "-c", LOSER, waiting]
+            workers.append(stack.enter_context(ended(command, env)))
+        for worker in workers:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "ready\n"
+        if loss == "both ways":
+            cut(hosts[0], hosts[1])
+        cut(hosts[1], hosts[0])
+        said = [worker.communicate("\n", timeout=20)[0] for worker in workers]
+    assert "rank 1 does not answer: its host is gone, or the network between" in said[0]
+    broke = loss == "one way" and "rank 0 was lost: its connection broke" in said[1]  # rank 0 was quicker, and has gone
+    assert broke or "rank 0 does not answer: its host is gone, or the network between" in said[1]
+
+
+@contextmanager
+def ended(command: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def cut(here: tuple[str, str], there: tuple[str, str]) -> None:
+    """Packets from ``here`` to ``there`` go to a station that does not exist."""
+    device = json.loads(
+        subprocess.run(["ip", "-n", here[0], "-j", "route", "get", there[1]], check=True, capture_output=True).stdout
+    )[0]["dev"]
+    nobody = ["lladdr", "02:00:00:00:00:99", "dev", device, "nud", "permanent"]
+    subprocess.run(["ip", "-n", here[0], "neigh", "replace", there[1], *nobody], check=True, capture_output=True)

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import NamedTuple, Protocol
 
 from farandole.contracts import Waiting
-from farandole.errors import HorovodInternalError, RendezvousError
+from farandole.errors import HorovodInternalError, PeerLostError, RendezvousError
 from farandole.observe.stall import process, stacks
 
 _PATIENCE = 30.0  # seconds that one request to the store waits for a question
@@ -88,10 +88,16 @@ class Inquiry:
         return "/".join(("stall", self._scope, *map(str, parts)))
 
     def _store(self) -> Store:
-        with self._lock:
-            if self._client is None:
-                self._client = self._connect()
-            return self._client
+        if self._client is None:
+            new = self._connect()  # without the lock: a store that cannot be reached must not hold up ``close``
+            with self._lock:
+                if self._client is None and not self._over.is_set():
+                    self._client = new
+            if self._client is not new:
+                new.close()
+        if self._client is None:
+            raise PeerLostError("the stall check has been closed")
+        return self._client
 
     def _await_answer(self, store: Store, turn: int, rank: int, seconds: float) -> Answer:
         try:

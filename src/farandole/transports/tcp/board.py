@@ -8,6 +8,7 @@ collected only when our own message is out, so a rank may leave the board alone 
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import select
@@ -18,12 +19,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from farandole import liveness
 from farandole.errors import HorovodInternalError, PeerLostError
 from farandole.handshake import MAX_FRAME
 
 _POST, _ABORT, _GOODBYE = 0, 1, 2
 _HEADER = struct.Struct("<BQ")
 _SPIN = 30e-6
+_UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 _FAREWELL = 1.0  # seconds that a peer has to take our last words
 
 
@@ -106,6 +109,8 @@ class TcpBoard:
             if now < spin_until:
                 continue
             ready = self._waiter.poll(math.ceil((deadline - now) * 1000))
+            if not ready:
+                self.look_at_hosts()
             if any(fd == self._bell for fd, _ in ready):
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._bell)
@@ -126,6 +131,16 @@ class TcpBoard:
         """Raise if the wire is lost."""
         if self.lost is not None:
             raise PeerLostError(str(self.lost), self.lost.rank)
+
+    def look_at_hosts(self, sockets: Sequence[socket.socket | None] = ()) -> None:
+        """Raise PeerLostError if a host has vanished, by the connections of the board or by other ``sockets``."""
+        with self._lock:
+            own = [(peer.rank, peer.sock) for peer in self._peers.values() if peer.open]
+            others = [(rank, sock) for rank, sock in enumerate(sockets) if sock is not None]
+            for rank, sock in (*own, *others):
+                if not self._closed and liveness.silent(sock):
+                    self._lose(vanished(rank))
+        self.check()
 
     def _check_needed(self) -> None:
         """A peer that left in good order is missed only when its message is."""
@@ -165,7 +180,7 @@ class TcpBoard:
             self._waiter.poll(50)
             self.pump()
         if self.lost is None:
-            return left(rank)
+            return left(rank) if self._peers[rank].said_goodbye else vanished(rank)
         return PeerLostError(str(self.lost), self.lost.rank)
 
     def abort(self, why: str) -> None:
@@ -226,8 +241,9 @@ class TcpBoard:
                     peer.outbox[0] = frame[sent:]
         except BlockingIOError:
             blocked = True
-        except OSError:
+        except OSError as error:
             peer.outbox.clear()  # it is gone; what it said last is still to be read
+            self._broken(peer, error)
         if blocked != peer.blocked:
             peer.blocked = blocked
             self.connections.modify(peer.sock, select.EPOLLIN | (select.EPOLLOUT if blocked else 0))
@@ -243,8 +259,8 @@ class TcpBoard:
                 self._parse(peer)
         except BlockingIOError:
             return
-        except OSError:
-            pass
+        except OSError as error:
+            self._broken(peer, error)
         self._hang_up(peer)
 
     def _parse(self, peer: _Peer) -> None:
@@ -266,6 +282,11 @@ class TcpBoard:
             else:
                 peer.said_goodbye = True
 
+    def _broken(self, peer: _Peer, error: OSError) -> None:
+        """A connection tells only once why it broke: that its other end was silent for too long, or anything else."""
+        if error.errno in _UNREACHABLE and not peer.said_goodbye:
+            self._lose(vanished(peer.rank))
+
     def _hang_up(self, peer: _Peer) -> None:
         """The connection has ended, at either end."""
         if not peer.open:
@@ -280,6 +301,10 @@ class TcpBoard:
         if not peer.said_goodbye and not self._closed:
             text = f"rank {peer.rank} was lost: its connection broke (did its process die?)"
             self._lose(PeerLostError(text, peer.rank))
+
+
+def vanished(rank: int) -> PeerLostError:
+    return PeerLostError(f"rank {rank} does not answer: its host is gone, or the network between", rank)
 
 
 def left(rank: int) -> PeerLostError:

@@ -143,6 +143,8 @@ class TcpLink:
             if dst >= 0:
                 self._watch(dst, 0 if dst in self._paused else select.EPOLLIN)
         self._idle = 0.0 if ready else self._idle + _REPORT_SECONDS
+        if self._idle:
+            self.board.look_at_hosts(self._sockets)
         if self._idle and self._report is not None:
             self._report([src if src >= 0 else dst], self._idle)
         for fd, events in ready:

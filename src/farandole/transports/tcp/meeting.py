@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from farandole import handshake
+from farandole import handshake, liveness
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
 from farandole.log import logger
 
@@ -151,9 +151,7 @@ class Meeting:
 
     def _add(self, peer: int, channel: int, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that vanished: noticed after 25 s
-        for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        liveness.probe(sock)
         sock.setblocking(False)
         with self.changed:
             if not self.open:
