@@ -99,11 +99,23 @@ class TestRun:
             ("true", "-np is missing"),
             ("-np 2", "the command to run is missing"),
             ("-np 2 --", "the command to run is missing"),
-            ("-np", "expected one argument"),
+            ("-np", "-np needs a value; see farandole run --help"),
+            ("-np -- true", "-np needs a value"),
+            ("--output-dir -np 2 true", "--output-dir needs a value"),
+            ("-np 1e3 true", "-np '1e3' cannot be read: it must be a whole number >= 1, or auto"),
+            ("\u2014np 2 true", "begins with a long dash, as texts have it; options begin with - or --"),
+            ("-np 2 \u2013\u2013verbose true", "begins with a long dash"),
+            ("-np 2 --version", "did you mean 'farandole --version'?"),
+            ("-np 2 --verbose True python x.py", "there is no program 'True': options like --verbose take no value"),
+            (
+                "-np 2 LR=1 python x.py",
+                "a variable stands in front of farandole, and every rank has it: LR=1 farandole",
+            ),
+            ("-np 2 cd /tmp", "'cd' is a word of the shell, not a program: farandole run -np N bash -c"),
             ("-np 0 true", "np=0 must be >= 1"),
             ("-np -3 true", "np=-3 must be >= 1"),
-            ("-np two true", "np='two' is a str: it must be a whole number >= 1"),
-            ("-np 2.5 true", "np='2.5' is a str: it must be a whole number >= 1"),
+            ("-np two true", "-np 'two' cannot be read: it must be a whole number >= 1"),
+            ("-np 2.5 true", "-np '2.5' cannot be read: it must be a whole number >= 1"),
             ("-np 2 --output-dri x true", "no flag '--output-dri'; did you mean '--output-dir'?"),
             ("-np 2 --out x true", "no flag '--out'"),
             ("--nproc_per_node=2 true", "no flag '--nproc_per_node'; did you mean '-np'?"),
@@ -196,11 +208,34 @@ class TestOthers:
         done = subprocess.run([sys.executable, "-m", "farandole", "-v"], capture_output=True, text=True, timeout=30)
         assert (done.returncode, done.stdout.strip()) == (0, farandole.__version__)
 
+    def test_a_misspelt_option_of_a_small_command(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["env", "--jsn"]) == 2
+        assert cli.main(["--verison"]) == 2
+        first, second = capsys.readouterr().err.splitlines()
+        assert first == "farandole: there is no option '--jsn'; did you mean '--json'?; see farandole env --help"
+        assert "did you mean '--version'?" in second
+
+    def test_output_that_cannot_be_written_is_one_line(self) -> None:
+        command = [sys.executable, "-m", "farandole", "--help"]
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30)
+        assert done.returncode == 2
+        assert done.stderr == "farandole: the output cannot be written: [Errno 28] No space left on device\n"
+
+    def test_settings_fit_a_terminal(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        assert cli.main(["config"]) == 0
+        text = capsys.readouterr().out
+        assert max(map(len, text.splitlines())) <= 80
+        assert "--cycle-time-ms  (default: 1 ms)\n    FARANDOLE_CYCLE_TIME\n    HOROVOD_CYCLE_TIME\n" in text
+
     def test_without_the_word_run(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["-np", "2", "python", "train.py"]) == 2
         assert cli.main(["python", "train.py"]) == 2
+        assert cli.main(["train.py"]) == 2
         said = capsys.readouterr().err.splitlines()
-        assert said == ["farandole: the command stands first: farandole run -np 2 python train.py"] * 2
+        assert said == ["farandole: the command stands first: farandole run -np 2 python train.py"] * 3
 
     def test_a_misspelt_command(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["rnu", "-np", "2"]) == 2
@@ -223,7 +258,7 @@ class TestOthers:
 
     def test_config_takes_no_arguments(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["config", "x"]) == 2
-        assert "unrecognized arguments: x" in capsys.readouterr().err
+        assert "there is no option 'x'" in capsys.readouterr().err
 
     def test_bench_passes_its_arguments_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "path", [*sys.path])

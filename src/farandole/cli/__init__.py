@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from farandole.cli.parsing import say
+from farandole.cli.parsing import mute, say
 from farandole.errors import JobFailedError, SettingsError, did_you_mean
 
 USAGE = "farandole run -np N [options] [--] python train.py [arguments]"
@@ -54,12 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except JobFailedError as error:
         if error.exit_code == 128 + signal.SIGPIPE:  # nobody reads any more: `farandole run ... | head`
-            _mute()
+            mute()
         else:
             sys.stderr.write(f"farandole: {error}\n")
         return error.exit_code
     except BrokenPipeError:  # the same, of what the command itself has to say
-        _mute()
+        mute()
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -80,13 +80,10 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _unknown(first: str, arguments: Sequence[str]) -> str:
-    near = did_you_mean(first, COMMANDS)
+    near = did_you_mean(first, [*COMMANDS, "--help", "--version"])
     forgotten = first.startswith("-") or first.endswith(".py") or os.path.basename(first).startswith("python")
     if forgotten and not near:
-        wanted = " ".join(["farandole run", *([] if first.startswith("-") else ["-np 2"]), *arguments])
+        added = [] if first.startswith("-") else ["-np 2"] + ["python"] * first.endswith(".py")
+        wanted = " ".join(["farandole run", *added, *arguments])
         return f"the command stands first: {wanted}"
     return f"there is no command {first!r} (commands: {', '.join(COMMANDS)}){near}; see farandole --help"
-
-
-def _mute() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not complain when it flushes stdout at exit

@@ -31,7 +31,7 @@ def parser() -> Parser:
         "line below, with the shell's name, into ~/.bashrc or ~/.zshrc; in fish: farandole completion fish > "
         "~/.config/fish/completions/farandole.fish",
     )  # fmt: skip
-    made.add_argument("shell", type=one_of(SHELLS), choices=SHELLS, help="which shell")
+    made.add_argument("shell", type=one_of(SHELLS), choices=SHELLS, metavar="|".join(SHELLS), help="which shell")
     return made
 
 

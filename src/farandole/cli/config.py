@@ -42,7 +42,7 @@ def _paragraphs(shown: Sequence[Knob]) -> str:
     texts = []
     for each in shown:
         default = f"{each.shown(each.default) or 'none'} {each.unit}".rstrip()
-        variables = f"{each.variable}, {each.horovod}" if each.horovod else each.variable
+        variables = "\n    ".join([each.variable, each.horovod] if each.horovod else [each.variable])
         doc = textwrap.fill(each.doc, max(width - 1, 30), initial_indent="    ", subsequent_indent="    ")
         texts.append(f"{each.flag}  (default: {default})\n    {variables}\n{doc}")
     return "\n".join(texts)

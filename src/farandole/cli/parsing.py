@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -18,6 +19,13 @@ class Parser(argparse.ArgumentParser):
             **options, allow_abbrev=False, epilog=f"example: {example}" if example else None,
             formatter_class=_Formatter,
         )  # fmt: skip
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options, rest = self.parse_known_args(args, namespace)
+        if rest:
+            near = did_you_mean(rest[0], self._option_string_actions)
+            self.error(f"there is no option {rest[0]!r}{near}")
+        return options
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(f"{message}; see {self.prog} --help")
@@ -44,6 +52,17 @@ def one_of(choices: Sequence[str]) -> Callable[[str], str]:
 
 def say(text: str) -> int:
     """Print; the status is 0."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        mute()
+        raise SettingsError(f"the output cannot be written: {error}") from error
     return 0
+
+
+def mute() -> None:
+    """Let stdout go nowhere, so that Python does not complain when it flushes it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

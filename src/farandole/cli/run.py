@@ -26,11 +26,13 @@ ELSEWHERE = {
     "--nproc": "-np", "--nproc-per-node": "-np", "--num-processes": "-np", "--ntasks": "-np", "--world-size": "-np",
     "-c": "-np", "-N": "-np", "--output-filename": "--output-dir", "--prefix-output-with-timestamp":
     "--prefix-timestamp", "--hostfile": "--hosts", "--host": "--hosts", "--quiet": "--log-level",
-    "--debug": "--log-level",
+    "--debug": "--log-level", "--version": "farandole --version",
 }  # fmt: skip
 _ATTACHED = re.compile(r"(-np|-n)=?(\d\S*|auto)")
 _PROC = ("-np", "-n", "--np", "--num-proc")
 
+LONG_DASHES = ("\u2013", "\u2014", "\u2212")
+_SHELL = ("cd", "export", "source", "set", "ulimit", "alias", "eval")
 _PLAIN = ("-u", "-O", "-OO", "-B", "-s", "-S", "-E", "-I", "-P", "-q", "-v")  # options of Python without a value
 
 
@@ -128,7 +130,9 @@ def _number(options: argparse.Namespace, launcher: str) -> int:
     from farandole.launch.plan import check_np, parse_hosts
 
     if options.np != "auto":
-        return check_np(int(options.np) if options.np.lstrip("-").isdigit() else options.np)
+        if not re.fullmatch(r"-?\d+", options.np):
+            raise SettingsError(f"-np {options.np!r} cannot be read: it must be a whole number >= 1, or auto")
+        return check_np(int(options.np))
     if launcher != "local":
         raise SettingsError(f"-np auto counts this machine's cores; with launcher {launcher!r}, say how many: -np 4")
     from farandole.cli import machine
@@ -158,7 +162,9 @@ def split(made: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list
         if name not in takes_value:
             raise SettingsError(f"there is no flag {name!r}{_near(name, takes_value)}; see farandole run --help")
         flags.append(word)
-        if takes_value[name] and not equals and rest:
+        if takes_value[name] and not equals:
+            if not rest or rest[0] == "--" or rest[0].split("=")[0] in takes_value:
+                raise SettingsError(f"{name} needs a value; see farandole run --help")
             flags.append(rest.pop(0))
     return flags, rest
 
@@ -180,6 +186,8 @@ def overrides(options: Mapping[str, str | bool | None]) -> dict[str, Any]:
 
 
 def _without_np(command: Sequence[str]) -> str:
+    if command and command[0][0] in LONG_DASHES:
+        return f"{command[0]!r} begins with a long dash, as texts have it; options begin with - or --"
     if command and (command[0].isdigit() or command[0] == "auto"):
         return f"-np is missing in front of {command[0]}: farandole run -np {' '.join(command)}"
     for place, word in enumerate(command):
@@ -224,6 +232,14 @@ def _not_found(program: str, rest: Sequence[str]) -> str:
         if os.access(program, os.X_OK):
             return f"{program!r} is a file in this folder, which programs are not looked for in: write {path}"
         return f"{program!r} is a file that cannot be executed; chmod +x {program}, or put its interpreter in front"
+    if program in _SHELL:
+        return f"{program!r} is a word of the shell, not a program: farandole run -np N bash -c '...'"
+    if re.match(r"[A-Za-z_]\w*=", program):
+        return f"a variable stands in front of farandole, and every rank has it: {program} farandole run ..."
+    if program[0] in LONG_DASHES:
+        return f"{program!r} begins with a long dash, as texts have it; options begin with - or --"
+    if program in ("True", "False"):
+        return f"there is no program {program!r}: options like --verbose take no value"
     on_path = {name for folder in os.get_exec_path() for name in _listed(folder)}
     return f"there is no program {program!r}{did_you_mean(program, sorted(on_path))}"
 
