@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from farandole.errors import SettingsError, did_you_mean, nearest
 
 PROCESS = "FARANDOLE_PROCESS"  # the variable that holds the pid of a rank whose program is a command
+STATUS = "FARANDOLE_STATUS"  # the variable that is set if somebody sees the status of this rank's job
 
 
 class Knob(NamedTuple):

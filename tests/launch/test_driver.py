@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -328,12 +329,22 @@ for _ in range(3):
 
 
 def test_a_status_line_on_a_terminal_only(jobs: Marked) -> None:
-    """``script`` gives the command a terminal; the line comes after two seconds."""
+    """The line comes after two seconds, with what rank 0 says of its steps."""
     import pty
 
+    code = """
+import time
+from farandole.launch import pace
+counter = pace.counter()
+pace.epoch(1, 2, 10 ** 9)
+ends = time.monotonic() + 3.5
+while time.monotonic() < ends:
+    counter.steps += 1
+    time.sleep(0.01)
+"""
     main, side = pty.openpty()
-    command = [PY, "-m", "farandole.cli", "run", "-np", "2", "sleep", "2.6"]
-    env = {**jobs.env, "TERM": "xterm", "COLUMNS": "80"}
+    command = [PY, "-m", "farandole.cli", "run", "-np", "2", PY, "-c", code]
+    env = {**jobs.env, "TERM": "xterm", "COLUMNS": "160"}
     with subprocess.Popen(command, env=env, stdin=side, stdout=side, stderr=side, start_new_session=True) as process:
         os.close(side)
         shown = b""
@@ -347,5 +358,6 @@ def test_a_status_line_on_a_terminal_only(jobs: Marked) -> None:
             shown += piece
         os.close(main)
         assert process.wait(10) == 0
-    assert b"2 of 2 ranks running, 0:00:02" in shown
+    assert re.search(rb"2 of 2 ranks running.*, 0:00:0\d", shown)
+    assert re.search(rb"epoch 1/2, step \d+/1000000000, [\d.]+ steps/s, \d+:\d\d:\d\d left", shown), shown
     assert shown.endswith(b"\r\x1b[2K"), "taken away in the end"

@@ -24,6 +24,7 @@ from farandole.frontend.lending import Lending
 from farandole.frontend.objects import allgather_object
 from farandole.frontend.ops import WORLD
 from farandole.frontend.packing import Plan
+from farandole.launch import pace
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Exchange:
         self._plans: dict[Any, Plan] = {}
         self._lending = Lending()
         self._turn = 0
+        self._counter = pace.counter()
 
     def __call__(
         self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False
@@ -69,6 +71,7 @@ class Exchange:
         Raises ValueError on all ranks, naming rank and array, when the lists differ or a type cannot be reduced.
         A second start waits for the end of the first.
         """
+        self._counter.steps += 1
         plan = self._planned(arrays, names, in_place)
         given, arrays = arrays, packing.apart(arrays) if in_place else arrays
         self._busy.acquire()

@@ -18,6 +18,7 @@ from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
 from farandole.keras.gradients import counter
 from farandole.keras.optimizer import gradients_of
 from farandole.keras.weights import broadcast_variables, digests, local_of, numpy_of, shared_variables
+from farandole.launch import pace
 
 
 def path_of(callback: Any) -> str | None:
@@ -113,6 +114,9 @@ class First(Conductor):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.training.steps = _steps(self.model)
+        passes = getattr(self.model.optimizer, "gradient_accumulation_steps", None) or 1
+        exchanges = (self.params.get("steps") or 0) // passes
+        pace.epoch(epoch + 1, self.params.get("epochs") or 0, exchanges)
 
     def on_test_begin(self, logs: Any = None) -> None:
         self.watch.test_begins(self.model)

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, cast
 
 from farandole import handshake, registry
-from farandole.config import cores, doubts, knobs
+from farandole.config import STATUS, cores, doubts, knobs
 from farandole.contracts import Launcher, Worker
 from farandole.errors import JobFailedError, RendezvousError, SettingsError
 from farandole.launch import parcel
@@ -91,7 +91,10 @@ def run(job: Job) -> list[Any]:
             store.set("function", function)
             function = None
         watch = stack.enter_context(Watch(job, slots, store, streams))
-        watch.follow(launcher.start(slots, worker_command(), _environment(job, store, secret, launcher.name)))
+        env = _environment(job, store, secret, launcher.name)
+        if watch.shown:
+            env[STATUS] = "1"
+        watch.follow(launcher.start(slots, worker_command(), env))
         if placing is not None:
             watch.await_places(placing)
         store.set("job", _describe(job, watch.slots, elsewhere=placing is not None))
@@ -222,6 +225,11 @@ class Watch:
             os.close(self._wake_out)
             for number, handler in self._restore.items():
                 signal.signal(number, handler)
+
+    @property
+    def shown(self) -> bool:
+        """Does anybody see the job's status?"""
+        return self._status.shown
 
     def await_places(self, placing: Placing) -> None:
         """Return when the cluster has said where the ranks run."""

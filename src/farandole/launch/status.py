@@ -7,7 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from farandole.launch.output import Streams, is_terminal
 
@@ -16,7 +16,10 @@ EVERY = 1.0
 
 
 class Status:
-    """Nothing is shown: nobody watches. ``places``: where the ranks run; ``progress``: what rank 0 says of its own."""
+    """Nothing is shown: nobody watches. ``shown``: somebody does. ``places``: where the ranks run; ``progress``: what
+    rank 0 says of its own."""
+
+    shown: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.places = ""
@@ -43,10 +46,16 @@ class Status:
 
 
 def described(progress: Mapping[str, Any]) -> list[str]:
-    """``{"epoch": 2, "rate": 17.53}`` as "epoch 2", "17.5 steps/s"."""
-    found = [f"{name} {progress[name]}" for name in ("epoch", "step") if progress.get(name) is not None]
+    """``{"epoch": 2, "epochs": 5, "rate": 17.53, "left": 61}`` as "epoch 2/5", "17.5 steps/s", "0:01:01 left"."""
+    found = []
+    for name in ("epoch", "step"):
+        if progress.get(name) is not None:
+            of = progress.get(f"{name}s")
+            found.append(f"{name} {progress[name]}{f'/{of}' if of else ''}")
     if progress.get("rate"):
         found.append(f"{progress['rate']:.3g} steps/s")
+    if progress.get("left"):
+        found.append(f"{clock(progress['left'])} left")
     return found
 
 
@@ -57,6 +66,8 @@ def clock(seconds: float) -> str:
 
 class StatusLine(Status):
     """On a terminal, where no rank's unfinished line is in the way."""
+
+    shown = True
 
     def __init__(self, stream: TextIO, streams: Streams) -> None:
         super().__init__()
@@ -95,6 +106,8 @@ class StatusLine(Status):
 
 class StatusCell(Status):
     """In a notebook's cell: a display of its own, which stays when the job has ended."""
+
+    shown = True
 
     def __init__(self, shell: Any) -> None:
         super().__init__()

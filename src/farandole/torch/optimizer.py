@@ -13,6 +13,7 @@ import torch
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend.compression import Compressing, NoneCompressor
+from farandole.launch import pace
 from farandole.strategies.allreduce import Allreduce
 from farandole.strategies.buckets import Terms
 from farandole.torch import checked
@@ -179,6 +180,7 @@ class _Exchange:
         self.skip = False
         self.strategy: Allreduce | None = None
         self._synchronized = False
+        self._counter = pace.counter()
         self._original = original
         self._optimizer = weakref.ref(optimizer)
         self._names, self._options, self._set = names, (compression, sparse_as_dense), process_set
@@ -256,6 +258,7 @@ class _Exchange:
             self.strategy.before_step()
 
     def after_step(self) -> None:
+        self._counter.steps += 1
         self._synchronized = False
         if self.strategy is not None:
             self.strategy.after_step()

@@ -1,0 +1,104 @@
+"""How fast this process trains, and how far it is: what the status line of a watched job shows.
+
+Whoever trains counts its steps, which costs an addition. Only rank 0 of a job whose status somebody sees has a thread
+that looks at the counts, and tells the driver once a second.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from typing import NamedTuple
+
+from farandole.config import STATUS, Settings
+from farandole.launch import notes
+
+EVERY = 1.0  # seconds between reports
+WINDOW = 10  # reports over which the rate is taken
+
+
+class Counter:
+    """The steps of one optimizer: ``counter.steps += 1``."""
+
+    __slots__ = ("__weakref__", "steps")
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+
+class Epoch(NamedTuple):
+    """``number`` of ``of``, from 1; ``steps`` in each (0: unknown); ``before``: steps when it began."""
+
+    number: int
+    of: int
+    steps: int
+    before: int
+
+
+class Pace:
+    """The counters of this process, and the epoch that it is in."""
+
+    def __init__(self) -> None:
+        self._counters: weakref.WeakSet[Counter] = weakref.WeakSet()
+        self._epoch: Epoch | None = None
+        self._seen: deque[tuple[float, int]] = deque(maxlen=WINDOW + 1)
+
+    def counter(self) -> Counter:
+        made = Counter()
+        self._counters.add(made)
+        return made
+
+    def steps(self) -> int:
+        """Of the optimizer that has taken most: some programs have several."""
+        return max((counter.steps for counter in list(self._counters)), default=0)
+
+    def epoch(self, number: int, of: int, steps: int) -> None:
+        """An epoch begins. ``number`` from 1; ``of`` and ``steps``: 0 if unknown."""
+        self._epoch = Epoch(number, of, steps, self.steps())
+
+    def report(self, now: float) -> dict[str, float]:
+        """What to tell; empty if nothing has happened since."""
+        steps = self.steps()
+        if self._seen and self._seen[-1][1] == steps:
+            return {}
+        self._seen.append((now, steps))
+        first, before = self._seen[0]
+        rate = (steps - before) / (now - first) if now > first else 0.0
+        found: dict[str, float] = {"step": steps, "rate": rate}
+        if self._epoch is not None:
+            number, of, each, began = self._epoch
+            found |= {"epoch": number, "epochs": of, "step": steps - began, "steps": each}
+            if rate and of and each:
+                found["left"] = max(0.0, ((of - number + 1) * each - (steps - began)) / rate)
+        return found
+
+
+_pace = Pace()
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def counter() -> Counter:
+    """A new one. The first starts the thread, if somebody watches this rank."""
+    global _thread
+    with _lock:
+        if _thread is None and os.environ.get(STATUS) and Settings.from_env().rank == 0:
+            _thread = threading.Thread(target=_tell, name="farandole-pace", daemon=True)
+            _thread.start()
+    return _pace.counter()
+
+
+def epoch(number: int, of: int = 0, steps: int = 0) -> None:
+    """An epoch begins. ``number`` from 1; ``of``: how many there will be; ``steps`` in each; 0 if unknown."""
+    _pace.epoch(number, of, steps)
+
+
+def _tell() -> None:
+    while True:
+        time.sleep(EVERY)
+        facts = _pace.report(time.monotonic())
+        if facts:
+            notes.progress(**facts)
