@@ -218,6 +218,11 @@ class TestSlots:
             Cluster(Context("spark://h:1", [0], 0)).await_slots(2, 0.1)
         assert "np=0" not in str(caught.value)
 
+    def test_all_of_them_means_those_that_come(self) -> None:
+        launcher = Spark()
+        launcher._cluster = Cluster(Context("yarn", [0, 0, 2], 2))
+        assert launcher.all_slots() == 2
+
     def test_a_longer_start_timeout_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen = []
         found = Cluster(Context("yarn", [2], 2))
@@ -275,6 +280,12 @@ class TestSlots:
 
 
 class TestWithoutASession:
+    def test_a_function_that_was_called(self) -> None:
+        with pytest.raises(
+            SettingsError, match=r"not 3; pass the function itself \(train, not train\(\)\), .* by name"
+        ):
+            HorovodRunner(np=1).run(3)  # type: ignore[arg-type]
+
     def test_run_says_so_in_horovods_words(self) -> None:
         with pytest.raises(SettingsError, match=r"^Could not find an active SparkContext, are you running in a"):
             run(print, num_proc=2)

@@ -12,7 +12,7 @@ from farandole.errors import JobFailedError, NotInitializedError
 HOROVOD = "0.28.1"  # the version whose API this is: what ``horovod.__version__`` says
 SPARKDL = "1.6.0"  # the last that was published, whose HorovodRunner this is
 
-ELASTIC = "jobs whose number of ranks changes (host discovery; hvd.elastic.run runs in a job of fixed size)"
+ELASTIC = "elastic jobs, whose ranks come and go (hvd.elastic.run runs in a job of fixed size)"
 
 
 def speak_as_horovod() -> None:

@@ -74,8 +74,8 @@ def check_call(function: Any, args: Any, kwargs: Any) -> Call:
     """Arguments as they must be, else SettingsError."""
     if not callable(function):
         raise SettingsError(
-            f"the first argument must be a function, not {function!r}; pass the function itself and its arguments "
-            "in args= and kwargs="
+            f"the first argument must be a function, not {function!r}; pass the function itself (train, not train()), "
+            "and its arguments beside it: in args= and kwargs=, or for HorovodRunner.run by name"
         )
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise SettingsError(f"args={args!r} must be a tuple or list of arguments; for one argument: args=(x,)")

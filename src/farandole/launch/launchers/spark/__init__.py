@@ -72,8 +72,8 @@ class Spark:
         return int(self._found().default_parallelism)
 
     def all_slots(self) -> int:
-        """How many ranks fit."""
-        return int(self._found().slots())
+        """How many ranks fit; waits for the first executor."""
+        return int(self._found().await_slots(1, self._start_timeout))
 
     def _found(self) -> Any:
         if self._cluster is None:
