@@ -7,6 +7,7 @@ flag, ``HOROVOD_X`` in Horovod's, which is also that of the field.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -231,8 +232,13 @@ _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-def knobs() -> Iterator[Knob]:
+@functools.cache
+def knobs() -> tuple[Knob, ...]:
     """Every setting, in the order of the fields."""
+    return tuple(_knobs())
+
+
+def _knobs() -> Iterator[Knob]:
     for each in fields(Settings):
         told = each.metadata
         # Where the flag has a unit that is not the field's, our variable has it, too, and says so in its name.
@@ -333,18 +339,24 @@ def quota(mounts: str = "/sys/fs/cgroup", groups: str = "/proc/self/cgroup") -> 
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
+        parts = [part for part in path.split("/") if part]
         for top in (f"{mounts}/{controllers}", f"{mounts}/cpu") if controllers else (mounts, f"{mounts}/unified"):
-            parts = [part for part in path.split("/") if part]
-            limits += [_limit("/".join([top, *parts[:depth]])) for depth in range(len(parts) + 1)]
+            if os.path.isdir(top):
+                folders = ["/".join([top, *parts[:depth]]) for depth in range(len(parts) + 1)]
+                limits += [
+                    _limit_of_version_1(each) if controllers else _limit(content(f"{each}/cpu.max")) for each in folders
+                ]
     return min(limits)
 
 
-def _limit(folder: str) -> float:
-    """The limit of one control group: of version 2 ("200000 100000" or "max 100000"), or of version 1."""
-    text = (
-        content(f"{folder}/cpu.max")
-        or f"{content(f'{folder}/cpu.cfs_quota_us')} {content(f'{folder}/cpu.cfs_period_us')}"
-    )
+def _limit_of_version_1(folder: str) -> float:
+    """The limit of a control group of version 1."""
+    allowed = content(f"{folder}/cpu.cfs_quota_us")
+    return _limit(f"{allowed} {content(f'{folder}/cpu.cfs_period_us')}") if allowed else math.inf
+
+
+def _limit(text: str) -> float:
+    """Microseconds of time in a period, as "200000 100000"; "max" or -1 is no limit."""
     words = text.split()
     return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdigit() and words[1].isdigit() else math.inf
 
