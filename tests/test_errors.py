@@ -13,6 +13,7 @@ TREE = {
     "HorovodInternalError": RuntimeError,
     "PeerLostError": errors.HorovodInternalError,
     "StalledError": errors.PeerLostError,
+    "WireError": errors.HorovodInternalError,
     "ShutDownError": errors.HorovodInternalError,
     "RequestError": errors.HorovodInternalError,
     "HostsUpdatedInterrupt": RuntimeError,
@@ -21,6 +22,7 @@ TREE = {
     "NotInitializedError": ValueError,
     "SettingsError": ValueError,
     "AuthenticationError": ConnectionError,
+    "UnfinishedHandshakeError": errors.AuthenticationError,
     "RendezvousError": ConnectionError,
 }
 DEFINED = {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import socket
@@ -11,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from farandole import store as module
-from farandole.errors import AuthenticationError, PeerLostError, RendezvousError
-from farandole.handshake import authenticate, new_secret
+from farandole.errors import AuthenticationError, PeerLostError, RendezvousError, WireError
+from farandole.handshake import Session, authenticate, new_secret
 from farandole.store import StoreClient, StoreServer
 from tests.launch.tools import wait_until
 
@@ -38,10 +39,9 @@ def stranger(server: StoreServer) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=5.0)
 
 
-def trusted(server: StoreServer) -> socket.socket:
-    sock = stranger(server)
-    authenticate(sock, SECRET, module.PURPOSE, server=False)
-    return sock
+def trusted(server: StoreServer) -> Session:
+    """Who knows the secret, and does not keep to the protocol."""
+    return authenticate(stranger(server), SECRET, module.PURPOSE, server=False)
 
 
 class TestValues:
@@ -218,7 +218,7 @@ class TestStrangers:
             for _ in range(20):
                 with stranger(server) as sock:
                     sock.sendall(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" * 4)
-            assert wait_until(lambda: server.refused == 20)
+            assert wait_until(lambda: server.newcomers.refused == 20)
             self.check(server, client)
         assert len(caplog.records) == 1
         assert "stranger" in caplog.text
@@ -241,18 +241,27 @@ class TestStrangers:
                         sock.sendall(piece)
                 except OSError:
                     pass  # hung up on, as it should be
-        assert wait_until(lambda: server.refused == 8)
+        assert wait_until(lambda: server.newcomers.refused == 8)
         self.check(server, client)
 
     def test_silence_does_not_keep_a_rank_out(self, server: StoreServer, client: StoreClient) -> None:
-        silent = [stranger(server) for _ in range(3 * module.MAX_PENDING)]
-        assert wait_until(lambda: sum(not known for known in server._sockets.values()) <= module.MAX_PENDING)
+        silent = [stranger(server) for _ in range(module.MAX_PENDING + 100)]
+        assert wait_until(lambda: server.newcomers.refused >= 100)
         self.check(server, client)
-        assert wait_until(lambda: server.refused >= 2 * module.MAX_PENDING)
+        assert wait_until(lambda: not len(server.newcomers), 10.0), "they are not waited for long"
         for sock in silent:
             sock.close()
-        assert wait_until(lambda: server.refused == 3 * module.MAX_PENDING)
         self.check(server, client)
+
+    def test_a_rank_that_is_killed_while_it_connects_is_no_stranger(
+        self, server: StoreServer, client: StoreClient, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.INFO, "farandole"):
+            with stranger(server) as sock:
+                sock.sendall(b"x" * 32)
+            assert wait_until(lambda: server.newcomers.refused == 1)
+        assert [record.levelname for record in caplog.records] == ["INFO"]
+        assert "stranger" not in caplog.text
 
     def test_a_replayed_session(self, server: StoreServer, client: StoreClient) -> None:
         sent: list[bytes] = []
@@ -269,17 +278,99 @@ class TestStrangers:
             authenticate(Recorder(), SECRET, module.PURPOSE, server=False)  # type: ignore[arg-type]
         with stranger(server) as sock:
             sock.sendall(b"".join(sent) + struct.pack("<Q", 10) + struct.pack("<Bd", 3, 0.0) + b"x")
-        assert wait_until(lambda: server.refused == 1)
+        assert wait_until(lambda: server.newcomers.refused == 1)
         assert server.get("x") is None
         self.check(server, client)
 
+
+class TestMembers:
+    """Even one that knows the secret can harm only its own connection."""
+
+    def check(self, server: StoreServer, client: StoreClient) -> None:
+        client.set("alive", b"1")
+        assert client.get("alive", 5.0) == b"1"
+        assert wait_until(lambda: len(server._sessions) == 1), "the odd one is still there"
+
     @pytest.mark.parametrize("seed", range(25))
-    def test_nonsense_after_the_handshake(self, seed: int, server: StoreServer, client: StoreClient) -> None:
-        """Even one that knows the secret can harm only its own connection."""
+    def test_nonsense(self, seed: int, server: StoreServer, client: StoreClient) -> None:
         rng = random.Random(seed)
-        with trusted(server) as sock:
-            body = rng.randbytes(rng.randint(0, 60))
-            length = rng.choice([len(body), len(body) + 1, (1 << 41) + seed, 1 << 39])
-            sock.sendall(struct.pack("<Q", length) + body)
+        session = trusted(server)
+        with session.sock as sock:
+            if seed % 2:
+                session.send(rng.randbytes(rng.randint(0, 60)))
+            else:
+                sock.sendall(rng.randbytes(rng.randint(0, 60)))
         self.check(server, client)
-        assert wait_until(lambda: len(server._sockets) == 1)
+
+    @pytest.mark.parametrize(
+        ("verb", "seconds", "key", "said"),
+        [
+            (1, float("inf"), b"a", "wait for inf seconds"),
+            (5, float("nan"), b"a", "wait for nan seconds"),
+            (1, -1.0, b"a", "wait for -1.0 seconds"),
+            (0, 0.0, b"a", "the verb 0"),
+            (77, 0.0, b"a", "the verb 77"),
+            (1, 0.0, b"\xff", "cannot be read"),
+            (1, 0.0, b"k" * (1 << 20), "announced a message of"),
+        ],
+    )
+    def test_what_cannot_be(
+        self, verb: int, seconds: float, key: bytes, said: str,
+        server: StoreServer, client: StoreClient, caplog: pytest.LogCaptureFixture,
+    ) -> None:  # fmt: skip
+        with caplog.at_level(logging.WARNING, "farandole"):
+            session = trusted(server)
+            with session.sock:
+                with contextlib.suppress(OSError):  # hung up on in the middle of it
+                    session.send(struct.pack("<Bd", verb, seconds) + key)
+                self.check(server, client)
+        assert said in caplog.text
+
+    def test_a_very_long_wait_is_one(self, server: StoreServer, client: StoreClient) -> None:
+        session = trusted(server)
+        with session.sock:
+            session.send(struct.pack("<Bd", 1, 1e300) + b"late")
+            client.set("late", b"x")
+            assert session.receive(1) == b"\1"
+            assert session.receive(10) == b"x"
+
+    def test_what_is_announced_is_not_allocated(
+        self, server: StoreServer, client: StoreClient, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Neither a value that no rank has to set, nor one of which nothing comes."""
+        before, length = _virtual(), 8 << 30
+        for key in (b"outcome/0", b"result/0"):
+            session = trusted(server)
+            with session.sock:
+                session.send(struct.pack("<Bd", 3, 0.0) + key)
+                session.sock.sendall(session.outgoing.seal(_Long(length))[0] + b"x" * 1000)
+                if key == b"outcome/0":
+                    self.check(server, client)  # it does not wait for more
+            self.check(server, client)
+            assert _virtual() < before + (1 << 30)
+        assert f"announced a message of {length} bytes; here it may have {64 << 20}" in caplog.text
+
+    def test_what_functions_return_may_be_large(self, server: StoreServer, client: StoreClient) -> None:
+        value = bytes(module.MAX_VALUE + 1)
+        client.set("result/0", value)
+        assert server.pop("result/0") == value
+        with pytest.raises((WireError, PeerLostError)):
+            client.set("outcome/0", value)
+
+
+class _Long(bytes):
+    """Says that it is longer than it is."""
+
+    def __new__(cls, length: int) -> _Long:
+        made = super().__new__(cls, b"")
+        made.length = length  # type: ignore[attr-defined]
+        return made
+
+    def __len__(self) -> int:
+        return self.length  # type: ignore[attr-defined, no-any-return]
+
+
+def _virtual() -> int:
+    """Bytes of address space that this process has."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * 4096

@@ -4,6 +4,7 @@ RuntimeError
 ├── HorovodInternalError       a collective failed; the job may go on after restore and re-init
 │   ├── PeerLostError          another rank went away: this rank is a victim, not the cause
 │   │   └── StalledError       another rank stayed away for too long, and this one ended the job
+│   ├── WireError              a connection brought what its other end did not, or must not, send
 │   ├── ShutDownError          the engine was shut down, here or on another rank
 │   └── RequestError           a request that is wrong by itself (a ValueError, too); nobody else hears of it
 ├── HostsUpdatedInterrupt      the set of hosts changed (elastic jobs)
@@ -14,6 +15,7 @@ ValueError
 └── SettingsError              a flag, variable or argument has a value that cannot be used
 ConnectionError
 ├── AuthenticationError        a peer does not know the job's secret
+│   └── UnfinishedHandshakeError   it hung up, or was silent, before it could show that it does
 └── RendezvousError            ranks did not find each other in time; names the missing ones
 """
 
@@ -53,6 +55,15 @@ class StalledError(PeerLostError):
     """Ranks waited for others for longer than ``--stall-check-shutdown-time-seconds``; ``rank`` is one of the others.
 
     Raised by the rank that ends the job for that reason. It is the job's cause of failure, not a victim."""
+
+
+class WireError(HorovodInternalError):
+    """A connection brought what its other end did not send (something changed it on the way), or must not send.
+    ``rank`` is the one at the other end (-1 when it is none). Not a victim's error: whoever raises it saw the cause."""
+
+    def __init__(self, message: str, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class ShutDownError(HorovodInternalError):
@@ -109,6 +120,10 @@ class SettingsError(ValueError):
 
 class AuthenticationError(ConnectionError):
     """The other side does not know the job's secret (or is not one of ours at all)."""
+
+
+class UnfinishedHandshakeError(AuthenticationError):
+    """The other side hung up, or was silent, before it could show whether it knows the job's secret."""
 
 
 class RendezvousError(ConnectionError):

@@ -2,12 +2,14 @@
 
 Every connection begins with the job's handshake; a stranger is refused, logged once, and costs at most one pending
 place for a few seconds. After it, a request is one frame (verb, seconds, key), followed by a frame with the value
-when the verb is SET. Values are opaque bytes: nothing is unpickled here.
+when the verb is SET. Values are opaque bytes: nothing is unpickled here. What a frame may hold is limited by what it
+is for, and its memory grows as it arrives.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import struct
@@ -15,12 +17,25 @@ import threading
 import time
 from collections.abc import Callable
 
-from farandole import handshake, liveness
-from farandole.errors import AuthenticationError, HorovodInternalError, PeerLostError, RendezvousError
+from farandole import liveness
+from farandole.errors import (
+    AuthenticationError,
+    HorovodInternalError,
+    PeerLostError,
+    RendezvousError,
+    UnfinishedHandshakeError,
+    WireError,
+)
+from farandole.handshake import ANY_SIZE, Newcomers, Session, authenticate, hang_up
 from farandole.log import logger
 
 PURPOSE = "store"
-MAX_PENDING = 64  # strangers (and newcomers) in their handshake; the oldest has to go when one more comes
+MAX_PENDING = 256  # strangers (and newcomers) in their handshake; the oldest has to go when one more comes
+MAX_REQUEST = 64 << 10  # bytes of a verb with its key
+MAX_VALUE = 64 << 20  # bytes of a value, but for
+LARGE = "result/"  # what functions return is as large as it is
+ATTEMPTS = 5
+PAUSE = 0.05  # seconds, more after every attempt
 _GET, _TRY, _SET, _CLOCK, _TAKE, _STAY = 1, 2, 3, 4, 5, 6
 _HEADER = struct.Struct("<Bd")
 _SECONDS = struct.Struct("<d")
@@ -36,20 +51,22 @@ class StoreServer:
     """
 
     def __init__(self, secret: str, host: str = "127.0.0.1", advertise: str = "") -> None:
-        self.refused = 0
-        self.muted = False  # no more warnings
+        self.newcomers = Newcomers("the job's store", logger, MAX_PENDING)
         self.hooks: list[Callable[[str, Value], None]] = []
         self.lost: list[Callable[[str], None]] = []
         self._secret = secret
         self._values: dict[str, Value] = {}
         self._changed = threading.Condition()
-        self._sockets: dict[socket.socket, bool] = {}  # in order of arrival; True once the handshake is done
+        self._sessions: set[Session] = set()
         self._threads: set[threading.Thread] = set()
-        self._closed = False
+        self._closed = self._complained = False
         self._listener = socket.create_server((host, 0), backlog=512)
         name, port = self._listener.getsockname()[:2]
         self.address = f"{advertise or name}:{port}"
-        self._acceptor = threading.Thread(target=self._accept, name="farandole-store", daemon=True)
+        self._acceptor = threading.Thread(
+            target=self.newcomers.accept_all, args=(self._listener, self._serve, "farandole-store-peer"),
+            name="farandole-store", daemon=True,
+        )  # fmt: skip
         self._acceptor.start()
 
     def set(self, key: str, value: Value) -> None:
@@ -77,96 +94,84 @@ class StoreServer:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            open_sockets = list(self._sockets)
+            sessions = list(self._sessions)
             threads = list(self._threads)
-        for each in (self._listener, *open_sockets):
-            _hang_up(each)
+        for sock in (self._listener, *(session.sock for session in sessions)):
+            hang_up(sock)
         self._acceptor.join(2.0)
+        self.newcomers.close()
         for thread in threads:
             thread.join(2.0)
         self._listener.close()
 
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                if self._closed:
-                    return
-                time.sleep(0.05)  # out of descriptors: strangers' time limits will free some
-                continue
-            self._make_room()
-            thread = threading.Thread(target=self._serve, args=(sock,), name="farandole-store-peer", daemon=True)
-            with self._changed:
-                self._sockets[sock] = False
-                self._threads.add(thread)
-            thread.start()
-
-    def _make_room(self) -> None:
-        """A rank finishes its handshake in milliseconds, so the oldest of too many pending ones is not a rank."""
-        with self._changed:
-            pending = [each for each, trusted in self._sockets.items() if not trusted]
-        for each in pending[: len(pending) - MAX_PENDING + 1]:
-            _hang_up(each)
-
     def _serve(self, sock: socket.socket) -> None:
+        peer: object = ""
+        with self._changed:
+            self._threads.add(threading.current_thread())
         try:
-            peer = sock.getpeername()
+            peer = sock.getpeername()[:2]
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             liveness.probe(sock)
-            handshake.authenticate(sock, self._secret, PURPOSE, server=True)
-            with self._changed:
-                self._sockets[sock] = True
-            while self._answer(sock):
-                pass
+            session = self.newcomers.admit(sock, self._secret, PURPOSE)
+            session.peer = f"a client of the store at {peer}"
+            self._converse(session)
         except AuthenticationError as error:
-            self._refuse(peer, error)
-        except (OSError, HorovodInternalError, struct.error, UnicodeDecodeError, MemoryError) as error:
+            if not self._closed:
+                self.newcomers.refuse(peer, error)
+        except WireError as error:
+            self._complain(error)
+        except (OSError, HorovodInternalError, MemoryError) as error:
             if not self._closed:
                 logger.debug("the store lost a connection: %s", error)
         finally:
             with self._changed:
-                self._sockets.pop(sock, None)
                 self._threads.discard(threading.current_thread())
             sock.close()
 
-    def _refuse(self, peer: object, error: Exception) -> None:
+    def _converse(self, session: Session) -> None:
         with self._changed:
-            self.refused += 1
-            first = self.refused == 1 and not self._closed and not self.muted
-        if first:
-            logger.warning(
-                "a stranger at %s connected to the job's store and was refused (%s); "
-                "the job goes on, and further ones are refused without a word",
-                peer, error,
-            )  # fmt: skip
+            if self._closed:
+                return
+            self._sessions.add(session)
+        try:
+            while self._answer(session):
+                pass
+        finally:
+            with self._changed:
+                self._sessions.discard(session)
 
-    def _answer(self, sock: socket.socket) -> bool:
-        request = handshake.recv_frame(sock)
+    def _complain(self, error: WireError) -> None:
+        with self._changed:
+            first = not (self._complained or self._closed)
+            self._complained = True
+        if first:
+            logger.warning("the job's store hung up on a connection, as on all further ones like it: %s", error)
+
+    def _answer(self, session: Session) -> bool:
+        request = session.receive(MAX_REQUEST)
         if request is None or self._closed:
             return False
-        verb, seconds = _HEADER.unpack_from(request)
-        key = request[_HEADER.size :].decode()
+        verb, seconds, key = _parsed(request, session)
         if verb == _SET:
-            value = handshake.recv_frame(sock)
+            value = session.receive(ANY_SIZE if key.startswith(LARGE) else MAX_VALUE)
             if value is None:
                 return False
             self.receive(key, value)
-            handshake.send_frame(sock, _FOUND)
+            session.send(_FOUND)
             return True
         if verb == _STAY:
-            self._keep(sock, key)
+            self._keep(session, key)
             return False
         if verb == _CLOCK:
-            handshake.send_frame(sock, _FOUND)
-            handshake.send_frame(sock, _SECONDS.pack(time.monotonic()) + clock_name().encode())
+            session.send(_FOUND)
+            session.send(_SECONDS.pack(time.monotonic()) + clock_name().encode())
             return True
         found = self._wait(key, 0.0 if verb == _TRY else seconds, take=verb == _TAKE)
         if found is None and self._closed:
             return False  # hang up: "nobody set it" would be a false story
-        handshake.send_frame(sock, _MISSING if found is None else _FOUND)
+        session.send(_MISSING if found is None else _FOUND)
         if found is not None:
-            handshake.send_frame(sock, memoryview(found))
+            session.send(found)
         return True
 
     def _wait(self, key: str, seconds: float, take: bool) -> Value | None:
@@ -174,14 +179,28 @@ class StoreServer:
             self._changed.wait_for(lambda: key in self._values or self._closed, seconds)
             return self._values.pop(key, None) if take else self._values.get(key)
 
-    def _keep(self, sock: socket.socket, name: str) -> None:
+    def _keep(self, session: Session, name: str) -> None:
         """Until the client hangs up, or we do."""
-        handshake.send_frame(sock, _FOUND)
+        session.send(_FOUND)
         with contextlib.suppress(OSError, HorovodInternalError):
-            handshake.recv_frame(sock)
+            session.receive(0)
         if not self._closed:
             for hook in self.lost:
                 hook(name)
+
+
+def _parsed(request: bytearray, session: Session) -> tuple[int, float, str]:
+    """Verb, seconds and key of a request, or WireError."""
+    try:
+        verb, seconds = _HEADER.unpack_from(request)
+        key = request[_HEADER.size :].decode()
+    except (struct.error, UnicodeDecodeError) as error:
+        raise WireError(f"{session.peer} sent a request that cannot be read: {error}") from None
+    if not _GET <= verb <= _STAY:
+        raise WireError(f"{session.peer} sent the verb {verb}; the store knows {_GET} to {_STAY}")
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise WireError(f"{session.peer} wants to wait for {seconds} seconds; that must be a number from 0 on")
+    return verb, min(seconds, threading.TIMEOUT_MAX), key
 
 
 class StoreClient:
@@ -194,8 +213,8 @@ class StoreClient:
         self.timeout = timeout
         self._lock = threading.Lock()
         self._closed = False
-        self._busy: set[socket.socket] = set()
-        self._staying: list[socket.socket] = []
+        self._busy: set[Session] = set()
+        self._staying: list[Session] = []
         self._idle = [self._connect()]
 
     def set(self, key: str, value: bytes) -> None:
@@ -220,10 +239,10 @@ class StoreClient:
 
     def stay(self, name: str) -> None:
         """Keep a connection open until ``close`` or the end of this process, so that the server sees that end."""
-        sock = self._connect()
-        self._staying.append(sock)
-        handshake.send_frame(sock, _HEADER.pack(_STAY, 0.0) + name.encode())
-        if handshake.recv_frame(sock) is None:
+        session = self._connect()
+        self._staying.append(session)
+        session.send(_HEADER.pack(_STAY, 0.0) + name.encode())
+        if session.receive(len(_FOUND)) is None:
             raise PeerLostError(f"the job's store at {self.address} hung up; the driver has ended")
 
     def clock(self) -> tuple[float, str]:
@@ -237,78 +256,82 @@ class StoreClient:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-            for each in self._busy:
-                _hang_up(each)
+            for session in self._busy:
+                hang_up(session.sock)
         for each in (*idle, *self._staying):
             each.close()
 
     def _ask(self, verb: int, key: str, seconds: float, value: bytes | None = None) -> bytes | None:
-        sock = self._take()
+        session = self._take()
         done = False
         try:
-            found = self._exchange(sock, verb, key, seconds, value)
+            found = self._exchange(session, verb, key, seconds, value)
             done = True
         except OSError as error:
             raise PeerLostError(f"lost the job's store at {self.address}: {error}") from error
         finally:
             with self._lock:
-                self._busy.discard(sock)
+                self._busy.discard(session)
                 if done and not self._closed:
-                    self._idle.append(sock)
+                    self._idle.append(session)
                 else:
-                    sock.close()
+                    session.close()
         return found
 
-    def _take(self) -> socket.socket:
+    def _take(self) -> Session:
         with self._lock:
-            sock = self._idle.pop() if self._idle and not self._closed else None
-        sock = sock or self._connect()
+            session = self._idle.pop() if self._idle and not self._closed else None
+        session = session or self._connect()
         with self._lock:
             if self._closed:
-                sock.close()
+                session.close()
                 raise PeerLostError("this connection to the job's store was closed")
-            self._busy.add(sock)
-        return sock
+            self._busy.add(session)
+        return session
 
-    def _exchange(self, sock: socket.socket, verb: int, key: str, seconds: float, value: bytes | None) -> bytes | None:
+    def _exchange(self, session: Session, verb: int, key: str, seconds: float, value: bytes | None) -> bytes | None:
         # A silent driver host must not hold a rank for ever: some seconds more than the server was asked to wait.
-        sock.settimeout(seconds + max(self.timeout, 10.0))
-        handshake.send_frame(sock, _HEADER.pack(verb, seconds) + key.encode())
+        session.sock.settimeout(seconds + max(self.timeout, 10.0))
+        session.send(_HEADER.pack(verb, seconds) + key.encode())
         if value is not None:
-            handshake.send_frame(sock, memoryview(value))
-        answer = bytes(handshake.recv_frame(sock) or b"")
+            session.send(value)
+        answer = bytes(session.receive(len(_FOUND)) or b"")
         if answer == _MISSING or (answer == _FOUND and verb == _SET):
             return None
-        found = handshake.recv_frame(sock) if answer == _FOUND else None
+        found = session.receive(ANY_SIZE) if answer == _FOUND else None
         if found is None:
             raise PeerLostError(f"the job's store at {self.address} hung up; the driver has ended")
         return bytes(found)
 
-    def _connect(self) -> socket.socket:
+    def _connect(self) -> Session:
+        """A new connection. A store under attack may hang up on a newcomer; so it comes again."""
         host, _, port = self.address.rpartition(":")
         if not host or not port.isdigit():
             raise RendezvousError(f"the store's address must be host:port, not {self.address!r} (FARANDOLE_STORE)")
-        for attempt in range(3):  # a store under attack may hang up on a newcomer once
-            sock = None
-            try:
-                sock = socket.create_connection((host, int(port)), timeout=self.timeout)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                liveness.probe(sock)
-                handshake.authenticate(sock, self.secret, PURPOSE, server=False, seconds=self.timeout)
-                self.host = sock.getsockname()[0]  # this host's interface towards the driver
-                return sock
-            except BaseException as error:
-                if sock is not None:
-                    sock.close()
-                if isinstance(error, AuthenticationError) and attempt < 2:
-                    continue
-                if isinstance(error, OSError) and not isinstance(error, AuthenticationError):
-                    raise RendezvousError(
-                        f"no job's store answers at {self.address} ({error}); the driver has ended, "
-                        "or a firewall stands between this host and it"
-                    ) from error
-                raise
-        raise AssertionError("unreachable")
+        for attempt in range(ATTEMPTS):
+            time.sleep(PAUSE * attempt)
+            with contextlib.suppress(UnfinishedHandshakeError):
+                return self._dial(host, int(port))
+        return self._dial(host, int(port))
+
+    def _dial(self, host: str, port: int) -> Session:
+        try:
+            sock = socket.create_connection((host, port), timeout=self.timeout)
+        except OSError as error:
+            raise RendezvousError(
+                f"no job's store answers at {self.address} ({error}); the driver has ended, "
+                "or a firewall stands between this host and it"
+            ) from error
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            liveness.probe(sock)
+            session = authenticate(sock, self.secret, PURPOSE, server=False, seconds=self.timeout)
+            self.host = sock.getsockname()[0]  # this host's interface towards the driver
+        except BaseException:
+            sock.close()
+            raise
+        session.peer = f"the job's store at {self.address}"
+        return session
 
 
 def clock_name() -> str:
@@ -319,9 +342,3 @@ def clock_name() -> str:
             name = file.read().strip()
         name += os.readlink("/proc/self/ns/time")
     return name
-
-
-def _hang_up(sock: socket.socket) -> None:
-    """Wake the thread that waits on the socket, which then closes it."""
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)

@@ -16,7 +16,7 @@ from typing import Any
 
 from farandole import registry
 from farandole.config import PROCESS, Settings, cores
-from farandole.errors import AuthenticationError, PeerLostError, RendezvousError
+from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
 from farandole.store import StoreClient
 from farandole.types import Slot
 
@@ -34,7 +34,7 @@ def main() -> int:
     try:
         client = StoreClient(settings.store, settings.secret, timeout=settings.start_timeout)
         job = json.loads(client.get("job", settings.start_timeout))
-    except (RendezvousError, AuthenticationError, PeerLostError) as error:
+    except (RendezvousError, AuthenticationError, HorovodInternalError) as error:
         sys.stderr.write(f"farandole: rank {rank} cannot join its job: {error}\n")
         return 1
     slots = [Slot(*each) for each in job["slots"]]
@@ -95,7 +95,7 @@ def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
     from farandole.launch.outcome import Outcome
 
     failure = Outcome(status="error", message=text)
-    with contextlib.suppress(PeerLostError):
+    with contextlib.suppress(HorovodInternalError, AuthenticationError):
         client.set(f"outcome/{rank}", failure.to_bytes())
     return code
 

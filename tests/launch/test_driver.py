@@ -67,6 +67,22 @@ assert os.environ["PYTHONUNBUFFERED"] == "1" and os.environ["HOROVOD_CPU_OPERATI
             assert (tmp_path / f"rank.{rank}" / "stdout").read_text().splitlines() == expected
         assert len(lines) == 200_000
 
+    def test_a_rank_that_tells_nonsense_cannot_harm_the_driver(self, jobs: Marked) -> None:
+        code = """
+import os
+from farandole.store import StoreClient
+client = StoreClient(os.environ["FARANDOLE_STORE"], os.environ["FARANDOLE_SECRET"])
+for key in ["outcome/99", "outcome/-1", "outcome/x", "outcome/", "outcome/0", "note/progress/0", "note/log/7", "note/"]:
+    client.set(key, b'{"status": 1')
+client.set("note/progress/0", b'{"rate": "fast", "epoch": Infinity}')
+client.set("note/log/0", b"all is well")
+"""
+        done = jobs.run("run", "-np", "2", PY, "-c", code)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+        assert "'outcome/99' was set in the job's store to what cannot be that, and is ignored" in done.stderr
+        assert "all is well" in done.stdout + done.stderr
+
     def test_the_secret_is_in_no_command_line(self, jobs: Marked) -> None:
         code = """
 import os

@@ -80,6 +80,17 @@ class TestOutcome:
     def test_travels_as_bytes(self) -> None:
         assert Outcome.from_bytes(VICTIM.to_bytes()) == VICTIM
 
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"", b"{", b"null", b"[1]", b'{"status": "ok"}', VICTIM.to_bytes().replace(b'"victim"', b'"weary"'),
+            VICTIM.to_bytes().replace(b'"lost": ', b'"lost": "1", "x": '), b"\xff\xfe", b"[" * 100_000,
+        ],
+    )  # fmt: skip
+    def test_what_is_none_is_an_error(self, data: bytes) -> None:
+        with pytest.raises(ValueError):
+            Outcome.from_bytes(data)
+
 
 class TestExplain:
     def test_nothing_happened(self) -> None:

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from farandole.collectives import over
-from farandole.errors import PeerLostError, RendezvousError
-from farandole.handshake import MAC, NONCE, new_secret
+from farandole.errors import PeerLostError, RendezvousError, WireError
+from farandole.handshake import MAC, NONCE, authenticate, new_secret
 from farandole.transports import tcp
 from farandole.transports.tcp import meeting
 from tests import pool
@@ -244,23 +244,14 @@ def _connect_and_leave(besieged: _Besieged) -> None:
 
 
 def test_an_authenticated_peer_with_a_wrong_rank_is_refused(besieged: _Besieged) -> None:
-    from farandole import handshake
-
     for rank, channel in ((0, 0), (2, 0), (1, 7), (1 << 31, 1)):
         sock = besieged.dial()
-        handshake.authenticate(sock, besieged.secret, "tcp/w/0", server=False)
+        session = authenticate(sock, besieged.secret, "tcp/w/0", server=False)
         sock.settimeout(10)
-        sock.sendall(meeting._HELLO.pack(rank, channel))
+        session.send(meeting._HELLO.pack(rank, channel))
         assert _hung_up(sock)
         sock.close()
     besieged.relieve()
-
-
-def test_many_silent_strangers_do_not_keep_ranks_out(besieged: _Besieged) -> None:
-    strangers = [besieged.dial() for _ in range(60)]
-    besieged.relieve()
-    for each in strangers:
-        each.close()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -287,20 +278,53 @@ def fuzzed() -> Iterator[_Besieged]:
     place.relieve()
 
 
-def test_a_stream_of_garbage_after_the_handshake_is_an_error_and_not_a_crash() -> None:
-    """Only somebody with the secret gets so far; still, a length that cannot be is not believed."""
+@pytest.mark.parametrize(
+    ("kind", "said"), [("rubbish", "brought bytes that it did not send"), ("unknown", "a notice of the kind b'z'")]
+)
+def test_rubbish_on_the_board_is_told_as_such_and_is_no_goodbye(kind: str, said: str) -> None:
     store, secret = ThreadStore(), new_secret()
     ready = threading.Barrier(2)
 
     def body(link: Any) -> None:
         ready.wait(10)
+        if link.rank == 0 and kind == "rubbish":
+            link.board._peers[1].sock.sendall(os.urandom(200))
+        elif link.rank == 0:
+            link.board._send_to_all(b"z", b"?")
         if link.rank == 0:
-            link.board._peers[1].sock.sendall(b"\0" + b"\xff" * 8 + b"xyz")
-        else:
-            with pytest.raises(PeerLostError, match="announced a message of"):
+            with pytest.raises(PeerLostError, match=said):  # rank 1 says why
                 wait_forever(link.board)
+            ready.wait(10)
+            return
+        with pytest.raises(WireError, match=said) as caught:
+            wait_forever(link.board)
+        assert caught.value.rank == 0
+        ready.wait(10)
 
     pool.threads(2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 10.0), body)
+
+
+def test_ranks_that_exchange_other_lengths_are_told() -> None:
+    store, secret = ThreadStore(), new_secret()
+
+    def body(link: Any) -> None:
+        mine, theirs = np.zeros(100 + link.rank, np.uint8), np.zeros(100 + link.rank, np.uint8)
+        with pytest.raises((WireError, PeerLostError), match=r"rank \d sent 10\d bytes where 10\d were expected"):
+            exchange(link, mine, theirs)
+
+    def exchange(link: Any, mine: Any, theirs: Any) -> None:
+        link.sendrecv(mine, 1 - link.rank, theirs, 1 - link.rank)
+        wait_forever(link.board)
+
+    pool.threads(2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 10.0), body)
+
+
+def test_silence_at_its_door_does_not_keep_a_rank_out_and_no_firewall_is_blamed() -> None:
+    place = _Besieged()
+    silent = [place.dial() for _ in range(200)]
+    place.relieve()
+    for sock in silent:
+        sock.close()
 
 
 def test_nothing_is_left_open() -> None:

@@ -493,6 +493,6 @@ class Engine:
     def _leave(self) -> None:
         """Say goodbye, if it is this rank's turn to post; nobody is waited for."""
         if self._ended is None and not self._posted and self.size > 1:
-            with contextlib.suppress(PeerLostError):  # the others are gone already
+            with contextlib.suppress(HorovodInternalError):  # the others are gone already
                 self.transport.board.post(wire.encode([], [], shutdown=True))
         self._fail_all(ShutDownError())

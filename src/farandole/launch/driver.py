@@ -21,7 +21,7 @@ from farandole import handshake, registry
 from farandole.config import STATUS, cores, doubts, knobs
 from farandole.contracts import Launcher, Worker
 from farandole.errors import JobFailedError, RendezvousError, SettingsError
-from farandole.launch import parcel
+from farandole.launch import notes, parcel
 from farandole.launch.job import Job
 from farandole.launch.limits import check_open_files, crowding, open_standard_streams
 from farandole.launch.outcome import Event, Outcome, Verdict, explain, with_lines
@@ -189,9 +189,9 @@ class Watch:
         self._streams = streams
         self._status = status(job.say, streams)
         self._doing = ""
-        self._notes: deque[tuple[str, int, Value]] = deque()
+        self._notes: deque[notes.Note] = deque()
         self._events: list[Event] = []
-        self._reported: deque[tuple[int, Value]] = deque()  # outcomes that arrived, not looked at yet
+        self._reported: deque[tuple[int, Outcome]] = deque()  # outcomes that arrived, not looked at yet
         self._codes: dict[int, int] = {}
         self._signals: list[int] = []
         self._restore: dict[int, Any] = {}
@@ -266,16 +266,26 @@ class Watch:
     # ---- seeing ----
 
     def _on_set(self, key: str, value: Value) -> None:
-        """(A store's thread.) A rank reported its outcome."""
+        """(A store's thread.) A rank reported its outcome, or something for those who watch."""
         kind, _, rest = key.partition("/")
-        if kind == "outcome":
-            self._reported.append((int(rest), value))
-            self._wake()
-        elif kind == "note":
-            self._store.pop(key)
-            what, _, rank = rest.partition("/")
-            self._notes.append((what, int(rank), value))
-            self._wake()
+        if kind not in ("outcome", "note"):
+            return
+        try:
+            if kind == "outcome":
+                self._reported.append((self._rank(rest), Outcome.from_bytes(value)))
+            else:
+                self._store.pop(key)
+                what, _, rank = rest.partition("/")
+                self._notes.append(notes.Note.parsed(what, self._rank(rank), value))
+        except ValueError as error:
+            logger.warning("%r was set in the job's store to what cannot be that, and is ignored: %s", key, error)
+            return
+        self._wake()
+
+    def _rank(self, text: str) -> int:
+        if not (text.isdecimal() and int(text) < len(self.slots)):
+            raise ValueError(f"{text!r} is no rank from 0 to {len(self.slots) - 1}")
+        return int(text)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -340,16 +350,15 @@ class Watch:
 
     def _show_notes(self) -> None:
         while self._notes:
-            what, rank, data = self._notes.popleft()
-            if what == "log":
-                self._streams.say(bytes(data).decode("utf-8", "replace"))
-            elif what == "progress" and rank == 0:
-                self._status.progress = json.loads(data)
+            note = self._notes.popleft()
+            if note.progress is None:
+                self._streams.say(note.text)
+            elif note.rank == 0:
+                self._status.progress = note.progress
 
     def _take_reports(self) -> None:
         while self._reported:
-            rank, data = self._reported.popleft()
-            outcome = Outcome.from_bytes(data)
+            rank, outcome = self._reported.popleft()
             self._add(Event(rank, outcome=replace(outcome, traceback=with_lines(outcome.traceback))))
 
     def _add(self, event: Event) -> None:
@@ -435,7 +444,6 @@ class Watch:
 
     def _end_workers(self) -> None:
         """SIGTERM, a grace, SIGKILL for everything that is left."""
-        self._store.muted = True  # ranks that are killed while they connect are no strangers
         if self._is_tidy():
             return
         for worker in self.workers:

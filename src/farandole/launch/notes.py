@@ -9,16 +9,37 @@ import json
 import os
 import sys
 import threading
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from farandole.config import Settings
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
+from farandole.launch.outcome import parsed
 from farandole.store import StoreClient
 
 PREFIX = "note/"
 LONGEST = 4000  # characters of a message
+BEYOND = 1e15  # no number of steps, or steps in a second
 _lock = threading.Lock()
 _client: tuple[int, StoreClient] | None = None  # the process that opened it, and the connection
+
+
+class Note(NamedTuple):
+    """What the driver makes of one: a text to show, or facts about the progress of a rank."""
+
+    rank: int
+    text: str = ""
+    progress: Mapping[str, Any] | None = None
+
+    @classmethod
+    def parsed(cls, kind: str, rank: int, data: bytes | bytearray) -> Note:
+        """ValueError if that is none."""
+        if kind == "log":
+            return cls(rank, bytes(data[: 4 * LONGEST]).decode("utf-8", "replace")[:LONGEST])
+        if kind != "progress":
+            raise ValueError(f"a note is a log or progress, not {kind!r}")
+        numbers = {name: value for name, value in parsed(data).items() if isinstance(value, int | float)}
+        return cls(rank, progress={name: value for name, value in numbers.items() if -BEYOND < value < BEYOND})
 
 
 def log(message: Any) -> None:
@@ -30,7 +51,7 @@ def log(message: Any) -> None:
 
 
 def progress(**facts: Any) -> None:
-    """Tell the status line how far this rank is: ``epoch=2, rate=17.5``. Nothing happens without a job."""
+    """Tell the status line how far this rank is, in numbers: ``epoch=2, rate=17.5``. Nothing happens without a job."""
     _send("progress", json.dumps(facts).encode())
 
 

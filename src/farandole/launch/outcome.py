@@ -16,9 +16,9 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from farandole.config import PROCESS, Settings
 from farandole.errors import (
@@ -34,6 +34,18 @@ VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first vict
 EXIT_PATIENCE = 0.3  # the same after a plain exit code, which may be a victim's that caught its exception
 _TEXT_LIMIT = 64 << 10
 _ABSENT = 4  # ranks that stayed away, of which it is said what they do
+STATUSES = ("ok", "error", "victim")
+
+
+def parsed(data: bytes | bytearray) -> dict[str, Any]:
+    """The JSON object that a process of the job sent; ValueError if it is none."""
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        raise ValueError("brackets in brackets, too many") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"not an object but {str(found)[:100]}")
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +64,15 @@ class Outcome:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray) -> Outcome:
-        return cls(**json.loads(data))
+        """What ``to_bytes`` made; ValueError for anything else."""
+        facts = parsed(data)
+        kinds = {each.name: int if each.name == "lost" else str for each in fields(cls)}
+        if facts.keys() != kinds.keys():
+            raise ValueError(f"an outcome has the fields {', '.join(kinds)}")
+        wrong = [name for name, kind in kinds.items() if type(facts[name]) is not kind]
+        if wrong or facts["status"] not in STATUSES:
+            raise ValueError(f"an outcome has another type of {', '.join(wrong) or 'status'}")
+        return cls(**facts)
 
     @classmethod
     def of(cls, error: BaseException, skip: int = 0) -> Outcome:

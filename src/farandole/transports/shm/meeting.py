@@ -12,15 +12,17 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 
-from farandole.errors import AuthenticationError, PeerLostError, RendezvousError
-from farandole.handshake import authenticate, derive, recv_exactly
+from farandole.errors import AuthenticationError, HorovodInternalError, PeerLostError, RendezvousError
+from farandole.handshake import Newcomers, authenticate, derive
 from farandole.log import logger
 
 _RANK = struct.Struct("<I")
 _WELCOME = b"+"  # the peer is counted in: when all have dialled, all know all
 _ANSWER_SECONDS = 5.0
-_PENDING = 64  # strangers that may be in a handshake at one time
+_LOOK_SECONDS = 1.0  # for a rank whose socket is there, but which hangs up on us (strangers may be at it)
+_PENDING = 64  # connections, beyond those of the ranks, that may be in a handshake at one time
 
 
 def address(secret: str, scope: str, rank: int) -> str:
@@ -34,14 +36,17 @@ class Meeting:
     def __init__(self, rank: int, size: int, secret: str, scope: str) -> None:
         self.rank, self.size, self.secret, self.scope = rank, size, secret, scope
         self.peers: dict[int, socket.socket] = {}
+        self.trouble: dict[int, str] = {}  # why a rank was not reached
         self._changed = threading.Condition()
-        self._pending = threading.BoundedSemaphore(_PENDING)
-        self._warned = False
+        self._newcomers = Newcomers(f"rank {rank}'s socket for shared memory", logger, size + _PENDING)
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._door.bind(address(secret, scope, rank))
         self._door.listen(size + _PENDING)
         self._open = True
-        self._porter = threading.Thread(target=self._accept, name="farandole-shm-door", daemon=True)
+        self._porter = threading.Thread(
+            target=self._newcomers.accept_all, args=(self._door, self._greet, "farandole-shm-greet"),
+            name="farandole-shm-door", daemon=True,
+        )  # fmt: skip
         self._porter.start()
 
     def found(self) -> dict[int, socket.socket]:
@@ -53,7 +58,7 @@ class Meeting:
         """Connect to the lower ranks that are on this host, now that every rank's door is known to be open."""
         for peer in range(self.rank):
             with contextlib.suppress(RendezvousError):
-                self._dial(peer, time.monotonic(), 0.0)
+                self._dial(peer, time.monotonic() + _LOOK_SECONDS, 0.0)
 
     def gather(self, timeout: float) -> dict[int, socket.socket]:
         """Sockets to all other ranks. Raises RendezvousError naming the ranks that did not come in time."""
@@ -82,6 +87,7 @@ class Meeting:
             self._door.shutdown(socket.SHUT_RDWR)
         self._porter.join(timeout=5)
         self._door.close()
+        self._newcomers.close()
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank and rank not in self.peers]
@@ -91,53 +97,48 @@ class Meeting:
         while True:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                sock.connect(address(self.secret, self.scope, peer))
-                authenticate(sock, self.secret, f"shm|{self.scope}", server=False)
-                sock.sendall(_RANK.pack(self.rank))
-                sock.settimeout(_ANSWER_SECONDS)
-                if bytes(recv_exactly(sock, 1) or b"") != _WELCOME:
-                    raise AuthenticationError(f"rank {peer} did not answer")
-                sock.settimeout(None)
-                self._admit(peer, sock)
+                self._introduce(sock, peer)
                 return
-            except (OSError, PeerLostError):
+            except (OSError, HorovodInternalError) as error:
                 sock.close()
-                if time.monotonic() > deadline:
+                self.trouble[peer] = str(error)
+                absent = not timeout and isinstance(error, ConnectionRefusedError)  # and will not come
+                if absent or time.monotonic() > deadline:
                     raise RendezvousError.late(self._missing(), timeout) from None
                 time.sleep(pause)  # the peer is not there yet
                 pause = min(pause * 1.5, 0.02)
 
-    def _admit(self, peer: int, sock: socket.socket, answer: bytes = b"") -> None:
+    def _introduce(self, sock: socket.socket, peer: int) -> None:
+        sock.settimeout(_ANSWER_SECONDS)
+        sock.connect(address(self.secret, self.scope, peer))
+        session = authenticate(sock, self.secret, f"shm|{self.scope}|{peer}", server=False)
+        sock.settimeout(_ANSWER_SECONDS)
+        session.send(_RANK.pack(self.rank))
+        if session.receive(len(_WELCOME)) is None:
+            raise AuthenticationError(f"rank {peer} did not answer")
+        sock.settimeout(None)
+        self._admit(peer, sock)
+
+    def _admit(self, peer: int, sock: socket.socket, welcome: Callable[[bytes], None] | None = None) -> None:
         with self._changed:  # nobody may use the socket before the answer is sent
-            sock.sendall(answer)
+            if welcome is not None:
+                welcome(_WELCOME)
             self.peers[peer] = sock
             self._changed.notify_all()
 
-    def _accept(self) -> None:
-        while self._open:
-            try:
-                sock, _ = self._door.accept()
-            except OSError:
-                return
-            if not self._pending.acquire(blocking=False):
-                sock.close()
-                continue
-            threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
-
     def _greet(self, sock: socket.socket) -> None:
         try:
-            authenticate(sock, self.secret, f"shm|{self.scope}", server=True)
-            (peer,) = _RANK.unpack(sock.recv(_RANK.size, socket.MSG_WAITALL))
+            session = self._newcomers.admit(sock, self.secret, f"shm|{self.scope}|{self.rank}")
+            sock.settimeout(_ANSWER_SECONDS)
+            (peer,) = _RANK.unpack(session.receive(_RANK.size) or b"")
+            sock.settimeout(None)
             if not self.rank < peer < self.size or peer in self.peers:
                 raise AuthenticationError(f"a peer says it is rank {peer}, which is not awaited")
-            self._admit(peer, sock, _WELCOME)
-        except (OSError, struct.error) as error:
+            self._admit(peer, sock, session.send)
+        except (OSError, HorovodInternalError, struct.error) as error:
             sock.close()
-            if not self._warned:
-                self._warned = True
-                logger.warning("refused a connection to this rank's shared-memory socket: %s", error)
-        finally:
-            self._pending.release()
+            if self._open:
+                self._newcomers.refuse("", error)
 
 
 def hand_over(sock: socket.socket, fd: int) -> None:

@@ -13,18 +13,17 @@ import math
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 
 from farandole import liveness
-from farandole.errors import HorovodInternalError, PeerLostError
-from farandole.handshake import MAX_FRAME
+from farandole.errors import HorovodInternalError, PeerLostError, WireError
+from farandole.handshake import HEAD, TAG, Session
 
-_POST, _ABORT, _GOODBYE = 0, 1, 2
-_HEADER = struct.Struct("<BQ")
+_POST, _ABORT, _GOODBYE = b"p", b"a", b"g"  # the first byte of a frame
+_LIMIT = 1 << 32  # bytes of a frame
 _SPIN = 30e-6
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 _FAREWELL = 1.0  # seconds that a peer has to take our last words
@@ -33,10 +32,11 @@ _FAREWELL = 1.0  # seconds that a peer has to take our last words
 class _Peer:
     """The connection to one rank, and what was read from it."""
 
-    def __init__(self, rank: int, sock: socket.socket) -> None:
-        self.rank, self.sock = rank, sock
+    def __init__(self, rank: int, session: Session) -> None:
+        self.rank, self.session, self.sock = rank, session, session.sock
         self.inbox: deque[bytes] = deque()  # messages of rounds not collected yet
         self.unread = bytearray()  # the beginning of a frame
+        self.length = -1  # of that frame, once its head is there
         self.outbox: deque[memoryview] = deque()
         self.open = True
         self.blocked = False  # it takes nothing more for the moment
@@ -44,15 +44,15 @@ class _Peer:
 
 
 class TcpBoard:
-    """One rank's board. ``sockets``: by rank, None in our own place; non-blocking.
+    """One rank's board. ``sessions``: by rank, None in our own place; their sockets do not block.
 
     ``parent``: the board of the wire that this one was split from; when that one is lost, so is this one.
     """
 
-    def __init__(self, rank: int, sockets: Sequence[socket.socket | None], parent: TcpBoard | None = None) -> None:
+    def __init__(self, rank: int, sessions: Sequence[Session | None], parent: TcpBoard | None = None) -> None:
         self.rank = rank
         self._parent = parent
-        self.lost: PeerLostError | None = None  # set once, for good
+        self.lost: PeerLostError | WireError | None = None  # set once, for good
         self.connections = select.epoll()  # readable when a peer said something
         self.stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable for good once the wire is lost
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -60,7 +60,7 @@ class TcpBoard:
         self._news = False
         self._closed = False
         self._lock = threading.RLock()
-        self._peers = {peer: _Peer(peer, sock) for peer, sock in enumerate(sockets) if sock is not None}
+        self._peers = {peer: _Peer(peer, session) for peer, session in enumerate(sessions) if session is not None}
         self._by_fd = {peer.sock.fileno(): peer for peer in self._peers.values()}
         family = (parent.connections.fileno(), parent.stop) if parent is not None else ()
         for fd in (*self._by_fd, *family):
@@ -68,7 +68,7 @@ class TcpBoard:
         self._waiter = select.poll()
         for fd in (self.connections.fileno(), self.stop, self._bell):
             self._waiter.register(fd, select.POLLIN)
-        self._inboxes = [self._peers[each].inbox if each != rank else self._mine for each in range(len(sockets))]
+        self._inboxes = [self._peers[each].inbox if each != rank else self._mine for each in range(len(sessions))]
 
     def post(self, message: bytes) -> None:
         with self._lock:
@@ -130,7 +130,7 @@ class TcpBoard:
     def check(self) -> None:
         """Raise if the wire is lost."""
         if self.lost is not None:
-            raise PeerLostError(str(self.lost), self.lost.rank)
+            raise type(self.lost)(str(self.lost), self.lost.rank)
 
     def look_at_hosts(self, sockets: Sequence[socket.socket | None] = ()) -> None:
         """Raise PeerLostError if a host has vanished, by the connections of the board or by other ``sockets``."""
@@ -171,9 +171,9 @@ class TcpBoard:
             if self._parent.pump():
                 self._parent.ring()
             if self._parent.lost is not None:
-                self._lose(PeerLostError(str(self._parent.lost)))
+                self._lose(type(self._parent.lost)(str(self._parent.lost)))
 
-    def hear_why(self, rank: int, seconds: float = 3.0) -> PeerLostError:
+    def hear_why(self, rank: int, seconds: float = 3.0) -> PeerLostError | WireError:
         """The data connection to ``rank`` ended: what does its board connection say about that?"""
         end = time.monotonic() + seconds
         while self.lost is None and self._peers[rank].open and time.monotonic() < end:
@@ -181,7 +181,13 @@ class TcpBoard:
             self.pump()
         if self.lost is None:
             return left(rank) if self._peers[rank].said_goodbye else vanished(rank)
-        return PeerLostError(str(self.lost), self.lost.rank)
+        return type(self.lost)(str(self.lost), self.lost.rank)
+
+    def fail(self, error: WireError) -> None:
+        """This wire cannot be trusted any more: tell everybody."""
+        with self._lock:
+            self._lose(error)
+            self._send_to_all(_ABORT, f"rank {self.rank} says: {error}".encode())
 
     def abort(self, why: str) -> None:
         """Tell everybody, and let nobody here wait any more."""
@@ -209,16 +215,17 @@ class TcpBoard:
             os.close(self.stop)
             os.close(self._bell)
 
-    def _lose(self, error: PeerLostError) -> None:
+    def _lose(self, error: PeerLostError | WireError) -> None:
         if self.lost is None:
             self.lost = error
             os.eventfd_write(self.stop, 1)
 
-    def _send_to_all(self, kind: int, payload: bytes) -> None:
-        frame = memoryview(_HEADER.pack(kind, len(payload)) + payload)
+    def _send_to_all(self, kind: bytes, payload: bytes) -> None:
+        content = kind + payload
         for peer in self._peers.values():
             if peer.open:
-                peer.outbox.append(frame)
+                head, tail = peer.session.outgoing.seal(content)
+                peer.outbox.append(memoryview(b"".join((head, content, tail))))
                 if len(peer.outbox) == 1:
                     self._flush(peer)
 
@@ -251,10 +258,9 @@ class TcpBoard:
 
     def _read(self, peer: _Peer) -> None:
         try:
-            while True:
-                data = peer.sock.recv(1 << 18)
-                if not data:
-                    break
+            while data := peer.sock.recv(1 << 18):
+                if self.lost is not None:
+                    return  # nothing counts any more
                 peer.unread += data
                 self._parse(peer)
         except BlockingIOError:
@@ -264,23 +270,37 @@ class TcpBoard:
         self._hang_up(peer)
 
     def _parse(self, peer: _Peer) -> None:
-        while len(peer.unread) >= _HEADER.size:
-            kind, length = _HEADER.unpack_from(peer.unread)
-            if length > MAX_FRAME:
-                self._lose(PeerLostError(f"rank {peer.rank} announced a message of {length} bytes", peer.rank))
-                return
-            end = _HEADER.size + length
-            if len(peer.unread) < end:
-                return
-            payload = bytes(memoryview(peer.unread)[_HEADER.size : end])
-            del peer.unread[:end]
-            if kind == _POST:
-                peer.inbox.append(payload)
-                self._news = True
-            elif kind == _ABORT:
-                self._lose(PeerLostError(payload.decode(errors="replace"), peer.rank))
-            else:
-                peer.said_goodbye = True
+        incoming, unread = peer.session.incoming, peer.unread
+        while len(unread) >= HEAD and self.lost is None:
+            if peer.length < 0:
+                length = incoming.length(unread[:HEAD])
+                if length is None:
+                    return self.fail(peer.session.tampered(peer.rank))
+                if not 0 < length <= _LIMIT:
+                    return self.fail(WireError(f"rank {peer.rank} announced a notice of {length} bytes", peer.rank))
+                peer.length = length
+            end = HEAD + peer.length
+            if len(unread) < end + TAG:
+                return None
+            content = bytes(memoryview(unread)[HEAD:end])
+            if not incoming.opens(content, unread[end : end + TAG]):
+                return self.fail(peer.session.tampered(peer.rank))
+            del unread[: end + TAG]
+            peer.length = -1
+            self._take(peer, content[:1], content[1:])
+        return None
+
+    def _take(self, peer: _Peer, kind: bytes, payload: bytes) -> None:
+        if kind == _POST:
+            peer.inbox.append(payload)
+            self._news = True
+        elif kind == _ABORT:
+            self._lose(PeerLostError(payload.decode(errors="replace"), peer.rank))
+        elif kind == _GOODBYE:
+            peer.said_goodbye = True
+        else:
+            text = f"rank {peer.rank} sent a notice of the kind {kind!r}, which this version does not know"
+            self.fail(WireError(f"{text}: does it run another version of Farandole?", peer.rank))
 
     def _broken(self, peer: _Peer, error: OSError) -> None:
         """A connection tells only once why it broke: that its other end was silent for too long, or anything else."""

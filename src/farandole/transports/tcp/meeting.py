@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from farandole import handshake, liveness
+from farandole import liveness
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
+from farandole.handshake import Newcomers, Session, authenticate
 from farandole.log import logger
 
 DATA, BOARD = 0, 1
@@ -34,7 +35,7 @@ class Store(Protocol):
 
 
 class Meeting:
-    """One rendezvous. ``run`` returns the sockets, by rank: (data, board); None in our own place."""
+    """One rendezvous. ``run`` returns the sessions, by rank: (data, board); None in our own place."""
 
     def __init__(
         self, rank: int, size: int, secret: str, scope: str, store: Store, timeout: float, host: str,
@@ -43,19 +44,21 @@ class Meeting:
         self.rank, self.size, self.secret, self.scope = rank, size, secret, scope
         self.store, self.timeout, self.host, self.check = store, timeout, host, check
         self.deadline = time.monotonic() + timeout
-        self.sockets: dict[tuple[int, int], socket.socket] = {}
+        self.sessions: dict[tuple[int, int], Session] = {}
         self.changed = threading.Condition()
         self.open = True
-        self.places = threading.BoundedSemaphore(2 * size + 16)  # pending handshakes
-        self.refused = 0
+        self.newcomers = Newcomers(f"rank {rank}", logger, 2 * size + 64)
         self.trouble = ""
 
-    def run(self) -> tuple[list[socket.socket | None], list[socket.socket | None]]:
+    def run(self) -> tuple[list[Session | None], list[Session | None]]:
         try:
             listener = socket.create_server((self.host, 0), backlog=max(128, 4 * self.size), family=_family(self.host))
         except OSError as error:
             raise RendezvousError(f"rank {self.rank} cannot listen on {self.host}: {error}") from error
-        acceptor = threading.Thread(target=self._accept, args=(listener,), name="farandole-tcp-accept", daemon=True)
+        acceptor = threading.Thread(
+            target=self.newcomers.accept_all, args=(listener, self._greet, "farandole-tcp-greet"),
+            name="farandole-tcp-accept", daemon=True,
+        )  # fmt: skip
         acceptor.start()
         try:
             self.store.set(self._key(self.rank), f"{self.host}|{listener.getsockname()[1]}".encode())
@@ -65,14 +68,14 @@ class Meeting:
             self._wait_for_the_higher()
         except BaseException:
             self._end(listener, acceptor)
-            for each in self.sockets.values():
-                each.close()
+            for session in self.sessions.values():
+                session.close()
             raise
         self._end(listener, acceptor)
         return self._of(DATA), self._of(BOARD)
 
-    def _of(self, channel: int) -> list[socket.socket | None]:
-        return [self.sockets.get((peer, channel)) for peer in range(self.size)]
+    def _of(self, channel: int) -> list[Session | None]:
+        return [self.sessions.get((peer, channel)) for peer in range(self.size)]
 
     def _end(self, listener: socket.socket, acceptor: threading.Thread) -> None:
         with self.changed:
@@ -81,6 +84,7 @@ class Meeting:
             listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
         acceptor.join(2.0)
         listener.close()
+        self.newcomers.close()
 
     def _key(self, rank: int) -> str:
         return f"tcp/{self.scope}/{rank}"
@@ -98,11 +102,12 @@ class Meeting:
                 self.trouble = f"cannot connect to rank {peer} at {host}, port {port}: {error}"
             else:
                 try:
-                    handshake.authenticate(sock, self.secret, f"{self._key(peer)}", server=False, seconds=PATIENCE)
+                    session = authenticate(sock, self.secret, self._key(peer), server=False, seconds=PATIENCE)
                     sock.settimeout(PATIENCE)
-                    sock.sendall(_HELLO.pack(self.rank, channel))
-                    handshake.recv_exactly(sock, len(_WELCOME))
-                    self._add(peer, channel, sock)
+                    session.send(_HELLO.pack(self.rank, channel))
+                    if session.receive(len(_WELCOME)) is None:
+                        raise ConnectionError("it hung up")
+                    self._add(peer, channel, session)
                     return
                 except (OSError, HorovodInternalError) as error:
                     sock.close()
@@ -126,10 +131,10 @@ class Meeting:
         wanted = {(peer, channel) for peer in range(self.rank + 1, self.size) for channel in (DATA, BOARD)}
         while True:
             with self.changed:
-                if wanted <= self.sockets.keys():
+                if wanted <= self.sessions.keys():
                     return
                 self.changed.wait(max(0.01, min(1.0, self._left())))
-                if wanted <= self.sockets.keys():
+                if wanted <= self.sessions.keys():
                     return
             self.check()
             if self._left() <= 0:
@@ -139,17 +144,23 @@ class Meeting:
         absent: list[int] = []
         silent: list[int] = []
         for peer in range(self.size):
-            if peer == self.rank or {(peer, DATA), (peer, BOARD)} <= self.sockets.keys():
+            if peer == self.rank or {(peer, DATA), (peer, BOARD)} <= self.sessions.keys():
                 continue
             (absent if self.store.try_get(self._key(peer)) is None else silent).append(peer)
         if absent:
             return f"{_ranks(absent)} did not arrive within {self.timeout:g} s"
         return (
             f"rank {self.rank} and {_ranks(silent)} did not connect within {self.timeout:g} s "
-            f"({self.trouble or 'is a firewall between them?'})"
+            f"({self.trouble or self._suspicion()})"
         )
 
-    def _add(self, peer: int, channel: int, sock: socket.socket) -> None:
+    def _suspicion(self) -> str:
+        if not self.newcomers.refused:
+            return "is a firewall between them?"
+        return f"{self.newcomers.refused} connections of others came instead, and were refused"
+
+    def _add(self, peer: int, channel: int, session: Session) -> None:
+        session.peer, sock = f"rank {peer}", session.sock
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         liveness.probe(sock)
         sock.setblocking(False)
@@ -157,47 +168,25 @@ class Meeting:
             if not self.open:
                 sock.close()
                 return
-            old = self.sockets.get((peer, channel))  # the same rank dialled again: it did not hear our welcome
-            self.sockets[peer, channel] = sock
+            old = self.sessions.get((peer, channel))  # the same rank dialled again: it did not hear our welcome
+            self.sessions[peer, channel] = session
             self.changed.notify_all()
         if old is not None:
             old.close()
 
-    def _accept(self, listener: socket.socket) -> None:
-        while self.open:
-            try:
-                sock, _ = listener.accept()
-            except OSError:
-                if self.open:
-                    time.sleep(0.05)  # out of descriptors: strangers' time limits will free some
-                continue
-            self.places.acquire()
-            threading.Thread(target=self._greet, args=(sock,), name="farandole-tcp-greet", daemon=True).start()
-
     def _greet(self, sock: socket.socket) -> None:
         try:
-            handshake.authenticate(sock, self.secret, self._key(self.rank), server=True, seconds=PATIENCE)
+            session = self.newcomers.admit(sock, self.secret, self._key(self.rank), seconds=PATIENCE)
             sock.settimeout(PATIENCE)
-            peer, channel = _HELLO.unpack(handshake.recv_exactly(sock, _HELLO.size) or b"")
+            peer, channel = _HELLO.unpack(session.receive(_HELLO.size) or b"")
             if not self.rank < peer < self.size or channel not in (DATA, BOARD):
                 raise AuthenticationError(f"it says it is rank {peer} of {self.size}")
-            sock.sendall(_WELCOME)
-            self._add(peer, channel, sock)
+            session.send(_WELCOME)
+            self._add(peer, channel, session)
         except (OSError, HorovodInternalError, struct.error) as error:
             sock.close()
-            self._log_refusal(error)
-        finally:
-            self.places.release()
-
-    def _log_refusal(self, error: Exception) -> None:
-        with self.changed:
-            self.refused += 1
-            first = self.refused == 1 and self.open
-        if first:
-            logger.warning(
-                "a stranger connected to rank %d and was refused (%s); the job goes on, and further ones are refused "
-                "without a word", self.rank, error,
-            )  # fmt: skip
+            if self.open:
+                self.newcomers.refuse("", error)
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from farandole.launch.outcome import Outcome
+from farandole.launch.outcome import Outcome, parsed
+from farandole.log import logger
 from farandole.store import StoreServer, Value
 from farandole.types import Slot
 
@@ -108,15 +109,21 @@ class Desk:
 
     def _on_set(self, key: str, value: Value) -> None:
         what, _, rest = key.partition("/")
-        if what == "outcome":
-            self.workers[int(rest)].reported = True
-        if what != "agent":
-            return
-        self._store.pop(key)
-        number, _, verb = rest.partition("/")
-        index = int(number)
+        try:
+            if what == "outcome":
+                self.workers[int(rest)].reported = True
+            elif what == "agent":
+                self._store.pop(key)
+                number, _, verb = rest.partition("/")
+                self._hear(int(number), verb, value)
+        except (ValueError, TypeError, LookupError) as error:
+            logger.warning("%r was set in the job's store to what cannot be that, and is ignored: %s", key, error)
+
+    def _hear(self, index: int, verb: str, value: Value) -> None:
+        if not 0 <= index < len(self.workers):
+            raise ValueError(f"there are {len(self.workers)} agents")
         if verb == "hello":
-            self.posts[index] = Post(index=index, **json.loads(value))
+            self.posts[index] = Post(index=index, **parsed(value))
             return
         worker = self._of.get(index)
         if worker is None:
@@ -125,11 +132,11 @@ class Desk:
             worker.feed(value[0], memoryview(value)[1:])
         elif verb == "exit":
             worker.end_output()
-            worker.code = json.loads(value)["code"]
+            worker.code = int(parsed(value)["code"])
         elif verb == "gone":
             worker.gone = True
         elif verb == "failed":
-            self._fail(worker, "error", json.loads(value)["message"])
+            self._fail(worker, "error", str(parsed(value)["message"]))
 
     def _on_lost(self, name: str) -> None:
         index = int(name.partition("/")[2])

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from farandole import handshake
-from farandole.errors import AuthenticationError, PeerLostError
-from farandole.handshake import MAC, NONCE, authenticate, derive, new_secret, recv_frame, send_frame
+from farandole.errors import AuthenticationError, UnfinishedHandshakeError
+from farandole.handshake import MAC, NONCE, Session, authenticate, derive, new_secret, proof
 
 SECRET = new_secret()
 Pair = tuple[socket.socket, socket.socket]
@@ -23,18 +22,19 @@ def pair() -> Iterator[Pair]:
 
 
 class Server(threading.Thread):
-    """The accepting side, in a thread; ``error`` is what it raised."""
+    """The accepting side, in a thread; ``error`` is what it raised, else there is a ``session``."""
 
     def __init__(self, sock: socket.socket, secret: str = SECRET, purpose: str = "test", seconds: float = 5.0) -> None:
         super().__init__(daemon=True)
         self.error: Exception | None = None
+        self.session: Session | None = None
         self._arguments = sock, secret, purpose, seconds
         self.start()
 
     def run(self) -> None:
         sock, secret, purpose, seconds = self._arguments
         try:
-            authenticate(sock, secret, purpose, server=True, seconds=seconds)
+            self.session = authenticate(sock, secret, purpose, server=True, seconds=seconds)
         except Exception as error:
             self.error = error
             sock.close()
@@ -47,10 +47,13 @@ class Server(threading.Thread):
 
 def test_two_that_know_the_secret(pair: Pair) -> None:
     server = Server(pair[0])
-    authenticate(pair[1], SECRET, "test", server=False)
+    session = authenticate(pair[1], SECRET, "test", server=False)
     assert server.result() is None
-    send_frame(pair[1], b"hello")
-    assert recv_frame(pair[0]) == b"hello"
+    assert server.session is not None
+    session.send(b"hello")
+    assert server.session.receive(10) == b"hello"
+    server.session.send(b"you, too")
+    assert session.receive(10) == b"you, too"
 
 
 @pytest.mark.parametrize(("secret", "purpose"), [(new_secret(), "test"), (SECRET, "other")])
@@ -92,13 +95,27 @@ def test_an_echo_is_no_answer(pair: Pair) -> None:
     """A stranger who plays the server's own messages back at it learns nothing and gets nowhere."""
     server = Server(pair[0], seconds=2.0)
     pair[1].sendall(b"x" * NONCE)
-    pair[1].sendall(handshake.recv_exactly(pair[1], NONCE) or b"")
+    pair[1].sendall(pair[1].recv(NONCE, socket.MSG_WAITALL))
     assert isinstance(server.result(), AuthenticationError)
 
 
 def test_silence_ends(pair: Pair) -> None:
     server = Server(pair[0], seconds=0.2)
     assert "time" in str(server.result())
+    assert isinstance(server.result(), UnfinishedHandshakeError)
+
+
+def test_who_says_nothing_has_less_time(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "SILENCE", 0.1)
+    silent = Server(pair[0], seconds=30.0)
+    assert "time" in str(silent.result())
+
+
+def test_who_hangs_up_is_not_said_to_know_another_secret(pair: Pair) -> None:
+    server = Server(pair[0])
+    pair[1].sendall(b"x" * NONCE)
+    pair[1].close()
+    assert isinstance(server.result(), UnfinishedHandshakeError)
 
 
 def test_dripping_does_not_extend_the_time(pair: Pair) -> None:
@@ -127,32 +144,6 @@ def test_names_derived_from_the_secret() -> None:
     assert SECRET not in derive(SECRET, "a")
 
 
-class TestFrames:
-    @pytest.mark.parametrize("length", [0, 1, 65535, 65536, 1 << 20])
-    def test_any_length(self, length: int, pair: Pair) -> None:
-        data = bytes(random.Random(length).randbytes(length))
-        sender = threading.Thread(target=send_frame, args=(pair[0], memoryview(data)))
-        sender.start()
-        assert recv_frame(pair[1]) == data
-        sender.join(10)
-
-    def test_the_end_between_frames(self, pair: Pair) -> None:
-        pair[0].close()
-        assert recv_frame(pair[1]) is None
-
-    @pytest.mark.parametrize("sent", [b"\1\0\0", b"\5\0\0\0\0\0\0\0ab"])
-    def test_the_end_inside_a_frame(self, sent: bytes, pair: Pair) -> None:
-        pair[0].sendall(sent)
-        pair[0].close()
-        with pytest.raises(PeerLostError):
-            recv_frame(pair[1])
-
-    def test_a_length_beyond_reason(self, pair: Pair) -> None:
-        pair[0].sendall(b"\xff" * 8)
-        with pytest.raises(PeerLostError, match="announced a message"):
-            recv_frame(pair[1])
-
-
 def test_a_secret_that_is_none_is_said_to_be() -> None:
     with pytest.raises(AuthenticationError, match="must be hexadecimal digits"):
-        handshake.derive("not hex", "anything")
+        derive("not hex", "anything")
