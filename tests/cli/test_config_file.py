@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from farandole import cli
-from farandole.cli import machine
 from farandole.launch import driver
 from farandole.launch.job import Job
 
@@ -93,28 +92,3 @@ def test_without_pyyaml(
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert run(tmp_path, "np: 2") == 2
     assert "needs PyYAML, which is not installed: pip install 'farandole[yaml]'" in capsys.readouterr().err
-
-
-class TestAuto:
-    def test_says_what_it_chose_and_why(
-        self, started: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.setattr("farandole.cli.run.cores", lambda: 16)
-        monkeypatch.setattr(machine, "visible_gpus", lambda env: 0)
-        monkeypatch.setattr(machine, "free_memory", lambda: 64 << 30)
-        assert cli.main(["run", "-np", "auto", "true"]) == 0
-        assert started[0].np == 8
-        assert capsys.readouterr().err == (
-            "farandole: -np auto: 8 ranks (16 usable cores, two for a rank: one computes while the other exchanges "
-            "gradients)\n"
-        )
-
-    def test_the_places_of_hosts(self, started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["run", "-n", "auto", "-H", "localhost:2,127.0.0.1:3", "true"]) == 0
-        assert started[0].np == 5
-        assert "-np auto: 5 ranks (the places of --hosts)" in capsys.readouterr().err
-
-    def test_on_a_cluster_one_says_how_many(self, started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
-        pytest.importorskip("pyspark", reason="pyspark is not installed")
-        assert cli.main(["run", "-np", "auto", "--launcher", "spark", "true"]) == 2
-        assert "counts this machine's cores; with launcher 'spark', say how many" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 
 import farandole
 from farandole import cli
-from farandole.cli import env, machine
+from farandole.cli import env
 
 
 @pytest.fixture
@@ -75,45 +75,3 @@ class TestGpus:
         tool.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
         assert env._gpus({}) == {"nvidia-smi": "fails: no driver"}
-
-    @pytest.mark.parametrize(
-        ("visible", "count"),
-        [(None, 3), ("", 0), ("0,2", 2), ("-1", 0), ("1,-1,2", 1), ("0,1,2,3,4", 3), ("GPU-ab", 1)],
-    )
-    def test_how_many_are_visible(self, tmp_path: Path, visible: str | None, count: int) -> None:
-        for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
-            (tmp_path / name).touch()
-        told = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-        assert machine.visible_gpus(told, str(tmp_path)) == count
-
-
-class TestAuto:
-    @pytest.mark.parametrize(
-        ("cores", "gpus", "gib", "np", "why"),
-        [
-            (1, 0, 64, 1, "there is one usable core"),
-            (2, 0, 64, 2, "one for each of 2 usable cores"),
-            (4, 0, 64, 4, "one for each of 4 usable cores"),
-            (6, 0, 64, 4, "6 usable cores, two for a rank"),
-            (64, 0, 512, 32, "64 usable cores, two for a rank"),
-            (64, 8, 512, 8, "one for each of 8 GPUs"),
-            (2, 1, 512, 1, "there is one GPU"),
-            (16, 0, 3, 3, "3.0 GiB of memory are free"),
-            (2, 0, 0.5, 1, "0.5 GiB of memory are free"),
-        ],
-    )
-    def test_how_many_ranks(self, cores: int, gpus: int, gib: float, np: int, why: str) -> None:
-        found = machine.ranks(cores, gpus, int(gib * machine.GIB))
-        assert found.np == np
-        assert why in found.why
-
-    @pytest.mark.parametrize(
-        ("files", "limit"),
-        [({"memory.max": "1024\n"}, 1024), ({"memory.max": "max\n"}, 1 << 62), ({}, 1 << 62),
-         ({"memory/memory.limit_in_bytes": "4096\n"}, 4096)],
-    )  # fmt: skip
-    def test_the_memory_of_a_container(self, tmp_path: Path, files: dict[str, str], limit: int) -> None:
-        for name, text in files.items():
-            (tmp_path / name).parent.mkdir(exist_ok=True)
-            (tmp_path / name).write_text(text)
-        assert machine.memory_limit(str(tmp_path)) == limit
