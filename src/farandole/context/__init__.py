@@ -43,6 +43,7 @@ _generation = 0  # how many times this process has initialised
 class ProcessSet:
     """Some of the ranks. Register it with ``add_process_set`` or ``init(process_sets=[...])`` before use.
 
+    ``ranks_or_comm``: ranks as a list, or an mpi4py communicator.
     ``process_set_id``: its number while it is registered, else None. ``ranks``: sorted global ranks.
     """
 
@@ -175,7 +176,8 @@ def _failing() -> bool:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Register a set. All ranks must call this, with the same sets in the same order; returns when all have.
+    """Register ``process_set``, or a list of ranks, and return the set. All ranks must call this, with the
+    same sets in the same order; returns when all have.
 
     Raises ValueError for a set that is there already, or without HOROVOD_DYNAMIC_PROCESS_SETS=1.
     """
@@ -186,7 +188,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Take a set back, on all ranks; False if it is not registered, or is that of all ranks."""
+    """Take ``process_set`` back, on all ranks; False if it is not registered, or is that of all ranks."""
     _check_dynamic()
     number = process_set.process_set_id
     if number is None or not _entered().sets.remove(number):
@@ -256,6 +258,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def is_initialized() -> bool:
+    """Has ``init()`` been called (and not ``shutdown()`` since)?"""
     return _place is not None
 
 

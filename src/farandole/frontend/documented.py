@@ -70,6 +70,7 @@ def documented(*raises: str, example: str = "", **arguments: str) -> Callable[[F
         code = function.__code__
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         told = {name: arguments.get(name) or ARGUMENTS.get(name) for name in names if name not in ("self", "cls")}
+        told |= {name: text for name, text in arguments.items() if name not in told}  # *args, **options
         parts = [cleandoc(function.__doc__)]
         if told:
             parts.append(_section("Arguments", [f"{name}: {text}" for name, text in told.items() if text]))

@@ -6,10 +6,12 @@ import torch
 
 
 def cuda_built() -> bool:
+    """Was torch built with CUDA?"""
     return bool(torch.backends.cuda.is_built())
 
 
 def rocm_built() -> bool:
+    """Was torch built with ROCm?"""
     return torch.version.hip is not None
 
 

@@ -13,6 +13,7 @@ import torch
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend.compression import Compressing, NoneCompressor
+from farandole.frontend.documented import documented
 from farandole.launch import pace
 from farandole.strategies.allreduce import Allreduce
 from farandole.strategies.buckets import Terms
@@ -33,6 +34,18 @@ _SHOWN = (
 )  # fmt: skip
 
 
+@documented(
+    "init",
+    "ValueError: what makes no sense, or belongs to other parameters than the optimizer's. Also, in the first "
+    "backward pass: ranks have other parameters.",
+    "AssertionError: more backward passes than were announced.",
+    optimizer="any torch optimizer.",
+    named_parameters="model.named_parameters(), for names in errors and timelines.",
+    op="Average (the default), Sum, or Adasum: every rank steps with its own gradients then, and steps are combined.",
+    process_set="whose gradients are reduced; on a rank outside it, the optimizer steps with its own.",
+    example="optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())",
+)
 def DistributedOptimizer(
     optimizer: Wrapped, named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: Compressing = NoneCompressor, backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE,
@@ -44,11 +57,6 @@ def DistributedOptimizer(
     Gradients are final when ``loss.backward()`` returns (of the last of ``backward_passes_per_step`` passes): clip
     them, unscale them, read them. The result is of a subclass of ``optimizer``'s class, of the same name, and shares
     its ``param_groups``, state and options. A closure's loss is averaged over the ranks, as are its gradients.
-
-    ``groups``: lists of parameters that travel together, or how many buckets to make of all.
-    ``gradient_predivide_factor``: divide by it before summing, and by size / factor afterwards.
-    ``op``: Average, Sum, or Adasum: every rank steps with its own gradients then, and the steps are combined.
-    ``process_set``: whose gradients are reduced; on a rank outside it, the optimizer steps with its own.
     """
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")

@@ -9,11 +9,21 @@ import torch
 
 from farandole import context
 from farandole.context import ProcessSet
+from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.torch.functions import grouped_allgather_async, synchronize
 from farandole.types import ReduceOp
 
 
+@documented(
+    "init",
+    "disagree",
+    "set",
+    "ValueError: op is neither Average nor Sum.",
+    tensor="a sparse COO tensor, or a dense one; the same shape on all ranks.",
+    op="Average (the default) or Sum.",
+    example="total = hvd.sparse_allreduce_async(tensor, op=hvd.Sum)()",
+)
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None = None, op: int = ReduceOp.AVERAGE, process_set: ProcessSet = WORLD
 ) -> Callable[[], torch.Tensor]:

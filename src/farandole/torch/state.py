@@ -11,6 +11,7 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.engine import Entry
 from farandole.frontend import serials
+from farandole.frontend.documented import documented
 from farandole.frontend.objects import broadcast_object
 from farandole.frontend.ops import WORLD, place_of
 from farandole.frontend.trees import put_together, take_apart
@@ -21,6 +22,14 @@ from farandole.types import Kind, Request
 Named = Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor]
 
 
+@documented(
+    "init",
+    "disagree",
+    "set",
+    "root",
+    params="model.state_dict(), or (name, tensor) pairs. The same names, shapes and types on all ranks.",
+    example="hvd.broadcast_parameters(model.state_dict(), root_rank=0)",
+)
 def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet = WORLD) -> None:
     """Overwrite tensors with ``root_rank``'s. ``params``: ``model.state_dict()``, or (name, tensor) pairs."""
     if isinstance(params, Mapping):
@@ -37,6 +46,15 @@ def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet 
     context.began_alike(sum(tensor.numel() for _, tensor in tensors))
 
 
+@documented(
+    "init",
+    "disagree",
+    "set",
+    "root",
+    optimizer="any torch optimizer, distributed or not.",
+    model="has no effect; Horovod's programs give it.",
+    example="hvd.broadcast_optimizer_state(optimizer, root_rank=0)",
+)
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int,

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend.batch_norm import combined
+from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.torch.functions import allgather, allreduce
 from farandole.types import ReduceOp
@@ -23,6 +24,11 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch has no types for it
     """Takes the place of BatchNorm1d, 2d and 3d. Ranks may have batches of different sizes, or none.
+
+    ``num_features``: channels, dimension 1 of inputs of shape (N, C, ...). ``eps``: added to the variance.
+    ``momentum``: the share of a batch in running statistics; None for their mean. ``affine``: with a learned weight and
+    bias. ``track_running_stats``: keep statistics for ``eval()``. ``device`` and ``dtype``: of the parameters.
+    ``process_set``: whose batches count; those of all ranks by default.
 
     Statistics are computed in double precision, on whatever device the input is.
     """
@@ -123,6 +129,9 @@ def _shaped(values: Any, like: Any) -> Any:
     return values.reshape(1, -1, *[1] * (like.dim() - 2))
 
 
+@documented(
+    example="model = hvd.convert_sync_batchnorm(model)", module="a torch.nn.Module; its parts are replaced in it."
+)
 def convert_sync_batchnorm(module: Module, process_set: ProcessSet = WORLD) -> Module:
     """``module`` with a SyncBatchNorm, of the same parameters and statistics, in the place of each BatchNorm."""
     if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):

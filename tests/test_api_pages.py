@@ -1,0 +1,115 @@
+"""The pages of docs/api/ are what the docstrings say, and every argument of a public function is explained.
+
+``python -m tests.test_api_pages --write`` makes the pages anew.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from farandole.frontend.documented import _COLLECTIVE, ARGUMENTS, RAISES
+
+FOLDER = Path(__file__).parent.parent / "docs" / "api"
+TITLES = {"torch": "PyTorch tensors", "numpy": "numpy arrays"}
+SHARED = [f"`{name}`: {text}" for name, text in ARGUMENTS.items()]
+
+
+def public(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """Functions and classes that users import, with those that ``*`` leaves out."""
+    for name in sorted({*module.__all__, "print"}, key=str.lower):
+        value = getattr(module, name)
+        if not inspect.ismodule(value) and callable(value):
+            yield name, value
+
+
+def signature(value: Any) -> str:
+    """Without types: those are for type checkers."""
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except ValueError:
+        return "(...)"
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
+    text = str(inspect.Signature(plain))
+    text = re.sub(r"<class '[\w.]*\.(\w+)'>", r"\1", re.sub(r"ProcessSet\(process_set_id=0.*?\)", "all ranks", text))
+    return re.sub(r"<ReduceOp\.(\w+): \d>", lambda found: str(found[1]).capitalize(), text)
+
+
+def section(name: str, value: Any) -> str:
+    prose, *parts = re.split(r"\n\n(?=(?:Arguments|Raises|Example):\n)", inspect.getdoc(value) or "")
+    common = {f"{key}: {text}" for key, text in ARGUMENTS.items()} | {RAISES[key] for key in _COLLECTIVE}
+    lines = [f"### `{name}`", "", f"```python\n{name}{signature(value)}\n```", "", prose.replace("``", "`")]
+    for part in parts:
+        title, *rows = inspect.cleandoc(part).splitlines()
+        if title == "Example:":
+            lines += ["", "```python", *rows, "```"]
+            continue
+        rows = [row for row in rows if row not in common]
+        if rows:
+            lines += ["", *(f"- {_marked(row)}" for row in rows)]
+        if title == "Raises:" and all(RAISES[key] in part for key in _COLLECTIVE):
+            lines += ["", "Raises what all collectives do."] if not rows else []
+    return "\n".join(lines)
+
+
+def _marked(row: str) -> str:
+    name, colon, text = row.partition(": ")
+    return f"`{name}`: {text}" if colon and name.isidentifier() else row
+
+
+def page(framework: str) -> str:
+    module = importlib.import_module(f"farandole.{framework}")
+    found = list(public(module))
+    used = {each for _, value in found for each in _parameters(value)}
+    lines = [
+        f"# `farandole.{framework}`: every name", "",
+        f"For {TITLES[framework]}: `import farandole.{framework} as hvd`. Made from the docstrings, which "
+        f"`help(hvd.allreduce)` shows in full. How to use it: [{framework}.md](../{framework}.md).", "",
+        "Arguments that mean the same everywhere:", "",
+        *(f"- `{name}`: {text}" for name, text in ARGUMENTS.items() if name in used), "",
+        "All collectives raise:", "", *(f"- {RAISES[key]}" for key in _COLLECTIVE), "",
+    ]  # fmt: skip
+    return "\n".join([*lines, *(section(name, value) + "\n" for name, value in found)])
+
+
+def _parameters(value: Any) -> list[str]:
+    try:
+        return [name for name in inspect.signature(value).parameters if name not in ("args", "kwargs")]
+    except ValueError:
+        return []
+
+
+@pytest.mark.parametrize("framework", TITLES)
+def test_every_argument_is_explained(framework: str) -> None:
+    module = pytest.importorskip(f"farandole.{framework}")
+    missing = []
+    for name, value in public(module):
+        text = inspect.getdoc(value) or ""
+        if inspect.isclass(value):
+            text += inspect.getdoc(value.__init__) or ""
+        if issubclass(value, Exception) if inspect.isclass(value) else False:
+            continue
+        words = [each for each in _parameters(value) if f"``{each}``" not in text and f"    {each}: " not in text]
+        missing += [f"{name}: {', '.join(words) or 'no docstring'}"] if words or not text else []
+    assert missing == []
+
+
+@pytest.mark.parametrize("framework", TITLES)
+def test_the_page_is_current(framework: str) -> None:
+    pytest.importorskip(f"farandole.{framework}")
+    current = (FOLDER / f"{framework}.md").read_text()
+    assert current == page(framework), "run: python -m tests.test_api_pages --write"
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
+    FOLDER.mkdir(exist_ok=True)
+    for each in TITLES:
+        (FOLDER / f"{each}.md").write_text(page(each))
