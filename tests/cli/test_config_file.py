@@ -20,6 +20,7 @@ fusion_threshold_mb: 0.5
 cycle_time_ms: 2
 overlap: on
 nccl: "off"
+check: off
 no_stall_check: false
 log-level: INFO
 timeline_filename:
@@ -46,7 +47,7 @@ def test_a_file_says_what_flags_say(tmp_path: Path, started: list[Job], monkeypa
     settings = job.settings
     assert (settings.fusion_threshold, settings.cycle_time) == (1 << 19, 2.0)
     assert (settings.overlap, settings.nccl, settings.log_level) == ("on", "off", "info")
-    assert settings.stall_check_disable is False
+    assert (settings.check, settings.stall_check_disable) == ("off", False)
 
 
 def test_flags_win(tmp_path: Path, started: list[Job]) -> None:
@@ -66,6 +67,7 @@ def test_flags_win(tmp_path: Path, started: list[Job]) -> None:
         ("np: [1]", "job.yaml: np=[1] must be text or a number"),
         ("start_timeout: true", "job.yaml: start_timeout=True must be text or a number"),
         ("np: 2\ncycle_time_ms: soon", "--cycle-time-ms='soon' cannot be read"),
+        ("np: 2\ncheck: on", "check=True must be text"),
         ("help: true", "there is no option 'help'"),
         ("- a list", "must hold options by name (np: 2), not ['a list']"),
         ("np: {", "cannot be read"),

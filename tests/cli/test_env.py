@@ -61,6 +61,14 @@ def test_nothing_heavy_is_imported() -> None:
     assert not loaded & {"numpy", "torch", "tensorflow", "keras", "jax", "mxnet", "pyspark", "mpi4py"}
 
 
+def test_a_broken_installation_is_reported_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert cli.main(["env"]) == 0
+    assert "does not work: import of psutil halted" in capsys.readouterr().out
+
+
 class TestGpus:
     def test_what_nvidia_smi_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tool = tmp_path / "nvidia-smi"

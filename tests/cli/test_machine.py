@@ -61,6 +61,12 @@ class TestAuto:
         assert machine.memory_limit(str(tmp_path)) == limit
 
 
+def test_the_memory_of_the_machine(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:       24 kB\nMemFree: 3 kB\nMemAvailable:   16 kB\nSwapTotal: 1 kB\n")
+    assert machine.memory(str(tmp_path / "meminfo")) == (24 << 10, 16 << 10)
+    assert 0 < machine.memory().free <= machine.memory().total
+
+
 class TestTheNumberOfRanks:
     def test_says_what_it_chose_and_why(
         self, started: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

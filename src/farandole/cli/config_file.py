@@ -38,8 +38,9 @@ def _value(where: str, action: argparse.Action, value: Any) -> str | bool:
         if not isinstance(value, bool):
             raise SettingsError(f"{where}={value!r} must be true or false")
         return value
-    if isinstance(value, bool) and "on|" in f"{action.metavar}|":
-        return "on" if value else "off"  # YAML takes these words for truths
+    word = "on" if value else "off"  # YAML takes these words for truths
+    if isinstance(value, bool) and word in str(action.metavar).split("|"):
+        return word
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise SettingsError(f"{where}={value!r} must be text or a number, as it would stand after --{action.dest}")
     return str(value)

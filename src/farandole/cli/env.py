@@ -17,7 +17,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from typing import Any
 
 from farandole.cli import machine
 from farandole.cli.parsing import Parser, say
@@ -107,12 +106,10 @@ def _versions() -> dict[str, str]:
 
 
 def _machine() -> dict[str, str]:
-    import psutil
-
     system = platform.freedesktop_os_release().get("PRETTY_NAME", "") if _is_named() else platform.system()
     limit = quota()
     share = f", {limit:g} by control group" if limit < 1 << 20 else ""
-    memory = psutil.virtual_memory()
+    memory = machine.memory()
     bound = machine.memory_limit()
     allowed = len(os.sched_getaffinity(0))
     capped = f", limit of the control group {_size(bound)}" if bound < memory.total else ""
@@ -122,7 +119,7 @@ def _machine() -> dict[str, str]:
         "libc": " ".join(platform.libc_ver()) or "unknown",
         "processor": _processor(),
         "cores": f"{cores()} usable ({os.cpu_count()} in the machine, {allowed} by affinity{share})",
-        "memory": f"{_size(memory.total)}, {_size(memory.available)} free{capped}",
+        "memory": f"{_size(memory.total)}, {_size(memory.free)} free{capped}",
     }  # fmt: skip
 
 
@@ -154,7 +151,7 @@ def _gpus(env: Mapping[str, str]) -> dict[str, str]:
 def _tried(attempt: Callable[[], str]) -> str:
     try:
         return f"works: {attempt()}"
-    except OSError as error:
+    except (OSError, ImportError) as error:  # a broken installation is worth a report, too
         return f"does not work: {error}"
 
 
@@ -219,7 +216,7 @@ def _limit(value: int, in_bytes: bool) -> str:
     return _size(value) if in_bytes else str(value)
 
 
-def _size(number: Any) -> str:
+def _size(number: int) -> str:
     value = float(number)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if value < 1024:

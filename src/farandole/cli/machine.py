@@ -49,11 +49,22 @@ def visible_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
     return min(there, allowed)
 
 
+class Memory(NamedTuple):
+    """Bytes of the system's memory."""
+
+    total: int
+    free: int  # for new processes, without swapping
+
+
+def memory(path: str = "/proc/meminfo") -> Memory:
+    """What the kernel says (in KiB)."""
+    amounts = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", content(path), re.MULTILINE))
+    return Memory(int(amounts.get("MemTotal", 0)) << 10, int(amounts.get("MemAvailable", 0)) << 10)
+
+
 def free_memory() -> int:
     """Bytes that new processes may use: what the system has, within the limit of the control group."""
-    import psutil
-
-    return min(int(psutil.virtual_memory().available), memory_limit())
+    return min(memory().free, memory_limit())
 
 
 def memory_limit(mounts: str = "/sys/fs/cgroup") -> int:
