@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from farandole.errors import SettingsError
+from farandole.errors import RendezvousError, SettingsError
 from farandole.launch import notes, parcel
 from farandole.launch.launchers.spark import Spark, boot, cluster, visible
 from farandole.launch.launchers.spark.agent import environment, place
@@ -189,6 +189,9 @@ class Context:
         return [None] * (self._executors + 1)
 
 
+LATE = "^Timed out waiting for Spark tasks to start"
+
+
 class TestSlots:
     def test_executors_that_come_are_awaited(self) -> None:
         assert Cluster(Context("spark://h:7077", [0, 1, 2], 2)).await_slots(2, 60.0) == 2
@@ -222,6 +225,17 @@ class TestSlots:
         launcher = Spark()
         launcher._cluster = Cluster(Context("yarn", [0, 0, 2], 2))
         assert launcher.all_slots() == 2
+
+    def test_late_tasks_name_what_the_user_can_set(self) -> None:
+        desk, stage = SimpleNamespace(posts={}, lost=[]), SimpleNamespace(ended=False)
+        for options, says in (
+            ({}, r"increase HOROVOD_SPARK_START_TIMEOUT \(seconds; now 0\) to"),
+            ({"knob": "the start_timeout parameter"}, "increase the start_timeout parameter to a larger value"),
+        ):
+            launcher = Spark(start_timeout=0.0, **options)
+            launcher._desk, launcher._stage, launcher._np = desk, stage, 2  # type: ignore[assignment]
+            with pytest.raises(RendezvousError, match=f"{LATE}.*{says}"):
+                launcher.placed()
 
     def test_a_longer_start_timeout_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen = []
