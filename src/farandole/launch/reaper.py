@@ -18,9 +18,14 @@ from __future__ import annotations
 import marshal
 import os
 import select
-import signal
 import sys
 import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # what signal adds, enumerations, takes longer to load than all the rest
 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 AGAIN = 0.02  # seconds after which SIGKILL goes to what was started meanwhile
@@ -241,7 +246,7 @@ def attend(driver: Driver, ranks: Ranks) -> None:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         # A handler, unlike SIG_IGN, is not passed on to the ranks. What the driver ignores (nohup), they ignore.
-        if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
+        if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     import ctypes
 
