@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from farandole.collectives.hierarchical import Hierarchical
@@ -11,6 +13,7 @@ from farandole.errors import RendezvousError
 from farandole.handshake import new_secret
 from farandole.store import StoreClient, StoreServer
 from farandole.transports import shm
+from farandole.transports.shm.meeting import address
 from tests.pool import threads
 
 
@@ -26,6 +29,19 @@ from tests.pool import threads
 )
 def test_hosts_are_who_reaches_whom(seen: list[list[int]], hosts: list[list[int]]) -> None:
     assert wiring.group(seen) == hosts
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        ([[0, 1]], "shared memory joins all ranks"),
+        ([[0], [1]], "TCP joins all ranks: ranks that share memory are 0; 1; rank 0 was not reached (refused)"),
+        ([[0, 1], [2, 3]], "shared memory joins the ranks of a host, and TCP the hosts"),
+        ([[0, 1], [2]], "TCP joins all ranks (hosts are uneven)"),
+    ],
+)
+def test_the_choice_of_a_wire_is_explained(hosts: list[list[int]], said: str) -> None:
+    assert wiring.reason(hosts, {0: "refused"}).startswith(said)
 
 
 def run(size: int, monkeypatch: pytest.MonkeyPatch, host_of: dict[int, int] | None = None, **settings: object) -> list:
@@ -66,8 +82,30 @@ def run(size: int, monkeypatch: pytest.MonkeyPatch, host_of: dict[int, int] | No
         server.close()
 
 
-def test_one_host_shares_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(3, monkeypatch) == [("ShmTransport", 6.0)] * 3
+def test_one_host_shares_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "farandole"):
+        assert run(3, monkeypatch) == [("ShmTransport", 6.0)] * 3
+    assert "shared memory joins all ranks" in caplog.text
+
+
+def test_strangers_do_not_push_a_job_from_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than are let wait, at each rank's socket, before and while the ranks look for each other."""
+    taken: list[socket.socket] = []
+    look_around = shm.Meeting.look_around
+
+    def besieged(self: shm.Meeting) -> None:
+        for _ in range(100):
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(address(self.secret, self.scope, 0))
+            taken.append(sock)
+        look_around(self)
+
+    monkeypatch.setattr(shm.Meeting, "look_around", besieged)
+    try:
+        assert run(3, monkeypatch) == [("ShmTransport", 6.0)] * 3
+    finally:
+        for sock in taken:
+            sock.close()
 
 
 def test_tcp_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:

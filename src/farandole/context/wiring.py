@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from farandole import collectives
 from farandole.collectives.hierarchical import Hierarchical
@@ -23,8 +23,10 @@ def connect(settings: Settings, client: StoreClient, scope: str) -> Transport:
     """The transport that joins all ranks. Collective."""
     rank, size, secret, timeout = settings.rank, settings.size, settings.secret, settings.start_timeout
     if settings.transport == "shm":
+        logger.info("rank %d: shared memory joins all ranks, as --transport says", rank)
         return shm.connect(rank, size, secret, scope, timeout)
     if settings.transport == "tcp":
+        logger.info("rank %d: TCP joins all ranks, as --transport says", rank)
         return _tcp(settings, client, scope, range(size))
     meeting = shm.Meeting(rank, size, secret, scope)
     try:
@@ -36,7 +38,7 @@ def connect(settings: Settings, client: StoreClient, scope: str) -> Transport:
     found = meeting.found()
     neighbours = sorted([rank, *found])
     hosts = group([json.loads(text) for text in share(client, settings, f"{scope}/near", json.dumps(neighbours))])
-    logger.debug("ranks that share memory: %s", hosts)
+    logger.info("rank %d: %s", rank, reason(hosts, meeting.trouble))
     mine = next(host for host in hosts if rank in host)
     if len(mine) == size:
         return shm.join(rank, size, secret, scope, found)
@@ -53,6 +55,20 @@ def connect(settings: Settings, client: StoreClient, scope: str) -> Transport:
     local = shm.join(index, len(mine), secret, f"{scope}/host{hosts.index(mine)}", peers)
     cross = _tcp(settings, client, f"{scope}/slice{index}", [host[index] for host in hosts])
     return Hierarchical(flat, local, cross, hosts)
+
+
+def reason(hosts: Sequence[Sequence[int]], trouble: Mapping[int, str]) -> str:
+    """Which wire joins the ranks, and why. ``hosts``: the ranks that share memory; ``trouble``: why this rank did not
+    reach others."""
+    if len(hosts) == 1:
+        return "shared memory joins all ranks: all reached each other's Unix sockets"
+    wire = "TCP joins all ranks"
+    if max(map(len, hosts)) > 1:
+        alike = len({len(host) for host in hosts}) == 1
+        wire = "shared memory joins the ranks of a host, and TCP the hosts" if alike else f"{wire} (hosts are uneven)"
+    groups = "; ".join(", ".join(map(str, host)) for host in hosts)
+    why = "".join(f"; rank {rank} was not reached ({text})" for rank, text in list(trouble.items())[:3])
+    return f"{wire}: ranks that share memory are {groups}{why}"
 
 
 def group(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:
