@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.job import job
+from tests.kits.heard import heard
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-
-
-class Heard(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
 
 
 def model_of(seed: int) -> Any:
@@ -50,26 +41,6 @@ def train(
         if wanted is not False:
             optimizer.step()
     return optimizer
-
-
-def heard(n: int, *programs: Callable[[int], Any], **settings: Any) -> list[list[list[str]]]:
-    """By rank, what is said in each of the programs, run one after the other in one job."""
-
-    def body(rank: int) -> list[list[str]]:
-        from farandole.log import logger
-
-        found = []
-        for program in programs:
-            handler = Heard()
-            logger.addHandler(handler)
-            try:
-                program(rank)
-            finally:
-                logger.removeHandler(handler)
-            found.append(handler.texts)
-        return found
-
-    return job(n, body, **settings)
 
 
 def broadcast(model: Any) -> Any:

@@ -8,7 +8,7 @@ when they are not, every rank tells all it knows. Ranks that have joined need no
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -39,6 +39,7 @@ class Replica(Protocol):
 
     cures: Cures
     patient: bool  # may the first step come before the broadcast?
+    told: Collection[str]  # kinds of findings that the user was told of already
 
     def names(self) -> Sequence[str]:
         """The parameters' names, for messages."""
@@ -58,10 +59,10 @@ class Agreement:
     """
 
     def __init__(self, replica: Replica, engine: Engine, label: str) -> None:
-        self._replica, self._engine, self._label = replica, engine, f"{label}.check"
+        self.replica, self._engine, self._label = replica, engine, f"{label}.check"
         self._mode = context.settings().check if engine.size > 1 else "off"
         self._schedule = Schedule()
-        self._history = History(patient=replica.patient)
+        self._history = History(patient=replica.patient, told=set(replica.told))
         self._step = 0  # exchanges so far
         self._steps = 0  # of the optimizer, when the ranks were alike last
 
@@ -74,6 +75,12 @@ class Agreement:
         self._step += 1
         return self._mode != "off" and self._schedule.due()
 
+    def any_due(self) -> bool:
+        """``due`` on any rank? Collective: for exchanges that the answer cannot travel with."""
+        word = np.array([-int(self.due())], dtype=np.int64)
+        _reduce(self._engine, f"{self._label}.due", word, DType.INT64, ReduceOp.MIN)
+        return bool(word[0])
+
     def look(self, gradients: int | None = None, steps: int = -1) -> None:
         """Compare the ranks, and say what is wrong. Collective.
 
@@ -81,7 +88,7 @@ class Agreement:
         ``steps``: how often this rank's optimizer has stepped; -1 if unknown.
         Raises RanksDifferError on all ranks with ``--check raise``.
         """
-        weights, settings = self._replica.weights(), self._replica.settings()
+        weights, settings = self.replica.weights(), self.replica.settings()
         values = [
             combined(weights) if weights else None,
             digest_of_text(repr(sorted(settings.items()))) if settings else None,
@@ -93,25 +100,29 @@ class Agreement:
             since = -1 if steps < 0 else steps - self._steps
             mine = Report(tuple(weights or ()), settings, since, context.was_broadcast())
             reports = self._reports(mine)
-            found = findings(reports, self._replica.names(), self._history, self._step, self._replica.cures)
-        elif same_weights:
-            self._history.alike_at, self._steps = self._step, max(steps, 0)
-            found = same_gradients(self._history, same, self._engine.size, self._replica.cures)
-        self._tell(found)
+            found = findings(reports, self.replica.names(), self._history, self._step, self.replica.cures)
+        else:
+            if same_weights:
+                self._history.alike_at, self._steps = self._step, max(steps, 0)
+            found = same_gradients(self._history, same, self._engine.size, self.replica.cures)
+        tell(self._engine, found)
 
     def _reports(self, mine: Report) -> list[Report | None]:
         texts = gathered(self._engine, self._label, json.dumps(mine._asdict()).encode())
         told = [json.loads(text) if text else None for text in texts]
         return [None if each is None else Report(**{**each, "weights": tuple(each["weights"])}) for each in told]
 
-    def _tell(self, found: Sequence[Finding]) -> None:
-        if not found or self._mode == "off":  # a rank that does not want to know is asked all the same
-            return
-        if self._mode == "raise":
-            raise RanksDifferError("; ".join(each.text for each in found))
-        if self._engine.rank == 0:
-            for each in found:
-                logger.warning(each.text)
+
+def tell(engine: Engine, found: Sequence[Finding]) -> None:
+    """Say on rank 0 what all ranks have found, or raise it as RanksDifferError on all of them, as ``--check`` says."""
+    mode = context.settings().check
+    if not found or mode == "off":  # a rank that does not want to know takes part all the same
+        return
+    if mode == "raise":
+        raise RanksDifferError("; ".join(each.text for each in found))
+    if engine.rank == 0:
+        for each in found:
+            logger.warning(each.text)
 
 
 def all_equal(engine: Engine, name: str, values: Sequence[int | None]) -> list[bool | None]:

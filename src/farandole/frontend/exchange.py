@@ -20,17 +20,20 @@ from farandole.engine import Engine, Entry, Handle
 from farandole.errors import HorovodInternalError
 from farandole.frontend import packing
 from farandole.frontend.differences import first_difference
+from farandole.frontend.agreement import Agreement, Replica
 from farandole.frontend.lending import Lending
 from farandole.frontend.objects import allgather_object
 from farandole.frontend.ops import WORLD
 from farandole.frontend.packing import Plan
 from farandole.launch import pace
+from farandole.observe.replicas import combined, gradient_digest
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
     from farandole.types import Array
 
 _LACK, _TURN = 2, 3  # the words of a digest that tell of memory
+_LOOK = 4  # ... and whether some rank wants to compare replicas
 
 
 class Exchange:
@@ -38,10 +41,10 @@ class Exchange:
 
     def __init__(
         self, name: str, op: ReduceOp = ReduceOp.AVERAGE, prescale: float = 1.0, postscale: float = 1.0,
-        process_set: ProcessSet = WORLD, wire: DType | None = None,
+        process_set: ProcessSet = WORLD, wire: DType | None = None, replica: Replica | None = None,
     ) -> None:  # fmt: skip
         """``name``: what the ranks agree by, so it must be the same on all of them and not in use elsewhere.
-        ``wire``: the 16-bit float type to send wider floats as.
+        ``wire``: the 16-bit float type to send wider floats as. ``replica``: what the gradients are of, to compare.
         """
         self.name, self.op, self.process_set = name, op, process_set
         self.scales, self._wire = (prescale, postscale), wire
@@ -51,17 +54,21 @@ class Exchange:
         self._lending = Lending()
         self._turn = 0
         self._counter = pace.counter()
+        self._replica = replica
+        self._agreements: dict[Any, Agreement] = {}  # by names: several models may take turns
 
     def __call__(
-        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False
-    ) -> list[Array]:
+        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False,
+        replica: Replica | None = None,
+    ) -> list[Array]:  # fmt: skip
         """New arrays of the same shapes and types, that begin at multiples of ``ALIGNMENT`` bytes. Whoever keeps one of
         them keeps the memory of all. See ``start`` for ``in_place`` and for what is raised."""
-        return self.start(arrays, names, in_place=in_place)()
+        return self.start(arrays, names, in_place=in_place, replica=replica)()
 
     def start(
-        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False
-    ) -> Callable[[], list[Array]]:
+        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False,
+        replica: Replica | None = None,
+    ) -> Callable[[], list[Array]]:  # fmt: skip
         """Copy ``arrays`` and send them; calling the result waits, and gives what ``__call__`` gives.
 
         ``arrays``: the same number, shapes and types on all ranks, in the same order; any layout. A bfloat16 array is
@@ -69,6 +76,8 @@ class Exchange:
         ``in_place``, alike on all ranks: results are put where ``arrays`` stand (nobody else may look at them
         meanwhile), and these are given back. The large ones are not copied, if they are contiguous and there only once.
         Raises ValueError on all ranks, naming rank and array, when the lists differ or a type cannot be reduced.
+        ``replica``: what these gradients are of, if it is not always the same. What the ranks hold is compared now and
+        then (see ``agreement``), which raises RanksDifferError with ``--check raise``.
         A second start waits for the end of the first.
         """
         self._counter.steps += 1
@@ -80,7 +89,10 @@ class Exchange:
             memory, lack = self._lending.lend(plan.nbytes(), self._turn)
             flats = plan.cut(memory)
             plan.fill(flats, arrays)
-            words = np.array([plan.digest, -plan.digest, -1 if lack and flats else 0, -self._turn], dtype=np.int64)
+            agreement = self._agreement(engine, replica or self._replica, names)
+            own, due = _asked(agreement, arrays)
+            told = plan.digest, -plan.digest, -1 if lack and flats else 0, -self._turn, -due
+            words = np.array(told, dtype=np.int64)
             handle = engine.submit(self._entries(plan, flats, words, arrays), soon=True)
         except BaseException:
             self._busy.release()
@@ -89,6 +101,8 @@ class Exchange:
         def finish() -> list[Array]:
             try:
                 results = self._finish(engine, handle, plan, flats, words, arrays)
+                if words[_LOOK] < 0 and agreement is not None:
+                    agreement.look(own)
                 return packing.put_back(results, given) if in_place else results
             finally:
                 self._busy.release()
@@ -111,6 +125,26 @@ class Exchange:
         if words[_LACK] < 0:
             self._allocate(engine, plan.nbytes())
         return results
+
+    def compare(self, replica: Replica) -> None:
+        """Compare the ranks' replicas now. Collective."""
+        engine = self._open()
+        agreement = next(iter(self._agreements.values()), None) or self._agreement(engine, replica, None)
+        if agreement is not None:
+            agreement.replica = replica
+            agreement.look()
+
+    def _agreement(
+        self, engine: Engine, replica: Replica | None, names: Sequence[str] | None
+    ) -> Agreement | None:  # fmt: skip
+        if replica is None or engine.size == 1:
+            return None
+        key = tuple(names or ())
+        found = self._agreements.get(key)
+        if found is None:
+            found = self._agreements[key] = Agreement(replica, engine, self.name)
+        found.replica = replica
+        return found
 
     # What travels, and in what memory.
 
@@ -144,6 +178,7 @@ class Exchange:
         engine = context.engine(self.process_set)
         if engine is not self._engine:
             self._engine, self._lending, self._turn = engine, Lending(), 0
+            self._agreements.clear()
         return engine
 
     def _allocate(self, engine: Engine, nbytes: int) -> None:
@@ -166,3 +201,12 @@ class Exchange:
             f"{self.name}: all ranks must exchange the same arrays in the same order, but {what}. Build the same model "
             "on all ranks, and compute the same gradients in each step"
         ) from error
+
+
+def _asked(agreement: Agreement | None, arrays: Sequence[Array]) -> tuple[int | None, int]:
+    """A digest of what this rank's data gave, if it may be asked for, and whether this rank wants to compare."""
+    if agreement is None:
+        return None, 0
+    known = len(agreement.replica.names())  # what else travels with gradients stands behind them
+    own = [gradient_digest(array) for array in arrays[:known]] if agreement.soon() else []
+    return combined(own) if any(own) else None, int(agreement.due())

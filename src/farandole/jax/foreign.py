@@ -107,8 +107,9 @@ class _Call:
 
     def __call__(self, args: Any, rets: Any) -> None:
         """``args`` and ``rets``: pointers to buffers, in that order."""
+        targets = len(self._outputs) if self._in_place else 0
         given = [
-            self._given(args[place], rets[place] if self._in_place else None, *described)
+            self._given(args[place], rets[place] if place <= targets else None, *described)
             for place, described in enumerate(self._inputs, 1)
         ]
         found = self._function(*given)
@@ -121,7 +122,7 @@ class _Call:
         memory = _bytes_at(target or source, nbytes)
         if target and nbytes and target.contents.data != source.contents.data:  # XLA was asked to make it one
             memory[:] = _bytes_at(source, nbytes)
-        memory.flags.writeable = self._in_place
+        memory.flags.writeable = target is not None
         array: Array = memory.view(dtype).reshape(shape)
         return array
 
@@ -214,8 +215,8 @@ def emit(
     """A call of ``function`` in a program that is being made: its results, and the token after it.
 
     ``function`` gets arrays that are there until it returns, and may only be read; with ``in_place`` it leaves its
-    results in them (what the program needs otherwise, XLA copies before). What it raises fails the program, as an
-    INVALID_ARGUMENT for a ValueError, as an INTERNAL for others, with type and text.
+    results in the first of them (what the program needs otherwise, XLA copies before). What it raises fails the
+    program, as an INVALID_ARGUMENT for a ValueError, as an INTERNAL for others, with type and text.
     """
     call = _Call(function, in_place, ctx.avals_in, ctx.avals_out)
     number = next(_numbers)

@@ -13,6 +13,8 @@ from farandole.frontend.exchange import Exchange
 from farandole.jax import native
 from farandole.jax.calls import Collective, check_dtypes
 from farandole.jax.primitive import host_call, wait
+from farandole.jax.replica import CURES, ArraysReplica, comparable, sample
+from farandole.observe.replicas import Cures
 from farandole.types import Kind, ReduceOp
 
 if TYPE_CHECKING:
@@ -20,16 +22,23 @@ if TYPE_CHECKING:
 
 
 class _Exchanged:
-    """All gradients of a step. See ``primitive.HostCall``. Equal if the exchange and the names are."""
+    """All gradients of a step, and behind them, to be looked at, samples of parameters. See ``primitive.HostCall``.
+    Equal if the exchange and the names are. ``replica``: of parameters that are there already, outside of programs."""
 
-    def __init__(self, exchange: Exchange, names: Sequence[str]) -> None:
-        self.exchange, self.names = exchange, tuple(names)
+    def __init__(
+        self, exchange: Exchange, names: Sequence[str], looked_at: Sequence[str] = (), cures: Cures = CURES,
+        replica: ArraysReplica | None = None,
+    ) -> None:  # fmt: skip
+        self.exchange, self.names, self.looked_at = exchange, tuple(names), tuple(looked_at)
+        self._cures, self._replica = cures, replica
 
     def __hash__(self) -> int:
-        return hash((id(self.exchange), self.names))
+        return hash((id(self.exchange), self.names, self.looked_at))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Exchanged) and (self.exchange, self.names) == (other.exchange, other.names)
+        if not isinstance(other, _Exchanged):
+            return False
+        return (self.exchange, self.names, self.looked_at) == (other.exchange, other.names, other.looked_at)
 
     def __str__(self) -> str:
         return self.exchange.name
@@ -43,21 +52,26 @@ class _Exchanged:
         return True
 
     def shapes(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
-        for dtype, name in zip(dtypes, self.names, strict=True):
+        for dtype, name in zip(dtypes, self.names, strict=False):
             check_dtypes(Kind.ALLREDUCE, [dtype], name)
-        return list(zip(shapes, dtypes, strict=True))
+        return list(zip(shapes, dtypes, strict=True))[: len(self.names)]
 
     def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
-        return self.exchange(arrays, self.names, in_place=True)
+        count = len(self.names)
+        replica = ArraysReplica(arrays[count:], self.looked_at, self._cures) if self.looked_at else self._replica
+        return self.exchange(arrays[:count], self.names, in_place=True, replica=replica)
 
 
 def reduce_gradients(
-    leaves: Sequence[Any], names: Sequence[str], exchange: Exchange, compression: Any = NoneCompressor
-) -> list[Any]:
+    leaves: Sequence[Any], names: Sequence[str], exchange: Exchange, compression: Any = NoneCompressor,
+    parameters: Sequence[Any] = (), cures: Cures = CURES,
+) -> list[Any]:  # fmt: skip
     """The reduction of ``leaves`` over all ranks, in one go; inside ``jit`` and outside.
 
     ``leaves``: arrays of floating point or whole numbers. What is None or has type float0 (the gradient of whole
     numbers) stays as it is. ``names``: one per leaf, for messages. ``exchange``: one object for all steps.
+    ``parameters``: what the leaves are gradients of, if that is known, in the same order: ranks compare them now and
+    then (see ``frontend.agreement``).
     Raises ValueError on all ranks, naming rank and array, when their lists differ (inside ``jit`` JAX makes a
     JaxRuntimeError of it; see ``plain_errors``).
     """
@@ -66,13 +80,17 @@ def reduce_gradients(
     if not places:
         return results
     pairs = [compression.compress(jnp.asarray(leaves[place])) for place in places]
-    reduced = _reduced(exchange, [names[place] for place in places], [small for small, _ in pairs])
+    labels, smalls = [names[place] for place in places], [small for small, _ in pairs]
+    of = [parameters[place] for place in places] if len(parameters) == len(leaves) else []
+    reduced = _reduced(exchange, labels, smalls, of if comparable(of, smalls) else [], cures)
     for place, each, (_, token) in zip(places, reduced, pairs, strict=True):
         results[place] = compression.decompress(each, token)
     return results
 
 
-def _reduced(exchange: Exchange, names: Sequence[str], arrays: list[Any]) -> list[Any]:
+def _reduced(
+    exchange: Exchange, names: Sequence[str], arrays: list[Any], parameters: Sequence[Any], cures: Cures
+) -> list[Any]:  # fmt: skip
     call = Collective(Kind.ALLREDUCE, exchange.name, exchange.process_set, exchange.op, *exchange.scales, grouped=True)
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
         if native.position() is not None:
@@ -82,7 +100,10 @@ def _reduced(exchange: Exchange, names: Sequence[str], arrays: list[Any]) -> lis
         found = native.now(call, arrays)
         if found is not None:
             return found
-    return host_call(_Exchanged(exchange, names), arrays)
+    if parameters and isinstance(parameters[0], jax.core.Tracer):
+        return host_call(_Exchanged(exchange, names, names, cures), [*arrays, *sample(parameters)])
+    replica = ArraysReplica(parameters, names, cures)
+    return host_call(_Exchanged(exchange, names, (), cures, replica), arrays)
 
 
 def _dtype(leaf: Any) -> Any:

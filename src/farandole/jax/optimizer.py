@@ -12,6 +12,7 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.engine import Engine
 from farandole.frontend import serials
+from farandole.frontend.agreement import Replica
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.exchange import Exchange
 from farandole.frontend.ops import WORLD, reduce_op
@@ -34,13 +35,14 @@ class _Numbered(Exchange):
     _number: Engine | None = None
 
     def start(
-        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False
-    ) -> Callable[[], list[Array]]:
+        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False,
+        replica: Replica | None = None,
+    ) -> Callable[[], list[Array]]:  # fmt: skip
         engine = context.engine(self.process_set)
         if engine is not self._number:
             self._number = engine
             self.name = f"{self.name.partition('.')[0]}.{serials.next_for(engine)}"
-        return super().start(arrays, names, in_place=in_place)
+        return super().start(arrays, names, in_place=in_place, replica=replica)
 
 
 class Reducer:
@@ -55,15 +57,19 @@ class Reducer:
         kind = _Numbered if name is None else Exchange
         self._exchange = kind(name or what, self._op, *factors, process_set)
 
-    def __call__(self, gradients: Any) -> Any:
-        """``gradients`` (any tree) of all ranks. On a rank outside the process set, its own."""
+    def __call__(self, gradients: Any, parameters: Any = None) -> Any:
+        """``gradients`` (any tree) of all ranks. On a rank outside the process set, its own. ``parameters``: what they
+        are gradients of, if that is known."""
         if not self._set.included():
             return gradients
         leaves, kind = jax.tree_util.tree_flatten(gradients)
         if self._op is ReduceOp.ADASUM:  # of each array for itself
             reduced = grouped_allreduce(leaves, None, None, self._compression, self._op, process_set=self._set)
         else:
-            reduced = reduce_gradients(leaves, names_of(gradients), self._exchange, self._compression)
+            of, other = jax.tree_util.tree_flatten(parameters)
+            reduced = reduce_gradients(
+                leaves, names_of(gradients), self._exchange, self._compression, of if kind == other else ()
+            )  # fmt: skip
         return jax.tree_util.tree_unflatten(kind, reduced)
 
 
@@ -88,7 +94,7 @@ def distributed_gradients(
     reduce = Reducer("distributed_gradients", op, compression, gradient_predivide_factor, process_set, name)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        return reduce(updates), state
+        return reduce(updates, params), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
@@ -136,7 +142,9 @@ def value_and_grad(
     @functools.wraps(fun)
     def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         value, gradients = local(*args, **kwargs)
-        return value, reduce(gradients)
+        several = isinstance(argnums, Sequence)
+        of = tuple(args[place] for place in argnums) if several else args[argnums] if len(args) > argnums else None
+        return value, reduce(gradients, of)
 
     return both
 

@@ -42,7 +42,7 @@ class HostCall(Protocol):
 
     @property
     def in_place(self) -> bool:
-        """Do results stand where the arrays did, of the same shapes and types? Then ``run`` may write to them."""
+        """Do results stand where the first arrays did, of the same shapes and types? ``run`` may write to those."""
 
     def shapes(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
         """Shape and dtype of each output. Raises ValueError for inputs that cannot be."""
@@ -233,7 +233,8 @@ def _batched(arrays: Sequence[Any], axes: Sequence[int | None], call: HostCall) 
     if call.elementwise is None:
         raise NotImplementedError(f"{call} has no meaning under vmap: call it outside")
     if call.elementwise:
-        return host_call(call, arrays), list(axes)
+        results = host_call(call, arrays)
+        return results, list(axes)[: len(results)]
     moved = [array if axis is None else jnp.moveaxis(array, axis, 1) for array, axis in zip(arrays, axes, strict=True)]
     return host_call(call, moved), [None if axis is None else 1 for axis in axes]
 

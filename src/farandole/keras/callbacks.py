@@ -57,6 +57,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def _broadcast(self, model: Any) -> None:
         self.broadcast_done = True
+        gradients = gradients_of(model.optimizer)
+        if gradients is not None:
+            gradients.apart += self.local_variables
         broadcast_model(model, self.root_rank, process_set_of(model), self.local_variables)
 
 

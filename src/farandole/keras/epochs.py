@@ -11,12 +11,15 @@ import numpy as np
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.contracts import Observer
+from farandole.frontend import serials
+from farandole.frontend.agreement import Agreement
 from farandole.frontend.callbacks import any_rank, wait_for_all
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.keras import metrics, notes
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
-from farandole.keras.gradients import counter
+from farandole.keras.gradients import counter, name_of
 from farandole.keras.optimizer import gradients_of
+from farandole.keras.replica import CURES, KerasReplica
 from farandole.keras.weights import broadcast_variables, digests, local_of, numpy_of, shared_variables
 from farandole.launch import pace
 
@@ -45,6 +48,20 @@ class Training:
         self._silent = [each for each in users if path_of(each) is not None and path_of(each) in earlier]
         self._kept: list[tuple[Any, str, Any]] = []
         self.steps = 0
+        self._agreement: Agreement | None = None
+
+    def agreement(self, optimizer: Any, variables: list[Any]) -> Agreement:
+        """Where ranks compare weights when nothing exchanges gradients."""
+        if self._agreement is None:
+            engine = context.engine(self.process_set)
+            cause = (
+                f"{type(optimizer).__name__} does not exchange gradients: compile with "
+                "hvd.DistributedOptimizer(optimizer)"
+            )
+            names = [name_of(variable) for variable in variables]
+            replica = KerasReplica(optimizer, variables, names, cures=CURES._replace(certain=cause), between_steps=True)
+            self._agreement = Agreement(replica, engine, f"keras.fit.{serials.next_for(engine)}")
+        return self._agreement
 
     def local(self, model: Any) -> list[Any]:
         """The variables of ``model`` that are left to each rank, whoever said so."""
@@ -147,7 +164,7 @@ class Last(Conductor):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         model, process_set = self.model, self.training.process_set
         model.stop_training = any_rank(bool(model.stop_training), process_set)
-        _compare(model, epoch, process_set, self.training.local(model))
+        _compare(model, self.training)
 
 
 class Alone(keras.callbacks.Callback, Observer):  # type: ignore[misc]
@@ -215,22 +232,15 @@ def _even_out(model: Any, steps: list[int], process_set: ProcessSet, local: Sequ
         broadcast_variables(shared_variables(model, local), ranks[most], process_set)
 
 
-def _compare(model: Any, epoch: int, process_set: ProcessSet, local: Sequence[Any]) -> None:
+def _compare(model: Any, training: Training) -> None:
     """Say so if ranks hold different weights."""
+    optimizer, local = model.optimizer, training.local(model)
     variables = [each for each in model.trainable_weights if not any(each is other for other in local)]
-    mine = digests(variables)
-    everybody = allgather_object(mine, process_set=process_set)
-    if process_set.rank() == 0 and any(each != mine for each in everybody):
-        number = next(
-            (number for number, column in enumerate(zip(*everybody, strict=False)) if len(set(column)) > 1), 0
-        )
-        cause = (
-            "Gradients were exchanged; something else changes weights on one rank only"
-            if gradients_of(model.optimizer) is not None
-            else f"{type(model.optimizer).__name__} does not exchange gradients: compile with "
-            "hvd.DistributedOptimizer(optimizer)"
-        )
-        notes.different_replicas(len(everybody), epoch + 1, variables[number].path, cause)
+    gradients = gradients_of(optimizer)
+    if gradients is not None:
+        gradients.compare(optimizer, variables)
+    else:
+        training.agreement(optimizer, variables).look()
 
 
 def root_of(process_set: ProcessSet) -> int:

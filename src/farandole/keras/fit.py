@@ -20,6 +20,7 @@ import keras
 
 from farandole import context
 from farandole.context import ProcessSet
+from farandole.frontend.agreement import tell
 from farandole.frontend.objects import allgather_object
 from farandole.keras import metrics, notes
 from farandole.keras.callbacks import (
@@ -31,6 +32,8 @@ from farandole.keras.callbacks import (
 from farandole.keras.data import digest_of_data, sharded_arguments
 from farandole.keras.epochs import Alone, Conductor, First, Last, Training, path_of, root_of
 from farandole.keras.optimizer import exchanged_outside, gradients_of, reduced_for_scaling
+from farandole.keras.replica import CURES
+from farandole.observe.replicas import same_data
 
 
 def install() -> None:
@@ -72,7 +75,7 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     sharded = gradients is not None and gradients.shard
     if sharded:
         sharded_arguments(bound.arguments, process_set)
-    paths = _agree(bound.arguments, users, process_set, sharded)
+    paths = _agree(bound.arguments, users, process_set, sharded, None if gradients is None else gradients.told)
     told = next((each for each in users if isinstance(each, BroadcastGlobalVariablesCallback)), None)
     broadcast = told or BroadcastGlobalVariablesCallback(root_of(process_set))
     training = Training(process_set, users, paths, broadcast)
@@ -117,7 +120,7 @@ class _Plan(NamedTuple):
 
 
 def _agree(
-    arguments: dict[str, Any], users: list[Any], process_set: ProcessSet, sharded: bool
+    arguments: dict[str, Any], users: list[Any], process_set: ProcessSet, sharded: bool, told: set[str] | None
 ) -> list[list[str | None]]:
     """The paths that callbacks of each rank write to. Raises ValueError on all ranks that want different epochs."""
     data = None if sharded else digest_of_data((arguments.get("x"), arguments.get("y")))
@@ -129,8 +132,9 @@ def _agree(
         if len(set(values)) > 1:
             raise ValueError(f"model.fit: {name} must be the same on all ranks, but they have {values}, in rank order")
     digests = {each.data for each in everybody}
-    if len(digests) == 1 and None not in digests and process_set.rank() == 0:
-        notes.same_data(len(everybody), "were given the same arrays")
+    if len(digests) == 1 and None not in digests and told is not None and "data" not in told:
+        told.add("data")
+        tell(context.engine(process_set), [same_data(len(everybody), "were given the same arrays", CURES)])
     return [each.paths for each in everybody]
 
 

@@ -15,15 +15,13 @@ import numpy as np
 
 from farandole import context
 from farandole.context import ProcessSet
-from farandole.engine import Entry
 from farandole.frontend import serials
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.exchange import Exchange
-from farandole.keras import notes
-from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.keras.replica import KerasReplica
+from farandole.types import DType, ReduceOp
 
 if TYPE_CHECKING:
-    from farandole.engine import Engine
     from farandole.types import Array
 
     Values = Callable[[], "list[Array] | None"]
@@ -46,6 +44,8 @@ class Gradients:
         self.variables: list[Any] = []  # those that the gradients at hand belong to
         self.local_variables: list[Any] = []
         self.local_layers: list[Any] = []
+        self.told: set[str] = set()  # kinds of findings
+        self.apart: list[Any] = []  # variables that were not broadcast, on purpose
         self.outside = False  # somebody else has exchanged them already
         self._op, self._predivide, self._compression = op, predivide, compression
         self._sparse_as_dense, self._scale_local = sparse_as_dense, scale_local
@@ -82,7 +82,8 @@ class Gradients:
         common = [number for number, key in enumerate(keys) if key not in local]
         results = list(grads)
         names = [name_of(self.variables[number]) for number in common]
-        reduced = self._reduced(optimizer, [grads[number] for number in common], names)
+        variables = [self.variables[number] for number in common]
+        reduced = self._reduced(optimizer, [grads[number] for number in common], names, variables)
         for number, grad in zip(common, reduced, strict=True):
             results[number] = grad
         factor = self.factor / (self.process_set.size() if self._scale_local else 1)
@@ -95,7 +96,16 @@ class Gradients:
         statistics), too."""
         return [*self.local_variables, *(each for layer in self.local_layers for each in layer.weights)]
 
-    def _reduced(self, optimizer: Any, grads: list[Any], names: list[str]) -> list[Any]:
+    def compare(self, optimizer: Any, variables: list[Any]) -> None:
+        """Compare what the ranks hold of ``variables`` now, between two steps. Collective."""
+        if self._exchange is not None and self.shared():
+            names = [name_of(variable) for variable in variables]
+            self._exchange[1].compare(self._replica(optimizer, variables, names, between_steps=True))
+
+    def _replica(self, *args: Any, **options: Any) -> KerasReplica:
+        return KerasReplica(*args, told=self.told, apart=self.apart, **options)
+
+    def _reduced(self, optimizer: Any, grads: list[Any], names: list[str], variables: list[Any]) -> list[Any]:
         if not grads:
             return []
         wire = getattr(self._compression, "dtype", None)  # what fp16 and bf16 are sent as; other compressors act first
@@ -103,7 +113,7 @@ class Gradients:
         steps = optimizer.gradient_accumulation_steps if self._applying else None
         found: list[Any] = backend().reduced(
             grads, names, self._open(optimizer, wire), self._sparse_as_dense,
-            NoneCompressor if wire else self._compression,
+            NoneCompressor if wire else self._compression, self._replica(optimizer, variables, names),
             None if not steps else lambda: (counter(optimizer) + 1) % steps == 0,
         )  # fmt: skip
         return found
@@ -113,55 +123,11 @@ class Gradients:
         engine = context.engine(self.process_set)
         if self._exchange is None or self._exchange[0] is not engine:
             number = serials.next_for(engine)
-            self._exchange = engine, WatchedExchange(
+            self._exchange = engine, Exchange(
                 f"keras.DistributedOptimizer.{number}", self._op, 1.0 / self._predivide,
                 self._predivide * self.factor, self.process_set, wire,
-                values=_weights(optimizer),
             )  # fmt: skip
         return self._exchange[1]
-
-
-class WatchedExchange(Exchange):
-    """An Exchange that looks, the first time, whether the ranks do what they would not be there for: compute the same,
-    or begin with different weights."""
-
-    def __init__(self, *args: Any, values: Values) -> None:
-        super().__init__(*args)
-        self._values = values
-        self._looked = False
-
-    def start(
-        self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False
-    ) -> Callable[[], list[Array]]:
-        """See ``Exchange.start``."""
-        if not self._looked:
-            self._looked = True
-            self._look(context.engine(self.process_set), arrays)
-        return super().start(arrays, names, in_place=in_place)
-
-    def _look(self, engine: Engine, arrays: Sequence[Array]) -> None:
-        mine = digest_of(arrays) if any(np.any(array) for array in arrays) else None
-        weights = self._values()
-        theirs = None if weights is None else digest_of(weights)
-        same_gradients, same_weights = all_equal(engine, self.name, [mine, theirs])
-        if engine.rank == 0:
-            if same_gradients:
-                notes.same_data(engine.size, "computed the same gradients")
-            if same_weights is False:
-                notes.different_start(engine.size)
-
-
-def all_equal(engine: Engine, label: str, values: Sequence[int | None]) -> list[bool | None]:
-    """For each value: is it the same on all ranks? None if some rank does not know. Ranks that joined do not count."""
-    known = [value is not None for value in values]
-    numbers = [value if value is not None else 0 for value in values]
-    words = np.array([*numbers, *(-number for number in numbers), *known], dtype=np.int64)
-    request = Request(f"{label}.equal", Kind.ALLREDUCE, DType.INT64, words.shape, ReduceOp.MIN)
-    engine.run([Entry(request, Buffer(words, words, DType.INT64))])
-    count = len(numbers)
-    return [
-        bool(words[number] == -words[count + number]) if words[2 * count + number] else None for number in range(count)
-    ]
 
 
 def digest_of(arrays: Sequence[Array]) -> int:
@@ -187,10 +153,3 @@ def name_of(variable: Any) -> str:
 @functools.cache
 def _label(path: str) -> str:
     return re.sub(r"_\d+(?=/|$)", "", "/".join(path.split("/")[-2:]))
-
-
-def _weights(optimizer: Any) -> Values:
-    """The weights that ``optimizer`` trains, when they can be looked at."""
-    local = {id(variable) for variable in optimizer._farandole.local()}
-    variables = [variable for variable in optimizer._trainable_variables if id(variable) not in local]
-    return backend().values(variables)  # type: ignore[no-any-return]

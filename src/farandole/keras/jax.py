@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
 from farandole.frontend.exchange import Exchange
 from farandole.jax.gradients import reduce_gradients
+from farandole.keras.replica import KerasReplica
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    pass
 
 
 def apart(call: Callable[..., Any], *args: Any) -> Any:
@@ -22,24 +22,15 @@ def apart(call: Callable[..., Any], *args: Any) -> Any:
 
 def reduced(
     grads: Sequence[Any], names: Sequence[str], exchange: Exchange, sparse_as_dense: bool, compression: Any,
-    now: Callable[[], Any] | None,
+    replica: KerasReplica, now: Callable[[], Any] | None,
 ) -> list[Any]:  # fmt: skip
     """See ``gradients``: Keras computes a step for every batch that it accumulates, and drops all but one of them.
     ``now()`` tells which is not dropped, and so is exchanged."""
 
     def exchanged() -> list[Any]:
-        return reduce_gradients(grads, names, exchange, compression)
+        held = [] if replica.apart else [variable.value for variable in replica.variables]
+        return reduce_gradients(grads, names, exchange, compression, held, replica.cures)
 
     if now is None:
         return exchanged()
     return list(jax.lax.cond(now(), exchanged, lambda: list(grads)))
-
-
-def values(variables: Sequence[Any]) -> Callable[[], list[Array] | None]:
-    """A function that gives the values of ``variables`` as they are now, before the program that is being traced takes
-    them away. In ``fit`` it already has."""
-    found = [getattr(variable, "_value", None) for variable in variables]
-    if any(value is None or isinstance(value, jax.core.Tracer) for value in found):
-        return lambda: None
-    arrays = [np.asarray(value) for value in found]
-    return lambda: arrays

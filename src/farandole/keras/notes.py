@@ -19,31 +19,6 @@ def forget() -> None:
     _said.clear()
 
 
-def same_data(size: int, how: str) -> None:
-    say(
-        "same data",
-        f"all {size} ranks {how}: it seems that they read the same data, so that {size} ranks do the work of one. Give "
-        "each its part: DistributedOptimizer(optimizer, shard=True), or model.fit(*hvd.shard(x, y), ...), or "
-        "dataset.shard(hvd.size(), hvd.rank())",
-    )
-
-
-def different_start(size: int) -> None:
-    say(
-        "different start",
-        f"the {size} ranks began to train with different weights, and stay different: begin with "
-        "hvd.broadcast_global_variables(0, model) (model.fit does so by itself)",
-    )
-
-
-def different_replicas(size: int, epoch: int, name: str, cause: str) -> None:
-    say(
-        "different replicas",
-        f"after epoch {epoch} the {size} ranks hold different weights (first: {name}), so they train different models. "
-        f"{cause}",
-    )
-
-
 def alone(size: int, optimizer: str) -> None:
     say(
         "alone",

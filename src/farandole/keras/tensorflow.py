@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from farandole.frontend.exchange import Exchange
+from farandole.keras.replica import KerasReplica
 from farandole.tensorflow.gradients import reduce_gradients
 
 if TYPE_CHECKING:
-    from farandole.types import Array
+    pass
 
 
 def apart(call: Callable[..., Any], *args: Any) -> Any:
@@ -21,15 +22,11 @@ def apart(call: Callable[..., Any], *args: Any) -> Any:
 
 def reduced(
     grads: Sequence[Any], names: Sequence[str], exchange: Exchange, sparse_as_dense: bool, compression: Any,
-    now: Callable[[], Any] | None,
+    replica: KerasReplica, now: Callable[[], Any] | None,
 ) -> list[Any]:  # fmt: skip
     """See ``gradients``: Keras has this inside of a branch that runs only when it applies them, so ``now`` does not
     matter."""
     with tf.name_scope("farandole/"):  # Keras's scope counts how many optimizers this process has made
-        return reduce_gradients(grads, names, exchange, sparse_as_dense=sparse_as_dense, compression=compression)
-
-
-def values(variables: Sequence[Any]) -> Callable[[], list[Array] | None]:
-    """A function that gives the values of ``variables`` when the first gradients are there: a graph may not have given
-    them any before."""
-    return lambda: [getattr(variable, "value", variable).numpy() for variable in variables]
+        return reduce_gradients(
+            grads, names, exchange, sparse_as_dense=sparse_as_dense, compression=compression, replica=replica
+        )

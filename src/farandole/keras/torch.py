@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from farandole.frontend.exchange import Exchange
+from farandole.keras.replica import KerasReplica
 from farandole.torch.functions import binding
 from farandole.types import DType
 
@@ -24,21 +25,16 @@ def apart(call: Callable[..., Any], *args: Any) -> Any:
 
 def reduced(
     grads: Sequence[Any], names: Sequence[str], exchange: Exchange, sparse_as_dense: bool, compression: Any,
-    now: Callable[[], Any] | None,
+    replica: KerasReplica, now: Callable[[], Any] | None,
 ) -> list[Any]:  # fmt: skip
     """See ``gradients``: Keras calls this only when it applies the gradients, so ``now`` does not matter."""
     with torch.no_grad():
         pairs = [compression.compress(grad) for grad in grads]
-        arrays = exchange([_array(small) for small, _ in pairs], names, in_place=True)
+        arrays = exchange([_array(small) for small, _ in pairs], names, in_place=True, replica=replica)
         return [
             compression.decompress(_tensor(array, small), token)
             for array, (small, token) in zip(arrays, pairs, strict=True)
         ]
-
-
-def values(variables: Sequence[Any]) -> Callable[[], list[Array] | None]:
-    """A function that gives the values of ``variables`` when the first gradients are there."""
-    return lambda: [binding.buffer(variable.value).data for variable in variables]
 
 
 def _array(tensor: Any) -> Array:

@@ -18,6 +18,7 @@ from farandole.mxnet.binding import dtype_of, empty_like, memory, on_host, overw
 from farandole.mxnet.functions import Compression
 from farandole.mxnet.names import canonical
 from farandole.mxnet.optimizer import DistributedOptimizer, split
+from farandole.mxnet.replica import TrainerReplica
 from farandole.mxnet.sparse import reduce_rows
 from farandole.types import DType, ReduceOp
 
@@ -82,7 +83,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
         fresh = np.array([each.fresh for each in group], dtype=np.float32)
         exchange = self._exchange(number)
         names = [*(each.name for each in group), "fresh"]
-        wait = exchange.start([*(each.pack() for each in group), fresh], names, in_place=True)
+        replica = TrainerReplica(self._optimizer, [(each.name, each.parameter) for each in group])
+        wait = exchange.start([*(each.pack() for each in group), fresh], names, in_place=True, replica=replica)
 
         def finish() -> None:
             *totals, anywhere = wait()
@@ -115,14 +117,14 @@ class _Gradient:
 
     def __init__(self, name: str, parameter: Any, compression: Any) -> None:
         self.name, self.fresh = name, _is_fresh(parameter)
-        self._parameter = parameter
+        self.parameter = parameter
         self._compression = None if compression in (Compression.none, Compression.fp16) else compression
         self._sent: tuple[Any, Any] = None, None
 
     def pack(self) -> Array:
         """What to send: the sum over the devices of this rank; zeros if it was not computed since the last step. It may
         be the gradient's own memory: MXNet has nothing to do with it until ``unpack``."""
-        first, *others = self._parameter.list_grad()
+        first, *others = self.parameter.list_grad()
         shape = first.shape
         if self._compression is not None:
             if others:
@@ -139,8 +141,8 @@ class _Gradient:
     def unpack(self, total: Array, anywhere: bool) -> None:
         """``total``: what came back. ``anywhere``: did any rank compute it?"""
         if anywhere and not self.fresh:
-            _make_fresh(self._parameter)
-        gradients = self._parameter.list_grad()
+            _make_fresh(self.parameter)
+        gradients = self.parameter.list_grad()
         if self._compression is not None:
             small, token = self._sent
             result = empty_like(small)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class Cures(NamedTuple):
 
     broadcast: str  # makes all ranks begin alike
     share: str  # gives each rank its part of the data
+    certain: str = ""  # why ranks must differ, if that is known
 
 
 class Report(NamedTuple):
@@ -92,6 +93,11 @@ def digest(array: Array) -> int:
     return digest_of_bytes(f"{array.dtype}{array.shape}".encode(), np.ascontiguousarray(flat).view(np.uint8).data)
 
 
+def gradient_digest(array: Array) -> int:
+    """``digest``, or 0 for an array that seems to be all zeros."""
+    return digest(array) if np.ascontiguousarray(sampled(array.reshape(-1))).view(np.uint8).any() else 0
+
+
 def sampled(flat: Array) -> Array:
     """At most ``SAMPLE`` elements of a 1-D array, over its whole length."""
     return flat[:: stride(len(flat))]
@@ -116,6 +122,17 @@ def digest_of_text(text: str) -> int:
 def combined(digests: Sequence[int]) -> int:
     """One digest for several."""
     return digest_of_bytes(np.array(digests, dtype=np.int64).tobytes())
+
+
+def numbers(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """The numbers of a configuration as text, by name; those of one inside it by both names."""
+    found: dict[str, str] = {}
+    for name, value in sorted(config.items(), key=lambda pair: str(pair[0])):
+        if isinstance(value, Mapping):
+            found |= numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, (bool, int, float, np.number, np.bool_)):
+            found[f"{prefix}{name}"] = f"{value}"
+    return found
 
 
 def findings(
@@ -143,11 +160,16 @@ def same_gradients(history: History, same: bool | None, size: int, cures: Cures)
     if history.same_gradients < 2 or "data" in history.told:
         return []
     history.told.add("data")
+    return [same_data(size, "computed the same gradients", cures)]
+
+
+def same_data(size: int, how: str, cures: Cures) -> Finding:
+    """``how``: what all ranks did alike."""
     text = (
-        f"all {size} ranks computed the same gradients: it seems that they read the same data, so that {size} ranks do "
+        f"all {size} ranks {how}: it seems that they read the same data, so that {size} ranks do "
         f"the work of one. Give each its part: {cures.share}"
     )
-    return [Finding("data", text)]
+    return Finding("data", text)
 
 
 def _settings(present: Mapping[int, Report]) -> Finding | None:
@@ -192,6 +214,8 @@ def _weights(
 
 def _never_alike(present: Mapping[int, Report], where: str, cures: Cures) -> str:
     text = f"the ranks began to train with different weights, and train different models: {where}. "
+    if cures.certain:
+        return text + cures.certain
     if all(report.broadcast for report in present.values()):
         return (
             text + "They were given the same weights by a broadcast, and something changed them since on some ranks "
@@ -205,6 +229,8 @@ def _alike_no_more(present: Mapping[int, Report], where: str, history: History, 
         f"the ranks hold different weights, and train different models from now on: {where}. They were alike at step "
         f"{history.alike_at}, and are not at step {step}. "
     )
+    if cures.certain:
+        return text + cures.certain
     steps = {rank: report.steps for rank, report in present.items() if report.steps >= 0}
     if len(set(steps.values())) > 1:
         groups: dict[int, list[int]] = {}

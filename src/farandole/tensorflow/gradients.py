@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from farandole import context
 from farandole.context import ProcessSet
+from farandole.frontend.agreement import Replica
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.exchange import Exchange
 from farandole.frontend.ops import WORLD
@@ -41,7 +42,7 @@ def names_of(variables: Sequence[Any]) -> list[str]:
 
 def reduce_gradients(
     gradients: Sequence[Any], names: Sequence[str], exchange: Exchange, *, sparse_as_dense: bool = False,
-    compression: Any = NoneCompressor,
+    compression: Any = NoneCompressor, replica: Replica | None = None,
 ) -> list[Any]:  # fmt: skip
     """``gradients``, reduced over the ranks as ``exchange`` says. In eager mode, tf.functions and v1 graphs.
 
@@ -60,7 +61,7 @@ def reduce_gradients(
     if dense:
         pairs = [compression.compress(tf.convert_to_tensor(results[place])) for place in dense]
         labels = [names[place] for place in dense]
-        totals = _exchanged([small for small, _ in pairs], labels, exchange)
+        totals = _exchanged([small for small, _ in pairs], labels, exchange, replica)
         for place, total, (_, token) in zip(dense, totals, pairs, strict=True):
             results[place] = compression.decompress(total, token)
     for place, each in enumerate(results):
@@ -78,14 +79,16 @@ def _reduced_slices(slices: Any, name: str, exchange: Exchange, compression: Any
     return tf.IndexedSlices(values, total.indices, total.dense_shape)
 
 
-def _exchanged(tensors: Sequence[Any], names: Sequence[str], exchange: Exchange) -> list[Any]:
+def _exchanged(
+    tensors: Sequence[Any], names: Sequence[str], exchange: Exchange, replica: Replica | None
+) -> list[Any]:  # fmt: skip
     if tf.executing_eagerly():
-        results = exchange([graph.array(tensor) for tensor in tensors], names)
+        results = exchange([graph.array(tensor) for tensor in tensors], names, replica=replica)
         return [tf.convert_to_tensor(result) for result in results]
     blocks = tf.compat.v1.executing_eagerly_outside_functions() and _threads() > 1
 
     def start(*arrays: Array) -> _Exchanging:
-        return _Exchanging(exchange, arrays, names, blocks)
+        return _Exchanging(exchange.start(arrays, names, replica=replica), blocks)
 
     return graph.run("the exchange of gradients", start, tensors, [(each.dtype, each.shape) for each in tensors])
 
@@ -100,9 +103,9 @@ class _Exchanging(graph.Call):
     """The first of those at work in this process waits in TensorFlow's own thread, the others in one that is made for
     each: TensorFlow always has a thread left."""
 
-    def __init__(self, exchange: Exchange, arrays: Sequence[Array], names: Sequence[str], blocks: bool) -> None:
+    def __init__(self, finish: Callable[[], list[Array]], blocks: bool) -> None:
         self._blocks = blocks
-        super().__init__(exchange.start(arrays, names))
+        super().__init__(finish)
 
     def when_done(self, call: Callable[[], None]) -> None:
         if self._blocks and _waits_here.acquire(blocking=False):

@@ -65,6 +65,7 @@ class _Wrapping(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     ) -> None:  # fmt: skip
         super().__init__(name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
         self._optimizer, self._terms = optimizer, terms
+        terms.optimizer = optimizer
         self._local: list[Any] = []
         self._helper = LocalGradientAggregationHelper(
             backward_passes_per_step, self._reduced, terms.sparse_as_dense, average_aggregated_gradients

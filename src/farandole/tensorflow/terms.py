@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +15,7 @@ from farandole.frontend.ops import WORLD
 from farandole.frontend.predivide import predivided
 from farandole.tensorflow.differentiable import grouped_allreduce
 from farandole.tensorflow.gradients import alone, exchange_for, names_of, reduce_gradients
+from farandole.tensorflow.replica import VariablesReplica, settings_of
 from farandole.tensorflow.sparse import is_slices
 from farandole.types import ReduceOp
 
@@ -37,6 +38,7 @@ class Terms:
         self.what, self.op, self.process_set = what, ReduceOp(op), process_set
         self.compression, self.sparse_as_dense = compression, sparse_as_dense
         self.scale_local = scale_local_gradients
+        self.optimizer: Any = None  # that steps with them, if it is known
         is_cast = isinstance(compression, type) and issubclass(compression, CastCompressor)
         self._wire = compression.dtype if is_cast else None
 
@@ -56,11 +58,16 @@ class Terms:
             for place in set(range(len(results))) - set(common):
                 results[place] = _divided(results[place], context.engine(self.process_set).size)
         names = names_of([variables[place] for place in common])
-        for place, total in zip(common, self._reduced([gradients[place] for place in common], names), strict=True):
+        replica = VariablesReplica([variables[place] for place in common], names, self._settings)
+        totals = self._reduced([gradients[place] for place in common], names, replica)
+        for place, total in zip(common, totals, strict=True):
             results[place] = total
         return results
 
-    def _reduced(self, gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    def _settings(self) -> Mapping[str, str]:
+        return {} if self.optimizer is None else settings_of(self.optimizer)
+
+    def _reduced(self, gradients: Sequence[Any], names: Sequence[str], replica: VariablesReplica) -> list[Any]:
         if self.op is ReduceOp.ADASUM:  # of each tensor for itself, so not of all as one
             if self.sparse_as_dense:
                 gradients = [tf.convert_to_tensor(each) if is_slices(each) else each for each in gradients]
@@ -70,7 +77,7 @@ class Terms:
         exchange = exchange_for(self.what, self.op, *self._factors, self.process_set, self._wire)
         compression = NoneCompressor if self._wire is not None else self.compression
         return reduce_gradients(
-            gradients, names, exchange, sparse_as_dense=self.sparse_as_dense, compression=compression
+            gradients, names, exchange, sparse_as_dense=self.sparse_as_dense, compression=compression, replica=replica
         )
 
 

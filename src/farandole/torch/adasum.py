@@ -10,8 +10,14 @@ from typing import Any
 
 import torch
 
+from farandole import context
 from farandole.context import ProcessSet
+from farandole.engine import Engine
+from farandole.frontend import serials
+from farandole.frontend.agreement import Agreement
+from farandole.observe.replicas import combined
 from farandole.torch.functions import grouped_allreduce
+from farandole.torch.replica import TorchReplica, digest
 from farandole.types import ReduceOp
 
 
@@ -23,6 +29,7 @@ class Steps:
         self._optimizer, self._original = weakref.ref(optimizer), original
         self._compression, self._set = compression, process_set
         self._starts: list[tuple[Any, Any]] = []
+        self._agreement: tuple[Engine, Agreement] | None = None
 
     def look_around(self) -> None: ...
     def synchronize(self) -> None: ...
@@ -33,12 +40,31 @@ class Steps:
             original._opt_called = True
         if optimizer is None or not self._set.included() or self._set.size() == 1:
             return
+        self._compare(optimizer)
         self._starts = [
             (parameter, parameter.detach().clone())
             for group in optimizer.param_groups
             for parameter in group["params"]
             if parameter.requires_grad
         ]
+
+    def _compare(self, optimizer: Any) -> None:
+        """Ranks begin each step with the same weights. Collective."""
+        engine = context.engine(self._set)
+        if self._agreement is None or self._agreement[0] is not engine:
+            replica = TorchReplica(self._optimizer)
+            names = optimizer._parameter_names
+            replica.parameters = [
+                (names.get(parameter, "parameter"), parameter)
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+            ]
+            label = f"adasum.{serials.next_for(engine)}"
+            self._agreement = engine, Agreement(replica, engine, label)
+        if self._agreement[1].any_due():
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            own = [digest(each.grad) for each in parameters if each.grad is not None]
+            self._agreement[1].look(combined(own) if any(own) else None)
 
     def after_step(self) -> None:
         starts, self._starts = self._starts, []

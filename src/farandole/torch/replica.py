@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ class TorchReplica:
 
     cures = CURES
     patient = False
+    told: Collection[str] = ()
 
     def __init__(self, optimizer: weakref.ref[Any]) -> None:
         self.parameters: list[tuple[str, Any]] = []

@@ -43,6 +43,7 @@ def DistributedOptimizer(
     base = type(optimizer)
     made: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
     made.__dict__.update(optimizer.__dict__)
+    terms.optimizer = made
     made.__dict__["_farandole"] = _Exchange(made, terms, backward_passes_per_step, average_aggregated_gradients)
     return made
 

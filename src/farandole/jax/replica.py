@@ -1,0 +1,53 @@
+"""What JAX tells of a replica: digests of the parameters that a step was given."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from farandole.observe.replicas import Cures, digest, stride
+
+CURES = Cures("params = hvd.broadcast_parameters(params, root_rank=0)", "data[hvd.rank() :: hvd.size()]")
+
+
+class ArraysReplica:
+    """See ``frontend.agreement.Replica``. ``arrays``: parameters, or what ``sample`` gave of them; of arrays of JAX
+    nothing is copied before somebody looks."""
+
+    patient = False
+    told: Collection[str] = ()
+
+    def __init__(self, arrays: Sequence[Any], names: Sequence[str], cures: Cures = CURES) -> None:
+        self.cures, self._arrays, self._names = cures, arrays, names
+
+    def names(self) -> Sequence[str]:
+        return self._names
+
+    def weights(self) -> list[int]:
+        return [digest(np.asarray(_sampled(array))) for array in self._arrays]
+
+    def settings(self) -> Mapping[str, str]:
+        """They are inside of the optimizer's functions."""
+        return {}
+
+
+def comparable(parameters: Sequence[Any], gradients: Sequence[Any]) -> bool:
+    """Are these the parameters of today? What a program was compiled with would not be."""
+    known = [getattr(each, "dtype", None) for each in parameters]
+    if not known or not all(dtype is not None and jnp.issubdtype(dtype, jnp.number) for dtype in known):
+        return False
+    traced = any(isinstance(each, jax.core.Tracer) for each in gradients)
+    return all(isinstance(each, jax.core.Tracer) == traced for each in parameters)
+
+
+def sample(parameters: Sequence[Any]) -> list[Any]:
+    """Of each parameter, the elements to look at."""
+    return [_sampled(each) for each in parameters]
+
+
+def _sampled(array: Any) -> Any:
+    return array.reshape(-1)[:: stride(array.size)]

@@ -1,0 +1,59 @@
+"""What TensorFlow tells of a replica: digests of variables, settings of the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from farandole.observe.replicas import Cures, digest, numbers, stride
+
+CURES = Cures(
+    "hvd.broadcast_variables(model.variables, root_rank=0)", "dataset.shard(hvd.size(), hvd.rank()), before shuffling"
+)
+_OLD = ("learning_rate", "lr", "momentum", "beta1", "beta2", "epsilon", "decay", "rho")
+
+
+class VariablesReplica:
+    """See ``frontend.agreement.Replica``. Variables are often made, and broadcast, in the first step: ``patient``."""
+
+    cures = CURES
+    patient = True
+    told: Collection[str] = ()
+
+    def __init__(
+        self, variables: Sequence[Any], names: Sequence[str], settings: Callable[[], Mapping[str, str]]
+    ) -> None:
+        self._variables, self._names, self._settings = list(variables), list(names), settings
+        self._readable = tf.compat.v1.executing_eagerly_outside_functions()
+
+    def names(self) -> Sequence[str]:
+        return self._names
+
+    def weights(self) -> list[int] | None:
+        """None in a graph of TensorFlow 1: only its session can read variables."""
+        if not self._readable:
+            return None
+        return [_digest(variable) for variable in self._variables]
+
+    def settings(self) -> Mapping[str, str]:
+        return self._settings()
+
+
+def _digest(variable: Any) -> int:
+    inner = getattr(variable, "_value", None)  # those of Keras 3 wrap TensorFlow's
+    variable = inner if isinstance(inner, tf.Variable) else variable
+    if not isinstance(variable, tf.Variable) or not variable.trainable:
+        return 0
+    return digest(tf.reshape(variable, [-1])[:: stride(variable.shape.num_elements())].numpy())
+
+
+def settings_of(optimizer: Any) -> Mapping[str, str]:
+    """The numbers that an optimizer steps with; empty if it does not tell."""
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return numbers({name: vars(optimizer).get(f"_{name}") for name in _OLD})
+    try:
+        return numbers(optimizer.get_config())
+    except Exception:  # of whoever wrote the optimizer: no reason to end the training
+        return {}

@@ -1,0 +1,50 @@
+"""What rank 0, or any other, is told by the log of a job."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import cloudpickle
+
+from tests.job import job
+
+
+class _Handler(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+@contextmanager
+def listening() -> Iterator[list[str]]:
+    """The texts of what is logged meanwhile."""
+    from farandole.log import logger
+
+    handler = _Handler()
+    logger.addHandler(handler)
+    try:
+        yield handler.texts
+    finally:
+        logger.removeHandler(handler)
+
+
+def heard(n: int, *programs: Callable[[int], Any], **settings: Any) -> list[list[list[str]]]:
+    """By rank, what is said in each of the programs, run one after the other in one job."""
+    cloudpickle.register_pickle_by_value(sys.modules[programs[0].__module__])
+
+    def body(rank: int) -> list[list[str]]:
+        found = []
+        for program in programs:
+            with listening() as texts:
+                program(rank)
+            found.append(list(texts))
+        return found
+
+    return job(n, body, **settings)
