@@ -161,7 +161,8 @@ def test_what_is_wrong_is_said(backend: str) -> None:
         model = p.dense(rank)
         model.compile(wrap(SGD(0.1)), p.loss())
         with p.said() as said:
-            model.train_on_batch(mine[:8], theirs[:8])
+            for begin in (0, 8):  # what differs at first may be broadcast after the first step
+                model.train_on_batch(mine[begin : begin + 8], theirs[begin : begin + 8])
         found["no broadcast"] = said
         model = p.dense(0) if rank == 0 else p.embedding(0)
         try:
@@ -172,7 +173,7 @@ def test_what_is_wrong_is_said(backend: str) -> None:
 
     zero, one = on(backend, 2, train)
     says = {
-        "plain": "exchanged nothing, so the 2 ranks of this job train 2 unrelated models",
+        "plain": "exchanged nothing, so the 2 ranks of this job train 2 models apart, or the same one 2 times if all",
         "plain with callback": "SGD does not exchange gradients: compile with hvd.DistributedOptimizer",
         "same arrays": "were given the same arrays",
         "same batches": "computed the same gradients",
@@ -184,7 +185,7 @@ def test_what_is_wrong_is_said(backend: str) -> None:
     for name, text in says.items():
         assert len(zero[name]) == 1, (name, zero[name])
         assert text in zero[name][0], (name, zero[name])
-    assert {name for name, said in one.items() if said} == {"plain", "epochs", "other model"}
+    assert {name for name, said in one.items() if said} == {"epochs", "other model"}
 
 
 def test_every_kind_of_data_is_dealt(backend: str) -> None:

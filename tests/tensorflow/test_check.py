@@ -34,7 +34,7 @@ def train(
         for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
             variable.assign_sub(0.1 * gradient)
 
-    step_of = tf.function(take) if function else take
+    step_of = tf.function(take, autograph=False) if function else take
     for step in range(1, steps + 1):
         before(step)
         random = np.random.default_rng(100 * step + rank * own_data)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -238,3 +241,53 @@ def test_no_false_alarm(kind: str) -> None:
             scheduler.step()
 
     assert heard(2, program) == [[[]]] * 2
+
+
+def test_adasum_ranks_that_began_differently_are_told() -> None:
+    def adasum(rank: int) -> None:
+        import farandole.torch as hvd
+
+        train(rank, model_of(rank), 2, op=hvd.Adasum)
+
+    (said,), _ = heard(2, adasum)
+    assert len(said) == 1
+    assert "began to train with different weights" in said[0]
+
+
+SOLO = """
+import torch
+import farandole.torch as hvd
+
+hvd.init()
+torch.manual_seed({seed})
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(300):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+    if step + 1 == 100 and hvd.rank() == 1:
+        from farandole import context
+        context.store().set("ready", b"")
+    if step + 1 == 199 and hvd.rank() == 0:
+        from farandole import context
+        context.store().get("ready", 30.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("seed", "text"),
+    [
+        ("7", "train the same model on the same data, and do the same work 2 times: begin alike"),
+        ("hvd.rank()", "train 2 unrelated models: begin alike"),
+    ],
+)
+def test_programs_that_never_wrapped_their_optimizer(tmp_path: Path, seed: str, text: str) -> None:
+    """Rank 0 hears of it while it trains, at its 100th step or, if the other is late, at its 200th."""
+    script = tmp_path / "solo.py"
+    script.write_text(SOLO.format(seed=seed))
+    command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "exchanged nothing" in line]
+    assert "every rank took 100 steps with SGD and exchanged nothing, so the 2 ranks of this job " + text in line

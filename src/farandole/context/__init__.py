@@ -218,9 +218,19 @@ def began_alike(elements: int) -> None:
     _entered().observers.witness.broadcast += elements
 
 
-def was_broadcast() -> bool:
-    """Were all ranks given the same parameters?"""
-    return _entered().observers.witness.broadcast > 0
+def parameters_broadcast() -> int:
+    """How many numbers all ranks were given alike."""
+    return _entered().observers.witness.broadcast
+
+
+def largest_exchange() -> int:
+    """How many numbers the largest piece had that ranks have put together."""
+    return _entered().observers.witness.exchanged
+
+
+def generation() -> int:
+    """How many times this process has initialised; the same on all ranks of a job."""
+    return _generation
 
 
 def excuse() -> None:

@@ -98,7 +98,7 @@ class Agreement:
         found: list[Finding] = []
         if same_weights is False or same_settings is False:
             since = -1 if steps < 0 else steps - self._steps
-            mine = Report(tuple(weights or ()), settings, since, context.was_broadcast())
+            mine = Report(tuple(weights or ()), settings, since, context.parameters_broadcast() > 0)
             reports = self._reports(mine)
             found = findings(reports, self.replica.names(), self._history, self._step, self.replica.cures)
         else:

@@ -19,8 +19,8 @@ from farandole.context import ProcessSet
 from farandole.engine import Engine, Entry, Handle
 from farandole.errors import HorovodInternalError
 from farandole.frontend import packing
-from farandole.frontend.differences import first_difference
 from farandole.frontend.agreement import Agreement, Replica
+from farandole.frontend.differences import first_difference
 from farandole.frontend.lending import Lending
 from farandole.frontend.objects import allgather_object
 from farandole.frontend.ops import WORLD

@@ -15,6 +15,7 @@ from farandole.frontend import serials
 from farandole.frontend.agreement import Agreement
 from farandole.frontend.callbacks import any_rank, wait_for_all
 from farandole.frontend.objects import allgather_object, broadcast_object
+from farandole.frontend.solo import compared, tell_solo
 from farandole.keras import metrics, notes
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
 from farandole.keras.gradients import counter, name_of
@@ -22,6 +23,9 @@ from farandole.keras.optimizer import gradients_of
 from farandole.keras.replica import CURES, KerasReplica
 from farandole.keras.weights import broadcast_variables, digests, local_of, numpy_of, shared_variables
 from farandole.launch import pace
+from farandole.observe.replicas import combined
+
+_MOMENT = 2.0  # seconds for other ranks to end their first epoch, too
 
 
 def path_of(callback: Any) -> str | None:
@@ -184,8 +188,10 @@ class Alone(keras.callbacks.Callback, Observer):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._looking and not self._seen:
-            notes.alone(context.size(), type(self._model.optimizer).__name__)
-            context.excuse()
+            name = type(self._model.optimizer).__name__
+            found = compared(combined(digests(self._model.trainable_weights)), _MOMENT)
+            cure = "compile with hvd.DistributedOptimizer(optimizer)"
+            tell_solo(f"model.fit ran an epoch with {name}", found, cure)
         self._stop()
 
     def on_train_end(self, logs: Any = None) -> None:

@@ -19,14 +19,6 @@ def forget() -> None:
     _said.clear()
 
 
-def alone(size: int, optimizer: str) -> None:
-    say(
-        "alone",
-        f"model.fit ran an epoch with {optimizer} and exchanged nothing, so the {size} ranks of this job train {size} "
-        "unrelated models: compile with hvd.DistributedOptimizer(optimizer)",
-    )
-
-
 def uneven(steps: str) -> None:
     say(
         "uneven",

@@ -17,6 +17,15 @@ _FEW = 64  # numbers in one piece: a metric, not a gradient
 _LEARNING = {Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER, Kind.ALLTOALL}  # sparse gradients are gathered
 
 
+def outcome(size: int, digests: Sequence[int] | None) -> str:
+    """What ``size`` ranks train that exchange nothing. ``digests``: of the weights of each after as many steps."""
+    if digests is None:
+        return f"{size} models apart, or the same one {size} times if all read the same data"
+    if len(set(digests)) == 1:
+        return f"the same model on the same data, and do the same work {size} times"
+    return f"{size} unrelated models"
+
+
 class Witness(Observer):
     """Observes all engines of this process, from ``init`` to ``shutdown``."""
 
@@ -38,7 +47,7 @@ class Witness(Observer):
         what = f"at most {self.exchanged} numbers at a time" if self.exchanged else "nothing"
         return (
             f"the {size} ranks of this job began with the same {self.broadcast:,} parameters and then exchanged "
-            f"{what}: no gradients. If it trains, it trained {size} unrelated models: let gradients pass through hvd's "
+            f"{what}: no gradients. If it trains, it trained {outcome(size, None)}: let gradients pass through hvd's "
             "DistributedOptimizer (or DistributedGradientTape, DistributedTrainer, hvd.allreduce). If it only "
             "predicts, all is well"
         )

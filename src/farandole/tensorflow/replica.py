@@ -25,7 +25,11 @@ class VariablesReplica:
     def __init__(
         self, variables: Sequence[Any], names: Sequence[str], settings: Callable[[], Mapping[str, str]]
     ) -> None:
-        self._variables, self._names, self._settings = list(variables), list(names), settings
+        self._variables, self._names, self._settings = (
+            list(variables),
+            [name.partition(":")[0] for name in names],
+            settings,
+        )
         self._readable = tf.compat.v1.executing_eagerly_outside_functions()
 
     def names(self) -> Sequence[str]:

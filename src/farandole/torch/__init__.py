@@ -5,6 +5,7 @@ from __future__ import annotations
 from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.torch import elastic, mpi_ops
+from farandole.torch import solo as solo
 from farandole.torch.functions import Compression
 from farandole.torch.helpers import distribute, save, seed_everything
 from farandole.torch.mpi_ops import *  # noqa: F403

@@ -52,7 +52,11 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         optimizer = self.model.optimizer
         of_optimizer = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
         variables = [each for each in [*self.model.variables, *of_optimizer] if each.ref() not in self._local]
+        known = context.parameters_broadcast()
         broadcast_variables(variables, self.root_rank)
+        if context.size() > 1:  # count the weights, once; not the optimizer's variables
+            weights = sum(each.shape.num_elements() or 0 for each in self.model.trainable_variables)
+            context.began_alike(max(known, weights) - context.parameters_broadcast())
 
 
 class MetricAverageCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]

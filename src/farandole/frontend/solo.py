@@ -1,0 +1,48 @@
+"""Ranks of one job that train by themselves and exchange nothing: what becomes of it, told by the job's store.
+
+A program that makes no collective calls must not be given any, so each rank leaves a digest of its weights in the
+store, and rank 0 reads what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+
+from farandole import context
+from farandole.errors import HorovodInternalError, RendezvousError
+from farandole.frontend.agreement import tell
+from farandole.observe.replicas import Finding
+from farandole.observe.witness import outcome
+
+
+def compared(digest: int, seconds: float = 0.0) -> list[int] | None:
+    """Leave ``digest`` in the store. On rank 0: those of all ranks, if they are there within ``seconds``; else None."""
+    client, rank, size = context.store(), context.rank(), context.size()
+    if client is None:
+        return None
+    scope, until = f"solo/{context.generation()}", monotonic() + seconds
+    try:
+        if rank:
+            client.set(f"{scope}/{rank}", f"{digest}".encode())
+            return None
+        found = [digest]
+        for other in range(1, size):
+            left = until - monotonic()
+            key = f"{scope}/{other}"
+            value = client.get(key, left) if left > 0 else client.try_get(key)
+            if value is None:
+                return None
+            found.append(int(value))
+    except (HorovodInternalError, RendezvousError):  # not there yet; or the job is ending, and no place for a note
+        return None
+    return found
+
+
+def tell_solo(what: str, digests: Sequence[int] | None, cure: str) -> None:
+    """Say on rank 0 that ranks did ``what`` and exchanged nothing; once, so nothing of the kind is said at the end."""
+    size = context.size()
+    if context.rank() == 0:
+        text = f"{what} and exchanged nothing, so the {size} ranks of this job train {outcome(size, digests)}: {cure}"
+        tell(context.engine(), [Finding("solo", text)])
+    context.excuse()
