@@ -30,6 +30,7 @@ def check(checker: list[str], folder: Path) -> tuple[set[str], set[str]]:
     return set(re.findall(r"(\w+\.py:\d+)(?::\d+)*(?: -|:) error", done.stdout)), expected
 
 
+@pytest.mark.timeout(500)  # it reads all of torch: half a minute of computing
 def test_mypy(tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is not installed")
     pytest.importorskip("torch", reason="torch is not installed")
@@ -38,6 +39,7 @@ def test_mypy(tmp_path: Path) -> None:
     assert found == expected
 
 
+@pytest.mark.timeout(500)
 def test_pyright(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     if importlib.util.find_spec("basedpyright") is None:
