@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.keras.backends import BACKENDS, on
 from tests.keras.test_training import close, equal
@@ -107,7 +108,8 @@ def test_saving_and_loading(backend: str, tmp_path: Path) -> None:
         optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.05))
         model.compile(optimizer, p.loss())
         model.fit(mine, theirs, **more)
-        model.save(f"{folder}/{backend}-{rank}.keras")
+        for ending in ("keras", "h5"):
+            model.save(f"{folder}/{backend}-{rank}.{ending}")
         model.save_weights(f"{folder}/{backend}-{rank}.weights.h5")
         found["config"] = keras.saving.serialize_keras_object(optimizer), keras.saving.serialize_keras_object(
             keras.optimizers.Adam(0.05, name=optimizer.name)
@@ -120,9 +122,21 @@ def test_saving_and_loading(backend: str, tmp_path: Path) -> None:
         weights.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.05)), p.loss())
         weights.optimizer.build(weights.trainable_variables)
         weights.load_weights(f"{folder}/{backend}-{rank}.weights.h5")
-        for name, each in (("went on", model), ("loaded", again), ("weights", weights)):
-            each.fit(mine, theirs, **more)
-            found[name] = p.weights(each)
+        ways = [("went on", model), ("loaded", again), ("weights", weights)]
+        for ending in ("keras", "h5"):  # rank 0 alone goes on from a file
+            resumed = hvd.load_model(f"{folder}/{backend}-0.{ending}") if rank == 0 else p.dense(6)
+            if rank:
+                resumed.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.05)), p.loss())
+            ways.append((f"resumed {ending}", resumed))
+        with p.said() as messages:
+            for name, each in ways:
+                each.fit(mine, theirs, **more)
+                found[name] = p.weights(each)
+        found["said"] = messages
+        plain = keras.models.load_model(f"{folder}/{backend}-0.h5")
+        plain.optimizer = hvd.DistributedOptimizer(plain.optimizer)
+        with pytest.raises(ValueError, match="built for no variables at all, though the model has 4"):
+            hvd.broadcast_global_variables(0, plain)
         plain = copy.copy(optimizer)
         found["copy"] = gradients_of(plain) is None, type(plain).__name__
         return found
@@ -131,7 +145,8 @@ def test_saving_and_loading(backend: str, tmp_path: Path) -> None:
     assert zero["config"][0] == zero["config"][1]
     assert (zero["plain"], zero["distributed"]) == ((True, "Adam"), (True, "Adam"))
     assert zero["copy"] == (True, "Adam")
-    for name in ("went on", "loaded", "weights"):
+    assert zero["said"] == []
+    for name in ("went on", "loaded", "weights", "resumed keras", "resumed h5"):
         equal(zero[name], one[name])
         close(zero[name], zero["went on"], rtol=1e-5)
     code = f"import keras; print(type(keras.models.load_model({folder + f'/{backend}-0.keras'!r}).optimizer).__name__)"

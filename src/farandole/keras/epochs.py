@@ -51,7 +51,7 @@ class Training:
         earlier = {path for each in paths[:mine] for path in each}
         self._silent = [each for each in users if path_of(each) is not None and path_of(each) in earlier]
         self._kept: list[tuple[Any, str, Any]] = []
-        self.steps = 0
+        self.steps = 0  # of this rank, when the epoch began
         self._agreement: Agreement | None = None
 
     def agreement(self, optimizer: Any, variables: list[Any]) -> Agreement:
@@ -158,6 +158,15 @@ class First(Conductor):
 
 class Last(Conductor):
     """After the user's callbacks: ranks begin and stop together, and hold the same weights."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
+        self._stepped = False
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if not self._stepped:  # what ranks began with was broadcast meanwhile, and with it the number of steps
+            self._stepped = True
+            self.training.steps = _steps(self.model)
 
     def on_train_begin(self, logs: Any = None) -> None:
         mine = getattr(self._model, "_initial_epoch", None)

@@ -10,6 +10,7 @@ import keras
 from farandole import context
 from farandole.frontend.compression import NoneCompressor
 from farandole.keras.optimizer import DistributedOptimizer
+from farandole.keras.weights import lacks_variables
 
 
 def load_model(
@@ -26,5 +27,20 @@ def load_model(
     objects = {each.__name__: each for each in custom_optimizers or ()}
     model = keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})}, **options)
     if getattr(model, "optimizer", None) is not None:
-        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
+        optimizer = _rebuilt(model, filepath) if lacks_variables(model) else model.optimizer
+        model.optimizer = DistributedOptimizer(optimizer, compression=compression)
     return model
+
+
+def _rebuilt(model: Any, filepath: Any) -> Any:
+    """The optimizer of an ``.h5`` file, with its state: Keras loads it without (see ``lacks_variables``)."""
+    import h5py
+    from keras.src.legacy.saving import legacy_h5_format
+
+    optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
+    optimizer.build(model.trainable_variables)
+    with h5py.File(filepath) as file:
+        values = legacy_h5_format.load_optimizer_weights_from_hdf5_group(file)
+        for variable, value in zip(optimizer.variables, values, strict=True):
+            variable.assign(value[()])
+    return optimizer

@@ -49,9 +49,23 @@ def broadcast_model(
             "the model has no weights yet: build it first, by calling it on a batch or with an Input layer"
         )
     optimizer = getattr(model, "optimizer", None)
+    if lacks_variables(model):
+        raise ValueError(
+            f"the model's {type(optimizer).__name__} was built for no variables at all, though the model has "
+            f"{len(model.trainable_variables)}: so Keras leaves it when it loads an .h5 file. Load that with "
+            "hvd.load_model(path), which reads the state of the optimizer, too; or compile the model anew"
+        )
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
     broadcast_variables(shared_variables(model, local_variables), root_rank, process_set)
+
+
+def lacks_variables(model: Any) -> bool:
+    """Was the model's optimizer built before the model had weights? Keras does so when it loads an ``.h5`` file."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or not optimizer.built or not model.trainable_variables:
+        return False
+    return not optimizer._trainable_variables
 
 
 def broadcast_global_variables(root_rank: int, model: Any = None, process_set: ProcessSet = WORLD) -> None:
@@ -100,8 +114,9 @@ def local_of(optimizer: Any, local_variables: Sequence[Any] = ()) -> list[Any]:
 
 def numpy_of(variable: Any) -> Array:
     """A variable's value. bfloat16 stays what it is where numpy knows it."""
-    value: Array = np.asarray(keras.ops.convert_to_numpy(getattr(variable, "value", variable)))
-    return value
+    value = getattr(variable, "value", variable)
+    array: Array = np.asarray(keras.ops.convert_to_numpy(variable if callable(value) else value))
+    return array
 
 
 def digests(variables: Sequence[Any]) -> list[int]:
