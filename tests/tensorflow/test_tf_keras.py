@@ -76,8 +76,9 @@ def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
             optimizer = hvd.DistributedOptimizer(
                 kind(1.0), backward_passes_per_step=2, average_aggregated_gradients=average
             )
-            for number in (1.0, 3.0, 2.0, 2.0):
-                optimizer.apply_gradients([(tf.constant((rank + 1.0) * number), weight)])
+            for number in (1.0, 3.0, 4.0, None):  # None: what was added up before counts
+                gradient = None if number is None else tf.constant((rank + 1.0) * number)
+                optimizer.apply_gradients([(gradient, weight)])
                 results.append(float(weight.numpy()))
             assert optimizer.iterations.numpy() == 4
         return results
@@ -122,6 +123,23 @@ def test_gradients_that_an_old_optimizer_computes_are_reduced_once(passes: int, 
 
     step = 3.0 * passes
     assert job(2, body) == [[10.0 - step, 10.0 - 2 * step, 10.0 - 3 * step]] * 2
+
+
+def test_gradients_that_a_new_optimizer_computes_are_reduced_once() -> None:
+    def body(rank: int) -> list[float]:
+        import tf_keras
+
+        weight = tf.Variable(10.0)
+        optimizer = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(1.0), op=hvd.Sum)
+        found = []
+        for compute in (optimizer.compute_gradients, optimizer._compute_gradients):
+            ((gradient, _),) = compute(lambda: (rank + 1.0) * weight, [weight])
+            optimizer.apply_gradients([(tf.clip_by_value(gradient, 0.0, 2.5), weight)])
+            found += [float(gradient), float(weight)]
+        optimizer.minimize(lambda: (rank + 1.0) * weight, [weight])
+        return [*found, float(weight)]
+
+    assert job(2, body) == [[3.0, 7.5, 3.0, 5.0, 2.0]] * 2
 
 
 def test_local_variables_configurations_and_what_is_refused() -> None:
@@ -254,6 +272,7 @@ def test_layers_of_a_rank_of_its_own() -> None:
         import tf_keras
 
         from farandole.tensorflow.tf_keras import PartialDistributedOptimizer
+        from farandole.tensorflow.tf_keras.callbacks import BroadcastGlobalVariablesCallback
 
         model = make(0)
         with pytest.raises(ValueError, match="All local layers must be of"):
@@ -261,10 +280,24 @@ def test_layers_of_a_rank_of_its_own() -> None:
         optimizer = PartialDistributedOptimizer(tf_keras.optimizers.SGD(0.1), local_layers=model.layers[-1])
         model.compile(optimizer, "mse")
         model.fit(*data(rank, 2), batch_size=BATCH // 2, verbose=0, shuffle=False)
-        return [each.tolist() for each in model.get_weights()]
+        found = model.get_weights()
+        for kind in (tf_keras.optimizers.legacy.SGD, tf_keras.optimizers.SGD):
+            model = make(rank)
+            model.layers[-1].trainable = kind is tf_keras.optimizers.SGD
+            optimizer = PartialDistributedOptimizer(kind(0.1, momentum=0.9), local_layers=model.layers[-1])
+            model.compile(optimizer, "mse")
+            callback = BroadcastGlobalVariablesCallback(0)
+            x, y = data(rank, 2)
+            model.fit(x, y, batch_size=len(x), verbose=0, callbacks=[callback])
+            slots = optimizer.get_weights()[1:] if kind is not tf_keras.optimizers.SGD else optimizer.momentums
+            found += [*model.get_weights(), *map(np.asarray, slots)]
+        return [each.tolist() for each in found]
 
     one, two = job(2, body)
-    assert [mine == theirs for mine, theirs in zip(one, two, strict=True)] == [True, False, False]
+    same = [True, False, False]
+    assert [mine == theirs for mine, theirs in zip(one, two, strict=True)] == [
+        *same, True, False, True, True, *same, *same,
+    ]  # fmt: skip
 
 
 def test_values_now_and_in_a_graph() -> None:

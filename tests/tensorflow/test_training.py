@@ -189,16 +189,18 @@ def test_some_layers_are_left_to_each_rank() -> None:
         layers = [tf.keras.layers.Dense(2, kernel_initializer="ones") for _ in range(2)]
         x = tf.ones([1, 2]) * (rank + 1.0)
         layers[1](layers[0](x))
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=True) as tape:
             loss = tf.reduce_sum(layers[1](layers[0](x)))
         tape = hvd.PartialDistributedGradientTape(tape, local_layers=layers[1])
         sources = [layers[0].bias, layers[1].kernel]
         bias, kernel = tape.gradient(loss, [each.value for each in sources])
         assert bias.numpy().tolist() == [2.0, 2.0]
         assert kernel.numpy().tolist() == [[rank + 1.0] * 2] * 2  # 2 * (rank + 1), divided by two ranks
-        local, common = tape.get_local_and_global_gradients([bias, kernel], sources)
-        assert [each is sources[1] for _, each in local] == [True]
-        assert [each is sources[0] for _, each in common] == [True]
+        values = [source.value for source in sources]
+        ((mine, of_mine),), ((ours, of_ours),) = tape.get_local_and_global_gradients(loss, values)
+        assert (mine is values[1], ours is values[0]) == (True, True)
+        assert of_mine.numpy().tolist() == kernel.numpy().tolist()
+        assert of_ours.numpy().tolist() == bias.numpy().tolist()
 
     job(2, body)
 
@@ -252,6 +254,22 @@ def test_adasum_combines_the_steps_of_a_v1_optimizer() -> None:
             return session.run(weights).tolist()
 
     assert job(2, body) == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_an_optimizer_of_keras_steps_with_variables_of_tensorflow() -> None:
+    def body(rank: int) -> list[float]:
+        import keras
+
+        weight, found = tf.Variable(10.0), []
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
+        optimizer.build([weight])
+        for step in (lambda: optimizer.apply_gradients([(tf.constant(rank + 1.0), weight)]),) * 2:
+            step()
+            tf.function(step)()
+            found.append(float(weight))
+        return found
+
+    assert job(2, body) == [[4.0, -2.0]] * 2
 
 
 def test_what_optimizers_refuse() -> None:

@@ -17,7 +17,7 @@ from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.ops import WORLD, reduce_op
 from farandole.tensorflow import functions, reductions
 from farandole.tensorflow.functions import Names
-from farandole.tensorflow.sparse import allreduce_slices, is_slices
+from farandole.tensorflow.sparse import allreduce_slices, check_slices, is_slices
 from farandole.types import ReduceOp
 
 
@@ -51,6 +51,8 @@ def grouped_allreduce(
     """``allreduce`` of several tensors as one unit. None stays None, tf.IndexedSlices go for themselves."""
     chosen = reduce_op(average, op)
     results = list(tensors)
+    if any(map(is_slices, results)):
+        check_slices(chosen, prescale_factor, postscale_factor)
     dense = [place for place, tensor in enumerate(results) if tensor is not None and not is_slices(tensor)]
     if dense:
         totals = _reduced(

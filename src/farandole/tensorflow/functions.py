@@ -118,9 +118,16 @@ def _run(
         return _Running(call(getattr(collectives, f"{operation}_async"), arrays), dtypes)
 
     if not tf.executing_eagerly():
+        _check_registered(options["process_set"])
         return graph.run(f"hvd.{operation}", start, tensors, forms)
     result = call(getattr(collectives, operation), [graph.array(tensor) for tensor in tensors])
     return [tf.convert_to_tensor(array) for array in _typed(result, dtypes)]
+
+
+def _check_registered(process_set: ProcessSet) -> None:
+    """Raise ValueError while the graph is made, and not only when it runs."""
+    if process_set.process_set_id is None:
+        context.engine(process_set)
 
 
 def _typed(result: Any, dtypes: Sequence[Any]) -> list[Array]:

@@ -45,12 +45,15 @@ class LocalGradientAggregationHelper:
         """Add up; the gradients to apply, if this is the last pass (zeros otherwise). None stays None."""
         if self.backward_passes_per_step == 1:
             return list(self._allreduce(list(grads), list(vars)))
-        there = [place for place, gradient in enumerate(grads) if gradient is not None]
+        there = [  # a variable that an earlier pass had a gradient for, and this one has not: what was added up counts
+            place for place, gradient in enumerate(grads) if gradient is not None or key_of(vars[place]) in self._sums
+        ]
         dense = [self._dense(grads[place]) for place in there]
         of = [vars[place] for place in there]
         sums = self._sums_of(of)
         with tf.control_dependencies(_operations([self.counter.assign_add(1)])):
-            added = [total.assign_add(gradient) for total, gradient in zip(sums, dense, strict=True)]
+            pairs = zip(sums, dense, strict=True)
+            added = [total.assign_add(gradient) for total, gradient in pairs if gradient is not None]
         with tf.control_dependencies(_operations(added)):
             reduced = tf.cond(
                 self._full(), lambda: self._reduced(sums, of), lambda: [tf.zeros_like(total) for total in sums]

@@ -23,6 +23,17 @@ def allreduce_slices(
 ) -> Any:  # fmt: skip
     """The sum (or average) of all ranks' slices. What several ranks have at one index stands there several times,
     but not in averages of integers."""
+    check_slices(op, prescale, postscale)
+    small, token = compression.compress(slices.values)
+    values, indices = functions.gather([small, slices.indices], names, process_set, True)
+    values = compression.decompress(values, token)
+    if op is ReduceOp.AVERAGE:
+        values, indices = _average(values, indices, context.engine(process_set).size)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def check_slices(op: ReduceOp, prescale: float, postscale: float) -> None:
+    """Raise NotImplementedError for what cannot be done with slices."""
     if op is ReduceOp.ADASUM:
         raise NotImplementedError(
             "The Adasum reduction does not currently support sparse tensors. As a workaround please pass "
@@ -32,12 +43,6 @@ def allreduce_slices(
         raise NotImplementedError("Only Sum and Average ops are supported with tf.IndexedSlices")
     if prescale != 1.0 or postscale != 1.0:
         raise NotImplementedError("Pre/postscale_factor are not supported with tf.IndexedSlices")
-    small, token = compression.compress(slices.values)
-    values, indices = functions.gather([small, slices.indices], names, process_set, True)
-    values = compression.decompress(values, token)
-    if op is ReduceOp.AVERAGE:
-        values, indices = _average(values, indices, context.engine(process_set).size)
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def _average(values: Any, indices: Any, size: int) -> tuple[Any, Any]:

@@ -88,14 +88,15 @@ class _Distributed:
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def get_local_and_global_gradients(
-        self, gradients: Sequence[Any], sources: Sequence[Any]
+        self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """(gradient, source) pairs: those of local sources, and the others."""
-        local = {key_of(each) for each in self._local}
-        pairs = list(zip(gradients, sources, strict=True))
-        return [pair for pair in pairs if key_of(pair[1]) in local], [
-            pair for pair in pairs if key_of(pair[1]) not in local
-        ]
+        """``gradient()`` as (source, gradient) pairs: those of local sources, and the others."""
+        local = {key_of(source) for source in self._local}
+        pairs = list(zip(sources, self.gradient(target, sources, output_gradients, use_generic_names), strict=True))
+        return (
+            [pair for pair in pairs if key_of(pair[0]) in local],
+            [pair for pair in pairs if key_of(pair[0]) not in local],
+        )
 
 
 def _leaves(gradients: Any, sources: Any) -> list[Any]:

@@ -1,1 +1,1 @@
-from farandole.keras.callbacks import *  # noqa: F403
+from horovod.keras.callbacks import *  # noqa: F403

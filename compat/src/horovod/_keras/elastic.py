@@ -1,1 +1,1 @@
-from farandole.keras.elastic import *  # noqa: F403
+from horovod.keras.elastic import *  # noqa: F403

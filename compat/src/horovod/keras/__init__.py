@@ -1,4 +1,4 @@
-"""``import horovod.keras as hvd``: farandole.keras."""
+"""``import horovod.keras as hvd``: farandole.keras; with TF_USE_LEGACY_KERAS=1, for Keras 2."""
 
 from importlib import import_module as _import
 
@@ -6,7 +6,12 @@ from horovod.common.util import check_extension
 
 check_extension("horovod.keras", "HOROVOD_WITH_TENSORFLOW", __file__)
 
-from farandole.keras import *  # noqa: E402,F403
+from farandole.frontend.keras_callbacks import keras_2 as _keras_2  # noqa: E402
+
+if _keras_2():
+    from farandole.tensorflow.keras import *  # noqa: F403
+else:
+    from farandole.keras import *  # noqa: F403
 
 _import("horovod.keras.callbacks")  # in the place of farandole's
 _import("horovod.keras.elastic")

@@ -9,8 +9,14 @@ check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", __file__)
 from farandole.compat import keras2  # noqa: E402
 from farandole.tensorflow import *  # noqa: E402,F403
 from farandole.tensorflow import __getattr__ as __getattr__  # noqa: E402  SyncBatchNormalization loads Keras
+from horovod.common.util import _cache as _cache  # noqa: E402
+from horovod.common.util import gpu_available as gpu_available  # noqa: E402
+from horovod.common.util import split_list as split_list  # noqa: E402
 from horovod.tensorflow.mpi_ops import _basics as _basics  # noqa: E402
 from horovod.tensorflow.util import _executing_eagerly as _executing_eagerly  # noqa: E402
+from horovod.tensorflow.util import _make_subgraph as _make_subgraph  # noqa: E402
+from horovod.tensorflow.util import refs_to_vars as refs_to_vars  # noqa: E402
+from horovod.tensorflow.util import vars_to_refs as vars_to_refs  # noqa: E402
 
 _import("horovod.tensorflow.compression")  # in the place of farandole's, where it has one of the name
 _import("horovod.tensorflow.elastic")

@@ -1,3 +1,4 @@
 from farandole.torch import DistributedOptimizer
+from horovod.common.util import split_list as split_list
 
 __all__ = ["DistributedOptimizer"]

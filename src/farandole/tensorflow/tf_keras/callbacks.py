@@ -18,6 +18,7 @@ from farandole.tensorflow.tf_keras.elastic import (
     UpdateBatchStateCallback,
     UpdateEpochStateCallback,
 )
+from farandole.tensorflow.tf_keras.optimizer import local_of, slots_of
 
 __all__ = [
     "BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "CommitStateCallback", "LearningRateScheduleCallback",
@@ -51,7 +52,9 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
     def _broadcast(self) -> None:
         optimizer = self.model.optimizer
         of_optimizer = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-        variables = [each for each in [*self.model.variables, *of_optimizer] if each.ref() not in self._local]
+        local = [*(ref.deref() for ref in self._local), *local_of(optimizer)]
+        kept = {variable.ref() for variable in [*local, *slots_of(optimizer, local)]}
+        variables = [variable for variable in [*self.model.variables, *of_optimizer] if variable.ref() not in kept]
         known = context.parameters_broadcast()
         broadcast_variables(variables, self.root_rank)
         if context.size() > 1:  # count the weights, once; not the optimizer's variables

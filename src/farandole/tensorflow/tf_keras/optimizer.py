@@ -34,7 +34,7 @@ def DistributedOptimizer(
     if not isinstance(optimizer, (tf_keras.optimizers.legacy.Optimizer, tf_keras.optimizers.Optimizer)):
         raise ValueError(
             f"{type(optimizer).__module__}.{type(optimizer).__name__} is not an optimizer of Keras 2 (tf_keras): for "
-            "one of Keras 3 use farandole.keras (horovod.keras), or unset TF_USE_LEGACY_KERAS"
+            "one of Keras 3 use farandole.keras, or unset TF_USE_LEGACY_KERAS"
         )
     terms = Terms(
         "DistributedOptimizer", op, gradient_predivide_factor, compression, sparse_as_dense, process_set,
@@ -65,6 +65,23 @@ def PartialDistributedOptimizer(
     )  # fmt: skip
     made.__dict__["_farandole"].local_layers += layers
     return made
+
+
+def local_of(optimizer: Any) -> list[Any]:
+    """The variables that a distributed optimizer, or one around it, leaves to each rank."""
+    exchange = getattr(optimizer, "inner_optimizer", optimizer).__dict__.get("_farandole")
+    if exchange is None:
+        return []
+    return [*exchange.local, *(variable for layer in exchange.local_layers for variable in layer.weights)]
+
+
+def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
+    """The state that ``optimizer`` has for ``variables``: momenta, say."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(inner, tf_keras.optimizers.legacy.Optimizer):
+        return [slot for variable in variables for slot in inner._slots.get(variable._unique_id, {}).values()]
+    ends = tuple(f"/{variable._shared_name}:0" for variable in variables)
+    return [slot for slot in inner.variables if slot.name.endswith(ends)] if ends else []
 
 
 class _Exchange:
@@ -102,13 +119,30 @@ class _Distributed:
         """For programs that look at a Horovod optimizer."""
         return self.__dict__["_farandole"].helper  # type: ignore[no-any-return]
 
-    def _compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Of old optimizers, where Horovod reduces in it: some programs call it, and then apply what it gave."""
-        exchange: _Exchange = self.__dict__["_farandole"]
+    # Where Horovod reduces: some programs call one of these, change what it gave (clip it, say), and apply that.
+
+    def _compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
+    ) -> list[tuple[Any, Any]]:
         base: Any = super()
-        pairs = exchange.through(base._compute_gradients(*args, **kwargs))
+        if hasattr(base, "_compute_gradients"):  # an old optimizer
+            return self._computed(base._compute_gradients(loss, var_list, grad_loss, tape=tape))
+        return self._computed(base.compute_gradients(loss, var_list, tape=tape))
+
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
+        return self._compute_gradients(loss, var_list, None, tape)
+
+    def get_gradients(self, loss: Any, params: Any) -> list[Any]:
+        """Of old optimizers."""
+        params = list(params)
+        gradients = super().get_gradients(loss, params)  # type: ignore[misc]
+        return [gradient for gradient, _ in self._computed(zip(gradients, params, strict=True))]
+
+    def _computed(self, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        exchange: _Exchange = self.__dict__["_farandole"]
+        reduced = exchange.through(pairs)
         exchange.computed = True
-        return pairs
+        return reduced
 
     # A LossScaleOptimizer around this one asks for everybody's gradients, by one of these names, and then looks whether
     # they are finite: all ranks must find the same.
