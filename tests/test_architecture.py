@@ -51,7 +51,7 @@ BUILT = [
 # A heavy package, and the name of the file (or folder) that may import it.
 HEAVY = {
     "torch": "torch", "tensorflow": "tensorflow", "keras": "keras", "jax": "jax", "mxnet": "mxnet", "pyspark": "spark",
-    "ray": "ray", "mpi4py": "mpi", "mlflow": "mlflow", "lightning": "lightning", "sklearn": "", "matplotlib": "",
+    "ray": "ray", "mpi4py": "mpi", "mlflow": "mlflow", "lightning": "lightning", "sklearn": "", "matplotlib": "figures",
     "pandas": "", "scipy": "", "IPython": "", "torchvision": "", "transformers": "",
 }  # fmt: skip
 

@@ -34,6 +34,7 @@ ELSEWHERE = ["tensorflow.md", "keras.md", "jax.md", "mxnet.md", "spark.md"]  # r
 TASKS = [
     "start.md", "concepts.md", "run.md", "torch.md", "tensorflow.md", "keras.md", "jax.md", "mxnet.md", "numpy.md",
     "spark.md", "migration.md", "data.md", "timeline.md", "bench.md", "settings.md", "architecture.md",
+    "checks.md", "from_ddp.md",
 ]  # fmt: skip
 SETTINGS = ROOT / "docs" / "settings.md"
 README, RUNS = ROOT / "README.md", ROOT / "docs" / "bench.json"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 
 import pytest
 
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("ipykernel")
+pytest.importorskip("matplotlib")
 
 CELLS = [
     "import os, farandole\nfactor = 10",
@@ -27,6 +29,16 @@ try:
     farandole.Runner(np=2).run(lambda: 1 / 0)
 except farandole.errors.JobFailedError as error:
     print(error)
+""",
+    """
+def draw():
+    import matplotlib.pyplot as plt
+    plt.plot([1, 2, 3])
+    plt.show()
+    plt.plot([3, 2, 1])   # left open: shown when the function returns
+    return len(plt.get_fignums())
+
+farandole.run(draw, np=2)
 """,
     """
 import time
@@ -52,9 +64,13 @@ def test_cells_run_on_two_ranks() -> None:
     assert notebook.cells[2].outputs[-1]["data"]["text/plain"] == "[(True, 40), (True, 41)]"
     assert "failed: ZeroDivisionError: division by zero" in stream(3, "stdout")
     assert stream(3, "stderr") == ""
-    shown = [each["data"]["text/plain"] for each in notebook.cells[4].outputs if each["output_type"] == "display_data"]
+    *shown, opened = [each["data"] for each in notebook.cells[4].outputs if "data" in each]
+    figures = [each["image/png"] for each in shown if "image/png" in each]  # among them, the status
+    assert opened["text/plain"] == "[1, 1]"
+    assert [b64decode(each)[:4] for each in figures] == [b"\x89PNG"] * 2  # rank 0's alone
+    shown = [each["data"]["text/plain"] for each in notebook.cells[5].outputs if each["output_type"] == "display_data"]
     assert shown[0].startswith("failed, 0:0")
-    (error,) = [each for each in notebook.cells[4].outputs if each["output_type"] == "error"]
+    (error,) = [each for each in notebook.cells[5].outputs if each["output_type"] == "error"]
     text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))
     assert "farandole.run(fail, np=2)" in text
     assert 'return {}["label"]' in text

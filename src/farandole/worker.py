@@ -119,6 +119,8 @@ def _call(job: Mapping[str, Any], client: StoreClient, settings: Settings) -> in
         _fill_main(function)
         result = function(*args, **kwargs)
         del args, kwargs
+        if "farandole.launch.figures" in sys.modules:
+            sys.modules["farandole.launch.figures"].FigureManager.pyplot_show()
         if job["first_only"] and settings.rank:
             result = None
         packed = parcel.pack(result, f"the result of {getattr(function, '__qualname__', 'the function')!r}")

@@ -39,6 +39,7 @@ GATHER = 0.2  # seconds in which the others' failures are awaited, so that the m
 SETTLE = 2.0  # seconds that the rank which caused the failure gets to write its traceback and exit
 DRAIN = 0.5  # seconds for which the pipes of a rank that has exited are still read
 TICK = 0.1
+INLINE = ("module://matplotlib_inline", "module://ipykernel")  # matplotlib backends of a kernel, of no use in a rank
 PAUSE = 0.25  # seconds after which an unfinished line is shown on a terminal
 
 
@@ -92,8 +93,7 @@ def run(job: Job) -> list[Any]:
             function = None
         watch = stack.enter_context(Watch(job, slots, store, streams))
         env = _environment(job, store, secret, launcher.name)
-        if watch.shown:
-            env[STATUS] = "1"
+        env.update(watch.watched_by())
         watch.follow(launcher.start(slots, worker_command(), env))
         if placing is not None:
             watch.await_places(placing)
@@ -226,10 +226,13 @@ class Watch:
             for number, handler in self._restore.items():
                 signal.signal(number, handler)
 
-    @property
-    def shown(self) -> bool:
-        """Does anybody see the job's status?"""
-        return self._status.shown
+    def watched_by(self) -> dict[str, str]:
+        """The variables that tell ranks who watches them."""
+        found = {STATUS: "1"} if self._status.shown else {}
+        chosen = {**os.environ, **self._job.env}.get("MPLBACKEND", "")
+        if self._status.pictures and (not chosen or chosen.startswith(INLINE)):
+            found["MPLBACKEND"] = "module://farandole.launch.figures"
+        return found
 
     def await_places(self, placing: Placing) -> None:
         """Return when the cluster has said where the ranks run."""
@@ -351,7 +354,9 @@ class Watch:
     def _show_notes(self) -> None:
         while self._notes:
             note = self._notes.popleft()
-            if note.progress is None:
+            if note.figure:
+                self._status.figure(note.figure)
+            elif note.progress is None:
                 self._streams.say(note.text)
             elif note.rank == 0:
                 self._status.progress = note.progress

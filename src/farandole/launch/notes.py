@@ -19,25 +19,32 @@ from farandole.store import StoreClient
 
 PREFIX = "note/"
 LONGEST = 4000  # characters of a message
+LARGEST_FIGURE = 8 << 20  # bytes
+PNG = b"\x89PNG\r\n\x1a\n"
 BEYOND = 1e15  # no number of steps, or steps in a second
 _lock = threading.Lock()
 _client: tuple[int, StoreClient] | None = None  # the process that opened it, and the connection
 
 
 class Note(NamedTuple):
-    """What the driver makes of one: a text to show, or facts about the progress of a rank."""
+    """What the driver makes of one: a text to show, facts about the progress of a rank, or a picture (PNG)."""
 
     rank: int
     text: str = ""
     progress: Mapping[str, Any] | None = None
+    figure: bytes = b""
 
     @classmethod
     def parsed(cls, kind: str, rank: int, data: bytes | bytearray) -> Note:
         """ValueError if that is none."""
         if kind == "log":
             return cls(rank, bytes(data[: 4 * LONGEST]).decode("utf-8", "replace")[:LONGEST])
+        if kind == "figure":
+            if len(data) > LARGEST_FIGURE or not data.startswith(PNG):
+                raise ValueError(f"a figure is a PNG of at most {LARGEST_FIGURE >> 20} MiB")
+            return cls(rank, figure=bytes(data))
         if kind != "progress":
-            raise ValueError(f"a note is a log or progress, not {kind!r}")
+            raise ValueError(f"a note is a log, progress or a figure, not {kind!r}")
         numbers = {name: value for name, value in parsed(data).items() if isinstance(value, int | float)}
         return cls(rank, progress={name: value for name, value in numbers.items() if -BEYOND < value < BEYOND})
 
@@ -53,6 +60,19 @@ def log(message: Any) -> None:
 def progress(**facts: Any) -> None:
     """Tell the status line how far this rank is, in numbers: ``epoch=2, rate=17.5``. Nothing happens without a job."""
     _send("progress", json.dumps(facts).encode())
+
+
+def figure(png: bytes) -> None:
+    """Show a picture of rank 0 in the notebook's cell that started the job. Nothing happens on other ranks."""
+    if Settings.from_env().rank:
+        return
+    if len(png) > LARGEST_FIGURE:
+        log(
+            f"a figure of {len(png) >> 20} MiB is not shown: a cell takes {LARGEST_FIGURE >> 20} MiB; make it smaller "
+            "(figsize, dpi), or save it to a file"
+        )
+        return
+    _send("figure", png)
 
 
 def _send(kind: str, data: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import sys
 import time
@@ -20,6 +21,7 @@ class Status:
     rank 0 says of its own."""
 
     shown: ClassVar[bool] = False
+    pictures: ClassVar[bool] = False  # can it show any?
 
     def __init__(self) -> None:
         self.places = ""
@@ -29,6 +31,9 @@ class Status:
 
     def tick(self, doing: str) -> None:
         """Show it anew if it is time. ``doing``: what the job does, in a few words."""
+
+    def figure(self, png: bytes) -> None:
+        """Show a picture, where that can be done."""
 
     def close(self, how: str = "ended") -> None:
         """The job has ended, failed, or been interrupted."""
@@ -107,7 +112,7 @@ class StatusLine(Status):
 class StatusCell(Status):
     """In a notebook's cell: a display of its own, which stays when the job has ended."""
 
-    shown = True
+    shown = pictures = True
 
     def __init__(self, shell: Any) -> None:
         super().__init__()
@@ -119,6 +124,10 @@ class StatusCell(Status):
         if self._due():
             shown, self._doing = bool(self._doing), doing
             self._show(self._text(doing), update=shown)
+
+    def figure(self, png: bytes) -> None:
+        data = {"image/png": base64.b64encode(png).decode(), "text/plain": "a figure of rank 0"}
+        self._publish(data=data, metadata={})
 
     def close(self, how: str = "ended") -> None:
         if self._doing:
