@@ -45,7 +45,7 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
     found = parser()
     chosen = found.parse_args(arguments)
     known = (*ALL, *MORE)
-    unknown = [each for each in chosen.what if each not in known]
+    unknown = [benchmark for benchmark in chosen.what if benchmark not in known]
     if unknown:
         found.error(f"there is no benchmark {unknown[0]!r}; choose from {', '.join(known)}")
     if chosen.size < 2:
@@ -56,10 +56,10 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
             found.error(f"--{flag}={path} cannot be written: name a file in a folder that exists and is yours")
     if chosen.plot is not None and chosen.plot.suffix != ".png":
         found.error(f"--plot={chosen.plot} must end in .png")
-    chosen.what = [each for each in known if each in chosen.what] or list(
+    chosen.what = [benchmark for benchmark in known if benchmark in chosen.what] or list(
         ALL if chosen.framework == "torch" else ("step",)
     )
-    odd = [each for each in chosen.what if chosen.framework != "torch" and each != "step"]
+    odd = [benchmark for benchmark in chosen.what if chosen.framework != "torch" and benchmark != "step"]
     if odd:
         found.error(f"--framework={chosen.framework} is about steps; {odd[0]} is measured with torch")
     if chosen.launcher == "spark" and chosen.what != ["start"]:
@@ -77,7 +77,7 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
 def run(chosen: argparse.Namespace) -> Iterator[Case]:
     from benchmarks import crew, start, start_spark
 
-    inside = [each for each in chosen.what if each != "start"]
+    inside = [benchmark for benchmark in chosen.what if benchmark != "start"]
     if inside:
         if chosen.framework == "torch" and crew.mpirun(chosen.size) is None:
             say("mpi4py or mpirun is not installed: Open MPI takes no part (pip install 'farandole[bench]')")

@@ -83,7 +83,7 @@ def measure(benchmarks: Sequence[str], size: int, quick: bool, framework: str = 
             for line in ranks[0].stdout or ():
                 if line.startswith(MARK):
                     yield Case(**json.loads(line[len(MARK) :]))
-            codes = [each.wait() for each in ranks]
+            codes = [rank.wait() for rank in ranks]
             if any(codes):
                 said = Path(folder, "stderr").read_text(errors="replace").strip()
                 raise BenchmarkError(f"the ranks ended with exit codes {codes}; they wrote:\n{said}")
@@ -114,13 +114,13 @@ def _start(plan: Plan, env: dict[str, str], log: Path) -> list[subprocess.Popen[
 
 def _end(ranks: Sequence[subprocess.Popen[str]]) -> None:
     for kill in (signal.SIGTERM, signal.SIGKILL):
-        for each in ranks:
+        for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
-                if each.poll() is None:
-                    os.killpg(each.pid, kill)
-        for each in ranks:
+                if rank.poll() is None:
+                    os.killpg(rank.pid, kill)
+        for rank in ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                each.wait(5)
-    for each in ranks:
-        if each.stdout:
-            each.stdout.close()
+                rank.wait(5)
+    for rank in ranks:
+        if rank.stdout:
+            rank.stdout.close()

@@ -38,8 +38,8 @@ def cases(team: Team, quick: bool) -> Iterator[Case]:
             }
             crew = {name: Watched(model, settings) for name, settings in told.items()}
             samples = interleave(
-                {name: each.step for name, each in crew.items()}, repetitions=repetitions, per_sample=steps,
-                prepare={name: each.begin for name, each in crew.items()}, before=lambda: hvd.barrier(),
+                {name: watched.step for name, watched in crew.items()}, repetitions=repetitions, per_sample=steps,
+                prepare={name: watched.begin for name, watched in crew.items()}, before=lambda: hvd.barrier(),
             )  # fmt: skip
             join({})
             yield Case("observers", f"{title}{described(sizes)}", samples, steps)
@@ -86,10 +86,10 @@ def choice(model: str) -> dict[str, int]:
     """The sizes that autotune stays with, on rank 0."""
     join({"autotune": True, "autotune_steps_per_sample": 2})
     step, engine = training(model), context.engine()
-    tuners = [each for each in engine.observers.all if isinstance(each, Tuner)]
+    tuners = [observer for observer in engine.observers.all if isinstance(observer, Tuner)]
     for _ in range(MOST_STEPS):
         step()
-        if hvd.broadcast_object(all(each.done for each in tuners), root_rank=0):
+        if hvd.broadcast_object(all(tuner.done for tuner in tuners), root_rank=0):
             break
     sizes = {"fusion_threshold": engine.fusion_threshold, "bucket_bytes": engine.bucketed or engine.bucket_bytes}
     return dict(hvd.broadcast_object(sizes, root_rank=0))

@@ -21,7 +21,7 @@ class Ours:
         hvd.allreduce_(tensor, op=hvd.Sum, name=f"bench.{tensor.numel()}")
 
     def many(self, tensors: list[torch.Tensor]) -> None:
-        handles = [hvd.allreduce_async_(each, op=hvd.Sum, name=f"bench.{i}") for i, each in enumerate(tensors)]
+        handles = [hvd.allreduce_async_(tensor, op=hvd.Sum, name=f"bench.{i}") for i, tensor in enumerate(tensors)]
         for handle in handles:
             hvd.synchronize(handle)
 
@@ -39,7 +39,7 @@ class Gloo:
         dist.all_reduce(tensor)
 
     def many(self, tensors: list[torch.Tensor]) -> None:
-        for work in [dist.all_reduce(each, async_op=True) for each in tensors]:
+        for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
             work.wait()
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Mpi:
 
     def many(self, tensors: list[torch.Tensor]) -> None:
         start = self.mpi.COMM_WORLD.Iallreduce
-        self.mpi.Request.Waitall([start(self.mpi.IN_PLACE, each.numpy(), op=self.mpi.SUM) for each in tensors])
+        self.mpi.Request.Waitall([start(self.mpi.IN_PLACE, tensor.numpy(), op=self.mpi.SUM) for tensor in tensors])
 
     def settle(self) -> None:
         """MPI moves data only inside its own calls: without this, the last rank of a turn may wait for ever for what

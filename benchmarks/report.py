@@ -110,7 +110,7 @@ def added(steps: Sequence[Case]) -> Table:
     )  # fmt: skip
     for case in steps:
         ours, theirs = case.added(OURS), [case.added(name) for name in peers]
-        ratios = [f"{each / ours:.1f}x" if ours > 0 else "nothing added" for each in theirs]
+        ratios = [f"{time / ours:.1f}x" if ours > 0 else "nothing added" for time in theirs]
         table.add_row(case.name, *map(seconds, (ours, *theirs)), *ratios)
     return table
 
@@ -177,4 +177,4 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def read_json(path: Path) -> tuple[list[Case], dict[str, Any]]:
     """The cases of a file that ``--json`` wrote, and the whole of it."""
     content = json.loads(path.read_text())
-    return [Case.from_record(each) for each in content["cases"]], content
+    return [Case.from_record(record) for record in content["cases"]], content

@@ -73,7 +73,7 @@ class Case:
     def from_record(cls, record: Mapping[str, Any]) -> Case:
         """The case that gave this ``record``."""
         facts = {name: value for name, value in record.items() if name != "contenders"}
-        return cls(**facts, samples={name: each["samples"] for name, each in record["contenders"].items()})
+        return cls(**facts, samples={name: contender["samples"] for name, contender in record["contenders"].items()})
 
 
 def interleave(

@@ -55,6 +55,6 @@ def meet(rank: int, size: int) -> list[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         store.set(f"bench/address/{rank}", f"127.0.0.1:{free.getsockname()[1]}".encode())
-    addresses = [store.get(f"bench/address/{each}", timeout=60.0).decode() for each in range(size)]
+    addresses = [store.get(f"bench/address/{peer}", timeout=60.0).decode() for peer in range(size)]
     store.close()
     return addresses

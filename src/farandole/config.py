@@ -188,19 +188,19 @@ class Settings:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        for each in knobs():
-            value = checked(each, each.flag or each.variable, getattr(self, each.name))
-            object.__setattr__(self, each.name, value)
+        for setting in knobs():
+            value = checked(setting, setting.flag or setting.variable, getattr(self, setting.name))
+            object.__setattr__(self, setting.name, value)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
         """Read the variables of this process (or of ``env``). A value that cannot be read raises SettingsError."""
         source = os.environ if env is None else env
         values: dict[str, Any] = {}
-        for each in knobs():
-            for variable in (each.variable, each.horovod):
+        for setting in knobs():
+            for variable in (setting.variable, setting.horovod):
                 if variable and source.get(variable, "") != "":
-                    values[each.name] = parse(each, variable, source[variable])
+                    values[setting.name] = parse(setting, variable, source[variable])
                     break
         return cls(**values)
 
@@ -208,12 +208,12 @@ class Settings:
         """The variables that make ``from_env`` give the same settings; only those that differ from the default, and
         those of which a variable is in ``said``: programs look at what they were started with."""
         found: dict[str, str] = {}
-        for each in knobs():
-            value = getattr(self, each.name)
-            if value != each.default or each.variable in said or (each.horovod or "") in said:
-                found[each.variable] = each.shown(value)
-                if each.horovod:
-                    found[each.horovod] = _text(value)
+        for setting in knobs():
+            value = getattr(self, setting.name)
+            if value != setting.default or setting.variable in said or (setting.horovod or "") in said:
+                found[setting.variable] = setting.shown(value)
+                if setting.horovod:
+                    found[setting.horovod] = _text(value)
         return found
 
 
@@ -239,29 +239,29 @@ def knobs() -> tuple[Knob, ...]:
 
 
 def _knobs() -> Iterator[Knob]:
-    for each in fields(Settings):
-        told = each.metadata
+    for member in fields(Settings):
+        told = member.metadata
         # Where the flag has a unit that is not the field's, our variable has it, too, and says so in its name.
-        name = each.name if told["scale"] == 1.0 else told["flag"].removeprefix("--").replace("-", "_")
+        name = member.name if told["scale"] == 1.0 else told["flag"].removeprefix("--").replace("-", "_")
         yield Knob(
-            each.name, _TYPES[str(each.type)], each.default, told["doc"], told["flag"], f"FARANDOLE_{name.upper()}",
-            told["horovod"], told["group"], told["unit"], told["scale"], told["choices"], told["most"],
-            told["plausible"],
+            member.name, _TYPES[str(member.type)], member.default, told["doc"], told["flag"],
+            f"FARANDOLE_{name.upper()}", told["horovod"], told["group"], told["unit"], told["scale"], told["choices"],
+            told["most"], told["plausible"],
         )  # fmt: skip
 
 
-def parse(each: Knob, name: str, text: str) -> Any:
+def parse(setting: Knob, name: str, text: str) -> Any:
     """The value of a setting from text. ``name``: the flag or variable that it came from; Horovod's variable counts in
     the field's unit, the others in the flag's. Raises SettingsError for what cannot be read or used."""
-    scale = 1.0 if name == each.horovod else each.scale
-    kind = each.kind if scale == 1.0 else float
+    scale = 1.0 if name == setting.horovod else setting.scale
+    kind = setting.kind if scale == 1.0 else float
     try:
         value = _READ[kind](text)
     except ValueError:
         kinds = {int: "a whole number", float: "a number", bool: "0 or 1"}
-        raise SettingsError(f"{name}={text!r} cannot be read: it must be {kinds[kind]} ({each.doc})") from None
-    value = checked(each, name, value)
-    return value if scale == 1.0 else each.kind(value * scale)
+        raise SettingsError(f"{name}={text!r} cannot be read: it must be {kinds[kind]} ({setting.doc})") from None
+    value = checked(setting, name, value)
+    return value if scale == 1.0 else setting.kind(value * scale)
 
 
 def _truth(text: str) -> bool:
@@ -279,15 +279,15 @@ def _finite(text: str) -> float:
 _READ: dict[type, Callable[[str], Any]] = {bool: _truth, int: int, float: _finite, str: str}
 
 
-def checked(each: Knob, name: str, value: Any) -> Any:
+def checked(setting: Knob, name: str, value: Any) -> Any:
     """``value`` if it can be used (of a closed set: in lower case), else SettingsError with ``name`` in front."""
-    if each.choices:
-        if value.lower() not in each.choices:
-            near = did_you_mean(value.lower(), each.choices)
-            raise SettingsError(f"{name}={value!r} is not known; choose one of {', '.join(each.choices)}{near}")
+    if setting.choices:
+        if value.lower() not in setting.choices:
+            near = did_you_mean(value.lower(), setting.choices)
+            raise SettingsError(f"{name}={value!r} is not known; choose one of {', '.join(setting.choices)}{near}")
         return value.lower()
-    if each.kind in (int, float) and not 0 <= value <= each.most:
-        rule = ">= 0" if each.most == math.inf else f"in [0, {each.most:g}]"
+    if setting.kind in (int, float) and not 0 <= value <= setting.most:
+        rule = ">= 0" if setting.most == math.inf else f"in [0, {setting.most:g}]"
         raise SettingsError(f"{name}={value} must be {rule}")
     return value
 
@@ -295,23 +295,29 @@ def checked(each: Knob, name: str, value: Any) -> Any:
 def doubts(settings: Settings, env: Mapping[str, str]) -> list[str]:
     """Sentences about what is allowed and hardly meant: sizes in the wrong unit, misspelt variables of ours."""
     found = []
-    for each in knobs():
-        value = getattr(settings, each.name)
-        low, high = each.plausible
-        if each.kind in (int, float) and value and not low <= value <= high:
-            is_size = each.scale != 1.0
-            amount = f"{value} bytes ({each.shown(value)} {each.unit})" if is_size else f"{value:g} {each.unit}"
-            horovod = f"; {each.horovod} counts {'bytes' if is_size else each.unit}" if each.horovod else ""
+    for setting in knobs():
+        value = getattr(settings, setting.name)
+        low, high = setting.plausible
+        if setting.kind in (int, float) and value and not low <= value <= high:
+            is_size = setting.scale != 1.0
+            amount = (
+                f"{value} bytes ({setting.shown(value)} {setting.unit})" if is_size else f"{value:g} {setting.unit}"
+            )
+            horovod = f"; {setting.horovod} counts {'bytes' if is_size else setting.unit}" if setting.horovod else ""
             found.append(
-                f"{each.name} is {amount}, which is hardly meant: {each.flag} and {each.variable} count {each.unit}"
-                f"{horovod} (default: {each.shown(each.default)} {each.unit})"
+                f"{setting.name} is {amount}, which is hardly meant: {setting.flag} and {setting.variable} count "
+                f"{setting.unit}{horovod} (default: {setting.shown(setting.default)} {setting.unit})"
             )
     return [*found, *_misspelt(env)]
 
 
 def _misspelt(env: Mapping[str, str]) -> Iterator[str]:
-    known = {each.variable.removeprefix("FARANDOLE_"): each.variable for each in knobs()}
-    known |= {each.flag.removeprefix("--").replace("-", "_").upper(): each.variable for each in knobs() if each.flag}
+    known = {setting.variable.removeprefix("FARANDOLE_"): setting.variable for setting in knobs()}
+    known |= {
+        setting.flag.removeprefix("--").replace("-", "_").upper(): setting.variable
+        for setting in knobs()
+        if setting.flag
+    }
     for name in sorted(env):
         ours = name.removeprefix("FARANDOLE_")
         if ours != name and f"FARANDOLE_{ours}" not in known.values():
@@ -344,7 +350,8 @@ def quota(mounts: str = "/sys/fs/cgroup", groups: str = "/proc/self/cgroup") -> 
             if os.path.isdir(top):
                 folders = ["/".join([top, *parts[:depth]]) for depth in range(len(parts) + 1)]
                 limits += [
-                    _limit_of_version_1(each) if controllers else _limit(content(f"{each}/cpu.max")) for each in folders
+                    _limit_of_version_1(folder) if controllers else _limit(content(f"{folder}/cpu.max"))
+                    for folder in folders
                 ]
     return min(limits)
 

@@ -48,7 +48,7 @@ def load(kind: str, name: str) -> Any:
 def best(kind: str) -> Any:
     """An instance of the kind with the highest ``affinity()``; those that answer 0 or less have to be asked for."""
     found = [load(kind, name)() for name in names(kind)]
-    chosen = max(found, key=lambda each: each.affinity())
+    chosen = max(found, key=lambda candidate: candidate.affinity())
     if chosen.affinity() < 1:
         raise SettingsError(f"no {kind} can work here; known: {', '.join(names(kind))}")
     return chosen
@@ -61,7 +61,7 @@ def _installed(kind: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for folder in sys.path:
         try:
-            names = [each for each in os.listdir(folder or ".") if each.endswith((".dist-info", ".egg-info"))]
+            names = [name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info"))]
         except OSError:
             continue
         for name in names:

@@ -258,8 +258,8 @@ class StoreClient:
             idle, self._idle = self._idle, []
             for session in self._busy:
                 hang_up(session.sock)
-        for each in (*idle, *self._staying):
-            each.close()
+        for session in (*idle, *self._staying):
+            session.close()
 
     def _ask(self, verb: int, key: str, seconds: float, value: bytes | None = None) -> bytes | None:
         session = self._take()

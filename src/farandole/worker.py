@@ -37,7 +37,7 @@ def main() -> int:
     except (RendezvousError, AuthenticationError, HorovodInternalError) as error:
         sys.stderr.write(f"farandole: rank {rank} cannot join its job: {error}\n")
         return 1
-    slots = [Slot(*each) for each in job["slots"]]
+    slots = [Slot(*fields) for fields in job["slots"]]
     settings = identify(settings, slots, rank)
     os.environ.update(environment(settings))
     if job["command"]:
@@ -51,7 +51,7 @@ def identify(settings: Settings, slots: Sequence[Slot], rank: int) -> Settings:
     return replace(
         settings, rank=rank, size=slot.size, local_rank=slot.local_rank, local_size=slot.local_size,
         cross_rank=slot.cross_rank, cross_size=slot.cross_size, hostname=slot.host,
-        homogeneous=len({each.local_size for each in slots}) == 1,
+        homogeneous=len({slot.local_size for slot in slots}) == 1,
     )  # fmt: skip
 
 
@@ -108,7 +108,10 @@ def _call(job: Mapping[str, Any], client: StoreClient, settings: Settings) -> in
 
     sys.modules["__main__"] = types.ModuleType("__main__")  # the function's; ours is nobody's business
     first, then = (sys.path, job["path"]) if job["elsewhere"] else (job["path"], sys.path)
-    sys.path[:] = [*first, *(each for each in then if each not in first)]  # the driver's first, if it is the same host
+    sys.path[:] = [
+        *first,
+        *(folder for folder in then if folder not in first),
+    ]  # the driver's first, if it is the same host
     outcome.install(client, settings.rank)
     if "FARANDOLE_SPARK_FILES" in os.environ:
         from farandole.launch.launchers.spark import guard

@@ -20,16 +20,16 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str]) -> int:
     parser().parse_args(list(arguments))
-    shown = [each for each in knobs() if each.flag]
+    shown = [knob for knob in knobs() if knob.flag]
     return say(_paragraphs(shown) if sys.stdout.isatty() else _table(shown))
 
 
 def _table(shown: Sequence[Knob]) -> str:
     """One line for each setting, however long: for grep."""
     rows = [("flag", "variable", "default", "unit", "meaning")]
-    for each in shown:
-        also = f" ({each.horovod})" if each.horovod else ""
-        rows.append((each.flag, each.variable + also, each.shown(each.default), each.unit, each.doc))
+    for knob in shown:
+        also = f" ({knob.horovod})" if knob.horovod else ""
+        rows.append((knob.flag, knob.variable + also, knob.shown(knob.default), knob.unit, knob.doc))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows
@@ -40,9 +40,9 @@ def _paragraphs(shown: Sequence[Knob]) -> str:
     """A few lines for each setting, within the terminal."""
     width = shutil.get_terminal_size().columns
     texts = []
-    for each in shown:
-        default = f"{each.shown(each.default) or 'none'} {each.unit}".rstrip()
-        variables = "\n    ".join([each.variable, each.horovod] if each.horovod else [each.variable])
-        doc = textwrap.fill(each.doc, max(width - 1, 30), initial_indent="    ", subsequent_indent="    ")
-        texts.append(f"{each.flag}  (default: {default})\n    {variables}\n{doc}")
+    for knob in shown:
+        default = f"{knob.shown(knob.default) or 'none'} {knob.unit}".rstrip()
+        variables = "\n    ".join([knob.variable, knob.horovod] if knob.horovod else [knob.variable])
+        doc = textwrap.fill(knob.doc, max(width - 1, 30), initial_indent="    ", subsequent_indent="    ")
+        texts.append(f"{knob.flag}  (default: {default})\n    {variables}\n{doc}")
     return "\n".join(texts)

@@ -185,9 +185,9 @@ def _connect() -> str:
         pass
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     found = [
-        f"{name} {each.address}"
+        f"{name} {address.address}"
         for name, addresses in psutil.net_if_addrs().items() if name in up
-        for each in addresses if each.family == socket.AF_INET
+        for address in addresses if address.family == socket.AF_INET
     ]  # fmt: skip
     return ", ".join(found)
 

@@ -37,7 +37,7 @@ def allreduce(transport: Transport, buffers: Sequence[Buffer], scale: float = 1.
     dtype = buffers[0].dtype
     counts = [shares(len(buffer.data), size) for buffer in buffers]
     parts = _deal(transport, buffers, counts)
-    products = np.stack([_products(each, dtype) for each in parts])
+    products = np.stack([_products(vectors, dtype) for vectors in parts])
     flat = products.reshape(-1)
     transport.allreduce([Buffer(flat, flat, DType.FLOAT64)], ReduceOp.SUM)
     segments = [np.empty(count[transport.rank], dtype.storage) for count in counts]

@@ -31,11 +31,11 @@ def apply(options: argparse.Namespace, content: dict[str, Any]) -> list[str]:
             setattr(options, f"use_{str(controller).lower()}", True)
     for section, value in content.items():
         if section in _SECTIONS and isinstance(value, dict):
-            for key, each in value.items():
+            for key, entry in value.items():
                 if (section, key) == ("stall_check", "enabled"):
-                    _fill(options, next(flag for flag in TUNABLE if flag.no == "--stall-check"), not each)
+                    _fill(options, next(flag for flag in TUNABLE if flag.no == "--stall-check"), not entry)
                 elif (section, key) in _BY_PLACE:
-                    _fill(options, _BY_PLACE[section, key], each)
+                    _fill(options, _BY_PLACE[section, key], entry)
                 else:
                     unknown.append(f"{section}.{key}")
         elif ("", section) in _BY_PLACE:

@@ -84,7 +84,7 @@ def job(options: argparse.Namespace) -> Job:
 
 def _overrides(env: dict[str, str]) -> dict[str, Any]:
     """The settings among the variables, by their own names: a flag wins over what stands in the environment."""
-    known = {each.horovod: each for each in knobs() if each.horovod}
+    known = {knob.horovod: knob for knob in knobs() if knob.horovod}
     return {known[name].name: parse(known[name], name, text) for name, text in env.items() if name in known}
 
 

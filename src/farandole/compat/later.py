@@ -94,5 +94,5 @@ class _Loader(Loader):
 
 def install() -> None:
     """Once in a process."""
-    if not any(isinstance(each, _Finder) for each in sys.meta_path):
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

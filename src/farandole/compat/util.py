@@ -129,8 +129,8 @@ def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741
     """``l`` in ``n`` parts, whose lengths differ by one at most; longer ones first."""
     if n < 1:
         raise ValueError(f"split_list(..., n={n}): n must be >= 1")
-    each, longer = divmod(len(l), n)
-    begins = [i * each + min(i, longer) for i in range(n + 1)]
+    length, longer = divmod(len(l), n)
+    begins = [i * length + min(i, longer) for i in range(n + 1)]
     return [l[begin:end] for begin, end in itertools.pairwise(begins)]
 
 

@@ -54,7 +54,7 @@ class ProcessSet:
             self.mpi_comm = ranks_or_comm
             ranks_or_comm = ranks_or_comm.allgather(rank() if is_initialized() else ranks_or_comm.Get_rank())
         try:
-            self.ranks: list[int] | None = sorted(operator.index(each) for each in ranks_or_comm)
+            self.ranks: list[int] | None = sorted(operator.index(number) for number in ranks_or_comm)
         except TypeError:
             raise ValueError(
                 "ProcessSet should be constructed either with a list of process ranks or with an mpi4py communicator "
@@ -116,8 +116,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             keep_freed_memory()
         _generation += 1
         _enter(settings, _connect(settings, f"{_generation}"))
-        for each in process_sets or ():
-            _add(each)
+        for process_set in process_sets or ():
+            _add(process_set)
 
 
 def _check_comm(comm: Any, size: int) -> None:
@@ -182,9 +182,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     Raises ValueError for a set that is there already, or without HOROVOD_DYNAMIC_PROCESS_SETS=1.
     """
     _check_dynamic()
-    each = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    _add(each)
-    return each
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    _add(added)
+    return added
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -202,8 +202,8 @@ def process_sets() -> dict[int, list[int]]:
     return _entered().sets.all()
 
 
-def _add(each: ProcessSet) -> None:
-    each.process_set_id = _entered().sets.add(each.ranks or [])
+def _add(process_set: ProcessSet) -> None:
+    process_set.process_set_id = _entered().sets.add(process_set.ranks or [])
 
 
 def _check_dynamic() -> None:

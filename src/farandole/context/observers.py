@@ -53,14 +53,14 @@ class Observers:
     def of(self, transport: Transport, ranks: Sequence[int] = (), prefix: str = "") -> list[Observer]:
         """The observers of one engine. For that of a process set: its ranks' numbers in the job, and what to put before
         names in the timeline, where two sets may have a tensor of the same name."""
-        each: list[Observer] = [self.witness]
+        observers: list[Observer] = [self.witness]
         if not self._settings.stall_check_disable:
             check = StallCheck(self._settings, transport.rank, ranks, self._inquiry)
             self._stall_checks.append(check)
-            each.append(check)
+            observers.append(check)
         if self.timeline is not None:
-            each.append(self.timeline.of(wire_name(transport), ranks, prefix))
-        return each
+            observers.append(self.timeline.of(wire_name(transport), ranks, prefix))
+        return observers
 
     def attach(self, engine: Engine) -> None:
         """``engine`` is that of all ranks: the one to tune."""

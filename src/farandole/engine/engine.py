@@ -172,7 +172,7 @@ class Engine:
             for done, entry in enumerate(entries):
                 if not entry.serial:
                     if entry.request.name in names:
-                        names.difference_update(each.request.name for each in entries[:done] if not each.serial)
+                        names.difference_update(entry.request.name for entry in entries[:done] if not entry.serial)
                         raise RequestError(f"{DUPLICATE_NAME} (name: {entry.request.name!r})")
                     names.add(entry.request.name)
             # at one go: what belongs together is posted in one round
@@ -309,7 +309,7 @@ class Engine:
             try:
                 self._run(remembered.unit, [batch[position] for position in remembered.positions])
             except BaseException:  # these fail with the rest
-                left = (batch[position] for each in decision[done:] for position in each.positions)
+                left = (batch[position] for placed in decision[done:] for position in placed.positions)
                 self._waiting.update((item.entry.name, item) for item in left)
                 raise
 
@@ -339,9 +339,9 @@ class Engine:
             asked = [[(item.entry.name, item.entry.request) for item in items]] * self.size
         agreed: list[str] = []
         failed: list[str] = []
-        for each in decision:
-            names = failed if each.unit.error else agreed
-            names += [items[position].entry.name for position in each.positions]
+        for placed in decision:
+            names = failed if placed.unit.error else agreed
+            names += [items[position].entry.name for position in placed.positions]
         for observer in self.observers.settled:
             observer.settled(asked, since or [()] * self.size, agreed, failed)
 
@@ -454,7 +454,7 @@ class Engine:
             why = observer.waiting(waiting)
             if why:
                 self.transport.abort(why)
-                raise StalledError(why, next((rank for each in waiting for rank in each.missing), -1))
+                raise StalledError(why, next((rank for wait in waiting for rank in wait.missing), -1))
 
     def _story(self, rank: int) -> str:
         names = [*self._waiting, *(item.entry.name for item in self._batch)]

@@ -43,9 +43,9 @@ def execute(unit: Unit, buffers: Sequence[Buffer], transport: Transport, divisor
             transport.allreduce(buffers, op, scale)
         return [None] * len(buffers)
     run = _RUN[unit.kind]
-    each = len(unit.parts) // len(buffers)  # parts per collective
+    per_buffer = len(unit.parts) // len(buffers)  # parts per collective
     return [
-        run(request, buffer, unit.parts[index * each : (index + 1) * each], transport)
+        run(request, buffer, unit.parts[index * per_buffer : (index + 1) * per_buffer], transport)
         for index, (request, buffer) in enumerate(zip(unit.requests, buffers, strict=True))
     ]
 

@@ -73,11 +73,11 @@ def _by_device(unit: Unit) -> list[Unit]:
     devices = dict.fromkeys(request.device for request in unit.requests)
     if len(devices) == 1:
         return [unit]
-    each = len(unit.parts) // len(unit.names)  # parts per member
+    per_member = len(unit.parts) // len(unit.names)  # parts per member
     units = []
     for device in devices:
         places = [place for place, request in enumerate(unit.requests) if request.device == device]
-        parts = tuple(part for place in places for part in unit.parts[place * each : (place + 1) * each])
+        parts = tuple(part for place in places for part in unit.parts[place * per_member : (place + 1) * per_member])
         names = tuple(unit.names[place] for place in places)
         units.append(unit._replace(names=names, requests=tuple(unit.requests[place] for place in places), parts=parts))
     return units

@@ -146,7 +146,7 @@ def _places(slots: Sequence[Slot]) -> str:
 
 
 def _describe(job: Job, slots: Sequence[Slot], *, elsewhere: bool) -> bytes:
-    path = [os.path.abspath(each) for each in sys.path] if job.call is not None else []
+    path = [os.path.abspath(folder) for folder in sys.path] if job.call is not None else []
     places = [[s.rank, s.host, s.local_rank, s.local_size, s.cross_rank, s.cross_size, s.size] for s in slots]
     facts = {"command": list(job.command), "slots": places, "path": path, "elsewhere": elsewhere}
     return json.dumps({**facts, "first_only": job.first_only}).encode()
@@ -154,9 +154,9 @@ def _describe(job: Job, slots: Sequence[Slot], *, elsewhere: bool) -> bytes:
 
 def _environment(job: Job, store: StoreServer, secret: str, launcher: str) -> dict[str, str]:
     settings = replace(job.settings, store=store.address, secret=secret, launcher=launcher, size=job.np)
-    known = {name for each in knobs() for name in (each.variable, each.horovod) if name}  # read into the settings
+    known = {name for knob in knobs() for name in (knob.variable, knob.horovod) if name}  # read into the settings
     mine = {name: value for name, value in job.env.items() if name not in known}
-    adjustable = {name for each in knobs() if each.flag for name in (each.variable, each.horovod) if name}
+    adjustable = {name for knob in knobs() if knob.flag for name in (knob.variable, knob.horovod) if name}
     said = {name for name in (*os.environ, *job.env) if name in adjustable}
     return {**mine, **settings.to_env(said), "PYTHONUNBUFFERED": "1"}
 
@@ -164,7 +164,7 @@ def _environment(job: Job, store: StoreServer, secret: str, launcher: str) -> di
 @contextlib.contextmanager
 def _visible_log() -> Iterator[None]:
     """Warnings reach stderr during a job, also in a program that has not set up logging."""
-    if any(not isinstance(each, logging.NullHandler) for each in logger.handlers) or logging.getLogger().handlers:
+    if any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers) or logging.getLogger().handlers:
         yield
         return
     handler = logging.StreamHandler(sys.stderr)

@@ -66,7 +66,7 @@ class Outcome:
     def from_bytes(cls, data: bytes | bytearray) -> Outcome:
         """What ``to_bytes`` made; ValueError for anything else."""
         facts = parsed(data)
-        kinds = {each.name: int if each.name == "lost" else str for each in fields(cls)}
+        kinds = {field.name: int if field.name == "lost" else str for field in fields(cls)}
         if facts.keys() != kinds.keys():
             raise ValueError(f"an outcome has the fields {', '.join(kinds)}")
         wrong = [name for name, kind in kinds.items() if type(facts[name]) is not kind]
@@ -82,9 +82,9 @@ class Outcome:
             trace = trace.tb_next if trace is not None else None
         text = "".join(traceback.format_exception(type(error), error, trace))
         chain = _chain(error)
-        ended_it = any(isinstance(each, StalledError) for each in chain)
-        victims = [each for each in chain if _is_of_a_victim(each)]
-        lost = next((_lost(each) for each in victims if _lost(each) >= 0), -1)
+        ended_it = any(isinstance(link, StalledError) for link in chain)
+        victims = [link for link in chain if _is_of_a_victim(link)]
+        lost = next((_lost(victim) for victim in victims if _lost(victim) >= 0), -1)
         return cls(
             status="victim" if victims and not ended_it else "error", kind=type(error).__name__,
             message=str(error)[:_TEXT_LIMIT], traceback=text[-_TEXT_LIMIT:], lost=lost, host=socket.gethostname(),
@@ -121,10 +121,10 @@ def _chain(error: BaseException) -> list[BaseException]:
     found: list[BaseException] = []
     todo: list[BaseException | None] = [error]
     while todo:
-        each = todo.pop()
-        if each is not None and not any(each is known for known in found):
-            found.append(each)
-            todo += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+        link = todo.pop()
+        if link is not None and not any(link is known for known in found):
+            found.append(link)
+            todo += [link.__cause__, link.__context__, *getattr(link, "exceptions", ())]
     return found
 
 
@@ -282,14 +282,14 @@ def explain(
     ``activity``: what it does now.
     """
     ranks = _standings(events, len(hosts))
-    failed = [each for each in ranks if each.standing not in ("running", "finished")]
+    failed = [rank for rank in ranks if rank.standing not in ("running", "finished")]
     if not failed:
         return None
-    candidates = [each for each in failed if each.standing != "victim"]
+    candidates = [rank for rank in failed if rank.standing != "victim"]
     if not candidates:
         return _without_cause(ranks, hosts, activity or {})
-    cause = min(candidates, key=lambda each: (_weight(each), each.order))
-    ended = all(each.standing != "running" for each in ranks)
+    cause = min(candidates, key=lambda candidate: (_weight(candidate), candidate.order))
+    ended = all(rank.standing != "running" for rank in ranks)
     patience = EXIT_PATIENCE if cause.standing == "exit" and not ended else 0.0
     return _blame(cause, ranks, hosts, tails or {}, patience)
 
@@ -306,10 +306,10 @@ def _standings(events: Sequence[Event], size: int) -> list[_Rank]:
     return ranks
 
 
-def _weight(each: _Rank) -> int:
-    if each.code == -signal.SIGKILL:
+def _weight(rank: _Rank) -> int:
+    if rank.code == -signal.SIGKILL:
         return 0
-    return 1 if each.standing in ("error", "signal") else 2
+    return 1 if rank.standing in ("error", "signal") else 2
 
 
 def _blame(
@@ -329,35 +329,35 @@ def _blame(
         lines.append(shown.rstrip("\n"))
     elif tail:
         lines.append(f"Its last lines on stderr:\n{tail}")
-    same = [each.rank for each in ranks if each.rank != cause.rank and _alike(each, cause, tails)]
-    victims = [each.rank for each in ranks if each.standing == "victim"]
-    early = [each.rank for each in ranks if each.standing == "finished"]
+    same = [rank.rank for rank in ranks if rank.rank != cause.rank and _alike(rank, cause, tails)]
+    victims = [rank.rank for rank in ranks if rank.standing == "victim"]
+    early = [rank.rank for rank in ranks if rank.standing == "finished"]
     if same:
         lines.append(f"{_ranks(same)} failed in the same way.")
     if victims:
         lines.append(f"{_ranks(victims)} failed only in consequence.")
     if early and victims:
         lines.append(f"{_ranks(early)} had finished before.")
-    apart = [each.rank for each in ranks if each.standing in ("error", "signal", "exit") and each.rank not in same]
+    apart = [rank.rank for rank in ranks if rank.standing in ("error", "signal", "exit") and rank.rank not in same]
     apart.remove(cause.rank)
     return Verdict(cause.rank, patience, exit_status(cause.code), "\n".join(lines), shown, tuple(apart))
 
 
-def _alike(each: _Rank, cause: _Rank, tails: Mapping[int, str]) -> bool:
-    if each.standing != cause.standing:
+def _alike(rank: _Rank, cause: _Rank, tails: Mapping[int, str]) -> bool:
+    if rank.standing != cause.standing:
         return False
-    if each.outcome is not None and cause.outcome is not None and each.standing == "error":
-        return (each.outcome.kind, each.outcome.message) == (cause.outcome.kind, cause.outcome.message)
-    return each.code == cause.code and tails.get(each.rank) == tails.get(cause.rank)
+    if rank.outcome is not None and cause.outcome is not None and rank.standing == "error":
+        return (rank.outcome.kind, rank.outcome.message) == (cause.outcome.kind, cause.outcome.message)
+    return rank.code == cause.code and tails.get(rank.rank) == tails.get(cause.rank)
 
 
 def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str], activity: Mapping[int, str]) -> Verdict:
     """Only victims. Somebody finished early, or was lost without a trace that the driver could see."""
-    victims = [each for each in ranks if each.standing == "victim"]
-    early = [each.rank for each in ranks if each.standing == "finished"]
-    ended = all(each.standing != "running" for each in ranks)
-    code = next((exit_status(each.code) for each in victims if each.code), 1)
-    first = min(victims, key=lambda each: each.order)
+    victims = [rank for rank in ranks if rank.standing == "victim"]
+    early = [rank.rank for rank in ranks if rank.standing == "finished"]
+    ended = all(rank.standing != "running" for rank in ranks)
+    code = next((exit_status(victim.code) for victim in victims if victim.code), 1)
+    first = min(victims, key=lambda victim: victim.order)
     assert first.outcome is not None
     trace = first.outcome.traceback
     if first.outcome.kind == RendezvousError.__name__:
@@ -365,7 +365,7 @@ def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str], activity: Mappi
         return Verdict(rank, 0.0, code, message, trace)
     patience = 0.0 if ended else VICTIM_PATIENCE
     said = _said(first)
-    waiting = _ranks([each.rank for each in victims])
+    waiting = _ranks([victim.rank for victim in victims])
     if early:
         message = (
             f"{_ranks(early)} on {_places(early, hosts)} finished (exit code 0) while "
@@ -374,7 +374,7 @@ def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str], activity: Mappi
             f"(the same number of batches, for instance).\n{said}"
         )
         return Verdict(early[0], patience, code, message, trace)
-    blamed = {each.rank for each in victims}
+    blamed = {victim.rank for victim in victims}
     lost = next((e.outcome.lost for e in victims if e.outcome is not None and e.outcome.lost not in blamed), -1)
     if 0 <= lost < len(hosts):
         message = (
@@ -388,22 +388,22 @@ def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str], activity: Mappi
 def _late(ranks: Sequence[_Rank], hosts: Sequence[str], first: _Rank, activity: Mapping[int, str]) -> tuple[int, str]:
     """Ranks waited in ``init()`` for others that did not come: the first of these, and what to say."""
     assert first.outcome is not None
-    absent = [each for each in ranks if each.standing in ("running", "finished")]
+    absent = [rank for rank in ranks if rank.standing in ("running", "finished")]
     lines = [first.outcome.message[:1].upper() + first.outcome.message[1:]]
-    for each in absent[:_ABSENT]:
-        now = "has ended (exit code 0)" if each.standing == "finished" else activity.get(each.rank, "")
+    for rank in absent[:_ABSENT]:
+        now = "has ended (exit code 0)" if rank.standing == "finished" else activity.get(rank.rank, "")
         if now:
-            lines.append(f"Rank {each.rank} on {hosts[each.rank]}: {now}")
+            lines.append(f"Rank {rank.rank} on {hosts[rank.rank]}: {now}")
     if len(absent) > _ABSENT:
         lines.append(f"... and {len(absent) - _ABSENT} more.")
-    waiting = _ranks([each.rank for each in ranks if each.standing == "victim"])
+    waiting = _ranks([rank.rank for rank in ranks if rank.standing == "victim"])
     lines.append(f"{waiting} waited in vain.")
     return (absent[0].rank if absent else first.outcome.lost), "\n".join(lines)
 
 
 def _lost_each_other(victims: Sequence[_Rank], hosts: Sequence[str]) -> str:
     if len(victims) > 1:
-        return f"{_ranks([each.rank for each in victims])} lost each other"
+        return f"{_ranks([victim.rank for victim in victims])} lost each other"
     (only,) = victims
     lost = only.outcome.lost if only.outcome is not None else -1
     whom = f"rank {lost} on {hosts[lost]}" if 0 <= lost < len(hosts) and lost != only.rank else "the other ranks"
@@ -425,10 +425,10 @@ def _said(victim: _Rank) -> str:
     message = victim.outcome.message.removeprefix(SHUT_DOWN).strip() or victim.outcome.message
     if message.startswith("(") and message.endswith(")"):
         message = message[1:-1]
-    frames = [each for each in _FRAME.finditer(victim.outcome.traceback) if not _OURS.search(each["file"])]
+    frames = [frame for frame in _FRAME.finditer(victim.outcome.traceback) if not _OURS.search(frame["file"])]
     if not frames:
         return f"Rank {victim.rank} said: {message}"
-    frame = next((each for each in reversed(frames) if not _INSTALLED.search(each["file"])), frames[-1])
+    frame = next((candidate for candidate in reversed(frames) if not _INSTALLED.search(candidate["file"])), frames[-1])
     code = f": {frame['code']}" if frame["code"] else ""
     return f"Rank {victim.rank} was at {frame['file']}, line {frame['line']}{code}\n{message}"
 
@@ -485,5 +485,5 @@ def _ranks(ranks: Sequence[int]) -> str:
             parts[-1] = [parts[-1][0], rank]
         else:
             parts.append([rank])
-    text = ", ".join("-".join(str(each) for each in part) for part in parts)
+    text = ", ".join("-".join(str(number) for number in part) for part in parts)
     return f"Rank {text}" if len(ranks) == 1 else f"Ranks {text}"

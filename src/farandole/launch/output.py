@@ -224,7 +224,7 @@ def put_aside(directory: str) -> None:
     names = os.listdir(directory) if os.path.isdir(directory) else []
     folders = [os.path.join(directory, name) for name in names if _RANK.match(name)]
     files = [os.path.join(folder, name) for folder in folders for name in ("stdout", "stderr")]
-    if not any(os.path.isfile(each) and os.path.getsize(each) for each in files):
+    if not any(os.path.isfile(file) and os.path.getsize(file) for file in files):
         return
     began = time.strftime("run-%Y-%m-%d_%H.%M.%S", time.localtime(min(map(os.path.getmtime, folders))))
     free = (f"{began}.{number}" if number else began for number in itertools.count())

@@ -69,10 +69,10 @@ class Pace:
         rate = (steps - before) / (now - first) if now > first else 0.0
         found: dict[str, float] = {"step": steps, "rate": rate}
         if self._epoch is not None:
-            number, of, each, began = self._epoch
-            found |= {"epoch": number, "epochs": of, "step": steps - began, "steps": each}
-            if rate and of and each:
-                found["left"] = max(0.0, ((of - number + 1) * each - (steps - began)) / rate)
+            number, of, length, began = self._epoch
+            found |= {"epoch": number, "epochs": of, "step": steps - began, "steps": length}
+            if rate and of and length:
+                found["left"] = max(0.0, ((of - number + 1) * length - (steps - began)) / rate)
         return found
 
 

@@ -133,7 +133,7 @@ def weigh(call: tuple[Any, tuple[Any, ...], dict[str, Any]], what: str, size: in
     parts = [(f"argument {index}", part) for index, part in enumerate(args)]
     parts += [(f"argument {name!r}", part) for name, part in kwargs.items()]
     parts += [(step.lstrip("."), part) for step, part in _parts(function)]
-    weights = sorted(((_weight(part), name, part) for name, part in parts), key=lambda each: -each[0])
+    weights = sorted(((_weight(part), name, part) for name, part in parts), key=lambda weighed: -weighed[0])
     heavy = [
         f"{name} ({_name(type(part))}, {_size(weight)})" for weight, name, part in weights[:3] if weight >= size / 20
     ]

@@ -240,7 +240,7 @@ def attend(driver: Driver, ranks: Ranks) -> None:
             continue
         for order in orders:
             verb, *numbers = order.split()
-            ranks.signal([int(each) for each in numbers], signal.SIGKILL if verb == "kill" else signal.SIGTERM)
+            ranks.signal([int(index) for index in numbers], signal.SIGKILL if verb == "kill" else signal.SIGTERM)
 
 
 def main() -> None:

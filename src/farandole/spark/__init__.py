@@ -18,7 +18,7 @@ def get_available_devices() -> list[str]:
 
     Spark assigned them to the rank's task (``spark.task.resource.gpu.amount``).
     """
-    return [each for each in os.environ.get("FARANDOLE_GPUS", "").split(",") if each]
+    return [number for number in os.environ.get("FARANDOLE_GPUS", "").split(",") if number]
 
 
 def __getattr__(name: str) -> Any:

@@ -103,7 +103,7 @@ class InprocLink:
         with world.lock:
             box = world.mail[self.rank, dst]
             while not sent.taken:
-                if box and box[-1] is sent and sum(len(each.data) for each in box) <= world.ahead:
+                if box and box[-1] is sent and sum(len(message.data) for message in box) <= world.ahead:
                     sent.data = sent.data.copy()
                     return
                 world.check([dst])
@@ -114,7 +114,7 @@ class InprocLink:
         with world.lock:
             world.check([dst])
             box = world.mail.setdefault((self.rank, dst), deque())
-            waits = sum(len(each.data) for each in box) + len(send) > world.ahead
+            waits = sum(len(queued.data) for queued in box) + len(send) > world.ahead
             message = _Message(send if waits else send.copy(), waits=waits)
             box.append(message)
             world.arrived[dst].notify_all()

@@ -46,7 +46,7 @@ class Local:
                     f"(localhost, {socket.gethostname()})"
                 )
         # Settings in our own environment have been read already and are part of env where they matter.
-        known = {name for each in knobs() for name in (each.variable, each.horovod) if name}
+        known = {name for knob in knobs() for name in (knob.variable, knob.horovod) if name}
         base = {name: value for name, value in os.environ.items() if name not in known}
         return start_ranks(slots, command, {**base, **env})
 
@@ -59,7 +59,7 @@ def _is_here(host: str) -> bool:
         return True
     import psutil
 
-    return any(host == each.address for network in psutil.net_if_addrs().values() for each in network)
+    return any(host == address.address for network in psutil.net_if_addrs().values() for address in network)
 
 
 def start_ranks(slots: Sequence[Slot], command: Sequence[str], env: Mapping[str, str]) -> list[LocalWorker]:
@@ -171,8 +171,8 @@ class Reaper:
         verb, *numbers = answer.split() or [b"failed", b"0", b"%d" % errno.ECHILD]
         if verb == b"started":
             self.started = len(numbers)
-            return [int(each) for each in numbers]
-        self.started, number = (int(each) for each in numbers)
+            return [int(pid) for pid in numbers]
+        self.started, number = (int(word) for word in numbers)
         self._end()
         raise OSError(number, os.strerror(number), places[0][0][0])
 

@@ -71,7 +71,7 @@ def cut(arrays: Sequence[Array], ranges: Sequence[Sequence[Range]]) -> Cuts:
             index += 1
         return found
 
-    return [[parts(*each) for each in step] for step in ranges]
+    return [[parts(*bounds) for bounds in step] for step in ranges]
 
 
 def deal(total: int, size: int, chunk: int) -> list[list[Range]]:

@@ -68,7 +68,7 @@ class TcpBoard:
         self._waiter = select.poll()
         for fd in (self.connections.fileno(), self.stop, self._bell):
             self._waiter.register(fd, select.POLLIN)
-        self._inboxes = [self._peers[each].inbox if each != rank else self._mine for each in range(len(sessions))]
+        self._inboxes = [self._peers[peer].inbox if peer != rank else self._mine for peer in range(len(sessions))]
 
     def post(self, message: bytes) -> None:
         with self._lock:

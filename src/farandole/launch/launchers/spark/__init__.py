@@ -138,8 +138,8 @@ class Spark:
         hosts: dict[str, list[Post]] = {}
         for post in posts:
             hosts.setdefault(post.place, []).append(post)
-        order = [post for each in hosts.values() for post in each]
-        self._slots = list(plan([(each[0].host, len(each)) for each in hosts.values()], len(order)))
+        order = [post for group in hosts.values() for post in group]
+        self._slots = list(plan([(group[0].host, len(group)) for group in hosts.values()], len(order)))
         for slot, post in zip(self._slots, order, strict=True):
             for name, where in post.odd.items():
                 if where and name != "cloudpickle":
@@ -147,7 +147,7 @@ class Spark:
                                    post.host, name, where)  # fmt: skip
             env = {**self._env, "FARANDOLE_RANK": str(slot.rank), "FARANDOLE_LOCAL_RANK": str(slot.local_rank)}
             self._desk.assign(slot, post.index, {
-                "env": {**env, **visible([each.gpus for each in hosts[post.place]], slot.local_rank)},
+                "env": {**env, **visible([neighbour.gpus for neighbour in hosts[post.place]], slot.local_rank)},
                 "command": self._command, "python": self._python, "log": self._log and slot.rank == 0,
             })  # fmt: skip
 
@@ -176,8 +176,8 @@ def visible(gpus: Sequence[Sequence[str]], local_rank: int) -> dict[str, str]:
     """
     if not gpus[local_rank]:
         return {}
-    most = max(len(each) for each in gpus)
-    order = [each[turn] for turn in range(most) for each in gpus if turn < len(each)]
+    most = max(len(addresses) for addresses in gpus)
+    order = [addresses[turn] for turn in range(most) for addresses in gpus if turn < len(addresses)]
     unique = list(dict.fromkeys(order))
-    mine = [str(unique.index(each)) for each in gpus[local_rank]]
+    mine = [str(unique.index(address)) for address in gpus[local_rank]]
     return {"CUDA_VISIBLE_DEVICES": ",".join(unique), "FARANDOLE_GPUS": ",".join(mine)}

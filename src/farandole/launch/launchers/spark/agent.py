@@ -286,8 +286,8 @@ def place() -> str:
 
 def environment(own: Mapping[str, str], job: Mapping[str, str], folder: str) -> dict[str, str]:
     """The rank's variables: those of the executor's Python, with what can be imported there, and the job's."""
-    known = {name for each in knobs() for name in (each.variable, each.horovod) if name}
+    known = {name for knob in knobs() for name in (knob.variable, knob.horovod) if name}
     private = ("PYTHON_WORKER_FACTORY", "_PYSPARK_")
     base = {name: value for name, value in own.items() if name not in known and not name.startswith(private)}
-    path = [folder, *(each for each in sys.path if each != folder)]
-    return {**base, "PYTHONPATH": os.pathsep.join(each for each in path if each), **job}
+    path = [folder, *(entry for entry in sys.path if entry != folder)]
+    return {**base, "PYTHONPATH": os.pathsep.join(entry for entry in path if entry), **job}

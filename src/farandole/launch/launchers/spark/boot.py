@@ -43,7 +43,7 @@ def sources(root: str) -> list[str]:
     found = []
     for folder, folders, files in os.walk(root):
         folders.sort()
-        found += [os.path.join(folder, each) for each in sorted(files) if each.endswith((".py", ".typed"))]
+        found += [os.path.join(folder, name) for name in sorted(files) if name.endswith((".py", ".typed"))]
     return found
 
 

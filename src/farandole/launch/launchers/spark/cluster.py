@@ -127,12 +127,14 @@ class Cluster:
         if found:
             count, cores = found[1], found[2]
         if count and cores:
-            each = [int(int(cores) / cpus)]
+            limits = [int(int(cores) / cpus)]
             for name, amount in self._conf.getAll():  # GPUs and the like
                 there = re.fullmatch(r"spark\.task\.resource\.(.+)\.amount", name)
                 if there:
-                    each.append(int(float(self.get(f"spark.executor.resource.{there[1]}.amount", "0")) / float(amount)))
-            return int(count) * min(each)
+                    limits.append(
+                        int(float(self.get(f"spark.executor.resource.{there[1]}.amount", "0")) / float(amount))
+                    )
+            return int(count) * min(limits)
         most = self.get("spark.cores.max")
         return int(int(most) / cpus) if most else None
 

@@ -158,7 +158,7 @@ class Desk:
             worker.lost_at = now  # Spark has given it up, and its connection has not noticed
         if worker.lost_at is None or not (stage.ended or now > worker.lost_at + WHY):
             return
-        first = worker.lost_at <= min(each.lost_at for each in self.workers if each.lost_at is not None)
+        first = worker.lost_at <= min(other.lost_at for other in self.workers if other.lost_at is not None)
         reason = stage.reason() or "no reason is known"
         self._fail(worker, "error" if first else "victim", f"its Spark task was lost: {reason}")
 

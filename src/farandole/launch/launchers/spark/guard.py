@@ -38,7 +38,7 @@ class _Finder:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
         found = (finder.find_spec(name, path, target) for finder in others)
-        spec: ModuleSpec | None = next((each for each in found if each is not None), None)
+        spec: ModuleSpec | None = next((candidate for candidate in found if candidate is not None), None)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
             run = loader.exec_module
