@@ -46,7 +46,7 @@ class _Arrays(Collectives[Any, Any]):
 
     @like(Collectives.grouped_allreduce_async_)
     def grouped_allreduce_async_(self, tensors: Sequence[Any], *args: Any, **options: Any) -> int:
-        return super().grouped_allreduce_async_([_writable(each) for each in tensors], *args, **options)
+        return super().grouped_allreduce_async_([_writable(tensor) for tensor in tensors], *args, **options)
 
     @like(Collectives.broadcast_)
     def broadcast_(self, tensor: Any, *args: Any, **options: Any) -> Any:

@@ -110,7 +110,9 @@ class Agreement:
     def _reports(self, mine: Report) -> list[Report | None]:
         texts = gathered(self._engine, self._label, json.dumps(mine._asdict()).encode())
         told = [json.loads(text) if text else None for text in texts]
-        return [None if each is None else Report(**{**each, "weights": tuple(each["weights"])}) for each in told]
+        return [
+            None if fields is None else Report(**{**fields, "weights": tuple(fields["weights"])}) for fields in told
+        ]
 
 
 def tell(engine: Engine, found: Sequence[Finding]) -> None:
@@ -119,10 +121,10 @@ def tell(engine: Engine, found: Sequence[Finding]) -> None:
     if not found or mode == "off":  # a rank that does not want to know takes part all the same
         return
     if mode == "raise":
-        raise RanksDifferError("; ".join(each.text for each in found))
+        raise RanksDifferError("; ".join(finding.text for finding in found))
     if engine.rank == 0:
-        for each in found:
-            logger.warning(each.text)
+        for finding in found:
+            logger.warning(finding.text)
 
 
 def all_equal(engine: Engine, name: str, values: Sequence[int | None]) -> list[bool | None]:

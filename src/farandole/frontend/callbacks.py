@@ -52,7 +52,7 @@ def pooled_states(tallies: Sequence[Tally], rules: Sequence[str]) -> list[Array]
 def _pooled(column: Sequence[Array], rule: str) -> Array:
     if rule == "first":
         return column[0]
-    total: Array = np.sum([np.asarray(each, dtype=np.float64) for each in column], axis=0)
+    total: Array = np.sum([np.asarray(state, dtype=np.float64) for state in column], axis=0)
     if rule == "mean":
         total /= len(column)
     return total.astype(column[0].dtype)

@@ -96,7 +96,7 @@ class Collectives(Verbs, Generic[Given, Made]):
             [tensor for tensor, _ in pairs], average, name, op, prescale_factor, postscale_factor, process_set
         )
         done = self.synchronize(handle)
-        return [compression.decompress(each, token) for each, (_, token) in zip(done, pairs, strict=True)]
+        return [compression.decompress(result, token) for result, (_, token) in zip(done, pairs, strict=True)]
 
     @collective("op")
     def grouped_allreduce_async(
@@ -290,7 +290,7 @@ class Collectives(Verbs, Generic[Given, Made]):
             [tensor for tensor, _ in pairs], name, op, process_set, prescale_factor, postscale_factor
         )
         done = self.synchronize(handle)
-        return [compression.decompress(each, token) for each, (_, token) in zip(done, pairs, strict=True)]
+        return [compression.decompress(result, token) for result, (_, token) in zip(done, pairs, strict=True)]
 
     @collective("op", "rows", op="Average (the default) or Sum.")
     def grouped_reducescatter_async(

@@ -75,7 +75,7 @@ def documented(*raises: str, example: str = "", **arguments: str) -> Callable[[F
         if told:
             parts.append(_section("Arguments", [f"{name}: {text}" for name, text in told.items() if text]))
         if raises:
-            parts.append(_section("Raises", [RAISES.get(each, each) for each in raises]))
+            parts.append(_section("Raises", [RAISES.get(error, error) for error in raises]))
         if example:
             parts.append(_section("Example", cleandoc(example).splitlines()))
         function.__doc__ = "\n\n".join(parts)

@@ -41,7 +41,7 @@ class Lending:
     def lend(self, nbytes: int, turn: int) -> tuple[Array, bool]:
         """At least ``nbytes`` that nobody holds (fresh memory of this process, when it must be), beginning at a
         multiple of ``ALIGNMENT``; and whether the ranks should allocate another piece, all together."""
-        pieces = [each for each in self._pieces if len(each.memory) >= nbytes]
+        pieces = [piece for piece in self._pieces if len(piece.memory) >= nbytes]
         piece = pieces[turn % len(pieces)] if pieces else None
         if piece is not None and piece.borrowed() is None:
             return piece.lend(), False
@@ -49,7 +49,7 @@ class Lending:
 
     def add(self, memory: Array) -> None:
         """One more piece; if they are too many, the smallest goes."""
-        self._pieces = sorted([*self._pieces, _Piece(memory)], key=lambda each: len(each.memory))[-_MOST:]
+        self._pieces = sorted([*self._pieces, _Piece(memory)], key=lambda piece: len(piece.memory))[-_MOST:]
 
 
 def _fresh(nbytes: int) -> Array:

@@ -33,13 +33,13 @@ def accumulated(optimizer: Any, every: int, mean: bool) -> Any:
         full = state.count + 1 == every
 
         def step() -> tuple[Any, Any, Any]:
-            counted = each_of(lambda each: each / every, total) if mean else total
+            counted = each_of(lambda gradient: gradient / every, total) if mean else total
             found, inner = optimizer.update(counted, state.inner, params, **extra)
             return found, inner, each_of(zeros, total)
 
         def wait() -> tuple[Any, Any, Any]:
             shape = jax.eval_shape(step)[0]
-            return each_of(lambda each: jnp.zeros(each.shape, each.dtype), shape), state.inner, total
+            return each_of(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape), state.inner, total
 
         if isinstance(full, jax.core.Tracer):
             found, inner, gradients = jax.lax.cond(full, step, wait)

@@ -132,7 +132,7 @@ class Collective:
             return self._call(self.kind.name.lower(), arrays, told)
         small = [carried(array) for array in arrays]
         if self.kind is Kind.BROADCAST:
-            results = [_host.broadcast(each, self.root, **told) for each in small]
+            results = [_host.broadcast(array, self.root, **told) for array in small]
         elif self.kind is Kind.ALLGATHER:
             pairs = self._call("allgather", small, told)
             if jitted:

@@ -174,11 +174,11 @@ def join(device: int = -1) -> int:
 
 
 def _reduced(call: Collective, tensors: Sequence[Any], compression: Any) -> list[Any]:
-    pairs = [compression.compress(each) for each in as_arrays(tensors)]
+    pairs = [compression.compress(tensor) for tensor in as_arrays(tensors)]
     done = differentiable.apply(call, [small for small, _ in pairs])
-    return [compression.decompress(each, token) for each, (_, token) in zip(done, pairs, strict=True)]
+    return [compression.decompress(result, token) for result, (_, token) in zip(done, pairs, strict=True)]
 
 
 def as_arrays(tensors: Sequence[Any]) -> list[Any]:
     """JAX arrays of what may be numpy arrays or numbers."""
-    return [each if isinstance(each, jax.Array) else jnp.asarray(each) for each in tensors]
+    return [tensor if isinstance(tensor, jax.Array) else jnp.asarray(tensor) for tensor in tensors]

@@ -38,7 +38,7 @@ def apply(call: Collective, arrays: Sequence[Any]) -> list[Any]:
         if call.prescale < 0:  # a negative factor turns the order round
             op = ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN
         found = _extremum(call.renamed("", op=op, prescale=1.0, postscale=1.0), tuple(arrays))
-        return [each if scale == 1.0 else (each * scale).astype(each.dtype) for each in found]
+        return [array if scale == 1.0 else (array * scale).astype(array.dtype) for array in found]
     if call.kind is Kind.ALLREDUCE and op is ReduceOp.PRODUCT:
         return list(_product(call, tuple(arrays)))
     return list(_linear(call, tuple(arrays)))
@@ -62,7 +62,7 @@ def _sum(call: Collective, arrays: Sequence[Any], suffix: str) -> list[Any]:
 
 def _continuous(gradients: Sequence[Any]) -> list[int]:
     """Which of the gradients are numbers: those of whole numbers are not."""
-    return [place for place, each in enumerate(gradients) if each.dtype != jax.dtypes.float0]
+    return [place for place, gradient in enumerate(gradients) if gradient.dtype != jax.dtypes.float0]
 
 
 def _filled(count: int, places: Sequence[int], values: Sequence[Any]) -> tuple[Arrays]:
@@ -134,7 +134,7 @@ _linear.defvjp(_linear_forward, _linear_backward)
 def _scattered_backward(call: Collective, rows: Sequence[int], gradients: Sequence[Any]) -> list[Any]:
     size = context.engine(call.process_set).size
     factor = call.prescale * call.postscale * (size if call.op is ReduceOp.SUM else 1)
-    scaled = [(each * factor).astype(each.dtype) if factor != 1 else each for each in gradients]
+    scaled = [(gradient * factor).astype(gradient.dtype) if factor != 1 else gradient for gradient in gradients]
     every = tuple(tuple(shares(count, size)) for count in rows)
     return apply(call.renamed(".gradient", kind=Kind.ALLGATHER, rows=every), scaled)
 
@@ -167,7 +167,7 @@ def _extremum(call: Collective, arrays: Arrays) -> Arrays:
 def _extremum_forward(call: Collective, arrays: Arrays) -> tuple[Arrays, Any]:
     found = _extremum(call, arrays)
     # a NaN on any rank is the extremum, and equals nothing
-    masks = [(each == best) | (each != each) for each, best in zip(arrays, found, strict=True)]
+    masks = [(array == best) | (array != array) for array, best in zip(arrays, found, strict=True)]
     return found, masks
 
 
@@ -205,9 +205,9 @@ def _product_backward(call: Collective, arrays: Arrays, gradients: Arrays) -> tu
     if not places:
         return _filled(len(gradients), [], [])
     mine = [arrays[place] for place in places]
-    zeros = [(each == 0).astype(each.dtype) for each in mine]
+    zeros = [(array == 0).astype(array.dtype) for array in mine]
     counts = _sum(call, zeros, ".zeros")
-    factors = [each + zero for each, zero in zip(mine, zeros, strict=True)]  # zeros count as ones
+    factors = [array + zero for array, zero in zip(mine, zeros, strict=True)]  # zeros count as ones
     products = apply(call.renamed(".product"), factors)
     totals = _sum(call, [gradients[place] for place in places], ".gradient")
     others = [

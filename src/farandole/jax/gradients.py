@@ -76,15 +76,15 @@ def reduce_gradients(
     JaxRuntimeError of it; see ``plain_errors``).
     """
     results = list(leaves)
-    places = [place for place, each in enumerate(leaves) if each is not None and _dtype(each) != jax.dtypes.float0]
+    places = [place for place, leaf in enumerate(leaves) if leaf is not None and _dtype(leaf) != jax.dtypes.float0]
     if not places:
         return results
     pairs = [compression.compress(jnp.asarray(leaves[place])) for place in places]
     labels, smalls = [names[place] for place in places], [small for small, _ in pairs]
     of = [parameters[place] for place in places] if len(parameters) == len(leaves) else []
     reduced = _reduced(exchange, labels, smalls, of if comparable(of, smalls) else [], cures)
-    for place, each, (_, token) in zip(places, reduced, pairs, strict=True):
-        results[place] = compression.decompress(each, token)
+    for place, result, (_, token) in zip(places, reduced, pairs, strict=True):
+        results[place] = compression.decompress(result, token)
     return results
 
 

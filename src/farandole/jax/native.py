@@ -118,7 +118,9 @@ def _shard_map(fun: Callable[..., Any], where: Mesh) -> Callable[..., Any]:
 
 
 def _spread(leaf: Any, sharding: NamedSharding) -> Any:
-    device = next(each for each in sharding.mesh.devices.flat if each.process_index == jax.process_index())
+    device = next(
+        candidate for candidate in sharding.mesh.devices.flat if candidate.process_index == jax.process_index()
+    )
     local = jax.device_put(leaf, device)
     return jax.make_array_from_single_device_arrays(local.shape, sharding, [local])
 

@@ -164,7 +164,7 @@ def _now(*arrays: Any, call: HostCall) -> list[Any]:
     wait()
     results = call.run([_own(array) if call.in_place else np.asarray(array) for array in arrays], False)
     place = arrays[0].sharding if arrays else None
-    return [jax.device_put(each, place) for each in results]
+    return [jax.device_put(result, place) for result in results]
 
 
 @_call_p.def_effectful_abstract_eval  # type: ignore[untyped-decorator]

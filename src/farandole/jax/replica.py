@@ -37,16 +37,16 @@ class ArraysReplica:
 
 def comparable(parameters: Sequence[Any], gradients: Sequence[Any]) -> bool:
     """Are these the parameters of today? What a program was compiled with would not be."""
-    known = [getattr(each, "dtype", None) for each in parameters]
+    known = [getattr(parameter, "dtype", None) for parameter in parameters]
     if not known or not all(dtype is not None and jnp.issubdtype(dtype, jnp.number) for dtype in known):
         return False
-    traced = any(isinstance(each, jax.core.Tracer) for each in gradients)
-    return all(isinstance(each, jax.core.Tracer) == traced for each in parameters)
+    traced = any(isinstance(gradient, jax.core.Tracer) for gradient in gradients)
+    return all(isinstance(parameter, jax.core.Tracer) == traced for parameter in parameters)
 
 
 def sample(parameters: Sequence[Any]) -> list[Any]:
     """Of each parameter, the elements to look at."""
-    return [_sampled(each) for each in parameters]
+    return [_sampled(parameter) for parameter in parameters]
 
 
 def _sampled(array: Any) -> Any:

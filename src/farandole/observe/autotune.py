@@ -101,7 +101,7 @@ def expected_improvement(tried: Array, scores: Array, candidates: Array, noise: 
     gap = mean - values.max()
     z = gap / deviation
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    below = np.array([0.5 * (1 + math.erf(each / math.sqrt(2))) for each in z])
+    below = np.array([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in z])
     promise: Array = gap * below + deviation * density
     return promise
 

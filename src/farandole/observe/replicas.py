@@ -149,7 +149,7 @@ def findings(
     weights = _weights(present, names, history, step, cures) if "settings" not in history.told and not new else None
     if weights is not None and not {"start", "drift"} & history.told:
         new.append(weights)
-    history.told.update(each.kind for each in new)
+    history.told.update(finding.kind for finding in new)
     return new
 
 

@@ -427,10 +427,10 @@ class Allreduce:
             for number, indexes in enumerate(members)
             if self.gradients[indexes[0]].device == "CPU"
         }
-        sizes = {number: FlatBucket.nbytes(each) for number, each in gradients.items()}
+        sizes = {number: FlatBucket.nbytes(group) for number, group in gradients.items()}
         if not sizes:
             return self._loose(members)
-        memory = self._room(sum(sizes.values()) + ALIGNMENT * sum(len(each) for each in gradients.values()))
+        memory = self._room(sum(sizes.values()) + ALIGNMENT * sum(len(group) for group in gradients.values()))
         buckets: list[Bucket] = []
         begin = 0
         for number, indexes in enumerate(members):

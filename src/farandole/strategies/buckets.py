@@ -155,8 +155,8 @@ class FlatBucket(Bucket):
         self._one = _ONE.get(dtype, 1)
         buffer = Buffer(flat, flat, dtype)
         self._first, self._again = (
-            (Entry(Request(name, Kind.ALLREDUCE, dtype, flat.shape, *_order(each)), buffer),)
-            for each in (terms, terms.mean())
+            (Entry(Request(name, Kind.ALLREDUCE, dtype, flat.shape, *_order(chosen)), buffer),)
+            for chosen in (terms, terms.mean())
         )
 
     @staticmethod
@@ -250,7 +250,7 @@ def partition(
         key = (dtype, gradients[index].device, bucket_of.get(index))
         bucket = open_ones.setdefault(key, [])
         bucket.append(index)
-        if index not in bucket_of and sum(gradients[each].count for each in bucket) * dtype.itemsize >= limit:
+        if index not in bucket_of and sum(gradients[member].count for member in bucket) * dtype.itemsize >= limit:
             closed.append(open_ones.pop(key))
     position = {index: place for place, index in enumerate(order)}
     return sorted([*closed, *open_ones.values()], key=lambda bucket: position[bucket[-1]])

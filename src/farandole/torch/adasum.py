@@ -63,7 +63,7 @@ class Steps:
             self._agreement = engine, Agreement(replica, engine, label)
         if self._agreement[1].any_due():
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            own = [digest(each.grad) for each in parameters if each.grad is not None]
+            own = [digest(parameter.grad) for parameter in parameters if parameter.grad is not None]
             self._agreement[1].look(combined(own) if any(own) else None)
 
     def after_step(self) -> None:

@@ -42,10 +42,10 @@ def names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) ->
         )
     result = {id(parameter): name for name, parameter in named}
     unnamed = [
-        f"number {place} of group {number}, of shape {tuple(each.shape)}"
+        f"number {place} of group {number}, of shape {tuple(parameter.shape)}"
         for number, group in enumerate(optimizer.param_groups)
-        for place, each in enumerate(group["params"])
-        if id(each) not in result
+        for place, parameter in enumerate(group["params"])
+        if id(parameter) not in result
     ]
     if unnamed:
         raise ValueError(
@@ -82,12 +82,14 @@ def check_groups(groups: Any) -> None:
             raise ValueError(f"{_GROUPS} (got a list of {', '.join(kinds)})")
         members = [parameter for group in groups for parameter in group]
         if not all(isinstance(parameter, torch.Tensor) for parameter in members):
-            kinds = sorted({type(each).__name__ for each in members if not isinstance(each, torch.Tensor)})
+            kinds = sorted({type(member).__name__ for member in members if not isinstance(member, torch.Tensor)})
             raise ValueError(
                 f"groups must consist of torch.Tensor. (got {', '.join(kinds)}; give parameters, not names)"
             )
         if len({id(parameter) for parameter in members}) < len(members):
-            shapes = sorted({tuple(each.shape) for each in members if sum(each is other for other in members) > 1})
+            shapes = sorted(
+                {tuple(member.shape) for member in members if sum(member is other for other in members) > 1}
+            )
             raise ValueError(f"A parameter can only appear once in groups. (several times: those of shapes {shapes})")
 
 

@@ -160,7 +160,7 @@ def _reduced(reduce: Reduce, op: ReduceOp, pre: float, post: float, tensors: tup
         if pre < 0:  # a negative factor turns the order round
             op = ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN
         found: tuple[Any, ...] = _Extremum.apply(reduce, op, *tensors)
-        return found if pre * post == 1.0 else tuple(each * (pre * post) for each in found)
+        return found if pre * post == 1.0 else tuple(tensor * (pre * post) for tensor in found)
     function = _Product if op is ReduceOp.PRODUCT else _Linear
     reduced: tuple[Any, ...] = function.apply(reduce, op, pre, post, *tensors)
     return reduced
@@ -187,7 +187,7 @@ class _Extremum(Function):  # type: ignore[misc]  # torch has no types for it
     def forward(ctx: Any, reduce: Reduce, op: ReduceOp, *tensors: Any) -> Any:
         found = reduce(tensors, op, 1.0, 1.0, "")
         # a NaN on any rank is the extremum, and equals nothing
-        from_here = [(each == extremum) | each.isnan() for each, extremum in zip(tensors, found, strict=True)]
+        from_here = [(tensor == extremum) | tensor.isnan() for tensor, extremum in zip(tensors, found, strict=True)]
         ctx.reduce = reduce
         ctx.save_for_backward(*from_here)
         return tuple(found)
@@ -292,7 +292,7 @@ class _Reducescatter(Function):  # type: ignore[misc]  # torch has no types for 
     def backward(ctx: Any, *gradients: Any) -> Any:
         name, op, process_set, (pre, post), grouped = ctx.how
         factor = pre * post * (context.engine(process_set).size if reduce_op(None, op) is ReduceOp.SUM else 1)
-        gradients = tuple(each * factor for each in gradients) if factor != 1 else gradients
+        gradients = tuple(gradient * factor for gradient in gradients) if factor != 1 else gradients
         some = (_named(name, ".gradient"), process_set)
         whole = grouped_allgather(gradients, *some) if grouped else [allgather(gradients[0], *some)]
         return None, None, None, None, None, *whole

@@ -55,7 +55,7 @@ def _number(value: Any) -> str:
     if isinstance(value, (bool, int, float)):
         return repr(value)
     if isinstance(value, (tuple, list)):
-        parts = [_number(each) for each in value]
+        parts = [_number(part) for part in value]
         return f"({', '.join(parts)})" if all(parts) else ""
     return ""
 
@@ -80,8 +80,8 @@ def digests(tensors: Sequence[Any]) -> list[int]:
         bits = whole[begin : begin + len(part)]
         found.append(digest_of_bytes(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), bits.data))
         begin += len(part)
-    each = iter(found)
-    return [0 if tensor is None else next(each) for tensor in tensors]
+    remaining = iter(found)
+    return [0 if tensor is None else next(remaining) for tensor in tensors]
 
 
 def _sample(tensor: Any) -> Any:

@@ -92,7 +92,7 @@ class _Normalize(Function):  # type: ignore[misc]  # torch has no types for it
         squares = (wide - _shaped(own, x)).square().sum(axes)
         row = torch.cat([wide.new_tensor([count]), own, squares])[None]
         moments = combined(allgather(row, process_set=process_set).cpu().numpy())
-        mean, variance = (torch.from_numpy(np.ascontiguousarray(each)).to(x.device) for each in moments[1:])
+        mean, variance = (torch.from_numpy(np.ascontiguousarray(moment)).to(x.device) for moment in moments[1:])
         inverse = torch.rsqrt(variance + eps)
         normal = (wide - _shaped(mean, x)) * _shaped(inverse, x)
         ctx.save_for_backward(x, weight, mean, inverse)

@@ -28,9 +28,10 @@ def users() -> list[Frame]:
     if frame is None:
         return []
     every = [
-        Frame(each.filename, each.lineno or 0, each.name, each.line or "") for each in traceback.extract_stack(frame)
+        Frame(entry.filename, entry.lineno or 0, entry.name, entry.line or "")
+        for entry in traceback.extract_stack(frame)
     ]
-    return ([each for each in every if is_users(each.file)] or every)[-_MOST:]
+    return ([entry for entry in every if is_users(entry.file)] or every)[-_MOST:]
 
 
 def is_users(file: str) -> bool:

@@ -65,7 +65,7 @@ def _obstacle(views: Sequence[View]) -> tuple[str, bool]:
         first = firsts.setdefault(view.identity, rank)
         if first != rank:
             why = f"ranks {first} and {rank} share {view.identity}"
-            sharing = sum(each.identity == view.identity for each in views)
+            sharing = sum(other.identity == view.identity for other in views)
             if view.devices < sharing:
                 return why, False
             return f"{why}, though {view.devices} GPUs are there; {_CURE} gives every rank its own", True

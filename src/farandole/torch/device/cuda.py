@@ -105,7 +105,7 @@ class Cuda:
 
         def wait() -> None:
             # also those it came from: what was allocated there may be freed from now on, and then used again there
-            for stream in {each.cuda_stream: each for each in (torch.cuda.current_stream(device), *marked)}.values():
+            for stream in {used.cuda_stream: used for used in (torch.cuda.current_stream(device), *marked)}.values():
                 stream.wait_event(event)
 
         return wait

@@ -48,7 +48,7 @@ class Native:
         close_into(out, total, dtype, op, scale)
         if len(buffers) > 1:
             outs = [buffer.out for buffer in buffers]
-            torch._foreach_copy_(outs, list(out.split([len(each) for each in outs])))
+            torch._foreach_copy_(outs, list(out.split([len(part) for part in outs])))
 
     def allgather(self, send: Any, receive: Any, counts: Sequence[int]) -> None:
         """``counts``: bytes per rank."""
