@@ -30,6 +30,7 @@ from farandole.config import knobs
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKING = [*PAGES, *sorted((ROOT / "docs").glob("*/*.md"))]
 ELSEWHERE = ["tensorflow.md", "keras.md", "jax.md", "mxnet.md", "spark.md"]  # run by tests/<framework>/test_docs.py
 TASKS = [
     "start.md", "concepts.md", "run.md", "torch.md", "tensorflow.md", "keras.md", "jax.md", "mxnet.md", "numpy.md",
@@ -147,7 +148,7 @@ def links(page: Path) -> Iterator[str]:
             yield link
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files(page: Path) -> None:
     assert [link for link in links(page) if not (page.parent / link).exists()] == []
 
@@ -157,6 +158,8 @@ def test_every_task_has_its_page_and_the_readme_leads_to_it() -> None:
     for name in TASKS:
         assert (ROOT / "docs" / name).is_file()
         assert f"docs/{name}" in readme
+    for page in sorted((ROOT / "docs" / "api").glob("*.md")):
+        assert f"docs/api/{page.name}" in readme
 
 
 def test_the_checker_sees_a_wrong_output(tmp_path: Path) -> None:

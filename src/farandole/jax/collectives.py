@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from farandole.context import ProcessSet
 from farandole.frontend.compression import CastCompressor, Compressing, Compressor, NoneCompressor
+from farandole.frontend.documented import collective, documented
 from farandole.frontend.ops import WORLD, place_of, reduce_op
 from farandole.jax import differentiable
 from farandole.jax.calls import Collective, last_to_join, meet
@@ -55,12 +56,20 @@ def allreduce(  # type: ignore[overload-cannot-match]  # without JAX, ArrayLike 
     compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
 ) -> Tree: ...  # fmt: skip
+@collective(
+    "op",
+    tensor="this rank's array, or a container (dictionary, list, ...) of arrays.",
+    example="metrics = hvd.allreduce({'loss': loss, 'accuracy': accuracy})  # the means over all ranks",
+)
 def allreduce(
     tensor: Any, average: bool | None = None, name: str | None = None,
     compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
 ) -> Any:  # fmt: skip
-    """The reduction of every rank's ``tensor``, as a new array. ``op``: Average (the default), Sum, Min, ...
+    """The reduction of every rank's ``tensor``, as a new array of its shape and type.
+
+    Any shape; shape and type must be the same on all ranks, which all get the same bits. float16 and bfloat16 are
+    summed in float32, and rounded once. Gradients pass through it.
 
     A container (dictionary, list, ... of arrays: metrics, say) is reduced as one unit, and gives one of its kind.
     """
@@ -72,6 +81,7 @@ def allreduce(
     return jax.tree_util.tree_unflatten(kind, _reduced(call, leaves, compression))
 
 
+@collective("op")
 def grouped_allreduce(
     tensors: Sequence[ArrayLike], average: bool | None = None, name: str | None = None,
     compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
@@ -82,14 +92,16 @@ def grouped_allreduce(
     return _reduced(Collective(Kind.ALLREDUCE, name, process_set, *how, grouped=True), tensors, compression)
 
 
+@collective("rows", example="rows = hvd.allgather(predictions)  # shape (sum of all ranks' rows, ...)")
 def allgather(tensor: ArrayLike, name: str | None = None, process_set: ProcessSet = WORLD) -> jax.Array:
-    """Every rank's ``tensor``, one below the other.
+    """Every rank's ``tensor``, one below the other in rank order, as a new array.
 
-    Outside of jit, the first dimension may differ from rank to rank.
+    At least one dimension. Outside of jit, the first may differ from rank to rank; the others and the type may not.
     """
     return differentiable.apply(Collective(Kind.ALLGATHER, name, process_set), as_arrays([tensor]))[0]
 
 
+@collective("rows")
 def grouped_allgather(
     tensors: Sequence[ArrayLike], name: str | None = None, process_set: ProcessSet = WORLD
 ) -> list[jax.Array]:
@@ -97,8 +109,9 @@ def grouped_allgather(
     return differentiable.apply(Collective(Kind.ALLGATHER, name, process_set, grouped=True), as_arrays(tensors))
 
 
+@collective("root", example="weights = hvd.broadcast(weights, root_rank=0)")
 def broadcast(tensor: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> jax.Array:
-    """``root_rank``'s ``tensor``, as a new array on every rank."""
+    """``root_rank``'s ``tensor``, as a new array on every rank. Shape and type must be the same on all ranks."""
     place_of(root_rank, process_set)
     return differentiable.apply(Collective(Kind.BROADCAST, name, process_set, root=root_rank), as_arrays([tensor]))[0]
 
@@ -111,25 +124,40 @@ def alltoall(
 def alltoall(
     tensor: ArrayLike, splits: Sequence[int] | ArrayLike, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> tuple[jax.Array, jax.Array]: ...
+@collective(
+    "rows", "splits", example="received, rows = hvd.alltoall(tensor, splits=[1, 2])  # a row for rank 0, two for rank 1"
+)
 def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
     """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without ``splits``).
 
-    Gives what this rank received, and with ``splits`` (outside of jit only) also how many rows came from each rank.
+    Gives what this rank received, in rank order; with ``splits`` (outside of jit only) a pair: that, and how many rows
+    came from each rank (int32). Dimensions but the first, and the type, must be the same on all ranks.
     """
     dealt = None if splits is None else differentiable.splits_of(splits)
     outputs = differentiable.apply(Collective(Kind.ALLTOALL, name, process_set, splits=dealt), as_arrays([tensor]))
     return outputs[0] if splits is None else (outputs[0], outputs[1])
 
 
+@collective(
+    "op",
+    "rows",
+    op="Average (the default) or Sum.",
+    example="mine = hvd.reducescatter(tensor, op=hvd.Sum)  # 5 rows on 2 ranks: 3 and 2",
+)
 def reducescatter(
     tensor: ArrayLike, name: str | None = None, compression: Compressing = NoneCompressor,
     op: int | None = None, process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> jax.Array:  # fmt: skip
-    """This rank's rows of the reduction. What ranks do not divide goes one row each to the first ranks."""
+    """This rank's rows of the reduction, as a new array.
+
+    Shape and type must be the same on all ranks; at least one dimension. What ranks do not divide goes one row each to
+    the first ranks.
+    """
     how = reduce_op(None, op), prescale_factor, postscale_factor
     return _reduced(Collective(Kind.REDUCESCATTER, name, process_set, *how), [tensor], compression)[0]
 
 
+@collective("op", "rows", op="Average (the default) or Sum.")
 def grouped_reducescatter(
     tensors: Sequence[ArrayLike], name: str | None = None, compression: Compressing = NoneCompressor,
     op: int | None = None, process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
@@ -157,17 +185,19 @@ class _Barrier(NamedTuple):
         return []
 
 
+@documented("init", "set", "disagree")
 def barrier(process_set: ProcessSet = WORLD) -> None:
     """Return when all ranks (of the set) have come here, and all that this thread dispatched before is done. In a
     program: its collectives go on when all ranks are there."""
     host_call(_Barrier(process_set), [])
 
 
+@documented(
+    "init", "failed", example="for batch in batches:  # more on some ranks\n    train(batch)\nlast = hvd.join()"
+)
 def join(device: int = -1) -> int:
     """This rank has no more data: it takes part in the others' allreduces, with zeros for sums and averages and what
     changes nothing for the other operations, until all ranks have joined. The rank that joined last. Outside of jit.
-
-    ``device`` is there for programs that were written for Horovod.
     """
     wait()
     return last_to_join()

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.documented import documented
 from farandole.frontend.exchange import Exchange
 from farandole.jax import native
 from farandole.jax.calls import Collective, check_dtypes
@@ -62,15 +63,22 @@ class _Exchanged:
         return self.exchange(arrays[:count], self.names, in_place=True, replica=replica)
 
 
+@documented(
+    "init",
+    "disagree",
+    leaves="arrays of floating point or whole numbers, None, or float0.",
+    names="one per leaf, for messages.",
+    exchange="a farandole.frontend.exchange.Exchange: one object for all steps.",
+    parameters="what the leaves are gradients of, in the same order, if that is known.",
+    cures="what to advise when ranks have come apart.",
+)
 def reduce_gradients(
     leaves: Sequence[Any], names: Sequence[str], exchange: Exchange, compression: Any = NoneCompressor,
     parameters: Sequence[Any] = (), cures: Cures = CURES,
 ) -> list[Any]:  # fmt: skip
     """The reduction of ``leaves`` over all ranks, in one go; inside ``jit`` and outside.
 
-    ``leaves``: arrays of floating point or whole numbers. What is None or has type float0 (the gradient of whole
-    numbers) stays as it is. ``names``: one per leaf, for messages. ``exchange``: one object for all steps.
-    ``parameters``: what the leaves are gradients of, if that is known, in the same order: ranks compare them now and
+    What is None or has type float0 (the gradient of whole numbers) stays as it is. Ranks compare ``parameters`` now and
     then (see ``frontend.agreement``).
     Raises ValueError on all ranks, naming rank and array, when their lists differ (inside ``jit`` JAX makes a
     JaxRuntimeError of it; see ``plain_errors``).

@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from farandole import context
 from farandole.engine import Engine, Entry
 from farandole.frontend import objects, serials
+from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.jax.calls import Collective
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
@@ -34,6 +35,12 @@ _meshes: dict[str, tuple[Engine, Mesh]] = {}
 _forced: bool | None = None
 
 
+@documented(
+    "init",
+    "disagree",
+    options="those of jax.distributed.initialize.",
+    example="hvd.init()\nhvd.init_distributed()  # before any array is made",
+)
 def init_distributed(**options: Any) -> None:
     """``jax.distributed.initialize`` for the ranks of this job: call it after ``hvd.init()`` and before JAX is used.
 
@@ -50,6 +57,7 @@ def init_distributed(**options: Any) -> None:
     jax.distributed.initialize(address, context.size(), context.rank(), **options)
 
 
+@documented(wanted="True, False, or None: where there are accelerators. The same on all ranks.")
 def use_native(wanted: bool | None) -> None:
     """Use JAX's own collectives where that is possible? None: if there are accelerators. The same on all ranks."""
     global _forced
@@ -63,6 +71,7 @@ def active() -> bool:
     return bool(_forced or jax.default_backend() != "cpu")
 
 
+@documented("init", "disagree")
 def mesh() -> Mesh:
     """One device per rank, in the order of ranks. Collective, the first time."""
     engine = context.engine()
@@ -75,6 +84,12 @@ def mesh() -> Mesh:
     return known[1]
 
 
+@documented(
+    "ValueError, when a program is traced: it has what XLA has no collective for (Adasum, process sets, splits).",
+    fun="a function of arrays, as for jax.jit.",
+    options="those of jax.jit, but for static arguments.",
+    example="@hvd.spmd\ndef mean(x):\n    return hvd.allreduce(x)",
+)
 def spmd(fun: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """``jax.jit``, of a program over the devices of all ranks if there is a way: every rank calls it with arrays of its
     own, of the same shapes, and gets its own results. ``options`` go to ``jax.jit``; no static arguments.

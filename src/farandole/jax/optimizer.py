@@ -14,6 +14,7 @@ from farandole.engine import Engine
 from farandole.frontend import serials
 from farandole.frontend.agreement import Replica
 from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.documented import documented
 from farandole.frontend.exchange import Exchange
 from farandole.frontend.ops import WORLD, reduce_op
 from farandole.frontend.predivide import predivided
@@ -79,6 +80,15 @@ def _checked_op(op: int) -> ReduceOp:
     return reduce_op(None, op)
 
 
+@documented(
+    "init",
+    "disagree",
+    "ValueError: op or factors that make no sense.",
+    op="Average (the default), Sum, or Adasum: of each array for itself.",
+    process_set="whose gradients are reduced; a rank outside it keeps its own.",
+    name="what ranks agree by, if they do not use their optimizers in the same order.",
+    example="optimizer = optax.chain(hvd.distributed_gradients(), optax.clip_by_global_norm(1.0), optax.adam(0.001))",
+)
 def distributed_gradients(
     op: int = ReduceOp.AVERAGE, compression: Any = NoneCompressor, gradient_predivide_factor: float = 1.0,
     process_set: ProcessSet = WORLD, name: str | None = None,
@@ -86,8 +96,7 @@ def distributed_gradients(
     """A transformation for ``optax.chain`` that gives the gradients of all ranks for those of this one.
 
     What comes before it in the chain sees this rank's gradients, what comes after those of all: clip after it.
-    Works inside ``jit`` and outside; all gradients travel together. ``name``: what ranks agree by, if they do not use
-    their optimizers in the same order.
+    Works inside ``jit`` and outside; all gradients travel together.
     """
     import optax
 
@@ -99,6 +108,18 @@ def distributed_gradients(
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
+@documented(
+    "init",
+    "disagree",
+    "ValueError: op or factors that make no sense.",
+    optimizer="any optax.GradientTransformation.",
+    op="Average (the default), Sum, or Adasum: every rank computes its own updates then, and the updates are combined.",
+    average_aggregated_gradients="of several passes, the mean counts (the default), not the sum.",
+    process_set="whose gradients are reduced; on a rank outside it, the optimizer steps with its own.",
+    name="what ranks agree by, if they do not use their optimizers in the same order.",
+    example="optimizer = hvd.DistributedOptimizer(optax.adam(0.001 * hvd.size()))\n"
+    "updates, opt_state = optimizer.update(gradients, opt_state, params)",
+)
 def DistributedOptimizer(
     optimizer: optax.GradientTransformation, compression: Any = NoneCompressor,
     backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE,
@@ -107,13 +128,8 @@ def DistributedOptimizer(
 ) -> optax.GradientTransformationExtraArgs:  # fmt: skip
     """``optimizer`` (an ``optax.GradientTransformation``), with the gradients of all ranks.
 
-    ``backward_passes_per_step``: exchange and step with every so manieth update; the others only add up, and give
-    zeros. The mean counts, as in ``optax.MultiSteps`` (which would exchange every time), or with
-    ``average_aggregated_gradients=False`` the sum.
-    ``gradient_predivide_factor``: divide by it before summing, and by size / factor afterwards.
-    ``op``: Average, Sum, or Adasum: every rank computes its own updates then, and the updates are combined.
-    ``process_set``: whose gradients are reduced; on a rank outside it, the optimizer steps with its own.
-    ``name``: what ranks agree by, if they do not use their optimizers in the same order.
+    With ``backward_passes_per_step``, updates before the last only add up, and give zeros. The mean counts, as in
+    ``optax.MultiSteps`` (which would exchange every time), or with ``average_aggregated_gradients=False`` the sum.
     """
     import optax
 
@@ -127,6 +143,19 @@ def DistributedOptimizer(
     return accumulated(chained, backward_passes_per_step, average_aggregated_gradients)
 
 
+@documented(
+    "init",
+    "disagree",
+    "ValueError: op or factors that make no sense.",
+    fun="a function of arrays that gives a scalar, as for jax.value_and_grad.",
+    argnums="by which arguments to differentiate: a number or several.",
+    has_aux="fun gives a pair: the scalar, and what else is to be passed on.",
+    op="Average (the default), Sum, or Adasum: of each array for itself.",
+    process_set="whose gradients are reduced; a rank outside it gets its own.",
+    name="what ranks agree by, if they do not use their optimizers in the same order.",
+    options="those of jax.value_and_grad.",
+    example="step = jax.jit(hvd.value_and_grad(loss_of))\nloss, gradients = step(params, batch)",
+)
 def value_and_grad(
     fun: Callable[..., Any], argnums: Any = 0, has_aux: bool = False, *, op: int = ReduceOp.AVERAGE,
     compression: Any = NoneCompressor, gradient_predivide_factor: float = 1.0, process_set: ProcessSet = WORLD,
@@ -134,7 +163,7 @@ def value_and_grad(
 ) -> Callable[..., Any]:  # fmt: skip
     """``jax.value_and_grad``, with the gradients of all ranks. The value is this rank's (``allreduce`` averages it).
 
-    ``options`` go to ``jax.value_and_grad``. What it gives may be jitted.
+    What it gives may be jitted.
     """
     reduce = Reducer("value_and_grad", op, compression, gradient_predivide_factor, process_set, name)
     local = jax.value_and_grad(fun, argnums, has_aux, **options)
@@ -149,8 +178,17 @@ def value_and_grad(
     return both
 
 
+@documented(
+    "init",
+    "disagree",
+    fun="a function of arrays that gives a scalar, as for jax.grad.",
+    argnums="by which arguments to differentiate: a number or several.",
+    has_aux="fun gives a pair: the scalar, and what else is to be passed on.",
+    options="those of value_and_grad.",
+    example="gradients = jax.jit(hvd.grad(loss_of))(params, batch)",
+)
 def grad(fun: Callable[..., Any], argnums: Any = 0, has_aux: bool = False, **options: Any) -> Callable[..., Any]:
-    """``jax.grad``, with the gradients of all ranks. ``options``: see ``value_and_grad``."""
+    """``jax.grad``, with the gradients of all ranks."""
     both = value_and_grad(fun, argnums, has_aux, **options)
 
     @functools.wraps(fun)

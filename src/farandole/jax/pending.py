@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from farandole.context import ProcessSet
+from farandole.frontend.documented import collective, documented
 from farandole.frontend.ops import WORLD, place_of, reduce_op
 from farandole.jax.calls import Collective
 from farandole.jax.calls import poll as pending_on_host
@@ -81,6 +82,7 @@ class _Finish(NamedTuple):
 _started: dict[int, tuple[_What, Any]] = {}  # outside of programs: and where results belong
 
 
+@collective("op", example="handle = hvd.allreduce_async(tensor)\ntotal = hvd.synchronize(handle)")
 def allreduce_async(
     tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
@@ -90,6 +92,7 @@ def allreduce_async(
     return _start(Collective(Kind.ALLREDUCE, name, process_set, *how), [tensor])
 
 
+@collective("op")
 def grouped_allreduce_async(
     tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
@@ -99,28 +102,33 @@ def grouped_allreduce_async(
     return _start(Collective(Kind.ALLREDUCE, name, process_set, *how, grouped=True), tensors)
 
 
+@collective("rows")
 def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
     """Start ``allgather``."""
     return _start(Collective(Kind.ALLGATHER, name, process_set), [tensor])
 
 
+@collective("rows")
 def grouped_allgather_async(tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
     """Start ``grouped_allgather``: one handle for all arrays."""
     return _start(Collective(Kind.ALLGATHER, name, process_set, grouped=True), tensors)
 
 
+@collective("root")
 def broadcast_async(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
     """Start ``broadcast``."""
     place_of(root_rank, process_set)
     return _start(Collective(Kind.BROADCAST, name, process_set, root=root_rank), [tensor])
 
 
+@collective("rows", "splits")
 def alltoall_async(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
     """Start ``alltoall``."""
     dealt = None if splits is None else splits_of(splits)
     return _start(Collective(Kind.ALLTOALL, name, process_set, splits=dealt), [tensor])
 
 
+@collective("op", "rows", op="Average (the default) or Sum.")
 def reducescatter_async(
     tensor: Any, name: str | None = None, op: int | None = None,
     process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
@@ -130,6 +138,7 @@ def reducescatter_async(
     return _start(Collective(Kind.REDUCESCATTER, name, process_set, *how), [tensor])
 
 
+@collective("op", "rows", op="Average (the default) or Sum.")
 def grouped_reducescatter_async(
     tensors: Sequence[Any], name: str | None = None, op: int | None = None,
     process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
@@ -139,6 +148,10 @@ def grouped_reducescatter_async(
     return _start(Collective(Kind.REDUCESCATTER, name, process_set, *how, grouped=True), tensors)
 
 
+@documented(
+    "ValueError: inside a program, where nothing is done yet.",
+    handle="from a function whose name ends in _async, outside of programs.",
+)
 def poll(handle: int) -> bool | None:
     """Is the collective behind ``handle`` done? None if there is no such handle (any more)."""
     if isinstance(handle, TracedHandle):
@@ -146,6 +159,7 @@ def poll(handle: int) -> bool | None:
     return pending_on_host(handle)
 
 
+@documented("failed", handle="from a function whose name ends in _async.")
 def synchronize(handle: Any) -> Any:
     """Wait, and give the collective's output. None if there is no such handle (any more).
 

@@ -12,6 +12,7 @@ import numpy as np
 from farandole.context import ProcessSet
 from farandole.frontend import objects
 from farandole.frontend.arrays import broadcast_arrays
+from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.jax.gradients import names_of
 from farandole.jax.primitive import wait
@@ -19,6 +20,15 @@ from farandole.jax.primitive import wait
 Tree = TypeVar("Tree")
 
 
+@documented(
+    "init",
+    "disagree",
+    "set",
+    "root",
+    "ValueError: inside jit; and on all ranks, when they have other arrays.",
+    params="any tree of arrays and numbers: parameters, the state of an optimizer. The same structure on all ranks.",
+    example="params = hvd.broadcast_parameters(params)\nopt_state = hvd.broadcast_parameters(optimizer.init(params))",
+)
 def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessSet = WORLD) -> Tree:
     """``root_rank``'s tree on every rank, as a new one: ``params = hvd.broadcast_parameters(params, root_rank=0)``.
 
@@ -41,18 +51,28 @@ def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessS
     return jax.tree_util.tree_unflatten(kind, leaves)  # type: ignore[no-any-return]
 
 
+@documented("init", "disagree", "set", "root", example="options = hvd.broadcast_object(options, root_rank=0)")
 def broadcast_object(obj: Tree, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD) -> Tree:
     """``root_rank``'s ``obj`` on every rank (there: the object itself). Anything that cloudpickle can send."""
     wait()
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
+@documented("init", "disagree", "set", example="scores = hvd.allgather_object({'rank': hvd.rank()})")
 def allgather_object(obj: Tree, name: str | None = None, process_set: ProcessSet = WORLD) -> list[Tree]:
     """Every rank's ``obj``, in rank order."""
     wait()
     return objects.allgather_object(obj, name, process_set)
 
 
+@documented(
+    "init",
+    "disagree",
+    "set",
+    "ValueError, on all ranks: they do not hold the same.",
+    params="any tree of arrays.",
+    example="hvd.check_replicas(params)  # after an epoch, say",
+)
 def check_replicas(params: Any, process_set: ProcessSet = WORLD) -> None:
     """Raise ValueError, on all ranks, if they do not hold the same arrays, bit by bit; it names the first that differs.
 

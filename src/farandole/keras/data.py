@@ -12,19 +12,26 @@ import numpy as np
 
 from farandole.context import ProcessSet
 from farandole.data import DistributedSampler
+from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 
 _SAMPLE = 256  # rows that are looked at to tell data apart
 
 
+@documented(
+    "init",
+    "ValueError: data that cannot be dealt.",
+    data="arrays, containers of them, a tf.data.Dataset, PyDataset, DataLoader or generator; None stays None.",
+    even="all ranks get equally much: what ranks do not divide is filled up from the beginning. False: it is not.",
+    example="model.fit(*hvd.shard(x, y), epochs=3)",
+)
 def shard(*data: Any, process_set: ProcessSet = WORLD, even: bool = True) -> Any:
     """This rank's part of ``data``: ``model.fit(*shard(x, y))``.
 
     Arrays, lists and dicts of arrays: rows rank, rank + size, ..., so that a step of all ranks together sees the rows
     that one process would with their batches joined. tf.data datasets and PyDatasets: elements (batches) likewise.
     Torch DataLoaders: samples, in an order that all ranks shuffle alike. Generators: every size-th element.
-    ``even``: all ranks get equally much; what ranks do not divide is filled up from the beginning.
-    One argument gives its part, several give a tuple. Raises ValueError for what cannot be dealt.
+    One argument gives its part, several give a tuple.
     """
     rank, size = process_set.rank(), process_set.size()
     parts = tuple(_part(each, rank, size, even) for each in data)

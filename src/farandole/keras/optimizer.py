@@ -12,12 +12,29 @@ import keras
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.frontend.predivide import predivided
 from farandole.keras.gradients import Gradients
 from farandole.types import ReduceOp
 
 
+@documented(
+    "init",
+    "ValueError: op, a factor or groups that make no sense; an optimizer of Keras 2, or one that is distributed.",
+    optimizer="any Keras optimizer, or its name ('adam').",
+    name="has no effect; Horovod's programs give it.",
+    op="Average (the default) or Sum.",
+    num_groups="has no effect: all gradients of a step travel together.",
+    groups="has no effect: all gradients of a step travel together.",
+    shard="model.fit gives each rank its part of the data: see farandole.keras.shard.",
+    backward_passes_per_step="add up the gradients of so many batches, then exchange them and step. It is Keras's "
+    "gradient_accumulation_steps.",
+    sparse_as_dense="exchange the gradients of embeddings as dense tensors (TensorFlow; elsewhere they are dense).",
+    scale_local_gradients="divide the gradients of local variables by the number of ranks.",
+    example="optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size()))\n"
+    "model.compile(optimizer, 'mse')",
+)
 def DistributedOptimizer(
     optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
     compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
@@ -30,16 +47,7 @@ def DistributedOptimizer(
     The result is of a subclass of ``optimizer``'s class and shares its state. Saving it saves the optimizer that was
     wrapped, so that files load without Farandole. A ``LossScaleOptimizer`` is kept outside.
 
-    ``op``: Average or Sum. ``gradient_predivide_factor``: divide by it before summing, by size / factor afterwards.
-    ``backward_passes_per_step``: add up the gradients of so many batches (with ``average_aggregated_gradients``: take
-    their mean), then exchange and step; it is Keras's ``gradient_accumulation_steps``.
-    ``sparse_as_dense``: exchange gradients of embeddings as dense tensors (TensorFlow; elsewhere they are dense).
-    ``scale_local_gradients``: divide the gradients of local variables (``register_local_var``) by the number of ranks.
-    ``shard``: ``model.fit`` gives each rank its part of the data, see ``farandole.keras.shard``.
-    ``name``, ``device_dense``, ``device_sparse``, ``num_groups`` and ``groups`` are there for programs that were
-    written for Horovod: all gradients of a step travel together.
-
-    Raises NotInitializedError before ``init()``, ValueError for an ``op`` or factor that makes no sense.
+    ``register_local_var(variable)`` of the result leaves a variable to each rank.
     """
     context.size()
     if any(base.__module__.startswith("tf_keras.") for base in type(optimizer).__mro__):
@@ -68,6 +76,16 @@ def DistributedOptimizer(
     return wrapped
 
 
+@documented(
+    "init",
+    "ValueError: local_layers are no layers; and what DistributedOptimizer raises.",
+    optimizer="any Keras optimizer, or its name ('adam').",
+    name="has no effect; Horovod's programs give it.",
+    op="Average (the default) or Sum.",
+    groups="has no effect: all gradients of a step travel together.",
+    local_layers="a Keras layer, or several.",
+    example="optimizer = hvd.PartialDistributedOptimizer(optimizer, local_layers=model.layers[0])",
+)
 def PartialDistributedOptimizer(
     optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
     compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,

@@ -9,19 +9,28 @@ import keras
 
 from farandole import context
 from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.documented import documented
 from farandole.keras.optimizer import DistributedOptimizer
 from farandole.keras.weights import lacks_variables
 
 
+@documented(
+    "init",
+    "What Keras raises for the file.",
+    filepath="a file of model.save (.keras, .h5) that all ranks can read.",
+    custom_optimizers="optimizer classes of your own.",
+    custom_objects="by name, what else the model is made of: as for Keras.",
+    legacy_opts="has no effect; Horovod's programs give it.",
+    options="those of keras.models.load_model: compile, safe_mode.",
+    example="model = hvd.load_model('last.keras')\nmodel.fit(x, y)  # goes on",
+)
 def load_model(
     filepath: Any, custom_optimizers: Sequence[Any] | None = None, custom_objects: Any = None,
     compression: Any = NoneCompressor, legacy_opts: bool = False, **options: Any,
 ) -> Any:  # fmt: skip
     """``keras.models.load_model``, with the model's optimizer distributed, and its state kept.
 
-    Files hold the optimizer that was wrapped, so Keras alone loads them, too. ``custom_optimizers``: optimizer classes
-    of your own. ``options`` go to Keras (``compile``, ``safe_mode``). ``legacy_opts`` is there for programs that were
-    written for Horovod.
+    Files hold the optimizer that was wrapped, so Keras alone loads them, too.
     """
     context.size()
     objects = {each.__name__: each for each in custom_optimizers or ()}

@@ -9,6 +9,7 @@ import keras
 
 from farandole.context import ProcessSet
 from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.documented import collective
 from farandole.frontend.ops import WORLD
 from farandole.types import ReduceOp
 
@@ -17,32 +18,55 @@ def _functions() -> Any:
     return importlib.import_module(f"farandole.{keras.backend.backend()}")
 
 
+@collective(
+    "op",
+    value="a number, a numpy array or a tensor; shape and type must be the same on all ranks.",
+    example="loss = hvd.allreduce(loss, name='loss')  # the mean over all ranks",
+)
 def allreduce(
     value: Any, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, op: int | None = None, compression: Any = NoneCompressor,
     process_set: ProcessSet = WORLD,
 ) -> Any:  # fmt: skip
-    """The reduction of every rank's ``value``. ``op``: Average (the default), Sum, Min, Max, ..."""
+    """The reduction of every rank's ``value``, as a new tensor of its shape and type."""
     return _functions().allreduce(
         keras.ops.convert_to_tensor(value), average=average, name=name, compression=compression, op=op,
         prescale_factor=prescale_factor, postscale_factor=postscale_factor, process_set=process_set,
     )  # fmt: skip
 
 
+@collective(
+    "rows",
+    value="a numpy array or a tensor. The first dimension may differ from rank to rank, the others and the type "
+    "may not.",
+    example="rows = hvd.allgather(predictions)  # shape (sum of all ranks' rows, ...)",
+)
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
-    """Every rank's ``value``, one below the other. The first dimension may differ."""
+    """Every rank's ``value``, one below the other in rank order, as a new tensor."""
     return _functions().allgather(keras.ops.convert_to_tensor(value), name=name, process_set=process_set)
 
 
+@collective(
+    "root",
+    value="a number, a numpy array or a tensor; shape and type must be the same on all ranks.",
+    example="weights = hvd.broadcast(weights, root_rank=0)",
+)
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
-    """``root_rank``'s ``value``."""
+    """``root_rank``'s ``value``, as a new tensor on every rank."""
     return _functions().broadcast(keras.ops.convert_to_tensor(value), root_rank, name=name, process_set=process_set)
 
 
+@collective(
+    "op",
+    "rows",
+    value="a numpy array or a tensor; shape and type must be the same on all ranks.",
+    op="Average (the default) or Sum.",
+    example="mine = hvd.reducescatter(value, op=hvd.Sum)  # 5 rows on 2 ranks: 3 and 2",
+)
 def reducescatter(
     value: Any, name: str | None = None, op: int = ReduceOp.AVERAGE, process_set: ProcessSet = WORLD
 ) -> Any:
-    """This rank's rows of the reduction."""
+    """This rank's rows of the reduction, as a new tensor. What ranks do not divide goes one row each to the first."""
     return _functions().reducescatter(keras.ops.convert_to_tensor(value), name=name, op=op, process_set=process_set)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend.arrays import broadcast_arrays
+from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.keras.gradients import digest_of, name_of
 from farandole.keras.optimizer import gradients_of
@@ -19,11 +20,16 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 
+@documented(
+    "init",
+    "set",
+    "root",
+    "ValueError, on all ranks: they have other variables; the first difference is named.",
+    variables="of Keras or of its backend; the same list on all ranks.",
+    example="hvd.broadcast_variables(model.weights, root_rank=0)",
+)
 def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, process_set: ProcessSet = WORLD) -> None:
-    """Overwrite ``variables`` (of Keras or of its backend) with ``root_rank``'s values, all as one unit.
-
-    Raises ValueError on all ranks when they are not the same variables, naming the first difference.
-    """
+    """Overwrite ``variables`` with ``root_rank``'s values, all as one unit."""
     variables = list(variables)
     arrays = [numpy_of(variable) for variable in variables]
     names = [name_of(variable) if hasattr(variable, "name") else "variable" for variable in variables]
@@ -37,13 +43,19 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, process_se
             variable.data.copy_(keras.ops.convert_to_tensor(value, dtype=variable.dtype))
 
 
+@documented(
+    "init",
+    "set",
+    "root",
+    "ValueError: the model is not built, or (on all ranks) ranks have other variables.",
+    model="a Keras model that is built. Its optimizer is built if need be.",
+    local_variables="variables that are left to each rank, with their slots.",
+    example="model.compile(optimizer, 'mse')\nhvd.broadcast_model(model)",
+)
 def broadcast_model(
     model: Any, root_rank: int = 0, process_set: ProcessSet = WORLD, local_variables: Sequence[Any] = ()
 ) -> None:
-    """Give every rank ``root_rank``'s weights and optimizer state, but for local variables and their slots.
-
-    Raises ValueError if the model is not built.
-    """
+    """Give every rank ``root_rank``'s weights and optimizer state, but for local variables and their slots."""
     if not model.built:
         raise ValueError(
             "the model has no weights yet: build it first, by calling it on a batch or with an Input layer"
@@ -68,6 +80,9 @@ def lacks_variables(model: Any) -> bool:
     return not optimizer._trainable_variables
 
 
+@documented(
+    "init", "set", "root", "ValueError: no model, or one that is not built.", model="a Keras model that is built."
+)
 def broadcast_global_variables(root_rank: int, model: Any = None, process_set: ProcessSet = WORLD) -> None:
     """Give every rank ``root_rank``'s weights and optimizer state of ``model``.
 

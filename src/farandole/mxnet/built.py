@@ -6,10 +6,12 @@ import mxnet as mx
 
 
 def cuda_built() -> bool:
+    """Can this MXNet use CUDA?"""
     return bool(mx.runtime.Features().is_enabled("CUDA"))
 
 
 def rocm_built() -> bool:
+    """False: MXNet has no ROCm."""
     return False
 
 

@@ -14,6 +14,7 @@ from farandole import context
 from farandole.errors import HorovodInternalError
 from farandole.frontend.collectives import Collectives
 from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.frontend.documented import collective
 from farandole.frontend.ops import WORLD
 from farandole.mxnet import pending
 from farandole.mxnet.binding import MXNetBinding, Pair, dtype_of, empty_like, on_host
@@ -27,14 +28,16 @@ barrier = collectives.barrier
 join = collectives.join
 
 
+@collective("op", example="loss = hvd.allreduce(loss, name='loss')  # the mean over all ranks")
 def allreduce(
     tensor: Any, average: bool | None = None, name: str | None = None, priority: int = 0, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet = WORLD, op: int | None = None,
 ) -> Any:  # fmt: skip
-    """The reduction of every rank's ``tensor``, as a new array. ``op``: Average (the default), Sum, Min, ...
+    """The reduction of every rank's ``tensor``, as a new array of its shape and type.
 
-    ``priority``: which of several operations MXNet should run first. An error that all ranks are told (mismatched
-    shapes, say) is raised when the array is read: HorovodInternalError, which is an MXNetError here.
+    Any shape; shape and type must be the same on all ranks, which all get the same bits. float16 and bfloat16 are
+    summed in float32, and rounded once. Returns at once. An error that all ranks are told (mismatched shapes, say) is
+    raised when the array is read: HorovodInternalError, which is an MXNetError here.
     """
     pair = _fresh(tensor)
     return _run(
@@ -44,11 +47,12 @@ def allreduce(
     )[0]  # fmt: skip
 
 
+@collective("op")
 def allreduce_(
     tensor: Any, average: bool | None = None, name: str | None = None, priority: int = 0, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet = WORLD, op: int | None = None,
 ) -> Any:  # fmt: skip
-    """``allreduce`` in place."""
+    """``allreduce`` in place: overwrites ``tensor``, and returns it."""
     pair = Pair(tensor, tensor)
     return _run(
         lambda: collectives.allreduce_async_(
@@ -57,6 +61,7 @@ def allreduce_(
     )[0]  # fmt: skip
 
 
+@collective("op")
 def grouped_allreduce(
     tensors: Sequence[Any], average: bool | None = None, name: str | None = None, priority: int = 0,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD, op: int | None = None,
@@ -70,11 +75,12 @@ def grouped_allreduce(
     )  # fmt: skip
 
 
+@collective("op")
 def grouped_allreduce_(
     tensors: Sequence[Any], average: bool | None = None, name: str | None = None, priority: int = 0,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD, op: int | None = None,
 ) -> list[Any]:  # fmt: skip
-    """``grouped_allreduce`` in place."""
+    """``grouped_allreduce`` in place: overwrites ``tensors``, and returns them as a list."""
     pairs = [Pair(tensor, tensor) for tensor in tensors]
     return _run(
         lambda: collectives.grouped_allreduce_async_(
@@ -83,27 +89,34 @@ def grouped_allreduce_(
     )  # fmt: skip
 
 
+@collective("root", example="weights = hvd.broadcast(weights, root_rank=0)")
 def broadcast(
     tensor: Any, root_rank: int, name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD
 ) -> Any:
-    """``root_rank``'s ``tensor``, as a new array on every rank."""
+    """``root_rank``'s ``tensor``, as a new array on every rank. Shape and type must be the same on all ranks."""
     pair = _fresh(tensor)
     return _run(lambda: collectives.broadcast_async_(pair, root_rank, name, process_set), [pair], priority)[0]
 
 
+@collective("root")
 def broadcast_(
     tensor: Any, root_rank: int, name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD
 ) -> Any:
-    """``broadcast`` in place."""
+    """``broadcast`` in place: overwrites ``tensor``, and returns it."""
     pair = Pair(tensor, tensor)
     return _run(lambda: collectives.broadcast_async_(pair, root_rank, name, process_set), [pair], priority)[0]
 
 
+@collective("rows", example="rows = hvd.allgather(predictions)  # shape (sum of all ranks' rows, ...)")
 def allgather(tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD) -> Any:
-    """Every rank's ``tensor``, one below the other. The first dimension may differ from rank to rank."""
+    """Every rank's ``tensor``, one below the other in rank order, as a new array.
+
+    At least one dimension. The first may differ from rank to rank, the others and the type may not.
+    """
     return collectives.allgather(tensor, name, process_set)
 
 
+@collective("rows")
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD
 ) -> list[Any]:
@@ -111,26 +124,41 @@ def grouped_allgather(
     return list(collectives.grouped_allgather(tensors, name, process_set))
 
 
+@collective(
+    "rows", "splits", example="received, rows = hvd.alltoall(tensor, splits=[1, 2])  # a row for rank 0, two for rank 1"
+)
 def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, priority: int = 0, process_set: ProcessSet = WORLD
 ) -> Any:
     """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without ``splits``).
 
-    Gives what this rank received, and with ``splits`` also how many rows came from each rank (int32, on the host).
+    Gives what this rank received, in rank order; with ``splits`` a pair: that, and how many rows came from each rank
+    (int32, on the host). Dimensions but the first, and the type, must be the same on all ranks.
     """
     if hasattr(splits, "asnumpy"):
         splits = splits.asnumpy()
     return collectives.alltoall(tensor, splits, name, process_set)
 
 
+@collective(
+    "op",
+    "rows",
+    op="Average (the default) or Sum.",
+    example="mine = hvd.reducescatter(tensor, op=hvd.Sum)  # 5 rows on 2 ranks: 3 and 2",
+)
 def reducescatter(
     tensor: Any, op: int = ReduceOp.AVERAGE, name: str | None = None, priority: int = 0,
     process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Any:  # fmt: skip
-    """This rank's rows of the reduction. What ranks do not divide goes one row each to the first ranks."""
+    """This rank's rows of the reduction, as a new array.
+
+    Shape and type must be the same on all ranks; at least one dimension. What ranks do not divide goes one row each to
+    the first ranks.
+    """
     return collectives.reducescatter(tensor, name, NoneCompressor, op, process_set, prescale_factor, postscale_factor)
 
 
+@collective("op", "rows", op="Average (the default) or Sum.")
 def grouped_reducescatter(
     tensors: Sequence[Any], op: int = ReduceOp.AVERAGE, name: str | None = None, priority: int = 0,
     process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,

@@ -12,20 +12,28 @@ from mxnet.gluon.parameter import DeferredInitializationError, Parameter, Parame
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend import serials
+from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.mxnet.functions import broadcast_
 from farandole.mxnet.names import canonical
 
 
+@documented(
+    "init",
+    "set",
+    "root",
+    "ValueError: params is no dictionary, or prefix no string.",
+    params="net.collect_params(), or a dictionary of gluon parameters or NDArrays. The same names on all ranks.",
+    prefix="part of the names in messages.",
+    example="hvd.broadcast_parameters(net.collect_params(), root_rank=0)",
+)
 def broadcast_parameters(
     params: Any, root_rank: int = 0, prefix: str | None = None, process_set: ProcessSet = WORLD
 ) -> None:
-    """Overwrite parameters with ``root_rank``'s. ``params``: what ``Block.collect_params()`` gives, or a dictionary of
-    gluon parameters or NDArrays (``Module.get_params()`` gives two).
+    """Overwrite parameters with ``root_rank``'s. (``Module.get_params()`` gives two dictionaries of them.)
 
     A parameter whose shape is not known yet is broadcast when it is initialised: in the first forward pass. Ranks may
-    initialise it at different times. ``prefix`` is part of the names in messages.
-    Raises ValueError for anything else than a dictionary.
+    initialise it at different times.
     """
     if not isinstance(params, (dict, ParameterDict)):
         raise ValueError(f"invalid params of type: {type(params)}. Give model.collect_params(), or a dict of NDArrays")

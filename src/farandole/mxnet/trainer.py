@@ -32,11 +32,12 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
     As with Horovod, ``allreduce_grads()`` leaves the sum of all ranks' gradients divided by the predivide factor, and
     the update divides by the number of ranks: so does ``step(batch_size)`` with this rank's batch size.
 
-    ``compression``: how gradients travel. ``gradient_predivide_factor``: divide by it before summing, and by size /
-    factor afterwards. ``prefix``: tells several trainers of one program apart. ``num_groups``: exchange the gradients
-    as so many units; one by default. ``process_set``: whose gradients are averaged; a rank outside it steps alone.
-    A parameter that some rank did not use counts as zeros there; with ``ignore_stale_grad=True`` it is updated on all
-    ranks if any of them used it.
+    ``params``, ``optimizer``, ``optimizer_params``: those of ``gluon.Trainer``. ``compression``: how gradients
+    travel. ``gradient_predivide_factor``: divide by it before summing, and by size / factor afterwards. ``prefix``:
+    tells several trainers of one program apart. ``num_groups``: exchange the gradients as so many units; one by
+    default. ``process_set``: whose gradients are averaged; a rank outside it steps alone. A parameter that some
+    rank did not use counts as zeros there; with ``ignore_stale_grad=True`` it is updated on all ranks if any of
+    them used it.
     """
 
     def __init__(

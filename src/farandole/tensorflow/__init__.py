@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from farandole.frontend.documented import documented
 from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
 from farandole.frontend.keras_callbacks import keras_2
 from farandole.frontend.ops import reduce_op
@@ -35,6 +36,7 @@ from farandole.tensorflow.tape import DistributedGradientTape, PartialDistribute
 from farandole.types import ReduceOp
 
 
+@documented("op")
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> ReduceOp:
     """What ``op`` and ``average`` (old) say together. Raises ValueError if both are given."""
     return reduce_op(average, op)

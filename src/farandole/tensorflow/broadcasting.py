@@ -11,6 +11,7 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend import objects
 from farandole.frontend.arrays import broadcast_arrays
+from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.tensorflow import graph
 from farandole.tensorflow.gradients import alone, names_of
@@ -19,11 +20,19 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 
+@documented(
+    "init",
+    "set",
+    "root",
+    "ValueError, on all ranks: their variables differ in number, shape or type; the first difference is named.",
+    variables="TensorFlow's or Keras's, of any types: the same list on all ranks.",
+    inplace="has no effect; Horovod's programs give it.",
+    example="hvd.broadcast_variables(model.variables, root_rank=0)",
+)
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = WORLD, inplace: bool = False
 ) -> Any:
-    """Give all ranks ``root_rank``'s values of ``variables``: TensorFlow's or Keras's, of any types, the same list on
-    all ranks. In a graph: an operation that does. ``inplace`` is there for programs that were written for Horovod."""
+    """Give all ranks ``root_rank``'s values of ``variables``. In a graph: an operation that does."""
     variables = [each for each in tf.nest.flatten(list(variables)) if each is not None]
     if tf.executing_eagerly():
         _assign(variables, root_rank, process_set)
@@ -31,6 +40,14 @@ def broadcast_variables(
     return tf.group(*_assign(variables, root_rank, process_set))
 
 
+@documented(
+    "init",
+    "set",
+    "root",
+    "ValueError, on all ranks: their variables differ in number, shape or type; the first difference is named.",
+    variables="TensorFlow's or Keras's, of any types: the same list on all ranks.",
+    name="has no effect; Horovod's programs give it.",
+)
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> list[Any]:
@@ -63,6 +80,7 @@ def _assign(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -
     return [] if tf.executing_eagerly() else [each for each in assigned if each is not None]
 
 
+@documented("init", "RuntimeError: in eager mode, where there is no such list.")
 def broadcast_global_variables(root_rank: int) -> Any:
     """An operation that gives all ranks ``root_rank``'s values of the graph's global variables."""
     if tf.executing_eagerly():
@@ -74,7 +92,8 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """For MonitoredSession: all ranks begin with ``root_rank``'s variables, initialised or restored."""
+    """For MonitoredSession: all ranks begin with ``root_rank``'s variables, initialised or restored. ``device`` has no
+    effect."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()
@@ -89,13 +108,22 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         session.run(self._operation)
 
 
+@documented(
+    "init",
+    "disagree",
+    "set",
+    "root",
+    session="has no effect; Horovod's programs give it.",
+    example="options = hvd.broadcast_object(options, root_rank=0)",
+)
 def broadcast_object(
     obj: Any, root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> Any:
-    """``root_rank``'s ``obj`` on every rank: anything that cloudpickle can send. Needs no ``session``."""
+    """``root_rank``'s ``obj`` on every rank (there: the object itself)."""
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
+@documented(session="has no effect; Horovod's programs give it.")
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> Callable[[Any], Any]:
@@ -103,8 +131,15 @@ def broadcast_object_fn(
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
+@documented(
+    "init",
+    "disagree",
+    "set",
+    session="has no effect; Horovod's programs give it.",
+    example="scores = hvd.allgather_object({'rank': hvd.rank()})",
+)
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = WORLD
 ) -> list[Any]:
-    """Every rank's ``obj``, in rank order. Needs no ``session``."""
+    """Every rank's ``obj``, in rank order."""
     return objects.allgather_object(obj, name, process_set)

@@ -6,10 +6,12 @@ import tensorflow as tf
 
 
 def cuda_built() -> bool:
+    """Can this TensorFlow use CUDA?"""
     return bool(tf.test.is_built_with_cuda())
 
 
 def rocm_built() -> bool:
+    """Can this TensorFlow use ROCm?"""
     return bool(tf.test.is_built_with_rocm())
 
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.documented import collective
 from farandole.frontend.ops import WORLD, reduce_op
 from farandole.tensorflow import functions, reductions
 from farandole.tensorflow.functions import Names
@@ -21,13 +22,17 @@ from farandole.tensorflow.sparse import allreduce_slices, check_slices, is_slice
 from farandole.types import ReduceOp
 
 
+@collective("op", example="loss = hvd.allreduce(loss, name='loss')  # the mean over all ranks")
 def allreduce(
     tensor: Any, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
     compression: Any = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, name: str | None = None, process_set: ProcessSet = WORLD,
     ignore_name_scope: bool = False,
 ) -> Any:  # fmt: skip
-    """The reduction of every rank's ``tensor``, as a new tensor. ``op``: Average (the default), Sum, Min, ...
+    """The reduction of every rank's ``tensor``, as a new tensor of its shape and type.
+
+    Any shape; shape and type must be the same on all ranks, which all get the same bits. float16 and bfloat16 are
+    summed in float32, and rounded once. Gradients pass through it.
 
     Of tf.IndexedSlices all ranks' rows are gathered (Average divides them); the result is tf.IndexedSlices.
     """
@@ -42,6 +47,7 @@ def allreduce(
     return total
 
 
+@collective("op", tensors="this rank's tensors: as many on all ranks, in the same order. None stays None.")
 def grouped_allreduce(
     tensors: Sequence[Any], average: bool | None = None, device_dense: str = "", device_sparse: str = "",
     compression: Any = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
@@ -79,13 +85,18 @@ def _reduced(
     return [compression.decompress(total, token) for total, (_, token) in zip(totals, pairs, strict=True)]
 
 
+@collective("rows", example="rows = hvd.allgather(predictions)  # shape (sum of all ranks' rows, ...)")
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = WORLD
 ) -> Any:
-    """Every rank's ``tensor``, one below the other. The first dimension may differ from rank to rank."""
+    """Every rank's ``tensor``, one below the other in rank order, as a new tensor.
+
+    At least one dimension. The first may differ from rank to rank, the others and the type may not.
+    """
     return _gathered([tensor], Names("Allgather", name, ignore_name_scope), process_set, grouped=False)[0]
 
 
+@collective("rows")
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = WORLD
 ) -> list[Any]:
@@ -112,11 +123,12 @@ def _gathered(values: Sequence[Any], names: Names, process_set: ProcessSet, *, g
     return list(gather(*map(tf.convert_to_tensor, values)))
 
 
+@collective("root", example="weights = hvd.broadcast(weights, root_rank=0)")
 def broadcast(
     tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
     process_set: ProcessSet = WORLD,
 ) -> Any:  # fmt: skip
-    """``root_rank``'s ``tensor``, as a new tensor on every rank."""
+    """``root_rank``'s ``tensor``, as a new tensor on every rank. Shape and type must be the same on all ranks."""
     names = Names("Broadcast", name, ignore_name_scope)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -135,13 +147,17 @@ def broadcast(
     return spread(tf.convert_to_tensor(tensor))
 
 
+@collective(
+    "rows", "splits", example="received, rows = hvd.alltoall(tensor, splits=[1, 2])  # a row for rank 0, two for rank 1"
+)
 def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, ignore_name_scope: bool = False,
     process_set: ProcessSet = WORLD,
 ) -> Any:  # fmt: skip
     """Deal the rows of ``tensor``: the first ``splits[0]`` to rank 0 and so on (evenly without ``splits``).
 
-    Gives what this rank received, and with ``splits`` (int32) also how many rows came from each rank.
+    Gives what this rank received, in rank order; with ``splits`` a pair: that, and how many rows came from each rank
+    (int32). Dimensions but the first, and the type, must be the same on all ranks.
     """
     names = Names("Alltoall", name, ignore_name_scope)
 
@@ -162,17 +178,28 @@ def alltoall(
     return tuple(deal(tensor, tf.convert_to_tensor(splits)))
 
 
+@collective(
+    "op",
+    "rows",
+    op="Average (the default) or Sum.",
+    example="mine = hvd.reducescatter(tensor, op=hvd.Sum)  # 5 rows on 2 ranks: 3 and 2",
+)
 def reducescatter(
     tensor: Any, device_dense: str = "", compression: Any = NoneCompressor, op: int | None = None,
     name: str | None = None, process_set: ProcessSet = WORLD, ignore_name_scope: bool = False,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Any:  # fmt: skip
-    """This rank's rows of the reduction. What ranks do not divide goes one row each to the first ranks."""
+    """This rank's rows of the reduction, as a new tensor.
+
+    Shape and type must be the same on all ranks; at least one dimension. What ranks do not divide goes one row each to
+    the first ranks.
+    """
     names = Names("Reducescatter", name, ignore_name_scope)
     factors = (prescale_factor, postscale_factor)
     return _scattered([tensor], compression, reduce_op(None, op), factors, names, process_set, grouped=False)[0]
 
 
+@collective("op", "rows", op="Average (the default) or Sum.")
 def grouped_reducescatter(
     tensors: Sequence[Any], device_dense: str = "", compression: Any = NoneCompressor, op: int | None = None,
     name: str | None = None, process_set: ProcessSet = WORLD, ignore_name_scope: bool = False,

@@ -14,12 +14,13 @@ from farandole.tensorflow.terms import key_of
 
 
 class LocalGradientAggregationHelper:
-    """Adds up gradients for ``backward_passes_per_step`` calls of ``compute_gradients``; ``allreduce_func(gradients,
-    variables)`` reduces the sums in the last one, and only then does ``apply_gradients`` apply anything.
+    """Adds up gradients for ``backward_passes_per_step`` calls of ``compute_gradients``; ``allreduce_func``, a function
+    of gradients and variables, reduces the sums in the last one, and only then does ``apply_gradients`` apply anything.
 
     In v1 graphs its variables must be initialised with the others. ``average_aggregated_gradients``: divide by the
-    number of passes. ``rank``, ``optimizer_type``, ``name`` and ``process_set`` are there for programs that were
-    written for Horovod.
+    number of passes. ``sparse_as_dense``: take tf.IndexedSlices, too, as dense tensors; without it they are a
+    ValueError. ``rank``, ``optimizer_type``, ``name``, ``process_set`` and ``scale_local_gradients`` have no effect;
+    Horovod's programs give them.
     """
 
     def __init__(

@@ -11,17 +11,22 @@ import tensorflow as tf
 from farandole import context
 from farandole.frontend.basics import *  # noqa: F403
 from farandole.frontend.basics import _basics as _basics
+from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.tensorflow import functions, graph
 from farandole.tensorflow.built import cuda_built, nccl_built, rocm_built
 
 
+@documented(
+    "init", "failed", example="for batch in batches:  # more on some ranks\n    train(batch)\nlast = hvd.join()"
+)
 def join() -> Any:
     """This rank has no more data: it takes part in the others' allreduces with zeros, until all ranks have joined.
     The rank that joined last, as an int32 tensor."""
     return functions.join()
 
 
+@documented("init", "set", "disagree")
 def barrier(process_set: context.ProcessSet = WORLD) -> Any:
     """Return when all ranks (of the set) have come here. In a graph: an operation, to be fetched or depended on."""
     return functions.barrier(process_set)
@@ -37,26 +42,41 @@ def _number(value: Callable[[], int]) -> Any:
     return number
 
 
+@documented("init", name="has no effect; Horovod's programs give it.")
 def rank_op(name: str | None = None) -> Any:
     """``rank()`` when the graph runs, as an int32 tensor."""
     return _number(context.rank)
 
 
+@documented("init", name="has no effect; Horovod's programs give it.")
 def local_rank_op(name: str | None = None) -> Any:
     """``local_rank()`` when the graph runs, as an int32 tensor."""
     return _number(context.local_rank)
 
 
+@documented(
+    "init",
+    "ValueError: there is no such process set.",
+    process_set_id="process_set.process_set_id. 0: all ranks.",
+    name="has no effect; Horovod's programs give it.",
+)
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """How many ranks the set of this id has when the graph runs, as an int32 tensor."""
     return _number(lambda: len(_ranks(process_set_id)))
 
 
+@documented("init", name="has no effect; Horovod's programs give it.")
 def local_size_op(name: str | None = None) -> Any:
     """``local_size()`` when the graph runs, as an int32 tensor."""
     return _number(context.local_size)
 
 
+@documented(
+    "init",
+    "ValueError: there is no such process set.",
+    process_set_id="process_set.process_set_id. 0: all ranks.",
+    name="has no effect; Horovod's programs give it.",
+)
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """1 if this rank is in the set of this id when the graph runs, else 0, as an int32 tensor."""
     return _number(lambda: int(context.rank() in _ranks(process_set_id)))
@@ -69,6 +89,7 @@ def _ranks(process_set_id: int) -> list[int]:
     return sets[process_set_id]
 
 
+@documented(num_rank="a whole number.")
 def check_num_rank_power_of_2(num_rank: int) -> bool:
     """Is it a power of two? (Adasum here takes any number of ranks.)"""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0

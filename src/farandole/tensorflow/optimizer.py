@@ -10,6 +10,7 @@ import tensorflow as tf
 from farandole import registry
 from farandole.context import ProcessSet
 from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.tensorflow.differentiable import grouped_allreduce
 from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
@@ -17,6 +18,18 @@ from farandole.tensorflow.terms import Terms
 from farandole.types import ReduceOp
 
 
+@documented(
+    "init",
+    "ValueError: arguments that make no sense together, or for this kind of optimizer.",
+    optimizer="a tf.compat.v1.train.Optimizer, or one of Keras 3 or 2.",
+    name="of the optimizer that is made; TensorFlow 1's alone has one.",
+    use_locking="that of tf.compat.v1.train.Optimizer.",
+    op="Average (the default), Sum, or (TensorFlow 1) Adasum: every rank steps with its own gradients then, and the "
+    "steps are combined.",
+    num_groups="has no effect: all gradients of a step travel together.",
+    groups="has no effect: all gradients of a step travel together.",
+    example="optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.AdamOptimizer(0.001 * hvd.size()))",
+)
 def DistributedOptimizer(
     optimizer: Any, name: str | None = None, use_locking: bool = False, device_dense: str = "",
     device_sparse: str = "", compression: Any = NoneCompressor, sparse_as_dense: bool = False,
@@ -28,9 +41,6 @@ def DistributedOptimizer(
 
     A ``tf.compat.v1.train.Optimizer`` is wrapped, in eager mode, functions and graphs; Keras's is handed to
     ``farandole.keras.DistributedOptimizer``, one of ``tf_keras`` becomes one of a subclass of its class.
-    ``op``: Average, Sum, or (v1) Adasum: every rank steps with its own gradients then, and the steps are combined.
-    ``backward_passes_per_step``: add up gradients for so many calls, then exchange and apply them. The other arguments
-    are those of ``DistributedGradientTape``.
     """
     adasum = op == ReduceOp.ADASUM
     if adasum and average_aggregated_gradients:

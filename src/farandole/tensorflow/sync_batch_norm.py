@@ -67,6 +67,8 @@ class SyncBatchNormalization(Synchronized, tf.keras.layers.BatchNormalization): 
     """Takes the place of ``tf.keras.layers.BatchNormalization``, with its arguments. Ranks may have batches of
     different sizes, or none. Statistics are computed in double precision.
 
+    ``fused`` may only be False (ValueError). ``process_set``: whose batches count; all ranks by default.
+
     Models with it cannot be compiled by XLA: Keras's ``jit_compile="auto"`` does not.
     """
 

@@ -9,11 +9,22 @@ import tensorflow as tf
 
 from farandole.context import ProcessSet
 from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.tensorflow.terms import Terms, key_of
 from farandole.types import ReduceOp
 
 
+@documented(
+    "init",
+    "ValueError: arguments that make no sense together.",
+    gradtape="a tf.GradientTape, after its with block.",
+    op="Average (the default), Sum or Adasum.",
+    num_groups="has no effect: all gradients of a step travel together.",
+    groups="has no effect: all gradients of a step travel together.",
+    example="with tf.GradientTape() as tape:\n    loss = loss_of(model(x), y)\n"
+    "tape = hvd.DistributedGradientTape(tape)\ngradients = tape.gradient(loss, model.trainable_variables)",
+)
 def DistributedGradientTape(
     gradtape: Any, device_dense: str = "", device_sparse: str = "", compression: Any = NoneCompressor,
     sparse_as_dense: bool = False, op: int = ReduceOp.AVERAGE, gradient_predivide_factor: float = 1.0,
@@ -22,11 +33,7 @@ def DistributedGradientTape(
     """``gradtape``, whose ``gradient()`` reduces gradients over all ranks, in one operation. It stays a tape of its
     own class. On a rank outside ``process_set`` it gives that rank's own gradients.
 
-    ``op``: Average, Sum or Adasum. ``gradient_predivide_factor``: divide by it before summing, and by size / factor
-    afterwards. ``sparse_as_dense``: exchange the gradients of embeddings as dense tensors, not as rows.
-    ``scale_local_gradients``: divide the gradients of local sources by the number of ranks.
-    ``device_dense``, ``device_sparse``, ``num_groups`` and ``groups`` are there for programs that were written for
-    Horovod: all gradients of a step travel together.
+    ``register_local_source(variable)`` of the result leaves a variable's gradients to each rank.
     """
     terms = Terms(
         "DistributedGradientTape", op, gradient_predivide_factor, compression, sparse_as_dense, process_set,
@@ -39,14 +46,23 @@ def DistributedGradientTape(
     return wrapped
 
 
+@documented(
+    "init",
+    "ValueError: local_layers are no layers, or arguments that make no sense together.",
+    gradtape="a tf.GradientTape, after its with block.",
+    op="Average (the default), Sum or Adasum.",
+    num_groups="has no effect: all gradients of a step travel together.",
+    groups="has no effect: all gradients of a step travel together.",
+    local_layers="a Keras layer, or several, that have their weights already.",
+    example="tape = hvd.PartialDistributedGradientTape(tape, local_layers=model.layers[0])",
+)
 def PartialDistributedGradientTape(
     gradtape: Any, device_dense: str = "", device_sparse: str = "", compression: Any = NoneCompressor,
     sparse_as_dense: bool = False, op: int = ReduceOp.AVERAGE, gradient_predivide_factor: float = 1.0,
     num_groups: int = 0, groups: Any = None, process_set: ProcessSet = WORLD, local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:  # fmt: skip
-    """A ``DistributedGradientTape`` that leaves the variables of ``local_layers`` (a layer, or several) to each rank.
-    They must have their weights already."""
+    """A ``DistributedGradientTape`` that leaves the variables of ``local_layers`` to each rank."""
     layers = [] if local_layers is None else local_layers
     layers = [layers] if not isinstance(layers, (list, tuple, set)) else list(layers)
     if not all(hasattr(layer, "trainable_weights") and callable(layer) for layer in layers):

@@ -1,0 +1,13 @@
+"""docs/api/keras.md is what the docstrings say."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.test_api_pages import check
+
+pytest.importorskip("keras", reason="keras is not installed")
+
+
+def test_the_page_is_current_and_explains_every_argument() -> None:
+    check("keras")

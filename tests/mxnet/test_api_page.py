@@ -1,0 +1,13 @@
+"""docs/api/mxnet.md is what the docstrings say."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.test_api_pages import check
+
+pytest.importorskip("mxnet", reason="mxnet is not installed")
+
+
+def test_the_page_is_current_and_explains_every_argument() -> None:
+    check("mxnet")
