@@ -34,7 +34,7 @@ def shard(*data: Any, process_set: ProcessSet = WORLD, even: bool = True) -> Any
     One argument gives its part, several give a tuple.
     """
     rank, size = process_set.rank(), process_set.size()
-    parts = tuple(_part(each, rank, size, even) for each in data)
+    parts = tuple(_part(part, rank, size, even) for part in data)
     return parts[0] if len(parts) == 1 else parts
 
 
@@ -159,7 +159,7 @@ def sharded_arguments(arguments: dict[str, Any], process_set: ProcessSet) -> Non
     validation = arguments.get("validation_data")
     if isinstance(validation, (list, tuple)):
         arguments["validation_data"] = tuple(
-            None if each is None else shard(each, process_set=process_set, even=False) for each in validation
+            None if part is None else shard(part, process_set=process_set, even=False) for part in validation
         )
     elif validation is not None:
         arguments["validation_data"] = shard(validation, process_set=process_set, even=False)

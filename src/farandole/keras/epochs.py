@@ -48,8 +48,10 @@ class Training:
         makes ranks begin alike."""
         self.process_set, self._broadcast = process_set, broadcast
         mine = process_set.rank()
-        earlier = {path for each in paths[:mine] for path in each}
-        self._silent = [each for each in users if path_of(each) is not None and path_of(each) in earlier]
+        earlier = {path for written in paths[:mine] for path in written}
+        self._silent = [
+            callback for callback in users if path_of(callback) is not None and path_of(callback) in earlier
+        ]
         self._kept: list[tuple[Any, str, Any]] = []
         self.steps = 0  # of this rank, when the epoch began
         self._agreement: Agreement | None = None
@@ -151,9 +153,9 @@ class First(Conductor):
         report = tallies, steps - self.training.steps, digests(statistics)
         wait_for_all(process_set)
         everybody = allgather_object(report, process_set=process_set)
-        self.watch.pool(model, [each[0] for each in everybody], logs)
-        _even_out(model, [each[1] for each in everybody], process_set, self.training.local(model))
-        _average(statistics, [each[2] for each in everybody], process_set)
+        self.watch.pool(model, [report[0] for report in everybody], logs)
+        _even_out(model, [report[1] for report in everybody], process_set, self.training.local(model))
+        _average(statistics, [report[2] for report in everybody], process_set)
 
 
 class Last(Conductor):
@@ -223,7 +225,7 @@ def _statistics(model: Any, local: Sequence[Any]) -> list[Any]:
     """What ranks gather apart, from their own samples: moving averages of batch normalisation, say."""
     return [
         variable for variable in model.non_trainable_weights
-        if "float" in str(variable.dtype) and not any(variable is each for each in local)
+        if "float" in str(variable.dtype) and not any(variable is other for other in local)
     ]  # fmt: skip
 
 
@@ -250,7 +252,7 @@ def _even_out(model: Any, steps: list[int], process_set: ProcessSet, local: Sequ
 def _compare(model: Any, training: Training) -> None:
     """Say so if ranks hold different weights."""
     optimizer, local = model.optimizer, training.local(model)
-    variables = [each for each in model.trainable_weights if not any(each is other for other in local)]
+    variables = [variable for variable in model.trainable_weights if not any(variable is other for other in local)]
     gradients = gradients_of(optimizer)
     if gradients is not None:
         gradients.compare(optimizer, variables)

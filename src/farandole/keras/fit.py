@@ -68,7 +68,7 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     callbacks = bound.arguments.get("callbacks")
     users = _flat(callbacks)
     gradients = gradients_of(self.optimizer)
-    if gradients is None and not any(isinstance(each, _OURS) for each in users):
+    if gradients is None and not any(isinstance(callback, _OURS) for callback in users):
         _around(bound, callbacks, [], [Alone()])
         return original(*bound.args, **bound.kwargs)
     process_set = process_set_of(self)
@@ -76,7 +76,7 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     if sharded:
         sharded_arguments(bound.arguments, process_set)
     paths = _agree(bound.arguments, users, process_set, sharded, None if gradients is None else gradients.told)
-    told = next((each for each in users if isinstance(each, BroadcastGlobalVariablesCallback)), None)
+    told = next((callback for callback in users if isinstance(callback, BroadcastGlobalVariablesCallback)), None)
     broadcast = told or BroadcastGlobalVariablesCallback(root_of(process_set))
     training = Training(process_set, users, paths, broadcast)
     first = [First(training), *([] if told else [broadcast])]
@@ -101,11 +101,11 @@ def _flat(callbacks: Any) -> list[Any]:
 def _around(bound: Any, callbacks: Any, first: list[Any], last: list[Any]) -> None:
     """Put callbacks before and after the user's."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        kept = [each for each in callbacks.callbacks if not isinstance(each, Conductor)]
+        kept = [callback for callback in callbacks.callbacks if not isinstance(callback, Conductor)]
         callbacks.callbacks[:] = [*first, *kept, *last]
-        for each in (*first, *last):
-            each.set_params(callbacks.params)
-            each.set_model(bound.arguments["self"])
+        for callback in (*first, *last):
+            callback.set_params(callbacks.params)
+            callback.set_model(bound.arguments["self"])
     else:
         bound.arguments["callbacks"] = [*first, *_flat(callbacks), *last]
 
@@ -124,18 +124,18 @@ def _agree(
 ) -> list[list[str | None]]:
     """The paths that callbacks of each rank write to. Raises ValueError on all ranks that want different epochs."""
     data = None if sharded else digest_of_data((arguments.get("x"), arguments.get("y")))
-    paths = [path_of(each) for each in users]
+    paths = [path_of(callback) for callback in users]
     mine = _Plan(int(arguments.get("epochs", 1)), int(arguments.get("initial_epoch", 0)), data, paths)
     everybody: list[_Plan] = allgather_object(mine, process_set=process_set)
     for name in ("epochs", "initial_epoch"):
-        values = [getattr(each, name) for each in everybody]
+        values = [getattr(plan, name) for plan in everybody]
         if len(set(values)) > 1:
             raise ValueError(f"model.fit: {name} must be the same on all ranks, but they have {values}, in rank order")
-    digests = {each.data for each in everybody}
+    digests = {plan.data for plan in everybody}
     if len(digests) == 1 and None not in digests and told is not None and "data" not in told:
         told.add("data")
         tell(context.engine(process_set), [same_data(len(everybody), "were given the same arrays", CURES)])
-    return [each.paths for each in everybody]
+    return [plan.paths for plan in everybody]
 
 
 # XLA, loss scaling, and an argument of old.

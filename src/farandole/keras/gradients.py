@@ -94,7 +94,7 @@ class Gradients:
     def local(self) -> list[Any]:
         """The variables that are left to each rank: those of local layers that are not trained (frozen ones,
         statistics), too."""
-        return [*self.local_variables, *(each for layer in self.local_layers for each in layer.weights)]
+        return [*self.local_variables, *(weight for layer in self.local_layers for weight in layer.weights)]
 
     def compare(self, optimizer: Any, variables: list[Any]) -> None:
         """Compare what the ranks hold of ``variables`` now, between two steps. Collective."""

@@ -46,7 +46,9 @@ class Watch:
 
     def pool(self, model: Any, everybody: Sequence[tuple[Tally, Tally]], logs: dict[str, Any]) -> None:
         """Overwrite the numbers in ``logs`` with those of all ranks. ``everybody``: the tallies of each."""
-        rules = [_RULES.get(str(getattr(each, "aggregation", "sum")), "sum") for each in model.metrics_variables]
+        rules = [
+            _RULES.get(str(getattr(variable, "aggregation", "sum")), "sum") for variable in model.metrics_variables
+        ]
         now = states_of(model)
         for part, prefix in ((0, ""), (1, "val_")):
             tallies = [pair[part] for pair in everybody]

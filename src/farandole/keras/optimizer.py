@@ -152,7 +152,7 @@ class Distributed:
 
     def _clips(self) -> bool:
         """Old Keras clips every gradient that it accumulates; without clipping, it is enough to exchange the sum."""
-        return any(getattr(self, each, None) for each in ("clipnorm", "global_clipnorm", "clipvalue"))
+        return any(getattr(self, option, None) for option in ("clipnorm", "global_clipnorm", "clipvalue"))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are of the optimizer that was wrapped: to distribute one, wrap it."""
@@ -225,6 +225,6 @@ def reduced_for_scaling(optimizer: Any, grads: Sequence[Any], variables: Any) ->
     there = [number for number, grad in enumerate(grads) if grad is not None]
     inner._farandole.variables = [variables[number] for number in there]
     results = list(grads)
-    for number, result in zip(there, inner._farandole.reduced(inner, [grads[each] for each in there]), strict=True):
+    for number, result in zip(there, inner._farandole.reduced(inner, [grads[place] for place in there]), strict=True):
         results[number] = result
     return results

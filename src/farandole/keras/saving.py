@@ -33,7 +33,7 @@ def load_model(
     Files hold the optimizer that was wrapped, so Keras alone loads them, too.
     """
     context.size()
-    objects = {each.__name__: each for each in custom_optimizers or ()}
+    objects = {kind.__name__: kind for kind in custom_optimizers or ()}
     model = keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})}, **options)
     if getattr(model, "optimizer", None) is not None:
         optimizer = _rebuilt(model, filepath) if lacks_variables(model) else model.optimizer

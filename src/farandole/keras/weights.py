@@ -102,13 +102,15 @@ def shared_variables(model: Any, local_variables: Sequence[Any] = ()) -> list[An
     that ranks do not drop the same units."""
     optimizer = getattr(model, "optimizer", None)
     local = local_of(optimizer, local_variables)
-    weights = [variable for variable in model.weights if not any(variable is each for each in local)]
+    weights = [variable for variable in model.weights if not any(variable is other for other in local)]
     if optimizer is None:
         return weights
     if not local:
         return weights + list(optimizer.variables)
-    prefixes = {_slots_of(variable): any(variable is each for each in local) for variable in model.trainable_variables}
-    return weights + [each for each in optimizer.variables if not prefixes.get(_owner(each.name, prefixes))]
+    prefixes = {
+        _slots_of(variable): any(variable is other for other in local) for variable in model.trainable_variables
+    }
+    return weights + [variable for variable in optimizer.variables if not prefixes.get(_owner(variable.name, prefixes))]
 
 
 def _slots_of(variable: Any) -> str:

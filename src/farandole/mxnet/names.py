@@ -17,13 +17,14 @@ def canonical(names: Iterable[str]) -> list[str]:
     """
     parts = [[_split(part) for part in name.split("_")] for name in names]
     seen: dict[str, set[int]] = {}
-    for each in parts:
-        for stem, number in each:
+    for name_parts in parts:
+        for stem, number in name_parts:
             if number is not None:
                 seen.setdefault(stem, set()).add(number)
     places = {stem: {number: place for place, number in enumerate(sorted(numbers))} for stem, numbers in seen.items()}
     return [
-        "_".join(stem if number is None else f"{stem}{places[stem][number]}" for stem, number in each) for each in parts
+        "_".join(stem if number is None else f"{stem}{places[stem][number]}" for stem, number in name_parts)
+        for name_parts in parts
     ]
 
 

@@ -95,7 +95,7 @@ class _Mine(NamedTuple):
         known = self.optimizer.param_dict
         if len(known) != len(self.names):
             self.names.clear()
-            self.names.update(zip(known, canonical(each.name for each in known.values()), strict=True))
+            self.names.update(zip(known, canonical(parameter.name for parameter in known.values()), strict=True))
         return f"{self.label}.{self.names.get(index, index)}"
 
 

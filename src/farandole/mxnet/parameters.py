@@ -44,12 +44,12 @@ def broadcast_parameters(
     if engine.size == 1:
         return
     names = canonical(str(key) for key in params)
-    for name, each in sorted(zip(names, params.values(), strict=True), key=itemgetter(0)):
+    for name, value in sorted(zip(names, params.values(), strict=True), key=itemgetter(0)):
         label = call + name
-        if isinstance(each, Parameter):
-            _broadcast_parameter(each, root_rank, label, process_set)
+        if isinstance(value, Parameter):
+            _broadcast_parameter(value, root_rank, label, process_set)
         else:
-            broadcast_(each, root_rank, label, process_set=process_set)
+            broadcast_(value, root_rank, label, process_set=process_set)
 
 
 def _broadcast_parameter(parameter: Any, root_rank: int, label: str, process_set: ProcessSet) -> None:

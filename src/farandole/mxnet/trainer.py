@@ -69,28 +69,32 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
         if not self._active():
             return
         names = canonical(parameter.name for parameter in self._params)
+        named = zip(names, self._params, strict=True)
         used = sorted(
-            ((name, each) for name, each in zip(names, self._params, strict=True) if each.grad_req != "null"),
-            key=lambda pair: pair[0],
+            ((name, parameter) for name, parameter in named if parameter.grad_req != "null"), key=lambda pair: pair[0]
         )
-        dense = [_Gradient(name, each, self._compression) for name, each in used if each._grad_stype == "default"]
-        finish = [self._start_rows(name, each) for name, each in used if each._grad_stype != "default"]
+        dense = [
+            _Gradient(name, parameter, self._compression)
+            for name, parameter in used
+            if parameter._grad_stype == "default"
+        ]
+        finish = [self._start_rows(name, parameter) for name, parameter in used if parameter._grad_stype != "default"]
         finish += [self._start(number, group) for number, group in enumerate(split(dense, max(self._num_groups, 1)))]
         for wait in finish:
             wait()
 
     def _start(self, number: int, group: Sequence[_Gradient]) -> Callable[[], None]:
         """Send a group of gradients, and with them which of them this rank has computed since its last step."""
-        fresh = np.array([each.fresh for each in group], dtype=np.float32)
+        fresh = np.array([gradient.fresh for gradient in group], dtype=np.float32)
         exchange = self._exchange(number)
-        names = [*(each.name for each in group), "fresh"]
-        replica = TrainerReplica(self._optimizer, [(each.name, each.parameter) for each in group])
-        wait = exchange.start([*(each.pack() for each in group), fresh], names, in_place=True, replica=replica)
+        names = [*(gradient.name for gradient in group), "fresh"]
+        replica = TrainerReplica(self._optimizer, [(gradient.name, gradient.parameter) for gradient in group])
+        wait = exchange.start([*(gradient.pack() for gradient in group), fresh], names, in_place=True, replica=replica)
 
         def finish() -> None:
             *totals, anywhere = wait()
-            for each, total, count in zip(group, totals, anywhere.tolist(), strict=True):
-                each.unpack(total, count != 0)
+            for gradient, total, count in zip(group, totals, anywhere.tolist(), strict=True):
+                gradient.unpack(total, count != 0)
 
         return finish
 
@@ -129,12 +133,12 @@ class _Gradient:
         shape = first.shape
         if self._compression is not None:
             if others:
-                first = mx.nd.add_n(*(each.as_in_context(first.context) for each in (first, *others)))
+                first = mx.nd.add_n(*(gradient.as_in_context(first.context) for gradient in (first, *others)))
             first, _ = self._sent = self._compression.compress(first)
             others, shape = [], first.shape
         values = _values(first)
-        for each in others:
-            values = values + _values(each)
+        for other in others:
+            values = values + _values(other)
         values = values if self.fresh else np.zeros_like(values)
         shaped: Array = values.reshape(shape)
         return shaped
@@ -175,9 +179,9 @@ def _stored(gradient: Any, total: Array) -> Array:
 
 
 def _is_fresh(parameter: Any) -> bool:
-    return any(each._fresh_grad for each in parameter.list_data())
+    return any(array._fresh_grad for array in parameter.list_data())
 
 
 def _make_fresh(parameter: Any) -> None:
-    for each in parameter.list_data():
-        each._fresh_grad = True
+    for array in parameter.list_data():
+        array._fresh_grad = True

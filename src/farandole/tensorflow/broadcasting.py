@@ -33,7 +33,7 @@ def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = WORLD, inplace: bool = False
 ) -> Any:
     """Give all ranks ``root_rank``'s values of ``variables``. In a graph: an operation that does."""
-    variables = [each for each in tf.nest.flatten(list(variables)) if each is not None]
+    variables = [variable for variable in tf.nest.flatten(list(variables)) if variable is not None]
     if tf.executing_eagerly():
         _assign(variables, root_rank, process_set)
         return None
@@ -55,14 +55,14 @@ def broadcast_(
     variables = list(variables)
     assigned = _assign(variables, root_rank, process_set)
     with tf.control_dependencies([] if tf.executing_eagerly() else assigned):
-        return [tf.identity(tf.convert_to_tensor(each)) for each in variables]
+        return [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
 
 
 def _assign(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
     if not variables or (alone(process_set) and root_rank == context.rank()):
         return []
     names = names_of(variables)
-    values = [tf.convert_to_tensor(each) for each in variables]
+    values = [tf.convert_to_tensor(variable) for variable in variables]
 
     def send(arrays: Sequence[Array]) -> list[Array]:
         return broadcast_arrays(arrays, names, root_rank, process_set)
@@ -77,7 +77,7 @@ def _assign(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -
         forms = [(value.dtype, value.shape) for value in values]
         results = graph.run("hvd.broadcast_variables", start, values, forms, in_order=True)
     assigned = [variable.assign(value) for variable, value in zip(variables, results, strict=True)]
-    return [] if tf.executing_eagerly() else [each for each in assigned if each is not None]
+    return [] if tf.executing_eagerly() else [operation for operation in assigned if operation is not None]
 
 
 @documented("init", "RuntimeError: in eager mode, where there is no such list.")

@@ -93,7 +93,7 @@ class LocalGradientAggregationHelper:
         totals = [tf.convert_to_tensor(total) for total in sums]
         if self._average:
             totals = [total / self.backward_passes_per_step for total in totals]
-        return [tf.convert_to_tensor(each) for each in self._allreduce(totals, list(variables))]
+        return [tf.convert_to_tensor(total) for total in self._allreduce(totals, list(variables))]
 
     def _dense(self, gradient: Any) -> Any:
         if not is_slices(gradient):
@@ -125,4 +125,4 @@ def _counted(optimizer: Any) -> Any:
 
 def _operations(values: Sequence[Any]) -> list[Any]:
     """What control dependencies take."""
-    return [] if tf.executing_eagerly() else [getattr(each, "op", each) for each in values if each is not None]
+    return [] if tf.executing_eagerly() else [getattr(value, "op", value) for value in values if value is not None]

@@ -35,8 +35,10 @@ def alone(process_set: ProcessSet = WORLD) -> bool:
 def names_of(variables: Sequence[Any]) -> list[str]:
     """Names for messages, without the numbers that count what else this process made."""
     return [
-        re.sub(r"_\d+(?=/|:|$)", "", str(getattr(each, "path", None) or getattr(each, "name", None) or "variable"))
-        for each in variables
+        re.sub(
+            r"_\d+(?=/|:|$)", "", str(getattr(variable, "path", None) or getattr(variable, "name", None) or "variable")
+        )
+        for variable in variables
     ]
 
 
@@ -56,17 +58,17 @@ def reduce_gradients(
     """
     results = list(gradients)
     if sparse_as_dense:
-        results = [tf.convert_to_tensor(each) if is_slices(each) else each for each in results]
-    dense = [place for place, each in enumerate(results) if each is not None and not is_slices(each)]
+        results = [tf.convert_to_tensor(gradient) if is_slices(gradient) else gradient for gradient in results]
+    dense = [place for place, gradient in enumerate(results) if gradient is not None and not is_slices(gradient)]
     if dense:
         pairs = [compression.compress(tf.convert_to_tensor(results[place])) for place in dense]
         labels = [names[place] for place in dense]
         totals = _exchanged([small for small, _ in pairs], labels, exchange, replica)
         for place, total, (_, token) in zip(dense, totals, pairs, strict=True):
             results[place] = compression.decompress(total, token)
-    for place, each in enumerate(results):
-        if is_slices(each):
-            results[place] = _reduced_slices(each, f"{exchange.name}_{place}", exchange, compression)
+    for place, gradient in enumerate(results):
+        if is_slices(gradient):
+            results[place] = _reduced_slices(gradient, f"{exchange.name}_{place}", exchange, compression)
     return results
 
 
@@ -90,7 +92,7 @@ def _exchanged(
     def start(*arrays: Array) -> _Exchanging:
         return _Exchanging(exchange.start(arrays, names, replica=replica), blocks)
 
-    return graph.run("the exchange of gradients", start, tensors, [(each.dtype, each.shape) for each in tensors])
+    return graph.run("the exchange of gradients", start, tensors, [(tensor.dtype, tensor.shape) for tensor in tensors])
 
 
 def _threads() -> int:

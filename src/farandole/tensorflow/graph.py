@@ -184,7 +184,7 @@ def _turns() -> tuple[Any, Any]:
     found: tuple[Any, Any] | None = getattr(current, "_farandole_turns", None)
     if found is None:
         state = [tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool)]
-        made = [tf.function(each, state, autograph=False).get_concrete_function() for each in (_not_done, _turn)]
+        made = [tf.function(part, state, autograph=False).get_concrete_function() for part in (_not_done, _turn)]
         found = current._farandole_turns = (made[0], made[1])
     return found
 

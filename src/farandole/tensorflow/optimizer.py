@@ -104,7 +104,7 @@ class _Distributed(_Wrapping):
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Those of the wrapped optimizer, reduced over all ranks (zeros before the last of several passes)."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
-        gradients, variables = (list(each) for each in zip(*pairs, strict=True)) if pairs else ([], [])
+        gradients, variables = (list(column) for column in zip(*pairs, strict=True)) if pairs else ([], [])
         return list(zip(self._helper.compute_gradients(gradients, variables), variables, strict=True))
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
@@ -123,7 +123,7 @@ class _Adasum(_Wrapping):
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Those of the wrapped optimizer, of this rank."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
-        gradients, variables = (list(each) for each in zip(*pairs, strict=True)) if pairs else ([], [])
+        gradients, variables = (list(column) for column in zip(*pairs, strict=True)) if pairs else ([], [])
         return list(zip(self._helper.compute_gradients(gradients, variables), variables, strict=True))
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
@@ -152,7 +152,7 @@ class _Adasum(_Wrapping):
             assigned = [
                 variable.assign(start + step) for variable, start, step in zip(variables, starts, combined, strict=True)
             ]
-        return None if tf.executing_eagerly() else tf.group(*[each.op for each in assigned])
+        return None if tf.executing_eagerly() else tf.group(*[assignment.op for assignment in assigned])
 
 
 def _read(variables: Sequence[Any]) -> list[Any]:
@@ -160,4 +160,4 @@ def _read(variables: Sequence[Any]) -> list[Any]:
 
 
 def _after(values: Sequence[Any]) -> Any:
-    return tf.control_dependencies([] if tf.executing_eagerly() else [each for each in values if each is not None])
+    return tf.control_dependencies([] if tf.executing_eagerly() else [value for value in values if value is not None])

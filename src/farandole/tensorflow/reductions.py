@@ -21,14 +21,14 @@ def reduced(
         if pre < 0:  # a negative factor turns the order round
             op = ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN
         found = _extremum(tensors, op, names, process_set, grouped)
-        return found if pre * post == 1.0 else [each * tf.cast(pre * post, each.dtype) for each in found]
+        return found if pre * post == 1.0 else [tensor * tf.cast(pre * post, tensor.dtype) for tensor in found]
     make = _product if op is ReduceOp.PRODUCT else _linear
     return make(tensors, op, pre, post, names, process_set, grouped)
 
 
 def dense(gradients: Sequence[Any]) -> list[Any]:
     """Gradients may come as tf.IndexedSlices, when rows were taken from what a collective gave."""
-    return [tf.convert_to_tensor(each) for each in gradients]
+    return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
 def _linear(
@@ -59,7 +59,7 @@ def _extremum(tensors: Sequence[Any], op: ReduceOp, names: Names, process_set: P
                 tf.logical_or(tf.equal(mine, best), tf.not_equal(mine, mine))
                 for mine, best in zip(tensors, found, strict=True)
             ]
-            masks = [tf.cast(each, tf.float32) for each in from_here]
+            masks = [tf.cast(mask, tf.float32) for mask in from_here]
             ranks = _linear(masks, ReduceOp.SUM, 1.0, 1.0, names.and_("_ties"), process_set, grouped)
             totals = _linear(dense(upstream), ReduceOp.SUM, 1.0, 1.0, names.and_("_gradient"), process_set, grouped)
             return [

@@ -51,7 +51,7 @@ class Terms:
         ranks (they are added up nowhere, and the loss counts for one rank's part)."""
         if self.apart():
             return list(gradients)
-        mine = {key_of(each) for each in local}
+        mine = {key_of(variable) for variable in local}
         common = [place for place, variable in enumerate(variables) if key_of(variable) not in mine]
         results = list(gradients)
         if mine and self.scale_local:
@@ -70,7 +70,9 @@ class Terms:
     def _reduced(self, gradients: Sequence[Any], names: Sequence[str], replica: VariablesReplica) -> list[Any]:
         if self.op is ReduceOp.ADASUM:  # of each tensor for itself, so not of all as one
             if self.sparse_as_dense:
-                gradients = [tf.convert_to_tensor(each) if is_slices(each) else each for each in gradients]
+                gradients = [
+                    tf.convert_to_tensor(gradient) if is_slices(gradient) else gradient for gradient in gradients
+                ]
             return grouped_allreduce(
                 gradients, compression=self.compression, op=self.op, process_set=self.process_set, name=self.what
             )

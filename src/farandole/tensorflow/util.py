@@ -23,12 +23,12 @@ def _make_subgraph(function: Callable[..., Any]) -> Any:
 def vars_to_refs(vars: Any) -> Any:
     """Variables, in lists within lists, as what can be hashed."""
     if isinstance(vars, (list, tuple)):
-        return tuple(vars_to_refs(each) for each in vars)
+        return tuple(vars_to_refs(variable) for variable in vars)
     return vars.ref()
 
 
 def refs_to_vars(refs: Any) -> Any:
     """The inverse of ``vars_to_refs``."""
     if isinstance(refs, (list, tuple)):
-        return [refs_to_vars(each) for each in refs]
+        return [refs_to_vars(ref) for ref in refs]
     return refs.deref()

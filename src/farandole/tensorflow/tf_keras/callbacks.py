@@ -58,7 +58,7 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         known = context.parameters_broadcast()
         broadcast_variables(variables, self.root_rank)
         if context.size() > 1:  # count the weights, once; not the optimizer's variables
-            weights = sum(each.shape.num_elements() or 0 for each in self.model.trainable_variables)
+            weights = sum(variable.shape.num_elements() or 0 for variable in self.model.trainable_variables)
             context.began_alike(max(known, weights) - context.parameters_broadcast())
 
 
@@ -85,7 +85,8 @@ class LearningRateScheduleCallback(LearningRates, tf_keras.callbacks.Callback): 
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
             names = "momentum" in optimizer.get_slot_names()
-            slots = [optimizer.get_slot(each, "momentum") for each in self.model.trainable_variables] if names else []
+            variables = self.model.trainable_variables if names else []
+            slots = [optimizer.get_slot(variable, "momentum") for variable in variables]
         else:
             slots = getattr(optimizer, "momentums", []) if getattr(optimizer, "momentum", None) else []
         for slot in slots:

@@ -99,8 +99,8 @@ class _Exchange:
     def through(self, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """The gradients to apply, with their variables."""
         pairs = list(pairs)
-        variables = [variable for _, variable in pairs]
-        return list(zip(self.helper.compute_gradients([each for each, _ in pairs], variables), variables, strict=True))
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        return list(zip(self.helper.compute_gradients(gradients, variables), variables, strict=True))
 
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         of_layers = [variable for layer in self.local_layers for variable in layer.trainable_weights]

@@ -23,7 +23,7 @@ def load_model(
     needed: the file tells.
     """
     context.size()
-    objects = {each.__name__: each for each in custom_optimizers or ()}
+    objects = {kind.__name__: kind for kind in custom_optimizers or ()}
     model = tf_keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})}, **options)
     if getattr(model, "optimizer", None) is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
