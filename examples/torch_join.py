@@ -19,7 +19,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     hvd.init()
-    torch.manual_seed(0)
+    torch.manual_seed(hvd.rank())  # other rows on each rank; the weights are broadcast
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -28,10 +28,10 @@ class _Exchanged:
 
     def __init__(
         self, exchange: Exchange, names: Sequence[str], looked_at: Sequence[str] = (), cures: Cures = CURES,
-        replica: ArraysReplica | None = None,
+        told: Collection[str] = (), replica: ArraysReplica | None = None,
     ) -> None:  # fmt: skip
         self.exchange, self.names, self.looked_at = exchange, tuple(names), tuple(looked_at)
-        self._cures, self._replica = cures, replica
+        self._cures, self._told, self._replica = cures, told, replica
 
     def __hash__(self) -> int:
         return hash((id(self.exchange), self.names, self.looked_at))
@@ -59,7 +59,9 @@ class _Exchanged:
 
     def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
         count = len(self.names)
-        replica = ArraysReplica(arrays[count:], self.looked_at, self._cures) if self.looked_at else self._replica
+        replica = self._replica
+        if self.looked_at:
+            replica = ArraysReplica(arrays[count:], self.looked_at, self._cures, self._told)
         return self.exchange(arrays[:count], self.names, in_place=True, replica=replica)
 
 
@@ -71,10 +73,11 @@ class _Exchanged:
     exchange="a farandole.frontend.exchange.Exchange: one object for all steps.",
     parameters="what the leaves are gradients of, in the same order, if that is known.",
     cures="what to advise when ranks have come apart.",
+    told="kinds of findings that the user knows of.",
 )
 def reduce_gradients(
     leaves: Sequence[Any], names: Sequence[str], exchange: Exchange, compression: Any = NoneCompressor,
-    parameters: Sequence[Any] = (), cures: Cures = CURES,
+    parameters: Sequence[Any] = (), cures: Cures = CURES, told: Collection[str] = (),
 ) -> list[Any]:  # fmt: skip
     """The reduction of ``leaves`` over all ranks, in one go; inside ``jit`` and outside.
 
@@ -90,14 +93,15 @@ def reduce_gradients(
     pairs = [compression.compress(jnp.asarray(leaves[place])) for place in places]
     labels, smalls = [names[place] for place in places], [small for small, _ in pairs]
     of = [parameters[place] for place in places] if len(parameters) == len(leaves) else []
-    reduced = _reduced(exchange, labels, smalls, of if comparable(of, smalls) else [], cures)
+    reduced = _reduced(exchange, labels, smalls, of if comparable(of, smalls) else [], cures, told)
     for place, result, (_, token) in zip(places, reduced, pairs, strict=True):
         results[place] = compression.decompress(result, token)
     return results
 
 
 def _reduced(
-    exchange: Exchange, names: Sequence[str], arrays: list[Any], parameters: Sequence[Any], cures: Cures
+    exchange: Exchange, names: Sequence[str], arrays: list[Any], parameters: Sequence[Any], cures: Cures,
+    told: Collection[str],
 ) -> list[Any]:  # fmt: skip
     call = Collective(Kind.ALLREDUCE, exchange.name, exchange.process_set, exchange.op, *exchange.scales, grouped=True)
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
@@ -109,9 +113,9 @@ def _reduced(
         if found is not None:
             return found
     if parameters and isinstance(parameters[0], jax.core.Tracer):
-        return host_call(_Exchanged(exchange, names, names, cures), [*arrays, *sample(parameters)])
-    replica = ArraysReplica(parameters, names, cures)
-    return host_call(_Exchanged(exchange, names, (), cures, replica), arrays)
+        return host_call(_Exchanged(exchange, names, names, cures, told), [*arrays, *sample(parameters)])
+    replica = ArraysReplica(parameters, names, cures, told)
+    return host_call(_Exchanged(exchange, names, (), cures, told, replica), arrays)
 
 
 def _dtype(leaf: Any) -> Any:

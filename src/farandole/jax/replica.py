@@ -19,10 +19,11 @@ class ArraysReplica:
     nothing is copied before somebody looks."""
 
     patient = False
-    told: Collection[str] = ()
 
-    def __init__(self, arrays: Sequence[Any], names: Sequence[str], cures: Cures = CURES) -> None:
-        self.cures, self._arrays, self._names = cures, arrays, names
+    def __init__(
+        self, arrays: Sequence[Any], names: Sequence[str], cures: Cures = CURES, told: Collection[str] = ()
+    ) -> None:
+        self.cures, self.told, self._arrays, self._names = cures, told, arrays, names
 
     def names(self) -> Sequence[str]:
         return self._names

@@ -29,7 +29,7 @@ def reduced(
 
     def exchanged() -> list[Any]:
         held = [] if replica.apart else [variable.value for variable in replica.variables]
-        return reduce_gradients(grads, names, exchange, compression, held, replica.cures)
+        return reduce_gradients(grads, names, exchange, compression, held, replica.cures, replica.told)
 
     if now is None:
         return exchanged()
