@@ -111,6 +111,65 @@ def test_mistakes_of_one_rank() -> None:
     assert "torch.utils.data.DistributedSampler(dataset, hvd.size(), hvd.rank())" in data[0]
 
 
+def test_unnamed_collectives_in_another_order_are_told_and_branches_are_not() -> None:
+    def one() -> None:
+        import farandole.torch as hvd
+
+        hvd.allreduce(torch.ones(3))
+
+    def other() -> None:
+        import farandole.torch as hvd
+
+        hvd.allreduce(torch.zeros(3))
+
+    def with_calls(rank: int, calls: Callable[[int], None]) -> None:
+        train(rank, broadcast(model_of(rank)), 9, before=lambda step, model: calls(step))
+
+    def swap(rank: int) -> None:
+        with_calls(
+            rank, lambda step: [each() for each in ((one, other) if rank or step < 6 else (other, one))] and None
+        )
+
+    def branches(rank: int) -> None:
+        import farandole.torch as hvd
+
+        def calls(step: int) -> None:
+            if rank:
+                hvd.allreduce(torch.ones(3))
+            else:
+                hvd.allreduce(torch.zeros(3))
+            if rank == step % 2:
+                hvd.allreduce(torch.ones(3))
+            else:
+                hvd.allreduce(torch.zeros(3))
+            for root in range(2):
+                if root == rank:
+                    hvd.broadcast(torch.ones(3), root)
+                else:
+                    hvd.broadcast(torch.zeros(3), root)
+            hvd.allreduce(torch.ones(3), name="named") if rank else hvd.allreduce(torch.zeros(3), name="named")
+
+        with_calls(rank, calls)
+
+    def joined(rank: int) -> None:
+        import farandole.torch as hvd
+
+        def calls(step: int) -> None:
+            for _ in range(rank + step % 3):
+                one()
+            hvd.join()
+            one()
+            other()
+
+        with_calls(rank, calls)
+
+    told, *others = heard(2, swap, branches, joined)[0]
+    assert others == [[], []]
+    [text] = told
+    assert "the ranks call collectives without names in another order" in text
+    assert f"rank 0 came to {__file__}:{other.__code__.co_firstlineno + 3}, and rank 1 to {__file__}:" in text
+
+
 def test_the_ranks_that_differ_are_named_and_all_can_raise() -> None:
     def program(rank: int) -> str:
         from farandole.errors import RanksDifferError

@@ -16,7 +16,9 @@ import numpy as np
 from farandole import context
 from farandole.engine import Engine, Entry
 from farandole.errors import RanksDifferError
+from farandole.frontend import serials
 from farandole.log import logger
+from farandole.observe.order import Called, swapped
 from farandole.observe.replicas import (
     Cures,
     Finding,
@@ -65,6 +67,8 @@ class Agreement:
         self._history = History(patient=replica.patient, told=set(replica.told))
         self._step = 0  # exchanges so far
         self._steps = 0  # of the optimizer, when the ranks were alike last
+        self._calls = serials.watch(engine) if self._mode != "off" else None
+        self._ordered = 0  # the last call without a name at the look before
 
     def soon(self) -> bool:
         """Will the exchange that comes now be looked at? Then this rank's gradients are wanted."""
@@ -93,8 +97,9 @@ class Agreement:
             combined(weights) if weights else None,
             digest_of_text(repr(sorted(settings.items()))) if settings else None,
             gradients,
+            self._calls.digest(self._ordered) if self._calls is not None else None,
         ]
-        same_weights, same_settings, same = all_equal(self._engine, f"{self._label}.equal", values)
+        same_weights, same_settings, same, same_calls = all_equal(self._engine, f"{self._label}.equal", values)
         found: list[Finding] = []
         if same_weights is False or same_settings is False:
             since = -1 if steps < 0 else steps - self._steps
@@ -105,7 +110,20 @@ class Agreement:
             if same_weights:
                 self._history.alike_at, self._steps = self._step, max(steps, 0)
             found = same_gradients(self._history, same, self._engine.size, self.replica.cures)
-        tell(self._engine, found)
+        tell(self._engine, [*found, *self._order(same_calls)])
+
+    def _order(self, same: bool | None) -> list[Finding]:
+        """Collectives without a name that ranks call in another order."""
+        if self._calls is None or same is not False:
+            self._ordered = self._calls.last() if self._calls is not None else 0
+            return []
+        mine = self._calls.called(self._ordered)
+        texts = gathered(self._engine, f"{self._label}.calls", json.dumps(mine._asdict()).encode())
+        reports = [_called(text) if text else None for text in texts]
+        self._ordered = min(report.last for report in reports if report is not None)
+        found = swapped(reports) if not self._calls.told else None
+        self._calls.told |= found is not None
+        return [] if found is None else [found]
 
     def _reports(self, mine: Report) -> list[Report | None]:
         texts = gathered(self._engine, self._label, json.dumps(mine._asdict()).encode())
@@ -113,6 +131,11 @@ class Agreement:
         return [
             None if fields is None else Report(**{**fields, "weights": tuple(fields["weights"])}) for fields in told
         ]
+
+
+def _called(text: bytes) -> Called:
+    told = json.loads(text)
+    return Called(**{**told, "calls": {int(number): place for number, place in told["calls"].items()}})
 
 
 def tell(engine: Engine, found: Sequence[Finding]) -> None:

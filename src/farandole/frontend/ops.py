@@ -67,7 +67,7 @@ class Verbs:
         )
         if op is _ADASUM:
             check(request, engine.size)
-        return Entry(request, buffer, serials.next_for(engine) if name is None else 0)
+        return Entry(request, buffer, serials.next_call(engine) if name is None else 0)
 
     def _broadcast(
         self, tensor: Any, root: int, name: str | None, process_set: ProcessSet, *, fresh: bool = False
@@ -174,7 +174,10 @@ def place_of(root: int, process_set: ProcessSet) -> int:
 def _name(engine: Engine, kind: Kind, name: str | None, prefix: str = "") -> tuple[str, int]:
     """The full name and, for unnamed calls, their number."""
     label = f"{prefix}{kind.name.lower()}"
-    return (f"{label}.noname", serials.next_for(engine)) if name is None else (f"{label}.{name}", 0)
+    if name is not None:
+        return f"{label}.{name}", 0
+    # the root of a broadcast may well call it at another line than those who are given something
+    return f"{label}.noname", serials.next_for(engine) if kind is Kind.BROADCAST else serials.next_call(engine)
 
 
 def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
