@@ -1,1 +1,1 @@
-"""What Farandole costs, beside what else is installed: ``farandole bench``, or ``python -m benchmarks``."""
+"""The cost of Farandole, beside other installed libraries: ``farandole bench``, or ``python -m benchmarks``."""

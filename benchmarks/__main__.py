@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.samples import Case
 from benchmarks.steps import FRAMEWORKS
 
-ALL = ("allreduce", "step", "start")  # what is measured unless one is named
+ALL = ("allreduce", "step", "start")  # the default benchmarks
 MORE = ("observers",)
 
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of a benchmark and collects what they measured.
+"""Starts the ranks of a benchmark and collects their measurements.
 
 With mpi4py and mpirun at hand the ranks are started by mpirun, so that ours, Gloo and MPI are connected in the same
 processes; without, they are plain child processes. This process hosts the store that ours meets in.
@@ -30,12 +30,12 @@ ROOT = Path(__file__).parent.parent
 
 
 class BenchmarkError(RuntimeError):
-    """The ranks of a benchmark failed; the message holds what they wrote."""
+    """The ranks of a benchmark failed; the message holds their output."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a worker must know. The secret travels in the environment, never here: a plan is an argument."""
+    """The facts for a worker. The secret travels in the environment, never here: a plan is an argument."""
 
     size: int
     benchmarks: list[str]

@@ -1,4 +1,4 @@
-"""What watching costs: a training step of ours under each observer, and with the sizes that autotune chose."""
+"""The cost of watching: a training step of ours under each observer, and with the sizes that autotune chose."""
 
 from __future__ import annotations
 

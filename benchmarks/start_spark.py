@@ -1,4 +1,4 @@
-"""What starting costs on Spark: HorovodRunner and TorchDistributor on the same function, beside a barrier stage that
+"""The cost of starting on Spark: HorovodRunner and TorchDistributor on the same function, beside a barrier stage that
 does no more than import torch in each task. Two executors on this machine, all in one session. Runs in the driver."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def contenders(context: Any, size: int) -> dict[str, Callable[[], Any]]:
 
 
 def quietly(run: Callable[[], Any]) -> Callable[[], None]:
-    """Both say what they start."""
+    """``run`` without its output: both runners print."""
 
     def silent() -> None:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

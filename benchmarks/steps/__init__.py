@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 BATCH, CLASSES = 32, 10
 LEARNING_RATE, MOMENTUM = 1e-3, 0.9
-# (what it is called, the name of its model in each framework)
+# (its title, the name of its model in each framework)
 MODELS = [("MLP, 4.2 M parameters", "mlp"), ("conv net, 1.2 M parameters", "conv_net")]
 
 
@@ -28,7 +28,7 @@ class Team(Protocol):
 
 
 class Framework(NamedTuple):
-    """What a framework's benchmark needs to have installed."""
+    """The packages of a framework's benchmark."""
 
     packages: tuple[str, ...]
     environment: Mapping[str, str] = {}  # set before it is imported

@@ -22,13 +22,13 @@ STATUS = "FARANDOLE_STATUS"  # the variable that is set if somebody sees the sta
 
 
 class Knob(NamedTuple):
-    """What there is to know of one setting."""
+    """The facts about one setting."""
 
     name: str
     kind: type
     default: Any
     doc: str
-    flag: str  # empty for what only launchers set
+    flag: str  # empty for settings that only launchers set
     variable: str
     horovod: str
     group: str  # heading of the flag in --help
@@ -36,7 +36,7 @@ class Knob(NamedTuple):
     scale: float  # that unit in the field's (and Horovod's) unit: a MiB has 1 << 20 bytes
     choices: tuple[str, ...]  # of a closed set
     most: float
-    plausible: tuple[float, float]  # what lies outside is hardly meant; 0 is never meant to be inside
+    plausible: tuple[float, float]  # values outside are hardly meant; 0 is never meant to be inside
 
     def shown(self, value: Any) -> str:
         """A value in the unit of the flag and of our variable, as both are written."""
@@ -252,7 +252,7 @@ def _knobs() -> Iterator[Knob]:
 
 def parse(setting: Knob, name: str, text: str) -> Any:
     """The value of a setting from text. ``name``: the flag or variable that it came from; Horovod's variable counts in
-    the field's unit, the others in the flag's. Raises SettingsError for what cannot be read or used."""
+    the field's unit, the others in the flag's. Raises SettingsError for a value that cannot be read or used."""
     scale = 1.0 if name == setting.horovod else setting.scale
     kind = setting.kind if scale == 1.0 else float
     try:
@@ -293,7 +293,7 @@ def checked(setting: Knob, name: str, value: Any) -> Any:
 
 
 def doubts(settings: Settings, env: Mapping[str, str]) -> list[str]:
-    """Sentences about what is allowed and hardly meant: sizes in the wrong unit, misspelt variables of ours."""
+    """Warnings about values that are allowed and hardly meant: sizes in the wrong unit, misspelt variables of ours."""
     found = []
     for setting in knobs():
         value = getattr(settings, setting.name)

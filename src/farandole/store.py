@@ -33,14 +33,14 @@ PURPOSE = "store"
 MAX_PENDING = 256  # strangers (and newcomers) in their handshake; the oldest has to go when one more comes
 MAX_REQUEST = 64 << 10  # bytes of a verb with its key
 MAX_VALUE = 64 << 20  # bytes of a value, but for
-LARGE = "result/"  # what functions return is as large as it is
+LARGE = "result/"  # the results of functions may be of any size
 ATTEMPTS = 5
 PAUSE = 0.05  # seconds, more after every attempt
 _GET, _TRY, _SET, _CLOCK, _TAKE, _STAY = 1, 2, 3, 4, 5, 6
 _HEADER = struct.Struct("<Bd")
 _SECONDS = struct.Struct("<d")
 _MISSING, _FOUND = b"\0", b"\1"
-Value = bytes | bytearray  # what came over the network is kept as it came: it may be large
+Value = bytes | bytearray  # bytes from the network are kept as they came: they may be large
 
 
 class StoreServer:
@@ -335,7 +335,7 @@ class StoreClient:
 
 
 def clock_name() -> str:
-    """What processes with the same monotonic clock have in common: the running kernel, and the time namespace in it."""
+    """The common trait of processes with the same monotonic clock: the running kernel, and the time namespace in it."""
     name = ""
     with contextlib.suppress(OSError):
         with open("/proc/sys/kernel/random/boot_id") as file:

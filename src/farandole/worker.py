@@ -1,4 +1,4 @@
-"""``python -m farandole.worker``: what every launcher starts. It finds out who it is, and becomes the user's program.
+"""``python -m farandole.worker``: the program of every launcher. It finds its rank, and becomes the user's program.
 
 A command replaces this process (exec); a function is fetched from the store, called, and its result stored.
 """
@@ -72,7 +72,7 @@ def environment(settings: Settings) -> dict[str, str]:
 
 
 def _die_with_parent() -> None:
-    """Whatever kills the launcher's process ends this one too; survives exec."""
+    """The end of the launcher's process ends this one too; survives exec."""
     import ctypes
 
     with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
 
 
 def _call(job: Mapping[str, Any], client: StoreClient, settings: Settings) -> int:
-    """Fetch the function, call it, store what it returns; report how it ended."""
+    """Fetch the function, call it, store its result; report how it ended."""
     import types
 
     from farandole.launch import outcome, parcel

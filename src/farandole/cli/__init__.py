@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             sys.stderr.write(f"farandole: {error}\n")
         return error.exit_code
-    except BrokenPipeError:  # the same, of what the command itself has to say
+    except BrokenPipeError:  # the same, of the command's own messages
         mute()
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:

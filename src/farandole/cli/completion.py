@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _options(command: str) -> list[Option]:
-    """What a command takes; of the benchmarks nothing, where they are not installed."""
+    """The options of a command; of the benchmarks none, where they are not installed."""
     module = cli.module(command)
     try:
         made: argparse.ArgumentParser = getattr(module, "full_parser", module.parser)()

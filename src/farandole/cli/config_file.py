@@ -12,7 +12,7 @@ NOT_HERE = ("help", "config-file")
 
 
 def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) -> None:
-    """Give ``options`` what the file says and the command line does not (there it is None). Names are those of the long
+    """Give ``options`` the file's values where the command line has none (None). Names are those of the long
     flags, with ``-`` or ``_``. Raises SettingsError for unknown names and for values of another type."""
     known = {
         name.removeprefix("--"): action

@@ -1,4 +1,4 @@
-"""``farandole env``: what one pastes into a report.
+"""``farandole env``: facts for a report.
 
 Nothing heavy is imported: versions come from the packages' metadata.
 """
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def facts(env: Mapping[str, str]) -> Facts:
-    """Sections of facts, each a name and a text. What cannot be found out says why."""
+    """Sections of facts, each a name and a text. A fact that cannot be found out says why."""
     return {
         "versions": _versions(),
         "machine": _machine(),
@@ -68,7 +68,7 @@ def facts(env: Mapping[str, str]) -> Facts:
 
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that matter to a job, without what may be a secret."""
+    """The variables that matter to a job, without possible secrets."""
     found = {}
     for name in sorted(env):
         if VARIABLES.fullmatch(name):
@@ -156,7 +156,7 @@ def _tried(attempt: Callable[[], str]) -> str:
 
 
 def _share_memory() -> str:
-    """What ranks of one host do: anonymous memory, handed over an abstract socket."""
+    """As ranks of one host do: anonymous memory, handed over an abstract socket."""
     name = b"\0farandole-env-" + os.urandom(16).hex().encode()
     with socket.socket(socket.AF_UNIX) as door, socket.socket(socket.AF_UNIX) as caller:
         door.bind(name)

@@ -57,13 +57,13 @@ class Memory(NamedTuple):
 
 
 def memory(path: str = "/proc/meminfo") -> Memory:
-    """What the kernel says (in KiB)."""
+    """The kernel's figures (in KiB)."""
     amounts = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", content(path), re.MULTILINE))
     return Memory(int(amounts.get("MemTotal", 0)) << 10, int(amounts.get("MemAvailable", 0)) << 10)
 
 
 def free_memory() -> int:
-    """Bytes that new processes may use: what the system has, within the limit of the control group."""
+    """Bytes that new processes may use: the system's free memory, within the limit of the control group."""
     return min(memory().free, memory_limit())
 
 

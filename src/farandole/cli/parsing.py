@@ -1,4 +1,4 @@
-"""What the commands share: a parser whose errors are SettingsErrors, and output."""
+"""Shared by the commands: a parser whose errors are SettingsErrors, and output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Wraps the options to the terminal, but leaves what can be copied in one line."""
+    """Wraps the options to the terminal, but leaves text to copy in one line."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith("example:") else super()._fill_text(text, width, indent)

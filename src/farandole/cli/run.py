@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """farandole run -np 2 python train.py --epochs 3
          farandole run -np auto --output-dir logs python train.py"""
-# What the flag is called elsewhere: by torchrun, accelerate, Slurm and Horovod.
+# The flag's names elsewhere: in torchrun, accelerate, Slurm and Horovod.
 ELSEWHERE = {
     "--nproc": "-np", "--nproc-per-node": "-np", "--num-processes": "-np", "--ntasks": "-np", "--world-size": "-np",
     "-c": "-np", "-N": "-np", "--output-filename": "--output-dir", "--prefix-output-with-timestamp":
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
-    """What the options ask for."""
+    """The job that the options ask for."""
     from farandole.launch.job import Job, ranks_of, settings_for
 
     wanted = options.launcher or "auto"
@@ -126,7 +126,7 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
 
 
 def _number(options: argparse.Namespace, launcher: str) -> int:
-    """How many processes. What ``auto`` comes to is said."""
+    """The number of processes. The number for ``auto`` is printed."""
     from farandole.launch.plan import check_np, parse_hosts
 
     if options.np != "auto":

@@ -3,7 +3,7 @@
 Two vectors give ``(1 - ab / 2aa) a + (1 - ab / 2bb) b``, where ab is their dot product; more are taken in pairs, and
 the results again: Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021.
 
-Whatever the tree, the result is a weighted sum of the ranks' vectors, and the weights follow from the dot products of
+For any tree, the result is a weighted sum of the ranks' vectors, and the weights follow from the dot products of
 all pairs of them. So every rank takes a segment of everybody's vectors and computes its part of these products; their
 sum gives all ranks the same weights, and each combines its segment once. That moves as many bytes as a ring, works for
 any number of ranks, and rounds once.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 _CHUNK = 1 << 15  # elements in float64 at a time
-_NOISE = 1e-14  # a square below this part of what it was summed from is zero, but for rounding
+_NOISE = 1e-14  # a square below this part of its terms' sum is zero, but for rounding
 
 
 def allreduce(transport: Transport, buffers: Sequence[Buffer], scale: float = 1.0) -> None:

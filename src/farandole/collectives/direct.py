@@ -1,4 +1,4 @@
-"""Everybody talks to everybody: one latency, which is what counts for small messages.
+"""Everybody talks to everybody: one latency, the cost that counts for small messages.
 
 The exchange is the pairwise one of Thakur, Rabenseifner and Gropp, "Optimization of collective communication
 operations in MPICH", IJHPCA 19 (2005): in step i a rank sends to ``rank + i`` and receives from ``rank - i``. What a

@@ -1,4 +1,4 @@
-"""What the algorithms share: several arrays seen as one long one, and memory that is used again."""
+"""Shared by the algorithms: several arrays seen as one long one, and memory that is used again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Scratch:
         self._pieces: dict[object, Array] = {}
 
     def take(self, name: object, length: int, dtype: np.dtype[Any]) -> Array:
-        """``length`` elements; what was taken under the same name before is overwritten."""
+        """``length`` elements; those taken under the same name before are overwritten."""
         nbytes = length * dtype.itemsize
         piece = self._pieces.get(name)
         if piece is None or len(piece) < nbytes:

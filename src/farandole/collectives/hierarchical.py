@@ -26,7 +26,7 @@ SMALL = 64 << 10  # bytes up to which one exchange among all is quicker than thr
 
 class Hierarchical:
     """A Transport over three: ``flat`` joins all ranks; ``local`` those of this host; ``cross`` one of each host, those
-    with this rank's index on its host. All hosts have as many ranks. What is not an allreduce goes over ``flat``."""
+    with this rank's index on its host. All hosts have as many ranks. All but allreduce goes over ``flat``."""
 
     def __init__(self, flat: Transport, local: Transport, cross: Transport, hosts: Sequence[Sequence[int]]) -> None:
         """``hosts``: the ranks of each host."""

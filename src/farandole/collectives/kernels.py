@@ -85,7 +85,7 @@ def scale_into(out: Array, values: Array, scale: float) -> None:
 
 
 def accumulator(dtype: DType, scale: float) -> np.dtype[Any]:
-    """What partial results of a reduction are kept in, so that there is one rounding at the end."""
+    """The type of partial results of a reduction, so that there is one rounding at the end."""
     if dtype.is_half:
         return np.dtype(np.float32)
     if scale != 1.0 and not dtype.is_float:

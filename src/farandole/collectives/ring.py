@@ -5,7 +5,7 @@ optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009). The
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005).
 
 Pipelining: the elements are cut into groups, every group into ``size`` segments of two chunks. All messages of all
-groups make one sequence, in which message t + 1 never needs what message t brings; so it is sent while message t is
+groups make one sequence, in which message t + 1 never needs the content of message t; so it is sent while message t is
 still being received and reduced. That takes a link on which a send may run ahead of its receive (``link.ahead``);
 on others send and receive go in step.
 
@@ -100,7 +100,7 @@ class _Ring:
         self.data, self.out, self.base = data, out, base
         self.dtype, self.op, self.scale = dtype, op, scale
         self.partial_type = kernels.accumulator(dtype, scale)
-        self.partials: list[Array] = [np.empty(0, self.partial_type)] * 2  # per chunk: what to send next
+        self.partials: list[Array] = [np.empty(0, self.partial_type)] * 2  # per chunk: the elements to send next
         self.scratch = scratch
 
     def run(self, groups: Iterator[Group], *, gather: bool) -> None:
@@ -165,7 +165,7 @@ class _Ring:
             self._reduce(step, lo, hi, into)
 
     def _reduce(self, step: Step, lo: int, hi: int, into: Array) -> None:
-        """Add our elements to what came; at the last step the segment is finished, and ours."""
+        """Add our elements to those received; at the last step the segment is finished, and ours."""
         mine = self.data.read(lo, hi)
         last = step.step == self.size - 2
         if last and self.size == 2:  # two ranks have no partial results

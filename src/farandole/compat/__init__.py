@@ -1,6 +1,6 @@
 """What the distribution ``farandole-horovod`` needs beyond ``farandole``: Horovod's names for things, and its command.
 
-The packages ``horovod`` and ``sparkdl`` of that distribution hold names alone; what they do is here.
+The packages ``horovod`` and ``sparkdl`` of that distribution hold names alone; their behaviour is here.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from importlib.metadata import PackageNotFoundError, distribution
 
 from farandole.errors import JobFailedError, NotInitializedError
 
-HOROVOD = "0.28.1"  # the version whose API this is: what ``horovod.__version__`` says
+HOROVOD = "0.28.1"  # the version whose API this is, and ``horovod.__version__``
 SPARKDL = "1.6.0"  # the last that was published, whose HorovodRunner this is
 
 ELASTIC = "elastic jobs, whose ranks come and go (hvd.elastic.run runs in a job of fixed size)"
 
 
 def speak_as_horovod() -> None:
-    """From now on, errors call this library what the program calls it."""
+    """From now on, errors call this library by the program's name for it."""
     NotInitializedError.product = "Horovod"
 
 

@@ -21,7 +21,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def apply(options: argparse.Namespace, content: dict[str, Any]) -> list[str]:
-    """Fill in what the command line does not say; the notes about what the file has and nobody knows."""
+    """Fill in the options missing on the command line; warnings about unknown entries of the file."""
     unknown = []
     controller = content.get("controller")
     if controller is not None:

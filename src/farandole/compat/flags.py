@@ -32,7 +32,7 @@ class Flag(NamedTuple):
         return self.name or self.names[-1].lstrip("-").replace("-", "_")
 
 
-# What a rank is told, by its environment. The section and key are those of the configuration file.
+# Settings of a rank, by its environment. The section and key are those of the configuration file.
 TUNABLE = (
     Flag(("--fusion-threshold-mb",), int, "size of the fusion buffer; 0: no fusion", "HOROVOD_FUSION_THRESHOLD",
          scale=1 << 20, section="params", key="fusion_threshold_mb"),
@@ -86,7 +86,7 @@ TUNABLE = (
     Flag(("--tcp",), bool, "TCP only", "NCCL_IB_DISABLE", name="tcp_flag"),
 )  # fmt: skip
 
-# What the launcher itself is told.
+# Settings of the launcher itself.
 OWN = (
     Flag(("-np", "--num-proc"), int, "number of processes"),
     Flag(("--verbose",), bool, "say what is started where", section="", key="verbose"),

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The flags, with the configuration file's where the command line is silent. SettingsError for what cannot be."""
+    """The flags, with the configuration file's where the command line is silent. SettingsError for impossible ones."""
     options = flags.parser().parse_args(sys.argv[1:] if argv is None else list(argv))
     told = config_file.apply(options, config_file.read(options.config_file)) if options.config_file else []
     flags.check(options)
@@ -61,7 +61,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def job(options: argparse.Namespace) -> Job:
-    """What the flags ask for."""
+    """The job that the flags ask for."""
     for name in ("host_discovery_script", "min_num_proc", "max_num_proc"):
         if getattr(options, name) is not None:
             raise missing(f"horovodrun --{name.replace('_', '-')}")
@@ -83,7 +83,7 @@ def job(options: argparse.Namespace) -> Job:
 
 
 def _overrides(env: dict[str, str]) -> dict[str, Any]:
-    """The settings among the variables, by their own names: a flag wins over what stands in the environment."""
+    """The settings among the variables, by their own names: a flag wins over the environment."""
     known = {knob.horovod: knob for knob in knobs() if knob.horovod}
     return {known[name].name: parse(known[name], name, text) for name, text in env.items() if name in known}
 

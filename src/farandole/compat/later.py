@@ -20,7 +20,7 @@ _SERVICE = (
 _ESTIMATORS = ("Spark's Estimators and Store", _SPARK_TODAY)
 _XGBOOST = ("XGBoost", "xgboost.spark.SparkXGBClassifier and SparkXGBRegressor, of xgboost itself")
 
-# Module -> what it is for, and what to use today. A module's submodules share its fate.
+# Module -> its purpose, and its substitute today. A module's submodules share its fate.
 LATER: dict[str, tuple[str, str]] = {
     "horovod.ray": ("running on Ray (RayExecutor)", "horovodrun and horovod.run start ranks on this machine"),
     "horovod.spark.common": _ESTIMATORS,

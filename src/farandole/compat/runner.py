@@ -26,7 +26,7 @@ def run(
     network_interface: str | None = None, network_interfaces: str | None = None, executable: str | None = None,
     np: int | None = None, min_np: int | None = None, max_np: int | None = None,
 ) -> list[T]:  # fmt: skip
-    """``func(*args, **kwargs)`` on ``num_proc`` processes; what each gave, in rank order. Horovod's arguments.
+    """``func(*args, **kwargs)`` on ``num_proc`` processes; the results, in rank order. Horovod's arguments.
 
     Raises ValueError for arguments that do not go together, RuntimeError (JobFailedError) when a rank fails.
     """

@@ -74,12 +74,12 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def _ask(name: str) -> Any:
-    """What torch answers; False without it."""
+    """Torch's answer; False without it."""
     return getattr(importlib.import_module("farandole.torch"), name)() if extension_available("torch") else False
 
 
 def _cache(function: Callable[..., T]) -> Callable[..., T]:
-    """Remember what ``function`` gave for its arguments."""
+    """Remember the results of ``function`` by its arguments."""
     return functools.lru_cache(maxsize=None)(function)
 
 
@@ -158,7 +158,7 @@ def check_installed_version(name: str, version: str, exception: BaseException | 
 
 
 def get_ext_suffix() -> str:
-    """What files of compiled extensions end with in this Python."""
+    """The suffix of compiled extensions in this Python."""
     return str(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
 
 

@@ -291,7 +291,7 @@ def engine(process_set: ProcessSet = global_process_set) -> Engine:
 
 
 def settings() -> Settings:
-    """What this process was told. Raises NotInitializedError before ``init()``."""
+    """The settings of this process. Raises NotInitializedError before ``init()``."""
     return _entered().settings
 
 

@@ -47,11 +47,11 @@ class Observers:
             )  # fmt: skip
 
     def _waiting(self) -> list[Waiting]:
-        """What waits on this rank, whichever engine runs it."""
+        """The waiting collectives of this rank, over all engines."""
         return [wait for check in list(self._stall_checks) for wait in check.now()]
 
     def of(self, transport: Transport, ranks: Sequence[int] = (), prefix: str = "") -> list[Observer]:
-        """The observers of one engine. For that of a process set: its ranks' numbers in the job, and what to put before
+        """The observers of one engine. For that of a process set: its ranks' numbers in the job, and the prefix of
         names in the timeline, where two sets may have a tensor of the same name."""
         observers: list[Observer] = [self.witness]
         if not self._settings.stall_check_disable:
@@ -104,7 +104,7 @@ def _tuner(settings: Settings) -> Any:
 
 
 def wire_name(transport: Any) -> str:
-    """What activities on this transport are called after: SHM, TCP, HIERARCHICAL ..."""
+    """The name of this transport in activities: SHM, TCP, HIERARCHICAL ..."""
     carrier = getattr(transport, "link", transport)
     module = type(carrier).__module__.split(".")
     return module[module.index("transports") + 1] if "transports" in module else type(carrier).__name__

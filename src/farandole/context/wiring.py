@@ -1,6 +1,6 @@
 """Which wires join the ranks of this job: shared memory where it can be shared, TCP between.
 
-Ranks on one host are those that managed to reach each other's Unix sockets, whatever their hosts are called.
+Ranks on one host are those that managed to reach each other's Unix sockets; their hosts' names do not matter.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def reason(hosts: Sequence[Sequence[int]], trouble: Mapping[int, str]) -> str:
 
 
 def group(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Ranks by host, from what each rank could reach. Pure; the same on all ranks.
+    """Ranks by host, from the ranks that each could reach. Pure; the same on all ranks.
 
     Ranks belong together if each of them reaches the same ranks; one whose view nobody shares stands alone.
     """
@@ -84,7 +84,7 @@ def group(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def share(client: StoreClient, settings: Settings, topic: str, mine: str) -> list[str]:
-    """What every rank says about ``topic``, in rank order. Raises RendezvousError naming the ranks that say nothing."""
+    """Every rank's message about ``topic``, in rank order. Raises RendezvousError naming the ranks that say nothing."""
     client.set(f"share/{topic}/{settings.rank}", mine.encode())
     deadline = time.monotonic() + settings.start_timeout
     said, missing = [], []

@@ -25,7 +25,7 @@ class BaseDataLoader:
             yield self._process_batch(batch)
 
     def _process_batch(self, batch: Any) -> Any:
-        """What becomes of a batch before the user gets it (on the user's thread)."""
+        """Prepare a batch for the user (on the user's thread)."""
         return batch
 
 

@@ -1,4 +1,4 @@
-"""A shuffled order that is computed, not stored: what comes at any position is a function of (seed, epoch).
+"""A shuffled order that is computed, not stored: the element at any position is a function of (seed, epoch).
 
 A Feistel network permutes the numbers of just enough bits, with a key per round from SplitMix64 (Steele, Lea and Flood,
 "Fast splittable pseudorandom number generators", 2014) and its finaliser as the round function. A number that is not

@@ -58,7 +58,7 @@ class DistributedSampler:
         self.position = 0  # how many samples of the epoch's order are done, on all ranks together
         self._base = 0  # where iteration begins
 
-    # What a data loader calls.
+    # The interface of a data loader's sampler.
 
     def __iter__(self) -> Iterator[int]:
         """This rank's indices, from where the last ``reset`` left the epoch."""
@@ -97,7 +97,7 @@ class DistributedSampler:
         self.position = min(self.position + len(indices) * size, self.length)
 
     def reset(self) -> None:
-        """Deal what is not done yet, among the ranks that are there now."""
+        """Deal the remaining samples among the present ranks."""
         self._base, self._world = self.position, None
 
     def state_dict(self) -> dict[str, int]:
@@ -140,7 +140,7 @@ class DistributedSampler:
         return left // size if self.even == "drop" else -(-left // size)
 
     def _deal(self) -> tuple[int, int]:
-        """Rank and size; when they have changed, what is left is dealt anew."""
+        """Rank and size; when they have changed, the rest is dealt anew."""
         world = self._told or (context.rank(), context.size())
         if world != self._world:
             self._base, self._world = self.position, world
@@ -148,7 +148,7 @@ class DistributedSampler:
 
 
 class ElasticSampler(DistributedSampler):
-    """Horovod's sampler for elastic jobs: what was recorded as done is not seen again after ranks come or go.
+    """Horovod's sampler for elastic jobs: samples recorded as done are not seen again after ranks come or go.
 
     Call ``record_batch`` after each batch, and ``set_epoch`` at the *end* of an epoch.
     """
@@ -167,7 +167,7 @@ class ElasticSampler(DistributedSampler):
         _, size = self._deal()
         self.position = min(self.position + batch_size * size, self.length)
 
-    # What Horovod's programs look at.
+    # Attributes that Horovod's programs read.
 
     @property
     def processed_num(self) -> int:

@@ -1,4 +1,4 @@
-"""Signatures that all ranks have seen, by number. Pure: what it holds follows from the messages alone.
+"""Signatures that all ranks have seen, by number. Pure: its content follows from the messages alone.
 
 When it is full it starts anew, on all ranks in the same round.
 """

@@ -1,4 +1,4 @@
-"""What is wrong with a request by itself, found before anybody else hears of it. Texts are Horovod's."""
+"""Mistakes in a request by itself, found before anybody else hears of it. Texts are Horovod's."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _check_rows(request: Request) -> None:
 
 
 def no_rows(kind: Kind, name: str) -> str:
-    """What to say of a single number where rows are needed."""
+    """The message about a single number where rows are needed."""
     label = "the tensor" if ".noname" in name else name
     return (
         f"Process-set rank zero tried to {kind.name} a rank-zero tensor. ({label} has shape (), a single number "

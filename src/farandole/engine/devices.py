@@ -1,6 +1,6 @@
 """Who runs collectives on memory that is not the host's.
 
-A framework registers, for a device, what makes a DeviceTransport over the transport of an engine: that one agrees over
+A framework registers, for a device, a factory of a DeviceTransport over an engine's transport: that one agrees over
 the host, and falls back on it. An engine makes one when it first meets memory of that device.
 """
 
@@ -23,7 +23,7 @@ _factories: dict[str, Factory] = {}
 
 
 def register(device: str, factory: Factory) -> None:
-    """``factory(host, settings, lost)`` makes what runs collectives on ``device``.
+    """``factory(host, settings, lost)`` makes the transport for collectives on ``device``.
 
     It calls ``lost`` when it finds out by itself that a peer has gone, before it gives up what runs on the device.
     """
@@ -50,12 +50,12 @@ class Devices:
         return transport.run(marks, lambda: work(transport))
 
     def abort(self, why: str) -> None:
-        """Give up what runs on devices of this rank."""
+        """Give up the collectives on devices of this rank."""
         for transport in list(self._made.values()):
             transport.abort(why)
 
     def close(self) -> None:
-        """Let devices finish (what is not given up), and leave."""
+        """Let devices finish (unless given up), and leave."""
         for transport in self._made.values():
             transport.close()
 

@@ -1,11 +1,11 @@
 """The engine: named collectives, submitted in any order on each rank, run in one order on all.
 
-A round: every rank posts what is new with it; when all have posted, every rank reads all and decides alike what runs
+A round: every rank posts its new requests; when all have posted, every rank reads all and decides alike what runs
 now (``negotiation``), and runs it. A rank posts when it has something new, or when it waits for something and another
 rank has posted. If all ranks posted the same signatures and nobody waits from before, the decision is remembered: the
 same step after step (an optimizer's buckets, say) costs one exchange of a few bytes and no negotiation.
 
-Whoever waits drives: a thread that waits for its handle runs rounds itself if nobody else does, so that a synchronous
+The waiting thread drives: a thread that waits for its handle runs rounds itself if no other does, so a synchronous
 collective needs no other thread. The background thread drives while nobody waits.
 """
 
@@ -41,7 +41,7 @@ from farandole.errors import (
 )
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
-_TICK = 0.5  # seconds between two looks at what waits
+_TICK = 0.5  # seconds between two looks at waiting collectives
 _GATHER_CYCLES = 5  # the background thread waits for more to come for at most so many cycles
 _REMEMBERED = 1024  # decisions kept
 
@@ -53,10 +53,10 @@ class Engine:
         self.transport, self.rank, self.size = transport, transport.rank, transport.size
         self.observers = Subscribers(observers)
         self.fusion_threshold = settings.fusion_threshold
-        self.bucket_bytes = settings.bucket_bytes  # what a strategy should collect before it submits; rank 0 decides
-        self.bucketed: int | None = None  # what it does collect, if it can change that
+        self.bucket_bytes = settings.bucket_bytes  # a strategy's target before it submits; rank 0 decides
+        self.bucketed: int | None = None  # its present target, if it can change that
         self._proposed: int | None = None  # a fusion threshold that is not in force yet
-        self._noting = bool(self.observers.settled)  # something hangs on what this rank posts
+        self._noting = bool(self.observers.settled)  # notes are attached to this rank's posts
         self._mean_of_present = settings.join_mean_of_present
         self._cycle = settings.cycle_time / 1000
         self._negotiation = Negotiation(self.size)
@@ -64,7 +64,7 @@ class Engine:
         self._decisions: dict[bytes, list[Placed]] = {}
         self._decided_in = 0  # the cache generation that the decisions belong to
         self._mutex = threading.Lock()  # guards the queue, the names in use and the state of the background thread
-        self._driving = threading.Lock()  # held by whoever runs rounds
+        self._driving = threading.Lock()  # held by the thread that runs rounds
         self._queue: deque[Item] = deque()
         self._names: set[str] = set()
         self._batch: list[Item] = []  # posted in this round
@@ -83,7 +83,7 @@ class Engine:
         self._thread = threading.Thread(target=self._background, name="farandole-engine", daemon=True)
         self._thread.start()
 
-    # What users of the engine call.
+    # For users of the engine.
 
     def submit(self, entries: Sequence[Entry], *, soon: bool = False) -> Handle:
         """Queue collectives, and return at once. The memory must stay untouched until the handle is done.
@@ -112,7 +112,7 @@ class Engine:
     def allocate(self, nbytes: int, name: str = "") -> Any:
         """Memory that is reduced where it stands (uint8). Collective: the same size on all ranks.
 
-        ``name`` is what the ranks agree by; without one, calls must come in the same order on all of them.
+        The ranks agree by ``name``; without one, calls must come in the same order on all of them.
         """
         if not name:
             with self._mutex:
@@ -124,7 +124,7 @@ class Engine:
         return self.run([Entry(request, Buffer(none, none, DType.UINT8))])[0]
 
     def shutdown(self) -> None:
-        """Leave. What is in flight fails, on this rank and, when they ask for more, on the others."""
+        """Leave. Collectives in flight fail, on this rank and, when they ask for more, on the others."""
         with self._mutex:
             if self._closing:
                 return
@@ -141,10 +141,10 @@ class Engine:
         return self._ended is not None
 
     def abort(self, why: str) -> None:
-        """End the engine on all ranks: whatever waits raises HorovodInternalError with ``why``."""
+        """End the engine on all ranks: waiting collectives raise HorovodInternalError with ``why``."""
         self.transport.abort(why)
 
-    # What observers call.
+    # For observers.
 
     def propose(self, threshold: int) -> None:
         """Change ``fusion_threshold``, on all ranks in the same round. Rank 0 decides for all."""
@@ -175,7 +175,7 @@ class Engine:
                         names.difference_update(entry.request.name for entry in entries[:done] if not entry.serial)
                         raise RequestError(f"{DUPLICATE_NAME} (name: {entry.request.name!r})")
                     names.add(entry.request.name)
-            # at one go: what belongs together is posted in one round
+            # at one go: a group is posted in one round
             self._queue.extend([Item(entry, handle, place, now, mark) for place, entry in enumerate(entries)])
         return handle
 
@@ -190,7 +190,7 @@ class Engine:
         if not self._driving.acquire(blocking=False):
             if self._parked:  # a driver that is about to leave, perhaps
                 self._wake()
-            elif not self._posted:  # one that waits for others, and has not seen what this handle is about
+            elif not self._posted:  # one that waits for others, and has not seen this handle's collective
                 self.transport.board.ring()
             handle.sleep()
             return
@@ -288,7 +288,7 @@ class Engine:
         return wire.with_note(message, wire.Note(threshold, since))
 
     def _settle(self, messages: Sequence[bytes]) -> None:
-        """All have posted: decide, and run what is decided."""
+        """All have posted: decide, and run the decision."""
         batch, self._batch = self._batch, []
         if self._decided_in != self._cache.generation:
             self._decisions.clear()
@@ -314,7 +314,7 @@ class Engine:
                 raise
 
     def _remembered(self, messages: Sequence[bytes]) -> tuple[bytes | None, list[Placed] | None]:
-        """What all ranks ask for, if it is the same; and what was decided when they asked for it before."""
+        """The requests of all ranks, if they are the same; and the earlier decision about them."""
         first = messages[0]
         if not first or not self._negotiation.idle or messages.count(first) != self.size:
             return None, None
@@ -322,7 +322,7 @@ class Engine:
         return key, self._decisions.get(key) if key else None
 
     def _read_notes(self, messages: Sequence[bytes]) -> tuple[list[bytes], list[list[float]]]:
-        """The messages alone; what hung on them: since when each rank waits for what it asks for. Obeys rank 0."""
+        """The messages alone; their notes: since when each rank waits for its requests. Obeys rank 0."""
         pairs = [wire.without_note(message) for message in messages]
         threshold = pairs[0][1].threshold
         if threshold is not None:
@@ -348,7 +348,7 @@ class Engine:
     def _decide(
         self, messages: Sequence[bytes], batch: list[Item], *, in_step: bool
     ) -> tuple[list[Placed], list[Item], list[list[Named]]]:
-        """Negotiate; the units to run, the items that their positions point into, and what each rank asked for.
+        """Negotiate; the units to run, the items that their positions point into, and each rank's requests.
 
         ``in_step``: all ranks posted the same and nobody waited; if all of it runs now, the items are the batch.
         """
@@ -380,7 +380,7 @@ class Engine:
         return [Placed(unit, tuple(positions[name] for name in unit.names)) for unit in units], items, named
 
     def _stand_in(self, name: str, request: Request) -> Item:
-        """This rank has joined: it takes part in what others ask for, with data that changes nothing."""
+        """This rank has joined: it takes part in others' collectives, with data that changes nothing."""
         entry = Entry(request._replace(name=name), nothing(request))
         return Item(entry, Handle(1, self._drive), 0, monotonic())
 
@@ -427,7 +427,7 @@ class Engine:
     # Endings.
 
     def _look(self) -> None:
-        """Tell the observers what waits, about twice a second."""
+        """Tell the observers about waiting collectives, about twice a second."""
         now = monotonic()
         if now - self._looked < _TICK / 2:
             return
@@ -435,7 +435,7 @@ class Engine:
         items = [
             (item.entry.name, item)
             for item in (*self._waiting.values(), *self._batch)
-            if item.entry.request.kind is not Kind.JOIN  # whoever joins means to wait
+            if item.entry.request.kind is not Kind.JOIN  # a rank that joins means to wait
         ]
         if not items or not self.observers.waiting:
             return

@@ -86,7 +86,7 @@ def _prescales_first(request: Request) -> bool:
 
 
 def _summand(request: Request, data: Array, transport: Transport, out: Array | None = None) -> Array:
-    """What goes into the reduction: ``data``, but integers with a prescale are scaled and truncated first, into ``out``
+    """The operand of the reduction: ``data``, but integers with a prescale are scaled and truncated first, into ``out``
     or new memory. Horovod's programs count on it to the last digit."""
     if not _prescales_first(request):
         return data
@@ -130,7 +130,7 @@ def _reducescatter(request: Request, buffer: Buffer, parts: Parts, transport: Tr
 
 
 def nothing(request: Request) -> Buffer:
-    """What a rank that has no data puts in: it changes no result."""
+    """The operand of a rank without data: it changes no result."""
     dtype, op = request.dtype, request.op
     count = 1
     for length in request.shape:

@@ -30,11 +30,11 @@ class Placed(NamedTuple):
 def plan(responses: Sequence[Response], own: Callable[[str], Request | None], threshold: int) -> list[Unit]:
     """Fuse allreduces of one dtype, operation and scale until ``threshold`` bytes are together.
 
-    A tensor that does not fit leaves room for later, smaller ones; a group stays together whatever its size. The
+    A tensor that does not fit leaves room for later, smaller ones; a group of any size stays together. The
     order among units follows the first member of each, so it is the same on all ranks.
     """
     units: list[Unit] = []
-    open_units: dict[tuple[object, ...], tuple[int, int]] = {}  # what must agree -> (position, bytes so far)
+    open_units: dict[tuple[object, ...], tuple[int, int]] = {}  # attributes that must agree -> (position, bytes so far)
     for response in responses:
         absent = response.absent
         requests = tuple(own(name) or asked for name, asked in zip(response.names, response.requests, strict=True))

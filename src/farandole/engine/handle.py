@@ -1,4 +1,4 @@
-"""What a submitter holds: done yet? wait for it; its results."""
+"""A submitter's handle: done yet? wait for it; its results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farandole.types import Buffer, Request
 
 
 class Entry(NamedTuple):
-    """One collective to run: what is asked for, and the memory it is about.
+    """One collective to run: the request, and its memory.
 
     ``serial`` tells apart collectives of the same request: unnamed ones are numbered, so that their requests (and
     with them everything that is remembered about them) stay the same from call to call.
@@ -39,14 +39,14 @@ class Handle:
         self._error: HorovodInternalError | None = None
         self._drive = drive
         self._waiters: list[Callable[[], object]] = []
-        self._afters: tuple[Callable[[], None], ...] = ()  # what a waiting thread must do about devices
+        self._afters: tuple[Callable[[], None], ...] = ()  # actions of a waiting thread for devices
 
     def done(self) -> bool:
         """True when the results are there, or the error."""
         return self._done
 
     def wait(self) -> list[Any]:
-        """The results. Blocks; raises what the collective failed with (HorovodInternalError)."""
+        """The results. Blocks; raises the collective's error (HorovodInternalError)."""
         if not self._done:
             self._drive(self)
         if self._error is not None:

@@ -1,4 +1,4 @@
-"""What may run now? A pure function of what every rank has said so far.
+"""What may run now? A pure function of the requests of every rank so far.
 
 Every rank reads every rank's messages, in rounds, and feeds them to its own ``Negotiation``; since all see the same,
 all decide the same. There is no coordinator. A collective is ready when all ranks have asked for it under one name
@@ -49,7 +49,7 @@ class Negotiation:
         }
 
     def step(self, messages: Sequence[Sequence[Named]]) -> list[Response]:
-        """Take in what each rank asked for in this round; return what all ranks run now, in order."""
+        """Take in each rank's requests of this round; return the units that all ranks run now, in order."""
         touched: dict[str, None] = {}
         joined = len(self._joined)
         for rank, asked in enumerate(messages):
@@ -64,7 +64,7 @@ class Negotiation:
                     self._joined.append(rank)
         if len(self._joined) > joined:  # nobody waits for them any more
             touched = dict.fromkeys([*touched, *self._asked])
-            touched[JOIN] = touched.pop(JOIN)  # what can still run with some ranks comes first
+            touched[JOIN] = touched.pop(JOIN)  # units that can still run with some ranks come first
         broken = self._torn_groups(touched)
         return broken + [
             response
@@ -164,7 +164,7 @@ def group_of(name: str, request: Request) -> str:
 
 
 def uneven(group: str, sizes: Mapping[int, int]) -> str:
-    """What to say of a group with so many members on each rank."""
+    """The message about a group with so many members on each rank."""
     ranks_of: dict[int, list[str]] = {}
     for rank, size in sorted(sizes.items()):
         ranks_of.setdefault(size, []).append(str(rank))
@@ -205,7 +205,7 @@ def _gathers(kind: Kind) -> bool:
 
 
 def _disagreement(first: Request, other: Request) -> str:
-    """What ``other`` does differently, in the order in which Horovod looks."""
+    """The differences of ``other``, in the order in which Horovod looks."""
     one, two = _Each(first), _Each(other)
     if first.dtype != other.dtype:
         return f"Mismatched data types: One rank had type {one.dtype}, but another rank had type {two.dtype}."

@@ -1,4 +1,4 @@
-"""Who hears what: for each event of the engine, the observers that override its method."""
+"""Subscribers: for each event of the engine, the observers that override its method."""
 
 from __future__ import annotations
 

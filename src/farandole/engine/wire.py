@@ -1,10 +1,10 @@
-"""What a rank posts in a round: signatures it shares with the others as numbers, new ones in full.
+"""A rank's post in a round: signatures it shares with the others as numbers, new ones in full.
 
 A message is: flags (1 byte), count (4 bytes), signature numbers (4 bytes each), serial numbers (8 bytes each), and
 then JSON: ``[[serial, name, kind, dtype, shape, ...], ...]`` for the signatures without a number. An empty message
 means: nothing new.
 
-A note may hang on a message: what is of interest but not agreed upon. It comes last, with its length (4 bytes) at the
+A note may hang on a message: facts that are not agreed upon. It comes last, with its length (4 bytes) at the
 very end: a new fusion threshold (8 bytes; -1: none), then since when each request waits (8 bytes each).
 """
 
@@ -70,7 +70,7 @@ def without_note(message: bytes) -> tuple[bytes, Note]:
 
 
 def signatures(message: bytes) -> bytes | None:
-    """The signature numbers alone, if there is nothing else in the message: what repeats step after step."""
+    """The signature numbers alone, if there is nothing else in the message: the case of repeated steps."""
     flags, count = _HEAD.unpack_from(message)
     end = _HEAD.size + 4 * count
     return message[_HEAD.size : end] if not flags and len(message) == end + 8 * count else None

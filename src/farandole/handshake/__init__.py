@@ -1,4 +1,4 @@
-"""One handshake for every socket of a job, and what follows it.
+"""One handshake for every socket of a job, and the frames after it.
 
 ``proof``: both ends prove that they know the job's secret. ``session``: the frames after that, numbered and
 authenticated with keys of this one connection. ``newcomers``: connections that have proved nothing yet.

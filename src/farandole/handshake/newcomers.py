@@ -34,7 +34,7 @@ class Newcomers:
         return len(self._pending)
 
     def accept_all(self, listener: socket.socket, serve: Callable[[socket.socket], None], name: str) -> None:
-        """Take in whoever comes, each in a thread that runs ``serve``, until ``listener`` is shut down or closed.
+        """Take in newcomers, each in a thread that runs ``serve``, until ``listener`` is shut down or closed.
 
         On a Unix socket, other users are turned away at once.
         """

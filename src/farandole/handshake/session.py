@@ -19,7 +19,7 @@ from farandole.errors import PeerLostError, WireError
 
 TAG = 16
 ANY_SIZE = 1 << 40  # bytes: for contents that are as large as their sender likes
-PIECE = 1 << 20  # bytes: memory grows by these as they arrive, whatever a head announces
+PIECE = 1 << 20  # bytes: memory grows by these as they arrive, not by the head's announcement
 _SHORT = 1 << 12
 _LENGTH = struct.Struct("<Q")
 _PLACE = struct.Struct("<QQ")  # number, length
@@ -105,7 +105,7 @@ class Session:
     def receive(self, limit: int) -> bytearray | None:
         """Receive one frame of at most ``limit`` bytes; None when the other end hung up before it.
 
-        Raises WireError for what that end cannot have sent or may not send, PeerLostError if it hung up inside.
+        Raises WireError for messages that that end cannot or may not send, PeerLostError if it hung up inside.
         """
         head = recv_exactly(self.sock, HEAD, allow_end=True)
         if head is None:
@@ -122,7 +122,7 @@ class Session:
         return content
 
     def tampered(self, rank: int = -1) -> WireError:
-        """The error of an end that received what the other one did not send."""
+        """The error of an end that received bytes that the other one did not send."""
         return WireError(
             f"the connection to {self.peer} brought bytes that it did not send: on their way, or by another process "
             "that holds the socket, some were changed, injected, repeated or left out", rank,

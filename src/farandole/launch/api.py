@@ -29,7 +29,7 @@ def run(
     verbose: bool = False,
     **settings: Any,
 ) -> list[T]:
-    """Call ``fn(*args, **kwargs)`` on ``np`` new processes and return what each gave, in rank order.
+    """Call ``fn(*args, **kwargs)`` on ``np`` new processes and return the results, in rank order.
 
     The function may be a lambda or come from a script, a notebook or the REPL; the processes do not run that script
     again. ``env``: extra environment variables; ``output_dir``: keep each rank's output in files there;

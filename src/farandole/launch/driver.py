@@ -34,7 +34,7 @@ from farandole.store import StoreServer, Value
 from farandole.types import Slot
 
 TERM_GRACE = 2.5  # seconds between SIGTERM and SIGKILL when a job is ended
-TIDY_GRACE = 1.0  # the same for what ranks leave running when they end well
+TIDY_GRACE = 1.0  # the same for processes that ranks leave running when they end well
 GATHER = 0.2  # seconds in which the others' failures are awaited, so that the message can tell of them
 SETTLE = 2.0  # seconds that the rank which caused the failure gets to write its traceback and exit
 DRAIN = 0.5  # seconds for which the pipes of a rank that has exited are still read
@@ -53,7 +53,7 @@ class Interrupted(JobFailedError):
 
 
 def run(job: Job) -> list[Any]:
-    """Run the job and return what its function gave, in rank order (nothing for a command).
+    """Run the job and return the results of its function, in rank order (nothing for a command).
 
     Raises JobFailedError when it fails (Interrupted when a signal ended it), SettingsError when it cannot start.
     """
@@ -87,7 +87,7 @@ def run(job: Job) -> list[Any]:
         stack.callback(store.close)
         if placing is not None:
             stack.callback(placing.close)
-            stack.callback(streams.close)  # what is left to show may have to go where the launcher puts it
+            stack.callback(streams.close)  # the rest of the output may have to go where the launcher puts it
         if function is not None:
             store.set("function", function)
             function = None
@@ -133,7 +133,7 @@ def _title(job: Job) -> str:
 
 
 def worker_command() -> list[str]:
-    """What every launcher starts. ``-P``: a file of the user's called ``json.py`` must not become our json."""
+    """The command that every launcher starts. ``-P``: a user's file called ``json.py`` must not become our json."""
     return [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "farandole.worker"]
 
 
@@ -313,7 +313,7 @@ class Watch:
             raise Interrupted(signal.SIGPIPE)
 
     def _pump(self, seconds: float) -> None:
-        """Pass on what the ranks print."""
+        """Pass on the output of the ranks."""
         for key, _ in self._selector.select(seconds):
             if key.data is None:
                 with contextlib.suppress(OSError):
@@ -380,7 +380,7 @@ class Watch:
         return explain(self._events, hosts, self._streams.tails(), self._activities())
 
     def _activities(self) -> dict[int, str]:
-        """What the ranks do for which others wait in ``init()``."""
+        """The activity of the ranks for which others wait in ``init()``."""
         kinds = {event.outcome.kind for event in self._events if event.outcome is not None}
         if RendezvousError.__name__ not in kinds:
             return {}
@@ -429,7 +429,7 @@ class Watch:
                 )  # fmt: skip
             try:
                 self.results.append(parcel.unpack(data))
-            except Exception as error:  # whatever the classes in it raise
+            except Exception as error:  # any error of the classes in it
                 raise JobFailedError(
                     f"the result of rank {slot.rank} on {slot.host} cannot be read here: {type(error).__name__}: "
                     f"{error}; return plain data (numbers, arrays, state_dicts)",

@@ -33,6 +33,6 @@ class FigureManager(FigureManagerBase):
 
 
 class FigureCanvas(FigureCanvasAgg):  # type: ignore[misc]
-    """What matplotlib looks for in a backend."""
+    """The class that matplotlib looks for in a backend."""
 
     manager_class: Any = FigureManager

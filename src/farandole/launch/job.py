@@ -1,4 +1,4 @@
-"""A job: what to run, on how many processes, with which settings; and the checks before it starts."""
+"""A job: its command or function, number of processes, and settings; and the checks before it starts."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Job:
     verbose: bool = False
     quiet: bool = False
     first_only: bool = False  # of the results, only rank 0's is wanted
-    heavy: int = 0  # bytes of the pickled call from which on a warning names what is large in it; 0: never
+    heavy: int = 0  # bytes of the pickled call from which on a warning names its large parts; 0: never
     out: TextIO = field(default_factory=lambda: standard("stdout"))
     err: TextIO = field(default_factory=lambda: standard("stderr"))
-    say: TextIO = field(default_factory=lambda: standard("stderr"))  # for what we have to say ourselves
+    say: TextIO = field(default_factory=lambda: standard("stderr"))  # for our own messages
     notes: TextIO = field(default_factory=lambda: standard("stdout"))  # for log_to_driver
 
 

@@ -1,4 +1,4 @@
-"""What this process must have before a job can start: its standard streams, and enough open files."""
+"""Checks of this process before a job starts: its standard streams, and enough open files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def standard(name: str) -> TextIO:
 
 
 def check_open_files(np: int, logs: bool) -> None:
-    """SettingsError if this process, or a rank, would run out of descriptors: what fails then blames something else."""
+    """SettingsError if this process, or a rank, would run out of descriptors: the failure blames something else."""
     import resource
 
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -54,7 +54,7 @@ def check_open_files(np: int, logs: bool) -> None:
 
 
 def crowding(np: int, cores: int) -> str:
-    """What to say of many ranks on few cores; empty if there is nothing to say."""
+    """A warning about many ranks on few cores; empty without one."""
     if np < 2 * cores or np < 2:
         return ""
     return (

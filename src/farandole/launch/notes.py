@@ -1,4 +1,4 @@
-"""What a rank tells whoever watches the job: messages, and how far it is.
+"""Notes of a rank to the user who watches the job: messages, and progress.
 
 In a rank each note is a value in the job's store that the driver takes as it comes; without a job it is printed.
 """
@@ -27,7 +27,7 @@ _client: tuple[int, StoreClient] | None = None  # the process that opened it, an
 
 
 class Note(NamedTuple):
-    """What the driver makes of one: a text to show, facts about the progress of a rank, or a picture (PNG)."""
+    """The driver's reading of one: a text to show, facts about the progress of a rank, or a picture (PNG)."""
 
     rank: int
     text: str = ""

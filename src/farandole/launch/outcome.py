@@ -33,7 +33,7 @@ from farandole.errors import (
 VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first victim
 EXIT_PATIENCE = 0.3  # the same after a plain exit code, which may be a victim's that caught its exception
 _TEXT_LIMIT = 64 << 10
-_ABSENT = 4  # ranks that stayed away, of which it is said what they do
+_ABSENT = 4  # ranks that stayed away whose activity is named
 STATUSES = ("ok", "error", "victim")
 
 
@@ -50,7 +50,7 @@ def parsed(data: bytes | bytearray) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a rank says of its own end. ``status``: ok, error, or victim (it failed because another rank left)."""
+    """A rank's report of its own end. ``status``: ok, error, or victim (it failed because another rank left)."""
 
     status: str
     kind: str = ""
@@ -64,7 +64,7 @@ class Outcome:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray) -> Outcome:
-        """What ``to_bytes`` made; ValueError for anything else."""
+        """The inverse of ``to_bytes``; ValueError for anything else."""
         facts = parsed(data)
         kinds = {field.name: int if field.name == "lost" else str for field in fields(cls)}
         if facts.keys() != kinds.keys():
@@ -117,7 +117,7 @@ def with_lines(trace: str) -> str:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The exception, what it was raised from, and what was being handled at the time."""
+    """The exception, its causes, and its contexts."""
     found: list[BaseException] = []
     todo: list[BaseException | None] = [error]
     while todo:
@@ -207,7 +207,7 @@ def install_early() -> None:
 
 
 def report(outcome: Outcome) -> None:
-    """Tell the driver now; what ``install`` would report later is dropped."""
+    """Tell the driver now; the later report of ``install`` is dropped."""
     _reporter.report(outcome)
 
 
@@ -278,8 +278,8 @@ def explain(
     ``events`` in the order they were seen, without what the driver's own signals did. A rank that reported an error
     of its own or was killed by a signal is the cause before one that merely exited with a code (it may have caught
     what a victim gets); SIGKILL, which no failure of another rank brings about, comes before all. Victims are never
-    the cause. ``hosts``: per rank; ``tails``: per rank, what it wrote to stderr last;
-    ``activity``: what it does now.
+    the cause. ``hosts``: per rank; ``tails``: per rank, its last lines on stderr;
+    ``activity``: its present activity.
     """
     ranks = _standings(events, len(hosts))
     failed = [rank for rank in ranks if rank.standing not in ("running", "finished")]
@@ -386,7 +386,7 @@ def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str], activity: Mappi
 
 
 def _late(ranks: Sequence[_Rank], hosts: Sequence[str], first: _Rank, activity: Mapping[int, str]) -> tuple[int, str]:
-    """Ranks waited in ``init()`` for others that did not come: the first of these, and what to say."""
+    """Ranks waited in ``init()`` for others that did not come: the first of these, and the message."""
     assert first.outcome is not None
     absent = [rank for rank in ranks if rank.standing in ("running", "finished")]
     lines = [first.outcome.message[:1].upper() + first.outcome.message[1:]]
@@ -434,7 +434,7 @@ def _said(victim: _Rank) -> str:
 
 
 def exit_status(code: int | None) -> int:
-    """What the launcher exits with for a rank's code: 128 + signal, its own code, or 1 when it never got to one."""
+    """The launcher's exit status for a rank's code: 128 + signal, its own code, or 1 when it never got to one."""
     if code is None or code == 0:
         return 1
     return code if code > 0 else 128 - code

@@ -1,4 +1,4 @@
-"""What the ranks print: merged by lines, prefixed with rank and stream, kept in files when asked."""
+"""The output of the ranks: merged by lines, prefixed with rank and stream, kept in files when asked."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Lines:
         return text[:end]
 
     def take(self) -> str:
-        """What is left unfinished, now that the stream ends or has paused."""
+        """The unfinished line, now that the stream ends or has paused."""
         rest, self._rest = self._rest, ""
         return rest
 
@@ -69,7 +69,7 @@ class Console:
     def __init__(self, sink: TextIO) -> None:
         self.sink = sink
         self.muted = False
-        self.broken = False  # whoever read us has gone
+        self.broken = False  # our reader has gone
         self.terminal = is_terminal(sink)
         self._open: Key | None = None
         self._returned = False  # the unfinished line ended with a carriage return
@@ -250,7 +250,7 @@ class Streams:
         self.err = self.out if out is err or _same_terminal(out, err) else Console(err)
         self.notes = self.out if notes is None or notes is out or _same_terminal(out, notes) else Console(notes)
         self._held: dict[int, tuple[float, str]] = {}  # per rank: since when, and what, from a traceback on
-        self.ending: set[int] = set()  # ranks that have failed: what is held of them stays so
+        self.ending: set[int] = set()  # ranks that have failed: their held lines stay held
         self.before_write: Callable[[], None] = lambda: None  # takes a status line away
 
     def feed(self, rank: int, name: str, data: bytes) -> None:
@@ -259,7 +259,7 @@ class Streams:
         self._show((rank, name), self._lines[rank, name].feed(data))
 
     def say(self, text: str) -> None:
-        """A message of a rank to whoever watches, as it is."""
+        """A message of a rank to the user, as it is."""
         self.before_write()
         self.notes.write((-1, "note"), "", f"{text}\n")
 
@@ -280,7 +280,7 @@ class Streams:
                 self.pause(rank, name)
 
     def tails(self) -> dict[int, str]:
-        """What each rank wrote to stderr last: its traceback if it ended with one, else some lines."""
+        """The end of each rank's stderr: its traceback if it ended with one, else some lines."""
         found = {}
         for (rank, name), lines in self._lines.items():
             if rank in self._held:
@@ -291,12 +291,12 @@ class Streams:
         return found
 
     def last_line(self, rank: int) -> str:
-        """What the rank printed last, of whichever stream."""
+        """The last line of the rank, of either stream."""
         latest = max((self._lines[rank, name] for name in ("stdout", "stderr")), key=lambda lines: lines.fed)
         return latest.tail.strip().replace("\r", "\n").rsplit("\n", 1)[-1]
 
     def close(self, drop: Collection[int] = ()) -> None:
-        """Show what is left, except the tracebacks of the ranks in ``drop``. May be called twice."""
+        """Show the rest, except the tracebacks of the ranks in ``drop``. May be called twice."""
         for key in self._lines:
             self.pause(*key)
         for rank in sorted(self._held):
@@ -316,7 +316,7 @@ class Streams:
             self._write(key, text, progress)
 
     def _hold(self, rank: int, text: str) -> str:
-        """Keep back everything from a traceback on; returns what comes before it."""
+        """Keep back everything from a traceback on; returns the text before it."""
         if rank in self._held:
             since, before = self._held[rank]
             self._held[rank] = since, before + text

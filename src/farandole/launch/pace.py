@@ -1,6 +1,6 @@
-"""How fast this process trains, and how far it is: what the status line of a watched job shows.
+"""How fast this process trains, and how far it is: the content of a watched job's status line.
 
-Whoever trains counts its steps, which costs an addition. Only rank 0 of a job whose status somebody sees has a thread
+The training loop counts its steps, which costs an addition. Only rank 0 of a watched job has a thread
 that looks at the counts, and tells the driver once a second.
 """
 
@@ -60,7 +60,7 @@ class Pace:
         self._epoch = Epoch(number, of, steps, self.steps())
 
     def report(self, now: float) -> dict[str, float]:
-        """What to tell; empty if nothing has happened since."""
+        """The report to the driver; empty if nothing has happened since."""
         steps = self.steps()
         if self._seen and self._seen[-1][1] == steps:
             return {}

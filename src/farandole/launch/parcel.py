@@ -1,4 +1,4 @@
-"""Functions, arguments and results on their way between processes, and what to say of one that will not go."""
+"""Functions, arguments and results on their way between processes, and the message about one that will not go."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pack(value: Any, what: str) -> bytes:
 
 
 def pack_call(call: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> bytes:
-    """Pickle a function with its arguments. SettingsError names what the function uses or is given that cannot be."""
+    """Pickle a function with its arguments. SettingsError names the variable or argument that cannot be."""
     try:
         return _dumps(call)
     except Exception as error:

@@ -28,7 +28,7 @@ class Placing(Launcher, Protocol):
         """The final slots, by rank; None while places are awaited. Raises when there will be none."""
 
     def awaiting(self) -> str:
-        """What ``placed`` waits for, in a few words."""
+        """The activity that ``placed`` waits for, in a few words."""
 
     def close(self) -> None:
         """After the workers were ended: leave nothing on the cluster."""

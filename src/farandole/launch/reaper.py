@@ -1,4 +1,4 @@
-"""Starts a job's ranks on one host, sees them end, and ends what they leave running: one process per job and host.
+"""Starts a job's ranks on one host, sees them end, and ends their leftovers: one process per job and host.
 
 The reaper is the ranks' parent and a child subreaper: a process below it whose own parent ends becomes its child, in
 whatever session it is. So nothing that a rank starts can get away, and when the reaper has no child left, nothing of
@@ -10,7 +10,7 @@ ranks of these numbers with all below them. stdout, in lines: ``started <pid> ..
 ``exit <index> <code>``; ``gone`` when nothing is left, and then the reaper ends. If stdin closes before that, or the
 driver dies, all get SIGTERM and, after a grace, SIGKILL.
 
-Only what Python loads quickly: it runs with ``python -I -S``.
+Only modules that Python loads quickly: it runs with ``python -I -S``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ else:
     import _signal as signal  # what signal adds, enumerations, takes longer to load than all the rest
 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
-AGAIN = 0.02  # seconds after which SIGKILL goes to what was started meanwhile
+AGAIN = 0.02  # seconds after which SIGKILL goes to processes that were started meanwhile
 GIVE_UP = 3.0  # seconds after which a process that does not die of SIGKILL (a dead network disk) is left alone
 _PR_SET_CHILD_SUBREAPER = 36
 _RESTORED = [getattr(signal, name) for name in ("SIGPIPE", "SIGXFZ", "SIGXFSZ") if hasattr(signal, name)]
@@ -113,7 +113,7 @@ class Ranks:
         self._killed: set[int] = set()
 
     def start(self, base: dict[str, str], places: list[tuple[list[str], dict[str, str], int, int]]) -> None:
-        """Raises OSError; what was started by then runs."""
+        """Raises OSError; the ranks started by then run."""
         for _, _, out, err in places:
             os.set_inheritable(out, False)
             os.set_inheritable(err, False)
@@ -150,7 +150,7 @@ class Ranks:
         return bool(self._killed)
 
     def signal(self, indices: list[int], number: int) -> None:
-        """To these ranks and all below them; also to what has no rank above it any more, if no rank is to go on."""
+        """To these ranks and all below them; also to orphans of ranks, if no rank is to go on."""
         chosen = {self.pids[index] for index in indices}
         self._told |= chosen
         if number == signal.SIGKILL:
@@ -158,7 +158,7 @@ class Ranks:
         self._send(chosen, self._told, number)
 
     def kill_again(self) -> None:
-        """What those that were killed have started meanwhile."""
+        """Kill the processes that appeared meanwhile."""
         self._send(self._killed, self._killed, signal.SIGKILL)
 
     def _send(self, chosen: set[int], ending: set[int], number: int) -> None:
@@ -200,7 +200,7 @@ class Driver:
             pass  # it has gone; that is seen elsewhere
 
     def orders(self, seconds: float) -> list[str] | None:
-        """What the driver says within this time, or until a child ends; None when it has gone."""
+        """The driver's orders within this time, or until a child ends; None when it has gone."""
         ready = select.select([0, self._wake], [], [], seconds)[0]
         if self._wake in ready:
             os.read(self._wake, 4096)

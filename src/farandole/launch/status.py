@@ -30,7 +30,7 @@ class Status:
         self._next = self._began + FIRST
 
     def tick(self, doing: str) -> None:
-        """Show it anew if it is time. ``doing``: what the job does, in a few words."""
+        """Show it anew if it is time. ``doing``: the job's activity, in a few words."""
 
     def figure(self, png: bytes) -> None:
         """Show a picture, where that can be done."""
@@ -140,7 +140,7 @@ class StatusCell(Status):
 
 
 def status(stream: TextIO, streams: Streams) -> Status:
-    """What suits the place we run in."""
+    """The status line that suits the place we run in."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if hasattr(shell, "kernel"):
         return StatusCell(shell)

@@ -23,7 +23,7 @@ def run(
     stdout: TextIO | None = None, stderr: TextIO | None = None, verbose: int = 1, nics: Any = None,
     prefix_output_with_timestamp: bool = False, executable: str | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Call ``fn(*args, **kwargs)`` in ``num_proc`` Spark tasks at once; what each gave, in rank order.
+    """Call ``fn(*args, **kwargs)`` in ``num_proc`` Spark tasks at once; the results, in rank order.
 
     ``num_proc``: by default ``spark.default.parallelism``. ``start_timeout``: seconds for all tasks to be running, by
     default HOROVOD_SPARK_START_TIMEOUT or 600. ``env``: variables of the ranks; those of this process are not passed
@@ -32,7 +32,7 @@ def run(
     ``nics`` have no effect: there is one way, and it finds its own.
 
     Raises JobFailedError (a RuntimeError) with the traceback of the rank that failed; RendezvousError when the tasks
-    do not start in time; SettingsError (a ValueError) for what cannot be: no session, too few slots.
+    do not start in time; SettingsError (a ValueError) for impossible requests: no session, too few slots.
     """
     if use_gloo and use_mpi:
         raise SettingsError("Argument use_gloo and use_mpi only allow one set True.")

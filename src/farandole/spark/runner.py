@@ -24,7 +24,7 @@ class HorovodRunner:
 
     ``np``: that many Spark tasks; a negative number, as many processes of the driver's machine, whose output appears
     here; 0, all task slots of the cluster (deprecated).
-    ``driver_log_verbosity``: with "log_callback_only" this process shows what ranks say by ``log_to_driver`` and
+    ``driver_log_verbosity``: with "log_callback_only" this process shows messages of ``log_to_driver`` and
     ``LogCallback``, and all else they print is in the log of the first task; "all" shows that here, too.
     """
 

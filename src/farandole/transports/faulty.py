@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Faults:
-    """What is to go wrong. Give it (or a copy) to every rank."""
+    """The planned faults. Give them (or a copy) to every rank."""
 
     def __init__(self) -> None:
         self._planned: dict[tuple[int, int], list[Callable[[], bool]]] = {}
@@ -37,7 +37,7 @@ class Faults:
         return Fault(self._planned.setdefault((rank, step), []))
 
     def happen(self, rank: int, step: int) -> bool:
-        """Let happen what was planned for this moment; False if the collective is not to be done at all."""
+        """Apply the faults planned for this moment; False if the collective is not to be done at all."""
         goes_on = True
         for fault in self._planned.get((rank, step), ()):
             goes_on = fault() and goes_on
@@ -53,7 +53,7 @@ class Faults:
 
 
 class Fault:
-    """One moment; say what happens then."""
+    """The faults of one moment."""
 
     def __init__(self, planned: list[Callable[[], bool]]) -> None:
         self._planned = planned
@@ -86,7 +86,7 @@ class Fault:
 
     def drop(self) -> None:
         """The rank does nothing, as if it had forgotten: the call returns and the others wait for it (Transport);
-        what it sends is lost on the way (Link)."""
+        its messages are lost on the way (Link)."""
         self._planned.append(lambda: False)
 
 
@@ -106,7 +106,7 @@ def _wrap(wire: Any, steps: _Steps) -> Any:
 
 
 class _Faulty:
-    """What the wrappers of both kinds pass on."""
+    """The methods that the wrappers of both kinds pass on."""
 
     def __init__(self, wire: Any, steps: _Steps) -> None:
         self._wire, self._steps = wire, steps

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class World:
-    """What the ranks of one wire share. ``link(rank)`` is one rank's end of it."""
+    """The shared state of the ranks of one wire. ``link(rank)`` is one rank's end of it."""
 
     def __init__(self, size: int, ahead: int = 1 << 20) -> None:
         self.size = size
@@ -167,7 +167,7 @@ class InprocLink:
 
 
 class _Board:
-    """One rank's view of the notice board; ``messages[i]`` is what rank i posted and this rank has not collected."""
+    """One rank's view of the notice board; ``messages[i]``: posts of rank i that this rank has not collected."""
 
     def __init__(self, world: World, rank: int) -> None:
         self.changed = threading.Condition(world.lock)

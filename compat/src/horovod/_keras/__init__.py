@@ -1,4 +1,4 @@
-"""What Horovod's two modules for Keras share: here they are one."""
+"""The common part of Horovod's two modules for Keras: here they are one."""
 
 from horovod._keras import callbacks as callbacks
 from horovod._keras import elastic as elastic

@@ -1,1 +1,1 @@
-"""What all bindings share."""
+"""Shared by all bindings."""

@@ -104,12 +104,12 @@ class _Pipes:
 
 
 class LocalWorker:
-    """One rank's process and whatever it starts."""
+    """One rank's process and its descendants."""
 
     def __init__(self, slot: Slot, handle: Reaper, index: int, pid: int, stdout: int, stderr: int) -> None:
         self.slot = slot
         self.pid = pid
-        self.stdout: int | None = stdout  # closed by whoever reads them
+        self.stdout: int | None = stdout  # closed by their reader
         self.stderr: int | None = stderr
         self._reaper = handle
         self._index = index
@@ -118,7 +118,7 @@ class LocalWorker:
         return self._reaper.code(self._index)
 
     def alive(self) -> bool:
-        """Is the rank running, or anything of the job? (What ranks leave behind belongs to all of them.)"""
+        """Is the rank running, or anything of the job? (Processes that ranks leave behind belong to all of them.)"""
         return self.poll() is None or self._reaper.has_left()
 
     def activity(self) -> str:
@@ -217,7 +217,7 @@ class Reaper:
         return line
 
     def _listen(self) -> None:
-        """Take what the reaper says."""
+        """Take the reaper's messages."""
         if self._process is None or self._process.stdout is None:
             return
         try:

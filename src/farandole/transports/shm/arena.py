@@ -78,7 +78,7 @@ class Arena:
             fds[self.rank] = mine
             return [memory.attach(fds[rank], nbytes) for rank in range(self.size)]
 
-    # Progress: one counter per rank; what each value means follows from the sequence of collectives, alike on all.
+    # Progress: one counter per rank; the meaning of each value follows from the sequence of collectives, alike on all.
 
     def publish(self) -> None:
         """Announce that this rank's next stage is done."""

@@ -33,7 +33,7 @@ _PACK_BELOW = 16 << 10  # bytes: pieces smaller than this are gathered before th
 
 class Slots:
     """The staging room of every rank, divided into slots of one chunk: for each set and, of this rank, ``given`` (by
-    owner) and ``taken`` (by giver: what others gave to it), and ``reduced`` (by owner). Arrays of one storage type."""
+    owner) and ``taken`` (by giver: pieces from others), and ``reduced`` (by owner). Arrays of one storage type."""
 
     def __init__(self, arena: Arena, chunk: int, storage: str) -> None:
         size, me = arena.size, arena.rank
@@ -119,7 +119,7 @@ class Reduction:
         self._take_others(steps - 1, before + 2 * steps)
 
     def _give(self, step: int) -> None:
-        """Copy what others own into this rank's slots."""
+        """Copy the pieces of others into this rank's slots."""
         slots, source = self.slots.given[step % SETS], self.source[step]
         for owner in self.arena.others:
             slot = slots[owner]
@@ -128,7 +128,7 @@ class Reduction:
         self.arena.publish()
 
     def _reduce(self, step: int) -> None:
-        """Reduce what this rank owns into its result slot."""
+        """Reduce this rank's own pieces into its result slot."""
         me, given = self.arena.rank, self.slots.taken[step % SETS]
         out, pieces = self.slots.reduced[step % SETS][me], self.source[step][me]
         length = pieces[-1][2] if pieces else 0

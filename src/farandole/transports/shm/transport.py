@@ -134,7 +134,7 @@ class ShmTransport:
             room = arena.bytes[root][first : first + len(piece)]
             if self.rank == root:
                 if turn >= 2:
-                    arena.await_all(base + turn - 1)  # the half is free: everybody has read what it held
+                    arena.await_all(base + turn - 1)  # the half is free: everybody has read its content
                 room[:] = piece
                 arena.publish()
             else:

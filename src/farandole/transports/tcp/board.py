@@ -30,7 +30,7 @@ _FAREWELL = 1.0  # seconds that a peer has to take our last words
 
 
 class _Peer:
-    """The connection to one rank, and what was read from it."""
+    """The connection to one rank, and the bytes read from it."""
 
     def __init__(self, rank: int, session: Session) -> None:
         self.rank, self.session, self.sock = rank, session, session.sock
@@ -150,7 +150,7 @@ class TcpBoard:
                     raise left(peer.rank)
 
     def pump(self) -> bool:
-        """Read what came and send what can be sent, without waiting. True if a waiting thread should look again."""
+        """Read and send as much as possible without waiting. True if a waiting thread should look again."""
         with self._lock:
             if self._closed:
                 return False
@@ -249,7 +249,7 @@ class TcpBoard:
         except BlockingIOError:
             blocked = True
         except OSError as error:
-            peer.outbox.clear()  # it is gone; what it said last is still to be read
+            peer.outbox.clear()  # it is gone; its last message is still to be read
             self._broken(peer, error)
         if blocked != peer.blocked:
             peer.blocked = blocked

@@ -48,7 +48,7 @@ def _meet(meeting: Meeting, parent: TcpBoard | None) -> TcpLink:
 
 
 class _Incoming:
-    """A message on its way to us: what is still to be filled, in order, and what its head and tail must be."""
+    """A message on its way to us: the memory still to be filled, in order, and its expected head and tail."""
 
     def __init__(self, content: memoryview, session: Session) -> None:
         self.session, self.length = session, len(content)
@@ -77,7 +77,7 @@ class _Incoming:
 
 
 def _some(parts: list[memoryview]) -> list[memoryview]:
-    """What one system call is to move."""
+    """The bytes that one system call is to move."""
     if len(parts) == 1 or len(parts[-2]) <= PIECE:
         return parts
     some, room = [], PIECE + HEAD + TAG
@@ -153,7 +153,7 @@ class TcpLink:
         return _Incoming(content, session)
 
     def _send(self, outgoing: list[memoryview], dst: int) -> int:
-        """Send what the kernel takes, up to a piece; returns how much that was."""
+        """Send as much as the kernel takes, up to a piece; returns the number of bytes."""
         sock = self._sockets[dst]
         assert sock is not None
         try:
@@ -166,7 +166,7 @@ class TcpLink:
         return count
 
     def _receive(self, incoming: _Incoming, src: int) -> int:
-        """Receive what is there, up to a piece; returns how much that was."""
+        """Receive the available bytes, up to a piece; returns their number."""
         if self._aside[src]:
             count = self._take_aside(incoming.parts, src)
         else:
@@ -194,7 +194,7 @@ class TcpLink:
         return count
 
     def _take_aside(self, parts: list[memoryview], src: int) -> int:
-        """Fill ``parts`` from what was read before; returns how many bytes that was."""
+        """Fill ``parts`` from bytes that were read before; returns their number."""
         aside, taken = self._aside[src], 0
         for part in parts:
             count = min(len(aside) - taken, len(part))

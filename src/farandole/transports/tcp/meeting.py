@@ -27,7 +27,7 @@ _WELCOME = b"\1"
 
 
 class Store(Protocol):
-    """What is needed of ``farandole.store.StoreClient``."""
+    """The methods needed of ``farandole.store.StoreClient``."""
 
     def set(self, key: str, value: bytes) -> None: ...
     def get(self, key: str, timeout: float) -> bytes: ...

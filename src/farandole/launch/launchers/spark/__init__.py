@@ -68,7 +68,7 @@ class Spark:
     # ---- before ----
 
     def default_parallelism(self) -> int:
-        """What Spark uses as many tasks of when nobody says."""
+        """Spark's default number of tasks."""
         return int(self._found().default_parallelism)
 
     def all_slots(self) -> int:
@@ -169,7 +169,7 @@ class Spark:
 
 
 def visible(gpus: Sequence[Sequence[str]], local_rank: int) -> dict[str, str]:
-    """The variables that pin a rank to what Spark assigned to it. ``gpus``: the addresses of each task of its host.
+    """The variables that pin a rank to Spark's GPUs for it. ``gpus``: the addresses of each task of its host.
 
     Every rank of a host sees the GPUs of all of them, in an order in which the device with the number of its local
     rank is its own: Horovod programs say ``torch.cuda.set_device(hvd.local_rank())``.

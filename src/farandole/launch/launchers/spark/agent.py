@@ -1,4 +1,4 @@
-"""What runs inside each Spark task: it starts one rank as a process of its own, passes its output and its end on to the
+"""The agent inside each Spark task: it starts one rank as a process of its own, passes its output and its end on to the
 driver, and ends it when the driver says so, goes away, or Spark ends the task.
 
 Everything travels through the job's store: ``agent/<n>/hello``, ``out``, ``exit`` and ``gone`` to the driver,
@@ -33,7 +33,7 @@ PIECE = 1 << 18
 LOOK = 0.05  # seconds between looks at the process
 DRAIN = 0.5  # seconds for which the pipes of a rank that has ended are still read
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL when the driver has gone
-PATIENCE = 5.0  # seconds for what is on its way when the task is over
+PATIENCE = 5.0  # seconds for messages on their way when the task is over
 LONG = 3600.0
 _GONE = (HorovodInternalError, RendezvousError, AuthenticationError, OSError)  # the driver has
 
@@ -176,7 +176,7 @@ class Agent:
                 worker.terminate() if order["do"] == "terminate" else worker.kill()
 
     def _end_alone(self) -> None:
-        """End what is left of the rank without the driver."""
+        """End the rank's remaining processes without the driver."""
         worker = self._worker
         if worker is None or not worker.alive():
             return
@@ -211,7 +211,7 @@ class Pipes:
             os.close(fd)
 
     def read(self, seconds: float) -> list[tuple[int, bytes]]:
-        """What came: (0 for stdout or 1 for stderr, bytes)."""
+        """Output: (0 for stdout or 1 for stderr, bytes)."""
         found = []
         for key, _ in self._selector.select(seconds):
             data = os.read(key.fd, PIECE)
@@ -274,7 +274,7 @@ class Sender(threading.Thread):
 
 
 def place() -> str:
-    """What processes have in common that can share memory: the running kernel, and its network namespace (Unix sockets
+    """The common trait of processes that can share memory: the running kernel, and its network namespace (Unix sockets
     without a file belong to one)."""
     name = ""
     with contextlib.suppress(OSError):
@@ -285,7 +285,7 @@ def place() -> str:
 
 
 def environment(own: Mapping[str, str], job: Mapping[str, str], folder: str) -> dict[str, str]:
-    """The rank's variables: those of the executor's Python, with what can be imported there, and the job's."""
+    """The rank's variables: those of the executor's Python, with importable packages there, and the job's."""
     known = {name for knob in knobs() for name in (knob.variable, knob.horovod) if name}
     private = ("PYTHON_WORKER_FACTORY", "_PYSPARK_")
     base = {name: value for name, value in own.items() if name not in known and not name.startswith(private)}

@@ -17,7 +17,7 @@ from typing import Any
 
 
 def digest(name: str) -> str:
-    """What identifies the sources of a package that can be imported here; empty when there is none (or in an archive
+    """An identifier of the sources of a package that can be imported here; empty when there is none (or in an archive
     of its own, where it would have to be read as one)."""
     root = folder_of(name)
     if not root:
@@ -73,7 +73,7 @@ def provide(archive: bytes, wanted: Mapping[str, str]) -> tuple[str, dict[str, s
 
 
 def prefer(folder: str, names: list[str]) -> None:
-    """Import ``names`` from ``folder`` from now on, whatever this Python process has imported before."""
+    """Import ``names`` from ``folder`` from now on, also after other imports by this Python process."""
     if folder in sys.path:
         sys.path.remove(folder)
     sys.path.insert(0, folder)

@@ -1,4 +1,4 @@
-"""The only file that knows a SparkContext: what the cluster has, and how a barrier stage runs on it."""
+"""The only file that knows a SparkContext: the cluster's resources, and a barrier stage on it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Cluster:
 
         return "" if SparkContext._active_spark_context is None else str(SparkFiles.getRootDirectory())
 
-    # ---- what there is ----
+    # ---- resources ----
 
     @property
     def default_parallelism(self) -> int:
@@ -163,7 +163,7 @@ class Cluster:
         host = self.get("spark.driver.host", "127.0.0.1").strip("[]")
         return self.get("spark.driver.bindAddress", host).strip("[]"), host
 
-    # ---- what is run ----
+    # ---- the barrier stage ----
 
     def submit(self, np: int, task: dict[str, Any], group: str, description: str) -> Stage:
         """A barrier stage of ``np`` tasks, each of which runs an agent."""
@@ -171,7 +171,7 @@ class Cluster:
 
 
 def _task(boot: str, archive: bytes, wanted: dict[str, str], facts: dict[str, Any]) -> Callable[..., Iterator[Any]]:
-    """What Spark sends to the executors. A function inside a function is sent whole, and this one imports nothing of
+    """The task for the executors. A function inside a function is sent whole, this one imports nothing of
     Farandole: it need not be there. The secret is among ``facts``, so in no environment and no setting of Spark's."""
 
     def run(_: Iterator[Any]) -> Iterator[Any]:
@@ -234,7 +234,7 @@ class Stage:
 
 
 def reason(error: BaseException) -> str:
-    """The cause in what Spark throws, without its stack traces."""
+    """The cause in Spark's exception, without its stack traces."""
     java = getattr(error, "java_exception", None)
     text = str(error)
     if java is not None:

@@ -1,4 +1,4 @@
-"""The driver's end of the agents: who has reported, what each sends, and what it is told."""
+"""The driver's end of the agents: their reports, their messages, and their orders."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SparkWorker:
         self.gone = False
         self.reported = False  # the rank has told the driver how it ends
         self.lost_at: float | None = None
-        self.stdout: int | None  # closed by whoever reads them
+        self.stdout: int | None  # closed by their reader
         self.stderr: int | None
         self.stdout, out = os.pipe()
         self.stderr, err = os.pipe()
@@ -56,7 +56,7 @@ class SparkWorker:
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, ROOM)
 
     def feed(self, stream: int, data: memoryview) -> None:
-        """(A store's thread.) What the rank has written. Waits for the driver to read."""
+        """(A store's thread.) Output of the rank. Waits for the driver to read."""
         with self._lock, contextlib.suppress(OSError):  # the driver does not read any more
             while self._ends is not None and data:
                 data = data[os.write(self._ends[stream], data) :]

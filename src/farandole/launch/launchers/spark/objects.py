@@ -37,7 +37,7 @@ _REFUSED = {
 
 
 class Broadcast:
-    """What a rank finds in the place of a ``pyspark.Broadcast``: ``value`` as it was when the job started."""
+    """A rank's substitute for a ``pyspark.Broadcast``: ``value`` as it was when the job started."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -69,7 +69,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def dumps(value: Any) -> bytes:
-    """``cloudpickle.dumps``. SettingsError for what ``refusal`` names."""
+    """``cloudpickle.dumps``. SettingsError for the objects that ``refusal`` names."""
     file = io.BytesIO()
     _Pickler(file).dump(value)
     return file.getvalue()
