@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import threading
 import traceback
+from functools import cache
 from typing import NamedTuple
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _MOST = 30  # frames
 
 
@@ -36,4 +35,11 @@ def users() -> list[Frame]:
 
 def is_users(file: str) -> bool:
     """Is this file neither ours nor of an installed library?"""
-    return not file.startswith((_OURS, *_LIBRARIES, "<frozen"))
+    return not file.startswith((_OURS, *_libraries(), "<frozen"))
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    import sysconfig  # it takes milliseconds, which no job should lose at its start
+
+    return tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
