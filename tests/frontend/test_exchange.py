@@ -160,11 +160,11 @@ def test_what_differs_between_ranks_is_named_on_all_and_the_exchange_goes_on(in_
     one, two = job(2, fn)
     assert one == two
     assert len(one) == 10
-    assert "rank 0 has 2 of them, rank 1 has 1" in one[0]
+    assert "rank 0 has 2, rank 1 has 1; only rank 0 has 'b'" in one[0]
     three, four, five = 3 * times, 4 * times, 5 * times
-    assert f"rank 0 has ('w', ({three},), 'float32'), rank 1 has ('w', ({four},), 'float32')" in one[1]
-    assert f"('b', ({five},), 'float32')" in one[2]
-    assert f"('b', ({four},), 'float64')" in one[3]
+    assert f"'w' has shape ({three},) on rank 0 and ({four},) on rank 1" in one[1]
+    assert f"'b' has shape ({four},) on rank 0 and ({five},) on rank 1" in one[2]
+    assert "'b' has type float32 on rank 0 and float64 on rank 1" in one[3]
     assert one[4] == "[1.0, 1.0, 1.0]"
     assert one[:5] == one[5:]
 
