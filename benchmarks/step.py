@@ -8,7 +8,7 @@ from benchmarks.samples import ALONE, Case, interleave
 from benchmarks.steps import MODELS, Team
 from farandole import context
 from farandole.frontend.array_binding import ArrayBinding
-from farandole.frontend.ops import Collectives
+from farandole.frontend.collectives import Collectives
 
 STEPS = 5
 REPETITIONS = 31
