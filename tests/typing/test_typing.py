@@ -50,7 +50,18 @@ def test_pyright(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["torch", "torch/mpi_ops", "tensorflow", "tensorflow/mpi_ops", "keras", "jax", "mxnet", "mxnet/mpi_ops"]
+    "path",
+    [
+        "torch",
+        "torch/mpi_ops",
+        "tensorflow",
+        "tensorflow/mpi_ops",
+        "tensorflow/keras",
+        "keras",
+        "jax",
+        "mxnet",
+        "mxnet/mpi_ops",
+    ],
 )
 def test_what_all_frameworks_have_is_listed_in_each(path: str) -> None:
     """Type checkers read ``__all__`` without running anything, so it is a plain list."""
@@ -65,3 +76,20 @@ def test_what_all_frameworks_have_is_listed_in_each(path: str) -> None:
             assert len(set(listed)) == len(listed)
             return
     raise AssertionError(f"{file} has no __all__")
+
+
+def test_keras_under_tensorflow_lists_what_keras_3_and_2_have() -> None:
+    """They are read, not run: a process has one of them."""
+    from farandole.frontend import basics
+
+    root = HERE.parent.parent / "src" / "farandole"
+
+    def lists(path: str) -> list[set[str]]:
+        nodes = ast.walk(ast.parse((root / path / "__init__.py").read_text()))
+        lists = [each.value for each in nodes if isinstance(each, (ast.Assign, ast.AugAssign))]
+        return [{name.value for name in each.elts if isinstance(name, ast.Constant)} for each in lists
+                if isinstance(each, ast.List)]  # fmt: skip
+
+    common, of_keras_2, of_keras_3 = lists("tensorflow/keras")
+    assert common | of_keras_3 == lists("keras")[0]
+    assert common | of_keras_2 == lists("tensorflow/tf_keras")[0] | set(basics.__all__)

@@ -1,6 +1,7 @@
 """``farandole.keras`` where Horovod has it: ``import farandole.tensorflow.keras as hvd``.
 
-With TF_USE_LEGACY_KERAS=1, when ``tf.keras`` is Keras 2, it is ``farandole.tensorflow.tf_keras``.
+With TF_USE_LEGACY_KERAS=1, when ``tf.keras`` is Keras 2, it is ``farandole.tensorflow.tf_keras``. The lists are plain
+ones because type checkers read them without running anything.
 """
 
 from __future__ import annotations
@@ -9,9 +10,59 @@ from farandole.frontend.keras_callbacks import keras_2
 
 if keras_2():
     from farandole.tensorflow.tf_keras import *  # noqa: F403
-    from farandole.tensorflow.tf_keras import __all__ as _names
 else:
     from farandole.keras import *  # type: ignore[no-redef,assignment]  # noqa: F403
-    from farandole.keras import __all__ as _names
 
-__all__ = [*_names]
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+if keras_2():
+    __all__ += ["SyncBatchNormalization"]
+else:
+    __all__ += ["broadcast_model", "shard"]
