@@ -67,10 +67,11 @@ class WireError(HorovodInternalError):
 
 
 class ShutDownError(HorovodInternalError):
-    """The engine was shut down; ``detail`` says what this rank was waiting for and who left, when that is known."""
+    """The engine was shut down; ``detail``: what this rank was waiting for; ``rank``: who left (-1: nobody knows)."""
 
-    def __init__(self, detail: str = "") -> None:
+    def __init__(self, detail: str = "", rank: int = -1) -> None:
         super().__init__(f"{SHUT_DOWN} {detail}".rstrip())
+        self.rank = rank
 
 
 class RequestError(HorovodInternalError, ValueError):

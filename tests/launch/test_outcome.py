@@ -148,6 +148,17 @@ class TestExplain:
         assert (verdict.rank, verdict.exit_code, verdict.patience) == (1, 1, 0.0)
         assert "Rank 1 on alpha finished (exit code 0) while ranks 0, 2-3 still waited" in verdict.message
 
+    def test_a_rank_that_is_about_to_finish(self) -> None:
+        """It has said goodbye; its process takes its time."""
+        shut = Outcome.of(raised(ShutDownError("(Rank 0 shut down)", 0)))
+        verdict = explain([Event(1, outcome=shut), Event(1, code=1)], HOSTS[:2])
+        assert verdict is not None
+        assert verdict.rank == 0
+        assert verdict.message.startswith(
+            "Rank 0 on alpha called shutdown() or came to its end while rank 1 still waited for an exchange with it: "
+            "every rank must make the same calls (the same number of batches, for instance"
+        )
+
     def test_only_victims(self) -> None:
         events = [Event(0, outcome=VICTIM), Event(1, outcome=VICTIM)]
         verdict = explain(events, HOSTS[:2])

@@ -15,6 +15,7 @@ from farandole.observe.replicas import (
     Schedule,
     digest,
     findings,
+    gradient_digest,
     ranks_named,
     same_gradients,
     stride,
@@ -131,6 +132,15 @@ def test_a_digest_knows_type_shape_and_bits() -> None:
     assert len({digest(np.zeros(shape, dtype)) for shape in [(6,), (2, 3), (3, 2)] for dtype in ["f4", "i4"]}) == 6
     assert digest(np.arange(12).reshape(3, 4).T) == digest(np.ascontiguousarray(np.arange(12).reshape(3, 4).T))
     assert digest(np.float32(1.0).reshape(())) != digest(np.float32(2.0).reshape(()))
+
+
+@pytest.mark.parametrize("value", [0.0, np.nan, np.inf])
+def test_gradients_that_tell_nothing_about_data(value: float) -> None:
+    """A loss that is NaN on all ranks gives all of them the same gradients."""
+    gradient = np.ones(3, np.float32)
+    assert gradient_digest(gradient)
+    gradient[:] = value
+    assert gradient_digest(gradient) == 0
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from farandole.contracts import Waiting
 from farandole.errors import RendezvousError
 from farandole.observe.stall import Inquiry, StallCheck, process, report, stacks
 from farandole.observe.stall.inquiry import Answer
-from farandole.observe.stall.names import shown
+from farandole.observe.stall.names import listed, shown
 from tests.launch.tools import marked
 
 
@@ -107,6 +107,11 @@ class TestReports:
 )
 def test_names_are_those_that_the_program_knows(name: str, wanted: str) -> None:
     assert shown(name) == wanted
+
+
+def test_a_list_of_names_has_each_once_and_six_at_most() -> None:
+    assert listed(["optimizer.2.filled", "a", "optimizer.2.alike.MIN"]) == "gradients of DistributedOptimizer, a"
+    assert listed("abcdefgh") == "a, b, c, d, e, f"
 
 
 class DoubleStore:

@@ -87,17 +87,33 @@ def same_data(rank: int) -> None:
     train(rank, broadcast(model_of(rank)), 4, same_data=True)
 
 
+def same_nan(rank: int) -> None:
+    model = broadcast(model_of(rank))
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    train(rank, model, 4)
+
+
 def all_is_well(rank: int) -> None:
     train(rank, broadcast(model_of(rank)), 20)
 
 
 def test_mistakes_of_one_rank() -> None:
-    programs = no_broadcast, late_load_at_the_start, late_load, learning_rate, skipped_step, same_data, all_is_well
+    programs = (
+        no_broadcast,
+        late_load_at_the_start,
+        late_load,
+        learning_rate,
+        skipped_step,
+        same_data,
+        same_nan,
+        all_is_well,
+    )
     said, others = heard(2, *programs)
     assert others == [[]] * len(programs)  # rank 0 speaks
-    start, loaded, drift, rate, skipped, data, nothing = said
-    assert nothing == []
-    assert [len(texts) for texts in said[:-1]] == [1] * 6, said  # once each
+    start, loaded, drift, rate, skipped, data, not_numbers, nothing = said
+    assert not_numbers == nothing == []
+    assert [len(texts) for texts in said[:-2]] == [1] * 6, said  # once each
     assert "began to train with different weights" in start[0]
     assert "rank 1 differs from rank 0 in 4 of 4 parameters, first in 0.weight" in start[0]
     assert "Nothing was broadcast: before the first step call hvd.broadcast_parameters(model.state_dict()" in start[0]

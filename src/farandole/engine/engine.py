@@ -39,6 +39,7 @@ from farandole.errors import (
     ShutDownError,
     StalledError,
 )
+from farandole.observe.stall.names import listed
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 _TICK = 0.5  # seconds between two looks at waiting collectives
@@ -359,7 +360,7 @@ class Engine:
             self._waiting[item.entry.name] = item
         for rank, message in enumerate(decoded):
             if message.shutdown:
-                raise ShutDownError(self._story(rank))
+                raise ShutDownError(self._story(rank), rank)
         responses = self._negotiation.step(named)
         for observer in self.observers.agreed:
             observer.agreed(responses)
@@ -460,13 +461,13 @@ class Engine:
         names = [*self._waiting, *(item.entry.name for item in self._batch)]
         if rank == self.rank or not names:
             return ""
-        return f"(Rank {rank} shut down or ended while rank {self.rank} waited for {', '.join(names[:6])}.)"
+        return f"(Rank {rank} shut down or ended while rank {self.rank} waited for {listed(names)}.)"
 
     def _explain(self, error: PeerLostError) -> HorovodInternalError:
         if error.left:
-            return ShutDownError(self._story(error.rank))
+            return ShutDownError(self._story(error.rank), error.rank)
         names = [*self._waiting, *(item.entry.name for item in self._batch)]
-        what = f" (rank {self.rank} was waiting for {', '.join(names[:6])})" if names else ""
+        what = f" (rank {self.rank} was waiting for {listed(names)})" if names else ""
         return type(error)(f"{error}{what}", error.rank)
 
     def _end(self, error: HorovodInternalError) -> None:

@@ -186,6 +186,12 @@ def splits_of(request: Request, size: int) -> Sequence[int]:
     return request.splits or [request.shape[0] // size] * size
 
 
+_UNNAMED = (
+    "(The calls have no name, so they met by their number: ranks that make different calls, or in another order, mix "
+    "them up. Give them names.)"
+)
+
+
 def mismatch(requests: Sequence[Request]) -> str:
     """Why these requests of all ranks for one name cannot run together; empty if they can. Texts are Horovod's."""
     first = requests[0]
@@ -194,7 +200,7 @@ def mismatch(requests: Sequence[Request]) -> str:
     for other in requests[1:]:
         text = _disagreement(first, other)
         if text:
-            return text if ".noname" in first.name else f"{text} (tensor: {first.name})"
+            return f"{text} {_UNNAMED}" if ".noname" in first.name else f"{text} (tensor: {first.name})"
     if _gathers(first.kind) and not first.shape:
         return no_rows(first.kind, first.name)
     return ""

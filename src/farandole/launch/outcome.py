@@ -34,6 +34,10 @@ VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first vict
 EXIT_PATIENCE = 0.3  # the same after a plain exit code, which may be a victim's that caught its exception
 _TEXT_LIMIT = 64 << 10
 _ABSENT = 4  # ranks that stayed away whose activity is named
+_SAME_CALLS = (
+    "every rank must make the same calls (the same number of batches, for instance; or hvd.join() on those that are "
+    "done with theirs)."
+)
 STATUSES = ("ok", "error", "victim")
 
 
@@ -99,7 +103,7 @@ def _is_of_a_victim(error: BaseException) -> bool:
 def _lost(error: BaseException) -> int:
     if isinstance(error, RendezvousError):
         return error.missing[0]
-    return error.rank if isinstance(error, PeerLostError) else -1
+    return error.rank if isinstance(error, PeerLostError | ShutDownError) else -1
 
 
 _BARE_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+).*\n(?!    )', re.M)
@@ -370,12 +374,17 @@ def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str], activity: Mappi
         message = (
             f"{_ranks(early)} on {_places(early, hosts)} finished (exit code 0) while "
             f"{waiting.lower()} still waited for an exchange with "
-            f"{'it' if len(early) == 1 else 'them'}: every rank must make the same calls "
-            f"(the same number of batches, for instance).\n{said}"
+            f"{'it' if len(early) == 1 else 'them'}: {_SAME_CALLS}\n{said}"
         )
         return Verdict(early[0], patience, code, message, trace)
     blamed = {victim.rank for victim in victims}
     lost = next((e.outcome.lost for e in victims if e.outcome is not None and e.outcome.lost not in blamed), -1)
+    if 0 <= lost < len(hosts) and first.outcome.kind == ShutDownError.__name__:
+        message = (
+            f"Rank {lost} on {hosts[lost]} called shutdown() or came to its end while "
+            f"{waiting.lower()} still waited for an exchange with it: {_SAME_CALLS}\n{said}"
+        )
+        return Verdict(lost, patience, code, message, trace)
     if 0 <= lost < len(hosts):
         message = (
             f"{waiting} waited in vain for rank {lost} on {hosts[lost]}, whose "

@@ -94,8 +94,9 @@ def digest(array: Array) -> int:
 
 
 def gradient_digest(array: Array) -> int:
-    """``digest``, or 0 for an array that seems to be all zeros."""
-    return digest(array) if np.ascontiguousarray(sampled(array.reshape(-1))).view(np.uint8).any() else 0
+    """``digest``, or 0 for an array that tells nothing about data: all zeros, or NaN or infinite somewhere."""
+    seen = np.ascontiguousarray(sampled(array.reshape(-1)))
+    return digest(array) if seen.view(np.uint8).any() and np.isfinite(seen).all() else 0
 
 
 def sampled(flat: Array) -> Array:

@@ -45,7 +45,7 @@ class Gradient(Protocol):
         """The gradient as it stands; None if there is none or it is frozen."""
 
     def digest(self, gradient: Any) -> int:
-        """A digest of ``gradient``, to compare with those of other ranks; 0 if it is all zeros, or rows."""
+        """A digest of ``gradient``, to compare with those of other ranks; 0 if it is all zeros, not finite, or rows."""
 
     def place(self, array: Array) -> None:
         """From now on the gradient travels in ``array``."""

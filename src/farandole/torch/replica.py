@@ -61,11 +61,14 @@ def _number(value: Any) -> str:
 
 
 def digest(gradient: Any) -> int:
-    """A digest of a dense gradient; 0 if it is all zeros, or sparse."""
+    """A digest of a dense gradient; 0 if it tells nothing about data: all zeros, NaN or infinite somewhere, sparse."""
     if gradient.layout is not torch.strided:
         return 0
-    bits = _sample(gradient).cpu().numpy()
-    return digest_of_bytes(str(tuple(gradient.shape)).encode(), bits.data) if bits.any() else 0
+    seen = _elements(gradient).cpu()
+    bits = _bytes(seen).numpy()
+    if not bits.any() or not torch.isfinite(seen).all():
+        return 0
+    return digest_of_bytes(str(tuple(gradient.shape)).encode(), bits.data)
 
 
 def digests(tensors: Sequence[Any]) -> list[int]:
@@ -73,7 +76,7 @@ def digests(tensors: Sequence[Any]) -> list[int]:
     there = [tensor for tensor in tensors if tensor is not None]
     if not there:
         return [0] * len(tensors)
-    parts = [_sample(tensor) for tensor in there]
+    parts = [_bytes(_elements(tensor)) for tensor in there]
     whole = torch.cat([part.to(parts[0].device) for part in parts]).cpu().numpy()
     found, begin = [], 0
     for tensor, part in zip(there, parts, strict=True):
@@ -84,8 +87,12 @@ def digests(tensors: Sequence[Any]) -> list[int]:
     return [0 if tensor is None else next(remaining) for tensor in tensors]
 
 
-def _sample(tensor: Any) -> Any:
-    """The bytes of some elements, in the order of memory (layouts are the same on all ranks)."""
+def _elements(tensor: Any) -> Any:
+    """Some elements, in the order of memory (layouts are the same on all ranks)."""
     tensor = tensor.detach()
     flat = tensor.as_strided((tensor.numel(),), (1,)) if is_dense(tensor) else tensor.reshape(-1)
-    return flat[:: stride(len(flat))].resolve_neg().contiguous().view(torch.uint8)
+    return flat[:: stride(len(flat))].resolve_neg().contiguous()
+
+
+def _bytes(elements: Any) -> Any:
+    return elements.view(torch.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _INTERNAL = [
     (re.compile(r"allocate\.optimizer\..*|optimizer\.\d+\..*"), "gradients of DistributedOptimizer"),
@@ -16,6 +17,11 @@ _INTERNAL = [
     (re.compile(r"(\w+)(\.\d+)?\.(digest|equal)"), r"gradients of \1"),
     (re.compile(r"allocate\..*"), "memory for gradients"),
 ]
+
+
+def listed(names: Iterable[str]) -> str:
+    """At most six of ``names``, as they are shown, once each."""
+    return ", ".join(list(dict.fromkeys(shown(name) for name in names))[:6])
 
 
 def shown(name: str) -> str:
