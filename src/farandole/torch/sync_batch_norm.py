@@ -51,8 +51,8 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch has no types for
     def _check_input_dim(self, input: Any) -> None:
         if input.dim() < 2:
             raise ValueError(
-                f"expected at least 2D input (got {input.dim()}D input of shape {tuple(input.shape)}): a batch of "
-                "samples with channels, shape (N, C, ...)"
+                f"expected at least 2D input (got {input.dim()}D input): its shape is {tuple(input.shape)}, a batch "
+                "of samples with channels has (N, C, ...)"
             )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
