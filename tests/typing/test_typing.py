@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 GOOD = ["torch_program.py", "horovod_program.py", "other_programs.py"]
 
 
@@ -23,7 +25,9 @@ def check(checker: list[str], folder: Path) -> tuple[set[str], set[str]]:
     """Where errors were found ("file:line"), and where they should be."""
     for name in (*GOOD, "mistakes.py"):
         (folder / name).write_text((HERE / name).read_text())
-    done = subprocess.run([*checker, *GOOD, "mistakes.py"], cwd=folder, capture_output=True, text=True)
+    sources = os.pathsep.join([str(ROOT / "src"), str(ROOT / "compat" / "src")])  # nobody has to install compat
+    env = {**os.environ, "PYTHONPATH": sources}
+    done = subprocess.run([*checker, *GOOD, "mistakes.py"], cwd=folder, capture_output=True, text=True, env=env)
     print(done.stdout, done.stderr)
     lines = (HERE / "mistakes.py").read_text().splitlines()
     expected = {f"mistakes.py:{number}" for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
@@ -67,7 +71,7 @@ def test_what_all_frameworks_have_is_listed_in_each(path: str) -> None:
     """Type checkers read ``__all__`` without running anything, so it is a plain list."""
     from farandole.frontend import basics
 
-    root = HERE.parent.parent / "src" / "farandole"
+    root = ROOT / "src" / "farandole"
     file = root / f"{path}.py" if (root / f"{path}.py").is_file() else root / path / "__init__.py"
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
