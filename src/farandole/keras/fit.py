@@ -31,7 +31,7 @@ from farandole.keras.callbacks import (
 )
 from farandole.keras.data import digest_of_data, sharded_arguments
 from farandole.keras.epochs import Alone, Conductor, First, Last, Training, path_of, root_of
-from farandole.keras.optimizer import exchanged_outside, gradients_of, reduced_for_scaling
+from farandole.keras.optimizer import distributed_in, exchanged_outside, gradients_of, reduced_for_scaling
 from farandole.keras.replica import CURES
 from farandole.observe.replicas import same_data
 
@@ -176,6 +176,8 @@ def _apply(self: Any, original: Any, grads: Any, trainable_variables: Any = None
 def _stateless_apply(self: Any, original: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
     if gradients_of(self) is None:
         return original(self, optimizer_variables, grads, trainable_variables)
-    grads = reduced_for_scaling(self, list(grads), None)
+    variables = distributed_in(self)._trainable_variables
+    with keras.StatelessScope(state_mapping=list(zip(variables, trainable_variables, strict=True))):
+        grads = reduced_for_scaling(self, list(grads), variables)  # ranks compare the weights, too
     with exchanged_outside(self):
         return original(self, optimizer_variables, grads, trainable_variables)
