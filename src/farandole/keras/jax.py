@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from farandole.frontend.exchange import Exchange
 from farandole.jax.gradients import reduce_gradients
 from farandole.keras.replica import KerasReplica
-
-if TYPE_CHECKING:
-    pass
 
 
 def apart(call: Callable[..., Any], *args: Any) -> Any:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from farandole.frontend.exchange import Exchange
 from farandole.keras.replica import KerasReplica
 from farandole.tensorflow.gradients import reduce_gradients
-
-if TYPE_CHECKING:
-    pass
 
 
 def apart(call: Callable[..., Any], *args: Any) -> Any:

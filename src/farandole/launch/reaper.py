@@ -31,7 +31,7 @@ GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 AGAIN = 0.02  # seconds after which SIGKILL goes to processes that were started meanwhile
 GIVE_UP = 3.0  # seconds after which a process that does not die of SIGKILL (a dead network disk) is left alone
 _PR_SET_CHILD_SUBREAPER = 36
-_RESTORED = [getattr(signal, name) for name in ("SIGPIPE", "SIGXFZ", "SIGXFSZ") if hasattr(signal, name)]
+_RESTORED = [signal.SIGPIPE, signal.SIGXFSZ]  # Python ignores them; a rank is to find them as in a shell
 
 
 def processes() -> dict[int, tuple[int, int]]:
