@@ -134,15 +134,15 @@ class Session:
 
 def recv_exactly(sock: socket.socket, count: int, *, allow_end: bool = False) -> bytearray | None:
     """``count`` bytes; None if the other end hung up before the first one and ``allow_end``."""
-    data = bytearray()
-    while len(data) < count:
-        piece = bytearray(min(PIECE, count - len(data)))
-        got = sock.recv_into(piece)
+    data, filled = bytearray(), 0
+    while filled < count:
+        if filled == len(data):
+            data += bytes(min(PIECE, count - filled))
+        with memoryview(data) as view, view[filled:] as rest:
+            got = sock.recv_into(rest)
         if got == 0:
-            if allow_end and not data:
+            if allow_end and not filled:
                 return None
             raise PeerLostError("the peer hung up in the middle of a message")
-        if got == count:
-            return piece
-        data += memoryview(piece)[:got]
+        filled += got
     return data
