@@ -110,7 +110,7 @@ def test_what_left_its_session_is_ended(jobs: Marked, then: str) -> None:
 
 def children_of(worker: LocalWorker) -> Callable[[], dict[int, tuple[int, int]]]:
     """All descendants of the worker's reaper."""
-    root = reaper.processes()[worker.pid][0] if worker.poll() is None else worker._reaper._process.pid  # type: ignore[union-attr]
+    root = worker._reaper._process.pid  # type: ignore[union-attr]
 
     def found() -> dict[int, tuple[int, int]]:
         known = reaper.processes()

@@ -92,6 +92,13 @@ class TestReports:
         long = report.report(stalled, 120, 0, answers, detailed=True).splitlines()
         assert long[-3:-1] == ["    train.py, line 9, in <module>: main()", "    train.py, line 5, in main: step()"]
 
+    def test_a_rank_that_a_missing_one_holds_is_not_blamed(self) -> None:
+        answers = {1: Answer(silent="its process 7 is stopped"), 2: Answer(stuck=("grad",), awaited=(1,))}
+        over = [Waiting("grad", 9.0, (1, 2))]
+        assert report.reason(over, 9, answers).startswith("rank 1 stayed away from grad for more than 9 s")
+        crossed = {1: Answer(stuck=("grad",), awaited=(2,)), 2: Answer(stuck=("grad",), awaited=(1,))}
+        assert report.reason(over, 9, crossed).startswith("ranks 1, 2 stayed away from grad")
+
 
 @pytest.mark.parametrize(
     ("name", "wanted"),

@@ -7,7 +7,6 @@ basedpyright (``pip install basedpyright``, which brings what it needs) is run w
 from __future__ import annotations
 
 import ast
-import importlib.util
 import os
 import re
 import subprocess
@@ -46,10 +45,9 @@ def test_mypy(tmp_path: Path) -> None:
 @pytest.mark.timeout(500)
 def test_pyright(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    if importlib.util.find_spec("basedpyright") is None:
-        pytest.skip("basedpyright is not installed")
+    pytest.importorskip("basedpyright", reason="basedpyright is not installed")
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
-    found, expected = check([sys.executable, "-m", "basedpyright"], tmp_path)
+    found, expected = check([sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable], tmp_path)
     assert found == expected
 
 

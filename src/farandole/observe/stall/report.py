@@ -36,7 +36,7 @@ def reason(over: Sequence[Waiting], limit: float, answers: Mapping[int, Answer])
         ranks = sorted(silent) or _missing(over)
         text = f"{_ranks(ranks)} stopped inside {names}"
     else:
-        ranks = _missing(over)
+        ranks = _culprits(_missing(over), answers)
         text = f"{_ranks(ranks)} stayed away from {names}"
     told = [_place(rank, answers[rank]) for rank in ranks if rank in answers][:_RANKS_SHOWN]
     return f"{text} for more than {limit:g} s ({_FLAG})" + (f"; {'; '.join(told)}" if told else "")
@@ -117,6 +117,12 @@ def _joined(names: Iterable[str]) -> str:
 
 def _missing(stalled: Sequence[Waiting]) -> list[int]:
     return sorted({rank for wait in stalled for rank in wait.missing})
+
+
+def _culprits(missing: Sequence[int], answers: Mapping[int, Answer]) -> list[int]:
+    """Those missing, without the ranks that another missing one still holds in an earlier collective."""
+    held = {rank for rank in missing if rank in answers and set(answers[rank].awaited) & (set(missing) - {rank})}
+    return [rank for rank in missing if rank not in held] or list(missing)
 
 
 def _ranks(ranks: Sequence[int]) -> str:
