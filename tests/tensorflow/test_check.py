@@ -81,6 +81,29 @@ def test_tapes(function: bool) -> None:
     assert "computed the same gradients" in data[0]
 
 
+def fit(rank: int, wrapped: bool) -> None:
+    import tf_keras
+
+    from farandole.tensorflow import tf_keras as hvd_keras
+
+    tf_keras.utils.set_random_seed(0)
+    model = tf_keras.Sequential([tf_keras.layers.Dense(3, input_shape=(6,))])
+    optimizer = tf_keras.optimizers.SGD(0.1)
+    model.compile(hvd_keras.DistributedOptimizer(optimizer) if wrapped else optimizer, "mse")
+    random = np.random.default_rng(rank)
+    callbacks = [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), hvd_keras.callbacks.MetricAverageCallback()]
+    data = random.normal(size=(16, 6)), random.normal(size=(16, 3))
+    model.fit(*data, batch_size=4, epochs=2, verbose=0, callbacks=callbacks)
+
+
+def test_an_epoch_of_keras_2_without_an_exchange() -> None:
+    (told, again), _ = heard(2, lambda rank: fit(rank, False), lambda rank: fit(rank, False))
+    [text] = told
+    assert "model.fit ran an epoch with SGD and exchanged nothing, so the 2 ranks of this job train 2 models" in text
+    assert again == []
+    assert heard(2, lambda rank: fit(rank, True)) == [[[]], [[]]]
+
+
 def test_settings_of_optimizers_and_sessions() -> None:
     def keras_2(rank: int) -> None:
         import tf_keras

@@ -228,6 +228,11 @@ def largest_exchange() -> int:
     return _entered().observers.witness.exchanged
 
 
+def exchanges_nothing() -> bool:
+    """Did the ranks begin alike, and exchange no gradients since?"""
+    return _entered().observers.witness.apart(size())
+
+
 def generation() -> int:
     """How many times this process has initialised; the same on all ranks of a job."""
     return _generation

@@ -15,6 +15,8 @@ from farandole.frontend.agreement import tell
 from farandole.observe.replicas import Finding
 from farandole.observe.witness import outcome
 
+MOMENT = 2.0  # seconds for other ranks to end their first epoch, too
+
 
 def compared(digest: int, seconds: float = 0.0) -> list[int] | None:
     """Leave ``digest`` in the store. On rank 0: those of all ranks, if they are there within ``seconds``; else None."""

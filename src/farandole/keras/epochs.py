@@ -15,7 +15,7 @@ from farandole.frontend import serials
 from farandole.frontend.agreement import Agreement
 from farandole.frontend.callbacks import any_rank, wait_for_all
 from farandole.frontend.objects import allgather_object, broadcast_object
-from farandole.frontend.solo import compared, tell_solo
+from farandole.frontend.solo import MOMENT, compared, tell_solo
 from farandole.keras import metrics, notes
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
 from farandole.keras.gradients import counter, name_of
@@ -24,8 +24,6 @@ from farandole.keras.replica import CURES, KerasReplica
 from farandole.keras.weights import broadcast_variables, digests, local_of, numpy_of, shared_variables
 from farandole.launch import pace
 from farandole.observe.replicas import combined
-
-_MOMENT = 2.0  # seconds for other ranks to end their first epoch, too
 
 
 def path_of(callback: Any) -> str | None:
@@ -200,7 +198,7 @@ class Alone(keras.callbacks.Callback, Observer):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._looking and not self._seen:
             name = type(self._model.optimizer).__name__
-            found = compared(combined(digests(self._model.trainable_weights)), _MOMENT)
+            found = compared(combined(digests(self._model.trainable_weights)), MOMENT)
             cure = "compile with hvd.DistributedOptimizer(optimizer)"
             tell_solo(f"model.fit ran an epoch with {name}", found, cure)
         self._stop()

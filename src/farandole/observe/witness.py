@@ -40,9 +40,14 @@ class Witness(Observer):
                 sizes = [prod(request.shape) for request in response.requests if request.dtype.is_float]
                 self.exchanged = max(self.exchanged, *sizes, 0)
 
+    def apart(self, size: int) -> bool:
+        """Did ``size`` ranks begin alike, and exchange no gradients since? Not if the user was told already."""
+        enough = min(_FEW, self.broadcast / 10)
+        return size > 1 and not self.excused and self.broadcast > 0 and self.exchanged < enough
+
     def verdict(self, size: int) -> str:
         """What to tell the user of a job of ``size`` ranks; empty if there is nothing to say."""
-        if size == 1 or self.excused or not self.broadcast or self.exchanged >= min(_FEW, self.broadcast / 10):
+        if not self.apart(size):
             return ""
         what = f"at most {self.exchanged} numbers at a time" if self.exchanged else "nothing"
         return (

@@ -30,19 +30,27 @@ class VariablesReplica:
             [name.partition(":")[0] for name in names],
             settings,
         )
-        self._readable = tf.compat.v1.executing_eagerly_outside_functions()
+        self._readable = readable()  # looks come from threads of TensorFlow, where it always says yes
 
     def names(self) -> Sequence[str]:
         return self._names
 
     def weights(self) -> list[int] | None:
         """None in a graph of TensorFlow 1: only its session can read variables."""
-        if not self._readable:
-            return None
-        return [_digest(variable) for variable in self._variables]
+        return digests_of(self._variables) if self._readable else None
 
     def settings(self) -> Mapping[str, str]:
         return self._settings()
+
+
+def readable() -> bool:
+    """Can the variables of the program be read without a session?"""
+    return bool(tf.compat.v1.executing_eagerly_outside_functions())
+
+
+def digests_of(variables: Sequence[Any]) -> list[int]:
+    """A digest per variable; 0 of those that are not trained."""
+    return [_digest(variable) for variable in variables]
 
 
 def _digest(variable: Any) -> int:

@@ -11,8 +11,11 @@ import tf_keras
 
 from farandole import context
 from farandole.frontend.keras_callbacks import Best, LearningRates, WarmUp
+from farandole.frontend.solo import MOMENT, compared, tell_solo
+from farandole.observe.replicas import combined
 from farandole.tensorflow.broadcasting import broadcast_variables
 from farandole.tensorflow.differentiable import allreduce
+from farandole.tensorflow.replica import digests_of, readable
 from farandole.tensorflow.tf_keras.elastic import (
     CommitStateCallback,
     UpdateBatchStateCallback,
@@ -48,6 +51,13 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         if not self.broadcast_done:
             self._broadcast()
             self.broadcast_done = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        trained = self.model.trainable_variables
+        if trained and readable() and context.exchanges_nothing() and context.settings().check != "off":
+            what = f"model.fit ran an epoch with {type(self.model.optimizer).__name__}"
+            found = compared(combined(digests_of(trained)), MOMENT)
+            tell_solo(what, found, "compile with hvd.DistributedOptimizer(optimizer)")
 
     def _broadcast(self) -> None:
         optimizer = self.model.optimizer
