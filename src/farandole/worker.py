@@ -17,6 +17,7 @@ from typing import Any
 from farandole import registry
 from farandole.config import PROCESS, Settings, cores
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
+from farandole.report import keys
 from farandole.store import StoreClient
 from farandole.types import Slot
 
@@ -33,7 +34,7 @@ def main() -> int:
     rank, _ = registry.load("launcher", settings.launcher)().where_am_i(os.environ)
     try:
         client = StoreClient(settings.store, settings.secret, timeout=settings.start_timeout)
-        job = json.loads(client.get("job", settings.start_timeout))
+        job = json.loads(client.get(keys.JOB, settings.start_timeout))
     except (RendezvousError, AuthenticationError, HorovodInternalError) as error:
         sys.stderr.write(f"farandole: rank {rank} cannot join its job: {error}\n")
         return 1
@@ -81,7 +82,7 @@ def _die_with_parent() -> None:
 
 def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
     """Replace this process by the user's program; returns only if that cannot be done."""
-    os.environ[PROCESS] = str(os.getpid())  # see outcome.install_early
+    os.environ[PROCESS] = str(os.getpid())  # see reporter.install_early
     try:
         os.execvpe(command[0], list(command), os.environ)
     except (FileNotFoundError, NotADirectoryError):
@@ -92,11 +93,11 @@ def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
         code, text = NOT_EXECUTABLE, f"the command {command[0]!r} cannot be executed: {error}"
     if command[0].endswith(".py"):
         text += f"; a script needs its interpreter in front: python {command[0]}"
-    from farandole.launch.outcome import Outcome
+    from farandole.report.outcome import Outcome
 
     failure = Outcome(status="error", message=text)
     with contextlib.suppress(HorovodInternalError, AuthenticationError):
-        client.set(f"outcome/{rank}", failure.to_bytes())
+        client.set(keys.outcome(rank), failure.to_bytes())
     return code
 
 
@@ -104,7 +105,8 @@ def _call(job: Mapping[str, Any], client: StoreClient, settings: Settings) -> in
     """Fetch the function, call it, store its result; report how it ended."""
     import types
 
-    from farandole.launch import outcome, parcel
+    from farandole.report import pickling, reporter
+    from farandole.report.outcome import Outcome
 
     sys.modules["__main__"] = types.ModuleType("__main__")  # the function's; ours is nobody's business
     first, then = (sys.path, job["path"]) if job["elsewhere"] else (job["path"], sys.path)
@@ -112,30 +114,30 @@ def _call(job: Mapping[str, Any], client: StoreClient, settings: Settings) -> in
         *first,
         *(folder for folder in then if folder not in first),
     ]  # the driver's first, if it is the same host
-    outcome.install(client, settings.rank)
+    reporter.install(client, settings.rank)
     if "FARANDOLE_SPARK_FILES" in os.environ:
         from farandole.launch.launchers.spark import guard
 
         guard.install()
     try:
-        function, args, kwargs = parcel.unpack(client.get("function", settings.start_timeout))
+        function, args, kwargs = pickling.unpack(client.get(keys.FUNCTION, settings.start_timeout))
         _fill_main(function)
         result = function(*args, **kwargs)
         del args, kwargs
-        if "farandole.launch.figures" in sys.modules:
-            sys.modules["farandole.launch.figures"].FigureManager.pyplot_show()
+        if "farandole.report.figures" in sys.modules:
+            sys.modules["farandole.report.figures"].FigureManager.pyplot_show()
         if job["first_only"] and settings.rank:
             result = None
-        packed = parcel.pack(result, f"the result of {getattr(function, '__qualname__', 'the function')!r}")
-        client.set(f"result/{settings.rank}", packed)
+        packed = pickling.pack(result, f"the result of {getattr(function, '__qualname__', 'the function')!r}")
+        client.set(keys.result(settings.rank), packed)
     except SystemExit as end:
         if end.code in (None, 0):
-            client.set(f"result/{settings.rank}", parcel.pack(None, "None"))
+            client.set(keys.result(settings.rank), pickling.pack(None, "None"))
         raise
     except BaseException as error:
         # Said before this process's sockets close, so before any other rank can fail because of it.
-        failure = outcome.Outcome.of(error, skip=1)
-        outcome.report(failure)
+        failure = Outcome.of(error, skip=1)
+        reporter.report(failure)
         sys.stderr.write(failure.traceback)
         return 1
     return 0

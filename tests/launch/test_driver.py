@@ -350,7 +350,7 @@ def test_a_status_line_on_a_terminal_only(jobs: Marked) -> None:
 
     code = """
 import time
-from farandole.launch import pace
+from farandole.report import pace
 counter = pace.counter()
 pace.epoch(1, 2, 10 ** 9)
 ends = time.monotonic() + 3.5

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from farandole.errors import RendezvousError, SettingsError
-from farandole.launch import notes, parcel
 from farandole.launch.launchers.spark import Spark, boot, cluster, visible
 from farandole.launch.launchers.spark.agent import environment, place
 from farandole.launch.launchers.spark.bundle import bundle
 from farandole.launch.launchers.spark.cluster import Cluster, reason
+from farandole.report import notes, pickling
 from farandole.spark import HorovodRunner, LoopLog, get_available_devices, log_to_driver, run, run_elastic
 
 
@@ -334,7 +334,7 @@ def test_what_is_large_in_a_function_is_named() -> None:
     def train(lr: float) -> int:
         return len(images) + len(few)
 
-    text = parcel.weigh((train, (), {"lr": 0.1}), "the function 'train'", 12_000_500)
+    text = pickling.weigh((train, (), {"lr": 0.1}), "the function 'train'", 12_000_500)
     assert "is 12.0 MB pickled" in text
     assert "the largest parts are variable 'images' (bytes, 12.0 MB)." in text
     assert "few" not in text

@@ -23,6 +23,7 @@ from farandole.context.process_sets import Sets
 from farandole.contracts import Transport
 from farandole.engine import Engine
 from farandole.errors import NotInitializedError, RequestError, SettingsError
+from farandole.report import reporter
 from farandole.store import StoreClient
 from farandole.transports import shm
 
@@ -170,9 +171,7 @@ def shutdown() -> None:
 
 def _failing() -> bool:
     """Does this process end because of an exception?"""
-    from farandole.launch import outcome
-
-    return sys.exc_info()[0] is not None or outcome.failed()
+    return sys.exc_info()[0] is not None or reporter.failed()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -357,13 +356,9 @@ def _open_store(settings: Settings) -> StoreClient:
         )
     if _store is None:
         _store = StoreClient(settings.store, settings.secret)
-        from farandole.launch import outcome
-
-        outcome.install(_store, settings.rank)
+        reporter.install(_store, settings.rank)
     return _store
 
 
 if PROCESS in os.environ:
-    from farandole.launch.outcome import install_early
-
-    install_early()
+    reporter.install_early()

@@ -25,8 +25,8 @@ from farandole.frontend.lending import Lending
 from farandole.frontend.objects import allgather_object
 from farandole.frontend.ops import WORLD
 from farandole.frontend.packing import Plan
-from farandole.launch import pace
 from farandole.observe.replicas import combined, gradient_digest
+from farandole.report import pace
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from farandole.keras.gradients import counter, name_of
 from farandole.keras.optimizer import gradients_of
 from farandole.keras.replica import CURES, KerasReplica
 from farandole.keras.weights import broadcast_variables, digests, local_of, numpy_of, shared_variables
-from farandole.launch import pace
 from farandole.observe.replicas import combined
+from farandole.report import pace
 
 
 def path_of(callback: Any) -> str | None:

@@ -21,15 +21,16 @@ from farandole import handshake, registry
 from farandole.config import STATUS, cores, doubts, knobs
 from farandole.contracts import Launcher, Worker
 from farandole.errors import JobFailedError, RendezvousError, SettingsError
-from farandole.launch import notes, parcel
+from farandole.launch.explain import Event, Verdict, explain, with_lines
 from farandole.launch.job import Job
 from farandole.launch.limits import check_open_files, crowding, open_standard_streams
-from farandole.launch.outcome import Event, Outcome, Verdict, explain, with_lines
 from farandole.launch.output import Streams, is_terminal
 from farandole.launch.placing import Placing
 from farandole.launch.plan import plan
 from farandole.launch.status import status
 from farandole.log import logger
+from farandole.report import keys, notes, pickling
+from farandole.report.outcome import Outcome
 from farandole.store import StoreServer, Value
 from farandole.types import Slot
 
@@ -89,7 +90,7 @@ def run(job: Job) -> list[Any]:
             stack.callback(placing.close)
             stack.callback(streams.close)  # the rest of the output may have to go where the launcher puts it
         if function is not None:
-            store.set("function", function)
+            store.set(keys.FUNCTION, function)
             function = None
         watch = stack.enter_context(Watch(job, slots, store, streams))
         env = _environment(job, store, secret, launcher.name)
@@ -97,7 +98,7 @@ def run(job: Job) -> list[Any]:
         watch.follow(launcher.start(slots, worker_command(), env))
         if placing is not None:
             watch.await_places(placing)
-        store.set("job", _describe(job, watch.slots, elsewhere=placing is not None))
+        store.set(keys.JOB, _describe(job, watch.slots, elsewhere=placing is not None))
         watch.until_done()
     return [] if job.call is None else watch.results
 
@@ -122,9 +123,9 @@ def _pack(job: Job) -> bytes:
     """The call, pickled; a warning if it is heavy."""
     assert job.call is not None
     what = _what(job.call[0])
-    packed = parcel.pack_call(job.call)
+    packed = pickling.pack_call(job.call)
     if 0 < job.heavy < len(packed):
-        logger.warning("%s", parcel.weigh(job.call, what, len(packed)))
+        logger.warning("%s", pickling.weigh(job.call, what, len(packed)))
     return packed
 
 
@@ -231,7 +232,7 @@ class Watch:
         found = {STATUS: "1"} if self._status.shown else {}
         chosen = {**os.environ, **self._job.env}.get("MPLBACKEND", "")
         if self._status.pictures and (not chosen or chosen.startswith(INLINE)):
-            found["MPLBACKEND"] = "module://farandole.launch.figures"
+            found["MPLBACKEND"] = "module://farandole.report.figures"
         return found
 
     def await_places(self, placing: Placing) -> None:
@@ -420,7 +421,7 @@ class Watch:
 
     def _collect(self) -> None:
         for slot in self.slots:
-            data = self._store.pop(f"result/{slot.rank}")
+            data = self._store.pop(keys.result(slot.rank))
             if data is None:
                 raise JobFailedError(
                     f"Rank {slot.rank} on {slot.host} exited with code 0 before its function returned "
@@ -428,7 +429,7 @@ class Watch:
                     rank=slot.rank, host=slot.host,
                 )  # fmt: skip
             try:
-                self.results.append(parcel.unpack(data))
+                self.results.append(pickling.unpack(data))
             except Exception as error:  # any error of the classes in it
                 raise JobFailedError(
                     f"the result of rank {slot.rank} on {slot.host} cannot be read here: {type(error).__name__}: "

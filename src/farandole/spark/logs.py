@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from farandole.config import Settings
-from farandole.launch import notes
+from farandole.report import notes
 
 EVERY = 1.0  # seconds between reports to the status line
 

@@ -14,7 +14,7 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend.compression import Compressing, NoneCompressor
 from farandole.frontend.documented import documented
-from farandole.launch import pace
+from farandole.report import pace
 from farandole.strategies.allreduce import Allreduce
 from farandole.strategies.buckets import Terms
 from farandole.torch import checked

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from farandole.launch.outcome import Outcome, parsed
 from farandole.log import logger
+from farandole.report import keys
+from farandole.report.outcome import Outcome, parsed
 from farandole.store import StoreServer, Value
 from farandole.types import Slot
 
@@ -165,7 +166,7 @@ class Desk:
     def _fail(self, worker: SparkWorker, status: str, message: str) -> None:
         if not worker.reported:
             outcome = Outcome(status=status, message=message, host=worker.slot.host)
-            self._store.receive(f"outcome/{worker.slot.rank}", outcome.to_bytes())
+            self._store.receive(keys.outcome(worker.slot.rank), outcome.to_bytes())
         worker.end_output()
         worker.code = 0  # nobody knows: the outcome tells how it ended
         worker.gone = True

@@ -1,234 +1,23 @@
-"""How a rank ended, and which rank is the cause when a job fails.
-
-In a rank: ``install`` sees to it that the driver hears of an exception before this process's sockets close, so
-before any other rank can notice. In the driver: ``explain``, a pure function from events to a verdict.
-"""
+"""Which rank is the cause when a job fails: a pure function from events to a verdict."""
 
 from __future__ import annotations
 
-import atexit
-import json
 import linecache
-import os
 import re
 import signal
-import socket
-import sys
-import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
-from farandole.config import PROCESS, Settings
-from farandole.errors import (
-    SHUT_DOWN,
-    HorovodInternalError,
-    PeerLostError,
-    RendezvousError,
-    ShutDownError,
-    StalledError,
-)
+from farandole.errors import SHUT_DOWN, RendezvousError, ShutDownError
+from farandole.report.outcome import Outcome
 
 VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first victim
 EXIT_PATIENCE = 0.3  # the same after a plain exit code, which may be a victim's that caught its exception
-_TEXT_LIMIT = 64 << 10
 _ABSENT = 4  # ranks that stayed away whose activity is named
 _SAME_CALLS = (
     "every rank must make the same calls (the same number of batches, for instance; or hvd.join() on those that are "
     "done with theirs)."
 )
-STATUSES = ("ok", "error", "victim")
-
-
-def parsed(data: bytes | bytearray) -> dict[str, Any]:
-    """The JSON object that a process of the job sent; ValueError if it is none."""
-    try:
-        found = json.loads(data)
-    except RecursionError:
-        raise ValueError("brackets in brackets, too many") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"not an object but {str(found)[:100]}")
-    return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """A rank's report of its own end. ``status``: ok, error, or victim (it failed because another rank left)."""
-
-    status: str
-    kind: str = ""
-    message: str = ""
-    traceback: str = ""
-    lost: int = -1
-    host: str = ""
-
-    def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes | bytearray) -> Outcome:
-        """The inverse of ``to_bytes``; ValueError for anything else."""
-        facts = parsed(data)
-        kinds = {field.name: int if field.name == "lost" else str for field in fields(cls)}
-        if facts.keys() != kinds.keys():
-            raise ValueError(f"an outcome has the fields {', '.join(kinds)}")
-        wrong = [name for name, kind in kinds.items() if type(facts[name]) is not kind]
-        if wrong or facts["status"] not in STATUSES:
-            raise ValueError(f"an outcome has another type of {', '.join(wrong) or 'status'}")
-        return cls(**facts)
-
-    @classmethod
-    def of(cls, error: BaseException, skip: int = 0) -> Outcome:
-        """The outcome of a rank that ends with ``error``; ``skip`` frames of ours are left out of its traceback."""
-        trace = error.__traceback__
-        for _ in range(skip):
-            trace = trace.tb_next if trace is not None else None
-        text = "".join(traceback.format_exception(type(error), error, trace))
-        chain = _chain(error)
-        ended_it = any(isinstance(link, StalledError) for link in chain)
-        victims = [link for link in chain if _is_of_a_victim(link)]
-        lost = next((_lost(victim) for victim in victims if _lost(victim) >= 0), -1)
-        return cls(
-            status="victim" if victims and not ended_it else "error", kind=type(error).__name__,
-            message=str(error)[:_TEXT_LIMIT], traceback=text[-_TEXT_LIMIT:], lost=lost, host=socket.gethostname(),
-        )  # fmt: skip
-
-
-def _is_of_a_victim(error: BaseException) -> bool:
-    late = isinstance(error, RendezvousError) and error.missing != ()
-    return late or isinstance(error, PeerLostError | ShutDownError)
-
-
-def _lost(error: BaseException) -> int:
-    if isinstance(error, RendezvousError):
-        return error.missing[0]
-    return error.rank if isinstance(error, PeerLostError | ShutDownError) else -1
-
-
-_BARE_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+).*\n(?!    )', re.M)
-
-
-def with_lines(trace: str) -> str:
-    """A rank's traceback, with the lines of source that only this machine has: those of a notebook's cells, and of
-    files that are not on the rank's host."""
-
-    def shown(frame: re.Match[str]) -> str:
-        line = linecache.getline(frame["file"], int(frame["line"])).strip()
-        return frame[0] + (f"    {line}\n" if line else "")
-
-    return _BARE_FRAME.sub(shown, trace)
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    """The exception, its causes, and its contexts."""
-    found: list[BaseException] = []
-    todo: list[BaseException | None] = [error]
-    while todo:
-        link = todo.pop()
-        if link is not None and not any(link is known for known in found):
-            found.append(link)
-            todo += [link.__cause__, link.__context__, *getattr(link, "exceptions", ())]
-    return found
-
-
-# ---- in a rank ----
-
-
-class _Store(Protocol):
-    def set(self, key: str, value: bytes) -> None: ...
-
-
-class _Reporter:
-    """Reports once; a process forked from this one (a data loader's worker) stays silent."""
-
-    def __init__(self) -> None:
-        self.client: _Store | None = None
-        self.rank = 0
-        self.pid = 0
-        self.done = self.failed = False
-
-    def report(self, outcome: Outcome) -> None:
-        if self.client is None or self.done or os.getpid() != self.pid:
-            return
-        self.done, self.failed = True, outcome.status != "ok"
-        try:
-            self.client.set(f"outcome/{self.rank}", outcome.to_bytes())
-        except (HorovodInternalError, OSError):
-            self._report_anew(outcome)
-
-    def _report_anew(self, outcome: Outcome) -> None:
-        """The client given to ``install`` may have been closed by a shutdown since."""
-        from farandole.store import StoreClient
-
-        try:
-            client = StoreClient(self.client.address, self.client.secret, timeout=2.0)  # type: ignore[union-attr]
-            client.set(f"outcome/{self.rank}", outcome.to_bytes())
-            client.close()
-        except (HorovodInternalError, OSError, AttributeError):
-            pass  # the driver is gone: nobody is left to be told
-
-
-_reporter = _Reporter()
-
-
-def install(client: _Store, rank: int) -> None:
-    """Report this process's end to the driver: an uncaught exception at once, anything else at exit."""
-    known = _reporter.client is not None and _reporter.pid == os.getpid()
-    _reporter.client, _reporter.rank, _reporter.pid = client, rank, os.getpid()
-    if known:
-        return
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _reporter.report(Outcome.of(error))
-        before(kind, error, trace)
-
-    sys.excepthook = hook
-    atexit.register(_at_exit)
-
-
-class _Caller:
-    """Connects when there is something to say."""
-
-    def __init__(self, address: str, secret: str) -> None:
-        self.address, self.secret = address, secret
-
-    def set(self, key: str, value: bytes) -> None:
-        from farandole.store import StoreClient
-
-        client = StoreClient(self.address, self.secret, timeout=2.0)
-        client.set(key, value)
-        client.close()
-
-
-def install_early() -> None:
-    """Report an uncaught exception of this process also before it has been through ``init()``, if it is a rank: not a
-    child of one, which inherits its variables."""
-    if os.environ.get(PROCESS) == str(os.getpid()) and _reporter.client is None:
-        settings = Settings.from_env()
-        install(_Caller(settings.store, settings.secret), settings.rank)
-
-
-def report(outcome: Outcome) -> None:
-    """Tell the driver now; the later report of ``install`` is dropped."""
-    _reporter.report(outcome)
-
-
-def failed() -> bool:
-    """Was the driver told that this process has failed?"""
-    return _reporter.failed
-
-
-def _at_exit() -> None:
-    # A program that replaced sys.excepthook after init() has still left its exception here.
-    error = getattr(sys, "last_value", None)
-    if error is None and isinstance(_reporter.client, _Caller):
-        return  # never in the job, and no failure
-    _reporter.report(Outcome.of(error) if error is not None else Outcome(status="ok"))
-
-
-# ---- in the driver ----
 
 
 class Event(NamedTuple):
@@ -421,7 +210,7 @@ def _lost_each_other(victims: Sequence[_Rank], hosts: Sequence[str]) -> str:
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<where>.+))?\n(?:    (?P<code>.+)\n)?', re.M)
 _OURS = re.compile(
-    r"/farandole/(?:collectives|compat|context|data|engine|frontend|jax|keras|launch|mxnet|numpy|observe|strategies"
+    r"/farandole/(?:collectives|compat|context|data|engine|frontend|jax|keras|launch|mxnet|numpy|observe|report|strategies"
     r"|tensorflow|torch|transports|worker)\b"
 )
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3|^<frozen ")
@@ -496,3 +285,17 @@ def _ranks(ranks: Sequence[int]) -> str:
             parts.append([rank])
     text = ", ".join("-".join(str(number) for number in part) for part in parts)
     return f"Rank {text}" if len(ranks) == 1 else f"Ranks {text}"
+
+
+_BARE_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+).*\n(?!    )', re.M)
+
+
+def with_lines(trace: str) -> str:
+    """A rank's traceback, with the lines of source that only this machine has: those of a notebook's cells, and of
+    files that are not on the rank's host."""
+
+    def shown(frame: re.Match[str]) -> str:
+        line = linecache.getline(frame["file"], int(frame["line"])).strip()
+        return frame[0] + (f"    {line}\n" if line else "")
+
+    return _BARE_FRAME.sub(shown, trace)

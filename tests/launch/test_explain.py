@@ -3,93 +3,32 @@ from __future__ import annotations
 import linecache
 import random
 import signal
-import subprocess
-import sys
 from typing import NamedTuple
 
 import pytest
 
-from farandole.errors import PeerLostError, RendezvousError, ShutDownError
-from farandole.handshake import new_secret
-from farandole.launch.outcome import Event, Outcome, describe, exit_status, explain, with_lines
-from farandole.store import StoreServer
+from farandole.errors import RendezvousError, ShutDownError
+from farandole.launch.explain import Event, describe, exit_status, explain, with_lines
+from farandole.report.outcome import Outcome
 
 HOSTS = ["alpha", "alpha", "beta", "beta"]
 VICTIM = Outcome(status="victim", kind="PeerLostError", message="rank 1 went away", lost=1, traceback="T0")
 ERROR = Outcome(status="error", kind="ValueError", message="boom\nmore", traceback="Traceback ...\nValueError: boom")
 
 
-def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
-    try:
-        raise error from cause
-    except BaseException as caught:
-        return caught
-
-
-class TestOutcome:
-    def test_an_error_of_its_own(self) -> None:
-        outcome = Outcome.of(raised(ValueError("boom")))
-        assert (outcome.status, outcome.kind, outcome.message) == ("error", "ValueError", "boom")
-        assert "ValueError: boom" in outcome.traceback
-        assert outcome.host
-
-    def test_lines_that_only_the_driver_has(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        cell = ["def train():\n", "    return undefined\n"]
-        monkeypatch.setitem(linecache.cache, "/tmp/cell.py", (0, None, cell, "/tmp/cell.py"))
-        trace = (
-            "Traceback (most recent call last):\n"
-            '  File "/tmp/cell.py", line 2, in train\n'
-            '  File "/no/such/file.py", line 2, in f\n'
-            '  File "/tmp/cell.py", line 2, in g\n'
-            "    something_else()\n"
-            "NameError: name 'undefined' is not defined\n"
-        )
-        frame = '  File "/tmp/cell.py", line 2, in train\n'
-        assert with_lines(trace) == trace.replace(frame, f"{frame}    return undefined\n")
-
-    @pytest.mark.parametrize("error", [PeerLostError("gone", 3), ShutDownError("rank 1 left")])
-    def test_a_victim(self, error: Exception) -> None:
-        assert Outcome.of(raised(error)).status == "victim"
-
-    def test_a_victim_that_raised_something_else(self) -> None:
-        assert Outcome.of(raised(RuntimeError("training failed"), PeerLostError("gone", 3))).lost == 3
-
-    def test_a_victim_that_hides_what_it_handled(self) -> None:
-        def handle() -> None:
-            try:
-                raise ShutDownError
-            except ShutDownError:
-                raise KeyError("in the handler") from None
-
-        with pytest.raises(KeyError) as caught:
-            handle()
-        assert Outcome.of(caught.value).status == "victim"
-
-    def test_a_rank_that_waited_in_init_is_a_victim(self) -> None:
-        outcome = Outcome.of(raised(RendezvousError.late([2, 3], 30.0)))
-        assert (outcome.status, outcome.kind, outcome.lost) == ("victim", "RendezvousError", 2)
-
-    def test_a_wire_that_cannot_be_made_is_no_victims_tale(self) -> None:
-        assert Outcome.of(raised(RendezvousError("rank 1 is missing"))).status == "error"
-
-    def test_exceptions_that_go_in_circles(self) -> None:
-        first, second = ValueError("a"), ValueError("b")
-        first.__cause__, second.__cause__ = second, first
-        assert Outcome.of(first).status == "error"
-
-    def test_travels_as_bytes(self) -> None:
-        assert Outcome.from_bytes(VICTIM.to_bytes()) == VICTIM
-
-    @pytest.mark.parametrize(
-        "data",
-        [
-            b"", b"{", b"null", b"[1]", b'{"status": "ok"}', VICTIM.to_bytes().replace(b'"victim"', b'"weary"'),
-            VICTIM.to_bytes().replace(b'"lost": ', b'"lost": "1", "x": '), b"\xff\xfe", b"[" * 100_000,
-        ],
-    )  # fmt: skip
-    def test_what_is_none_is_an_error(self, data: bytes) -> None:
-        with pytest.raises(ValueError):
-            Outcome.from_bytes(data)
+def test_lines_that_only_the_driver_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = ["def train():\n", "    return undefined\n"]
+    monkeypatch.setitem(linecache.cache, "/tmp/cell.py", (0, None, cell, "/tmp/cell.py"))
+    trace = (
+        "Traceback (most recent call last):\n"
+        '  File "/tmp/cell.py", line 2, in train\n'
+        '  File "/no/such/file.py", line 2, in f\n'
+        '  File "/tmp/cell.py", line 2, in g\n'
+        "    something_else()\n"
+        "NameError: name 'undefined' is not defined\n"
+    )
+    frame = '  File "/tmp/cell.py", line 2, in train\n'
+    assert with_lines(trace) == trace.replace(frame, f"{frame}    return undefined\n")
 
 
 class TestExplain:
@@ -150,7 +89,7 @@ class TestExplain:
 
     def test_a_rank_that_is_about_to_finish(self) -> None:
         """It has said goodbye; its process takes its time."""
-        shut = Outcome.of(raised(ShutDownError("(Rank 0 shut down)", 0)))
+        shut = Outcome.of(ShutDownError("(Rank 0 shut down)", 0))
         verdict = explain([Event(1, outcome=shut), Event(1, code=1)], HOSTS[:2])
         assert verdict is not None
         assert verdict.rank == 0
@@ -195,7 +134,7 @@ class TestExplain:
         ]
 
     def test_ranks_that_never_came(self) -> None:
-        late = Outcome.of(raised(RendezvousError.late([1, 2], 5.0)))
+        late = Outcome.of(RendezvousError.late([1, 2], 5.0))
         events = [Event(0, outcome=late), Event(3, outcome=late), Event(2, code=0)]
         verdict = explain(events, HOSTS, activity={1: "process 7 (x) waits", 0: "?"})
         assert verdict is not None
@@ -279,49 +218,3 @@ def test_codes_in_words() -> None:
     assert "a shell says so" in describe(137)
     assert describe(255) == "exited with code 255"
     assert describe(-63).startswith("died of signal 63")
-
-
-PROGRAM = """
-import sys
-from farandole.launch import outcome
-from farandole.store import StoreClient
-client = StoreClient(sys.argv[1], sys.argv[2])
-outcome.install(client, 3)
-outcome.install(client, 3)
-{}
-"""
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "code"),
-    [
-        ("raise ValueError('boom')", "error", 1),
-        ("from farandole.errors import PeerLostError; raise PeerLostError('gone', 2)", "victim", 1),
-        ("sys.exit(3)", "ok", 3),
-        ("pass", "ok", 0),
-        ("client.close(); raise ValueError('boom')", "error", 1),
-        ("sys.excepthook = lambda *_: None; raise ValueError('boom')", "error", 1),
-        (
-            "import os\nif os.fork() == 0: raise KeyError('a child of ours')\nos.wait(); raise ValueError('boom')",
-            "error",
-            1,
-        ),
-    ],
-    ids=["error", "victim", "exit", "end", "closed", "hook-replaced", "forked-child"],
-)
-def test_install_reports_how_the_process_ends(body: str, status: str, code: int) -> None:
-    secret = new_secret()
-    store = StoreServer(secret)
-    try:
-        command = [sys.executable, "-c", PROGRAM.format(body), store.address, secret]
-        done = subprocess.run(command, timeout=30, capture_output=True, text=True, check=False)
-        assert done.returncode == code, done.stderr
-        reported = store.get("outcome/3")
-        assert reported is not None
-        outcome = Outcome.from_bytes(reported)
-        assert outcome.status == status
-        if status == "error":
-            assert outcome.kind == "ValueError"
-            assert "boom" in done.stderr or "hook" in body, "the traceback is printed as usual"
-    finally:
-        store.close()

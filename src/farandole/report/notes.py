@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from farandole.config import Settings
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
-from farandole.launch.outcome import parsed
+from farandole.report import keys
+from farandole.report.outcome import parsed
 from farandole.store import StoreClient
 
-PREFIX = "note/"
 LONGEST = 4000  # characters of a message
 LARGEST_FIGURE = 8 << 20  # bytes
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -81,7 +81,7 @@ def _send(kind: str, data: bytes) -> bool:
     if not settings.store:
         return False
     try:
-        _connection(settings).set(f"{PREFIX}{kind}/{settings.rank}", data)
+        _connection(settings).set(keys.note(kind, settings.rank), data)
     except (HorovodInternalError, RendezvousError, AuthenticationError, OSError):
         return False
     return True

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from farandole.config import STATUS
-from farandole.launch import pace
-from farandole.launch.pace import Pace
 from farandole.launch.status import described
+from farandole.report import pace
+from farandole.report.pace import Pace
 
 
 def test_nothing_to_tell() -> None:

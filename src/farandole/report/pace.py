@@ -14,7 +14,7 @@ from collections import deque
 from typing import NamedTuple
 
 from farandole.config import STATUS, Settings
-from farandole.launch import notes
+from farandole.report import notes
 
 EVERY = 1.0  # seconds between reports
 WINDOW = 10  # reports over which the rate is taken

@@ -13,7 +13,7 @@ from matplotlib import _pylab_helpers
 from matplotlib.backend_bases import FigureManagerBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from farandole.launch import notes
+from farandole.report import notes
 
 
 class FigureManager(FigureManagerBase):

@@ -52,9 +52,9 @@ def _dumps(value: Any) -> bytes:
     import cloudpickle
 
     if "pyspark" in sys.modules:
-        from farandole.launch.launchers.spark import objects
+        from farandole.report import spark
 
-        return objects.dumps(value)
+        return spark.dumps(value)
     packed: bytes = cloudpickle.dumps(value)
     return packed
 
@@ -63,9 +63,9 @@ def _refusal(value: Any) -> str:
     """Why an object of Spark cannot travel; empty for all else."""
     if "pyspark" not in sys.modules:
         return ""
-    from farandole.launch.launchers.spark import objects
+    from farandole.report import spark
 
-    return objects.refusal(value)
+    return spark.refusal(value)
 
 
 def unpack(data: bytes | bytearray) -> Any:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.launch.notes import LONGEST, Note
+from farandole.report.notes import LONGEST, Note
 
 
 def test_a_text_is_cut() -> None:

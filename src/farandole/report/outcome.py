@@ -1,0 +1,91 @@
+"""How a rank ended, as the driver is told."""
+
+from __future__ import annotations
+
+import json
+import socket
+import traceback
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from farandole.errors import PeerLostError, RendezvousError, ShutDownError, StalledError
+
+_TEXT_LIMIT = 64 << 10
+STATUSES = ("ok", "error", "victim")
+
+
+def parsed(data: bytes | bytearray) -> dict[str, Any]:
+    """The JSON object that a process of the job sent; ValueError if it is none."""
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        raise ValueError("brackets in brackets, too many") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"not an object but {str(found)[:100]}")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A rank's report of its own end. ``status``: ok, error, or victim (it failed because another rank left)."""
+
+    status: str
+    kind: str = ""
+    message: str = ""
+    traceback: str = ""
+    lost: int = -1
+    host: str = ""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray) -> Outcome:
+        """The inverse of ``to_bytes``; ValueError for anything else."""
+        facts = parsed(data)
+        kinds = {field.name: int if field.name == "lost" else str for field in fields(cls)}
+        if facts.keys() != kinds.keys():
+            raise ValueError(f"an outcome has the fields {', '.join(kinds)}")
+        wrong = [name for name, kind in kinds.items() if type(facts[name]) is not kind]
+        if wrong or facts["status"] not in STATUSES:
+            raise ValueError(f"an outcome has another type of {', '.join(wrong) or 'status'}")
+        return cls(**facts)
+
+    @classmethod
+    def of(cls, error: BaseException, skip: int = 0) -> Outcome:
+        """The outcome of a rank that ends with ``error``; ``skip`` frames of ours are left out of its traceback."""
+        trace = error.__traceback__
+        for _ in range(skip):
+            trace = trace.tb_next if trace is not None else None
+        text = "".join(traceback.format_exception(type(error), error, trace))
+        chain = _chain(error)
+        ended_it = any(isinstance(link, StalledError) for link in chain)
+        victims = [link for link in chain if _is_of_a_victim(link)]
+        lost = next((_lost(victim) for victim in victims if _lost(victim) >= 0), -1)
+        return cls(
+            status="victim" if victims and not ended_it else "error", kind=type(error).__name__,
+            message=str(error)[:_TEXT_LIMIT], traceback=text[-_TEXT_LIMIT:], lost=lost, host=socket.gethostname(),
+        )  # fmt: skip
+
+
+def _is_of_a_victim(error: BaseException) -> bool:
+    late = isinstance(error, RendezvousError) and error.missing != ()
+    return late or isinstance(error, PeerLostError | ShutDownError)
+
+
+def _lost(error: BaseException) -> int:
+    if isinstance(error, RendezvousError):
+        return error.missing[0]
+    return error.rank if isinstance(error, PeerLostError | ShutDownError) else -1
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The exception, its causes, and its contexts."""
+    found: list[BaseException] = []
+    todo: list[BaseException | None] = [error]
+    while todo:
+        link = todo.pop()
+        if link is not None and not any(link is known for known in found):
+            found.append(link)
+            todo += [link.__cause__, link.__context__, *getattr(link, "exceptions", ())]
+    return found
