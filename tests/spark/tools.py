@@ -58,7 +58,7 @@ def processes(words: str, where: str) -> list[int]:
 
 def left() -> list[int]:
     """Ranks, what they started, and their reapers."""
-    return processes("FARANDOLE_REAPER=", "environ") + processes("launch/reaper.py", "cmdline")
+    return processes("FARANDOLE_REAPER=", "environ") + processes("import reaper;", "cmdline")
 
 
 def kill(pid: int) -> None:

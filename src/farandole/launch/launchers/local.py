@@ -9,19 +9,19 @@ import os
 import signal
 import socket
 import sys
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from farandole.config import knobs
 from farandole.errors import SettingsError
-from farandole.launch import reaper
 from farandole.types import Slot
 
 if TYPE_CHECKING:
     import subprocess
 
 MARK = "FARANDOLE_REAPER"  # the variable by which processes are found whose reaper was killed
+# As a module, it is loaded from its bytecode; as a script, Python would compile it for every job.
+REAPER = "import sys; sys.path.append(sys.argv[1]); import reaper; reaper.main()"
 COMMAND = 100  # characters of a command line that are shown
 STATES = {
     "R": "computes", "S": "waits (for input, a lock, the network or a clock)", "D": "waits for a disk or a file system",
@@ -65,7 +65,7 @@ def _is_here(host: str) -> bool:
 def start_ranks(slots: Sequence[Slot], command: Sequence[str], env: Mapping[str, str]) -> list[LocalWorker]:
     """One process per slot, below a reaper of their own. SettingsError says how many could be started; then none is
     left."""
-    token = uuid.uuid4().hex
+    token = os.urandom(16).hex()
     base, pipes = {**env, MARK: token}, _Pipes()
     handle = Reaper(f"{MARK}={token}")
     try:
@@ -159,9 +159,12 @@ class Reaper:
         there were."""
         import subprocess  # here, so that a worker that asks where_am_i does not pay for it
 
+        from farandole.launch import reaper  # now, so that its bytecode is up to date
+
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", reaper.__file__], bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, start_new_session=True, pass_fds=keep,
+            [sys.executable, "-I", "-S", "-B", "-c", REAPER, os.path.dirname(reaper.__file__)], bufsize=0,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+            pass_fds=keep,
         )  # fmt: skip
         frame = marshal.dumps((dict(base), list(places)))
         answer = b""
@@ -186,10 +189,14 @@ class Reaper:
     def has_left(self) -> bool:
         """Does anything run that the ranks have started?"""
         self._listen()
+        from farandole.launch import reaper
+
         return bool(reaper.marked(self._mark)) if self._lost else not self._gone
 
     def signal(self, index: int, number: int) -> None:
         if self._lost:
+            from farandole.launch import reaper
+
             for pid, seen in reaper.marked(self._mark).items():
                 reaper.send(pid, seen, number)
         elif not self._gone:
