@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.samples import Case
 from benchmarks.steps import FRAMEWORKS
-from farandole.config import Settings
+from farandole.config import Connection, Placement
 from farandole.handshake import new_secret
 from farandole.store import StoreServer
 
@@ -44,8 +44,7 @@ class Plan:
     framework: str = "torch"
 
     def environment(self, rank: int) -> dict[str, str]:
-        places = Settings(rank=rank, size=self.size, local_rank=rank, local_size=self.size, cross_rank=0, cross_size=1)
-        return places.to_env()
+        return Placement(rank=rank, size=self.size, local_rank=rank, local_size=self.size).to_env()
 
 
 def mpirun(size: int) -> list[str] | None:
@@ -76,7 +75,7 @@ def measure(benchmarks: Sequence[str], size: int, quick: bool, framework: str = 
             "TMPDIR": folder,  # mpirun keeps its session here; a short path, and gone with us
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             **FRAMEWORKS[framework].environment,
-            **Settings(store=store.address, secret=secret).to_env(),
+            **Connection(store=store.address, secret=secret).to_env(),
         }
         ranks = _start(plan, env, Path(folder, "stderr"))
         try:

@@ -16,10 +16,10 @@ def job(n: int, fn: Callable[[int], Any], *, wire: str = "", deadline: float = 1
 
     def body(transport: Any) -> Any:
         from farandole import context
-        from farandole.config import Settings
+        from farandole.config import Connection, Placement, Settings
 
-        told = Settings(rank=transport.rank, size=n, local_rank=transport.rank, local_size=n, **settings)
-        context._enter(told, transport)
+        placement = Placement(rank=transport.rank, size=n, local_rank=transport.rank, local_size=n)
+        context._enter(placement, Settings(**settings), transport, Connection())
         try:
             return fn(transport.rank)
         except BaseException as error:

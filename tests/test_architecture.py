@@ -34,8 +34,9 @@ observe
 collectives transports report
 kernels
 store
-config registry log handshake liveness
+registry log handshake liveness
 contracts
+config
 types errors
 """
 # The driver's side and the rank's side of a job meet in `report` alone.

@@ -11,10 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.config import LOG_LEVELS, Settings, built_for, cores, doubts, knobs, quota
+from farandole.config import (
+    LOG_LEVELS,
+    Connection,
+    Placement,
+    Settings,
+    Variables,
+    built_for,
+    cores,
+    doubts,
+    knobs,
+    quota,
+    variables,
+)  # fmt: skip
 from farandole.errors import SettingsError
 
-KNOBS = {each.name: each for each in knobs()}
+KINDS: tuple[type[Variables], ...] = (Placement, Connection, Settings)
+KNOBS = {each.name: each for kind in KINDS for each in knobs(kind)}
 
 # A new flag is a promise to users: it is added here on purpose.
 FLAGS = [
@@ -56,16 +69,31 @@ HOROVOD = {
 }
 
 
+def value_of(name: str, env: dict[str, str]) -> object:
+    """The value of the field ``name``, of whichever of the three has it."""
+    (kind,) = (kind for kind in KINDS if name in {each.name for each in knobs(kind)})
+    return getattr(kind.from_env(env), name)
+
+
 def test_without_variables_there_is_one_rank_and_no_job() -> None:
-    settings = Settings.from_env({})
-    assert settings == Settings()
-    assert (settings.rank, settings.size, settings.store) == (0, 1, "")
+    placement = Placement.from_env({})
+    assert (Settings.from_env({}), placement) == (Settings(), Placement())
+    assert (placement.rank, placement.size, placement.generation, Connection.from_env({}).store) == (0, 1, 0, "")
+
+
+def test_who_a_process_is_and_how_it_reaches_its_job_are_no_settings() -> None:
+    assert {each.name for each in knobs(Connection)} == {"store", "secret", "launcher"}
+    assert all(each.flag for each in knobs())
+    assert not any(each.flag for kind in (Placement, Connection) for each in knobs(kind))
+    apart = [variables(kind) for kind in KINDS]
+    assert sum(map(len, apart)) == len(variables(*KINDS))
+    assert {"FARANDOLE_RANK", "HOROVOD_RANK", "FARANDOLE_GENERATION"} <= apart[0]
 
 
 @pytest.mark.parametrize("variable", HOROVOD)
 def test_a_variable_of_horovod_is_read(variable: str) -> None:
     name, text, value = HOROVOD[variable]
-    assert getattr(Settings.from_env({variable: text}), name) == value
+    assert value_of(name, {variable: text}) == value
 
 
 def test_every_variable_of_horovod_is_in_the_list_above() -> None:
@@ -78,7 +106,7 @@ def test_our_variable_wins_over_horovods() -> None:
 
 
 def test_an_empty_variable_counts_as_not_set() -> None:
-    assert Settings.from_env({"FARANDOLE_RANK": "", "HOROVOD_RANK": "2"}).rank == 2
+    assert Placement.from_env({"FARANDOLE_RANK": "", "HOROVOD_RANK": "2"}).rank == 2
 
 
 def test_the_list_of_flags() -> None:
@@ -122,7 +150,7 @@ def test_every_knob_is_documented_and_of_its_type(each) -> None:
 )
 def test_a_bad_value_is_named_with_its_rule(env: dict[str, str], says: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        Settings.from_env(env)
+        [kind.from_env(env) for kind in KINDS]
     assert says in str(caught.value)
 
 
@@ -201,7 +229,7 @@ def test_yes(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "false", "No", "off"])
 def test_no(text: str) -> None:
-    assert Settings.from_env({"FARANDOLE_HOMOGENEOUS": text}).homogeneous is False
+    assert Placement.from_env({"FARANDOLE_HOMOGENEOUS": text}).homogeneous is False
 
 
 WORDS = st.text("az09:-", min_size=1)
@@ -213,14 +241,19 @@ CHOICES = {
 }  # fmt: skip
 
 
-@given(st.fixed_dictionaries({}, optional={k: CHOICES.get(k, VALUES[each.kind]) for k, each in KNOBS.items()}))
-def test_settings_survive_the_environment(values: dict[str, object]) -> None:
-    settings = Settings(**values)
-    assert Settings.from_env(settings.to_env()) == settings
+def any_value(kind: type[Variables]) -> st.SearchStrategy[Variables]:
+    fields = {each.name: CHOICES.get(each.name, VALUES[each.kind]) for each in knobs(kind)}
+    return st.fixed_dictionaries({}, optional=fields).map(lambda values: kind(**values))
+
+
+@given(st.tuples(*map(any_value, KINDS)))
+def test_all_three_survive_the_environment(told: tuple[Variables, ...]) -> None:
+    env = {name: text for each in told for name, text in each.to_env().items()}
+    assert tuple(kind.from_env(env) for kind in KINDS) == told
 
 
 def test_only_what_differs_travels() -> None:
-    assert Settings(rank=1, size=2).to_env() == {
+    assert Placement(rank=1, size=2).to_env() == {
         "FARANDOLE_RANK": "1", "HOROVOD_RANK": "1", "FARANDOLE_SIZE": "2", "HOROVOD_SIZE": "2",
     }  # fmt: skip
 
@@ -245,6 +278,6 @@ def test_variables_that_told_what_to_compile_are_known(name: str) -> None:
 
 def test_settings_cannot_be_changed_or_misspelt() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Settings().rank = 1
+        Settings().cycle_time = 1.0
     with pytest.raises(TypeError, match="fusion_treshold"):
         Settings(fusion_treshold=1)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks import report
-from farandole.config import knobs
+from farandole.config import Connection, Placement, knobs
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -172,10 +172,10 @@ def test_the_checker_sees_a_wrong_output(tmp_path: Path) -> None:
 
 
 def table() -> str:
-    """Every setting, from the fields of Settings."""
+    """Every setting, and what launchers set."""
     rows = ["| flag | variable | Horovod's name | default | unit | meaning |", "|---|---|---|---|---|---|"]
     internal = ["| variable | Horovod's name | default | meaning |", "|---|---|---|---|"]
-    for each in knobs():
+    for each in [*knobs(), *knobs(Placement), *knobs(Connection)]:
         horovod = f"`{each.horovod}`" if each.horovod else ""
         value = each.shown(each.default)
         default = f"`{value}`" if value else ""

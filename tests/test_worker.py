@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from farandole.config import Settings
+from farandole.config import Connection, Placement, Settings
 from farandole.handshake import new_secret
 from farandole.launch.driver import worker_command
 from farandole.launch.plan import plan
@@ -22,32 +22,41 @@ def run_worker(**env: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_identity_of_a_rank_on_uneven_hosts() -> None:
-    settings = identify(Settings(), plan("a:1,b:2", 3), 2)
-    assert (settings.rank, settings.size, settings.local_rank, settings.local_size) == (2, 3, 1, 2)
-    assert (settings.cross_rank, settings.cross_size, settings.hostname, settings.homogeneous) == (0, 1, "b", False)
-    assert identify(Settings(), plan("a:1,b:1", 2), 1).homogeneous
+    placement = identify(plan("a:1,b:2", 3), Placement(rank=2, generation=7))
+    assert placement == Placement(
+        rank=2, size=3, local_rank=1, local_size=2, cross_rank=0, cross_size=1, hostname="b", homogeneous=False,
+        generation=7,
+    )  # fmt: skip
+    assert identify(plan("a:1,b:1", 2), Placement(rank=1)).homogeneous
+
+
+def variables_of(np: int, settings: Settings | None = None) -> dict[str, str]:
+    """What rank 0 of ``np`` on this host is given."""
+    placement = identify(plan(None, np), Placement())
+    return environment(placement, Connection(store="h:1", secret="5e", launcher="local"), settings or Settings())
 
 
 def test_variables_of_rank_0_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    settings = identify(Settings(cycle_time=3.0), plan(None, 1), 0)
-    env = environment(settings)
+    env = variables_of(1, Settings(cycle_time=3.0))
     assert {name: env[f"HOROVOD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")} == {
         "RANK": "0", "SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"
     }  # fmt: skip
     assert env["HOROVOD_HOSTNAME"] == "localhost"
     assert env["HOROVOD_CYCLE_TIME"] == env["FARANDOLE_CYCLE_TIME"] == "3"
     assert "OMP_NUM_THREADS" not in env, "one rank may have all cores"
-    assert Settings.from_env(env) == settings
+    assert Settings.from_env(env) == Settings(cycle_time=3.0)
+    assert Placement.from_env(env) == Placement(hostname="localhost")
+    assert Connection.from_env(env) == Connection(store="h:1", secret="5e", launcher="local")
 
 
 def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert environment(identify(Settings(), plan(None, 3), 0))["OMP_NUM_THREADS"] == "2"
-    assert environment(identify(Settings(), plan(None, 16), 0))["OMP_NUM_THREADS"] == "1"
+    assert variables_of(3)["OMP_NUM_THREADS"] == "2"
+    assert variables_of(16)["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert "OMP_NUM_THREADS" not in environment(identify(Settings(), plan(None, 3), 0)), "the user knows better"
+    assert "OMP_NUM_THREADS" not in variables_of(3), "the user knows better"
 
 
 def test_by_hand() -> None:

@@ -1,6 +1,7 @@
-"""Settings: one field is one knob, with its default, type, doc, flag and environment variable.
+"""A process is told from outside who it is (``Placement``), its job's store (``Connection``), and ``Settings``.
 
-The command line, the table in the docs and the worker's environment are derived from the fields.
+One field is one knob, with its default, type, doc, flag and environment variable. The command line, the table in the
+docs and the worker's environment are derived from the fields.
 ``FARANDOLE_X`` wins over the ``HOROVOD_X`` that some fields also answer to. ``FARANDOLE_X`` counts in the unit of its
 flag, ``HOROVOD_X`` in Horovod's, which is also that of the field.
 """
@@ -13,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from farandole.errors import SettingsError, did_you_mean, nearest
 
@@ -22,13 +23,13 @@ STATUS = "FARANDOLE_STATUS"  # the variable that is set if somebody sees the sta
 
 
 class Knob(NamedTuple):
-    """The facts about one setting."""
+    """The facts about one field."""
 
     name: str
     kind: type
     default: Any
     doc: str
-    flag: str  # empty for settings that only launchers set
+    flag: str  # empty for what only launchers set
     variable: str
     horovod: str
     group: str  # heading of the flag in --help
@@ -47,7 +48,7 @@ def knob(
     default: Any, doc: str, *, flag: str = "", horovod: str = "", group: str = "", unit: str = "", scale: float = 1.0,
     choices: tuple[str, ...] = (), most: float = math.inf, plausible: tuple[float, float] = (0.0, math.inf),
 ) -> Any:  # fmt: skip
-    """A field of Settings."""
+    """A field of Placement, Connection or Settings."""
     told = {"doc": doc, "flag": flag, "horovod": horovod, "group": group, "unit": unit, "scale": scale}
     return field(default=default, metadata={**told, "choices": choices, "most": most, "plausible": plausible})
 
@@ -65,9 +66,46 @@ EXCHANGE, STALLS, TIMELINE, AUTOTUNE, OTHER = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """Fields made by ``knob``, and the environment variables for them."""
+
+    def __post_init__(self) -> None:
+        for setting in knobs(type(self)):
+            value = checked(setting, setting.flag or setting.variable, getattr(self, setting.name))
+            object.__setattr__(self, setting.name, value)
+
+    @classmethod
+    def from_env(cls: type[_Kind], env: Mapping[str, str] | None = None) -> _Kind:
+        """Read the variables of this process (or of ``env``). A value that cannot be read raises SettingsError."""
+        source = os.environ if env is None else env
+        values: dict[str, Any] = {}
+        for setting in knobs(cls):
+            for variable in (setting.variable, setting.horovod):
+                if variable and source.get(variable, "") != "":
+                    values[setting.name] = parse(setting, variable, source[variable])
+                    break
+        return cls(**values)
+
+    def to_env(self, said: Container[str] = ()) -> dict[str, str]:
+        """The variables that make ``from_env`` give the same value; only those that differ from the default, and
+        those of which a variable is in ``said``: programs look at what they were started with."""
+        found: dict[str, str] = {}
+        for setting in knobs(type(self)):
+            value = getattr(self, setting.name)
+            if value != setting.default or setting.variable in said or (setting.horovod or "") in said:
+                found[setting.variable] = setting.shown(value)
+                if setting.horovod:
+                    found[setting.horovod] = _text(value)
+        return found
+
+
+_Kind = TypeVar("_Kind", bound=Variables)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Everything a worker can be told from outside."""
+class Placement(Variables):
+    """Who this process is in its job. It changes when the job's membership does."""
 
     rank: int = knob(0, "rank of this process", horovod="HOROVOD_RANK")
     size: int = knob(1, "number of processes", horovod="HOROVOD_SIZE")
@@ -77,9 +115,21 @@ class Settings:
     cross_size: int = knob(1, "number of hosts with this local rank", horovod="HOROVOD_CROSS_SIZE")
     hostname: str = knob("", "this host's name in the job", horovod="HOROVOD_HOSTNAME")
     homogeneous: bool = knob(True, "every host runs the same number of processes")
+    generation: int = knob(0, "number of the job's membership; a new one has a higher number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection(Variables):
+    """How this process reaches its job."""
+
     store: str = knob("", "host:port of the job's store; empty: no job, one rank")
     secret: str = knob("", "the job's secret, in hex")
     launcher: str = knob("", "name of the launcher that started this process")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(Variables):
+    """The knobs of a user."""
 
     transport: str = knob(
         "auto",
@@ -187,35 +237,6 @@ class Settings:
         flag="--log-without-timestamp", horovod="HOROVOD_LOG_HIDE_TIME", group=OTHER,
     )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        for setting in knobs():
-            value = checked(setting, setting.flag or setting.variable, getattr(self, setting.name))
-            object.__setattr__(self, setting.name, value)
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
-        """Read the variables of this process (or of ``env``). A value that cannot be read raises SettingsError."""
-        source = os.environ if env is None else env
-        values: dict[str, Any] = {}
-        for setting in knobs():
-            for variable in (setting.variable, setting.horovod):
-                if variable and source.get(variable, "") != "":
-                    values[setting.name] = parse(setting, variable, source[variable])
-                    break
-        return cls(**values)
-
-    def to_env(self, said: Container[str] = ()) -> dict[str, str]:
-        """The variables that make ``from_env`` give the same settings; only those that differ from the default, and
-        those of which a variable is in ``said``: programs look at what they were started with."""
-        found: dict[str, str] = {}
-        for setting in knobs():
-            value = getattr(self, setting.name)
-            if value != setting.default or setting.variable in said or (setting.horovod or "") in said:
-                found[setting.variable] = setting.shown(value)
-                if setting.horovod:
-                    found[setting.horovod] = _text(value)
-        return found
-
 
 def built_for(env: Mapping[str, str]) -> list[str]:
     """Variables in ``env`` that told Horovod's installer what to compile. Nothing is compiled here."""
@@ -232,14 +253,24 @@ _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
+def knobs(kind: type[Variables] = Settings) -> tuple[Knob, ...]:
+    """Every setting (or field of ``kind``), in the order of the fields."""
+    unchecked: Any = kind  # mypy doubts that a class is hashable
+    return _knobs(unchecked)
+
+
+def variables(*kinds: type[Variables]) -> frozenset[str]:
+    """The names of all environment variables of ``kinds``, ours and Horovod's."""
+    return frozenset(name for kind in kinds for each in knobs(kind) for name in (each.variable, each.horovod) if name)
+
+
 @functools.cache
-def knobs() -> tuple[Knob, ...]:
-    """Every setting, in the order of the fields."""
-    return tuple(_knobs())
+def _knobs(kind: Any) -> tuple[Knob, ...]:
+    return tuple(_knobs_of(kind))
 
 
-def _knobs() -> Iterator[Knob]:
-    for member in fields(Settings):
+def _knobs_of(kind: type[Variables]) -> Iterator[Knob]:
+    for member in fields(kind):
         told = member.metadata
         # Where the flag has a unit that is not the field's, our variable has it, too, and says so in its name.
         name = member.name if told["scale"] == 1.0 else told["flag"].removeprefix("--").replace("-", "_")
@@ -312,12 +343,9 @@ def doubts(settings: Settings, env: Mapping[str, str]) -> list[str]:
 
 
 def _misspelt(env: Mapping[str, str]) -> Iterator[str]:
-    known = {setting.variable.removeprefix("FARANDOLE_"): setting.variable for setting in knobs()}
-    known |= {
-        setting.flag.removeprefix("--").replace("-", "_").upper(): setting.variable
-        for setting in knobs()
-        if setting.flag
-    }
+    settings = [setting for kind in (Placement, Connection, Settings) for setting in knobs(kind)]
+    known = {setting.variable.removeprefix("FARANDOLE_"): setting.variable for setting in settings}
+    known |= {setting.flag.removeprefix("--").replace("-", "_").upper(): setting.variable for setting in knobs()}
     for name in sorted(env):
         ours = name.removeprefix("FARANDOLE_")
         if ours != name and f"FARANDOLE_{ours}" not in known.values():

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
+from farandole.config import Placement
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request, Response, Slot
 
 if TYPE_CHECKING:
@@ -263,5 +264,5 @@ class Launcher(Protocol):
     def start(self, slots: Sequence[Slot], command: Sequence[str], env: Mapping[str, str]) -> Sequence[Worker]:
         """Start ``command`` on every slot. ``env`` is what the job needs on top of the launcher's own."""
 
-    def where_am_i(self, env: Mapping[str, str]) -> tuple[int, int]:
-        """(rank, local_rank), inside a worker."""
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        """Inside a process of a job: who it is, by its variables. None if this launcher did not start it."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from farandole import registry
-from farandole.config import PROCESS, Settings, cores
+from farandole.config import PROCESS, Connection, Placement, Settings, cores, knobs
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
 from farandole.report import keys
 from farandole.store import StoreClient
@@ -27,49 +27,50 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     _die_with_parent()
-    settings = Settings.from_env()
-    if not settings.store:
+    connection, settings = Connection.from_env(), Settings.from_env()
+    if not connection.store:
         sys.stderr.write("farandole.worker is started by a launcher (farandole run), not by hand\n")
         return 2
-    rank, _ = registry.load("launcher", settings.launcher)().where_am_i(os.environ)
+    here = registry.load("launcher", connection.launcher)().surroundings(os.environ)
+    if here is None:
+        sys.stderr.write(
+            f"farandole.worker: nothing in the environment says which rank of a {connection.launcher} job this is\n"
+        )
+        return 2
+    rank = here.rank
     try:
-        client = StoreClient(settings.store, settings.secret, timeout=settings.start_timeout)
+        client = StoreClient(connection.store, connection.secret, timeout=settings.start_timeout)
         job = json.loads(client.get(keys.JOB, settings.start_timeout))
     except (RendezvousError, AuthenticationError, HorovodInternalError) as error:
         sys.stderr.write(f"farandole: rank {rank} cannot join its job: {error}\n")
         return 1
     slots = [Slot(*fields) for fields in job["slots"]]
-    settings = identify(settings, slots, rank)
-    os.environ.update(environment(settings))
+    os.environ.update(environment(identify(slots, here), connection, settings))
     if job["command"]:
         return _become(job["command"], client, rank)
-    return _call(job, client, settings)
+    return _call(job, client, rank, settings.start_timeout)
 
 
-def identify(settings: Settings, slots: Sequence[Slot], rank: int) -> Settings:
-    """The settings of one rank."""
-    slot = slots[rank]
+def identify(slots: Sequence[Slot], here: Placement) -> Placement:
+    """Who the rank is that its surroundings told (``here``), by the slots of all."""
+    slot = slots[here.rank]
     return replace(
-        settings, rank=rank, size=slot.size, local_rank=slot.local_rank, local_size=slot.local_size,
+        here, size=slot.size, local_rank=slot.local_rank, local_size=slot.local_size,
         cross_rank=slot.cross_rank, cross_size=slot.cross_size, hostname=slot.host,
         homogeneous=len({slot.local_size for slot in slots}) == 1,
     )  # fmt: skip
 
 
-def environment(settings: Settings) -> dict[str, str]:
+def environment(placement: Placement, connection: Connection, settings: Settings) -> dict[str, str]:
     """The variables of one rank's program, with those that scripts written for Horovod read themselves."""
-    who = {
-        "RANK": settings.rank, "SIZE": settings.size, "LOCAL_RANK": settings.local_rank,
-        "LOCAL_SIZE": settings.local_size, "CROSS_RANK": settings.cross_rank, "CROSS_SIZE": settings.cross_size,
-        "HOSTNAME": settings.hostname,
-    }  # fmt: skip
-    names = {f"{prefix}_{name}": str(value) for name, value in who.items() for prefix in ("FARANDOLE", "HOROVOD")}
+    # All of them: programs read also those that have their default.
+    who = placement.to_env({knob.horovod for knob in knobs(Placement) if knob.horovod})
     fixed = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "PYTHONUNBUFFERED": "1"}
     threads = {}
-    if settings.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+    if placement.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         # Each rank would start a thread per core, and the ranks would fight for the cores.
-        threads["OMP_NUM_THREADS"] = str(max(1, cores() // settings.local_size))
-    return {**settings.to_env(), **names, **fixed, **threads}
+        threads["OMP_NUM_THREADS"] = str(max(1, cores() // placement.local_size))
+    return {**settings.to_env(), **connection.to_env(), **who, **fixed, **threads}
 
 
 def _die_with_parent() -> None:
@@ -101,7 +102,7 @@ def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
     return code
 
 
-def _call(job: Mapping[str, Any], client: StoreClient, settings: Settings) -> int:
+def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float) -> int:
     """Fetch the function, call it, store its result; report how it ended."""
     import types
 
@@ -114,25 +115,25 @@ def _call(job: Mapping[str, Any], client: StoreClient, settings: Settings) -> in
         *first,
         *(folder for folder in then if folder not in first),
     ]  # the driver's first, if it is the same host
-    reporter.install(client, settings.rank)
+    reporter.install(client, rank)
     if "FARANDOLE_SPARK_FILES" in os.environ:
         from farandole.launch.launchers.spark import guard
 
         guard.install()
     try:
-        function, args, kwargs = pickling.unpack(client.get(keys.FUNCTION, settings.start_timeout))
+        function, args, kwargs = pickling.unpack(client.get(keys.FUNCTION, timeout))
         _fill_main(function)
         result = function(*args, **kwargs)
         del args, kwargs
         if "farandole.report.figures" in sys.modules:
             sys.modules["farandole.report.figures"].FigureManager.pyplot_show()
-        if job["first_only"] and settings.rank:
+        if job["first_only"] and rank:
             result = None
         packed = pickling.pack(result, f"the result of {getattr(function, '__qualname__', 'the function')!r}")
-        client.set(keys.result(settings.rank), packed)
+        client.set(keys.result(rank), packed)
     except SystemExit as end:
         if end.code in (None, 0):
-            client.set(keys.result(settings.rank), pickling.pack(None, "None"))
+            client.set(keys.result(rank), pickling.pack(None, "None"))
         raise
     except BaseException as error:
         # Said before this process's sockets close, so before any other rank can fail because of it.

@@ -10,7 +10,7 @@ import pytest
 import farandole
 from farandole import cli, registry
 from farandole.cli import run
-from farandole.config import knobs
+from farandole.config import Settings, knobs
 from farandole.errors import SettingsError
 from farandole.launch import driver
 from farandole.launch.job import Job
@@ -44,15 +44,13 @@ class TestRun:
         special |= {"autotune_gaussian_process_noise": "0.5"}
         flags: list[str] = []
         for each in knobs():
-            if each.flag:
-                flags += [each.flag] if each.kind is bool else [each.flag, special.get(each.name, values[each.kind])]
+            flags += [each.flag] if each.kind is bool else [each.flag, special.get(each.name, values[each.kind])]
         assert cli.main(["run", "-np", "1", *flags, "true"]) == 0
         settings = started[0].settings
         for each in knobs():
-            if each.flag:
-                plain = {int: int(3 * each.scale), float: 2.5, bool: True, str: "x"}[each.kind]
-                wanted = each.kind(special[each.name]) if each.name in special else plain
-                assert getattr(settings, each.name) == wanted, each.name
+            plain = {int: int(3 * each.scale), float: 2.5, bool: True, str: "x"}[each.kind]
+            wanted = each.kind(special[each.name]) if each.name in special else plain
+            assert getattr(settings, each.name) == wanted, each.name
 
     @pytest.mark.parametrize(
         "given", ["-np 2", "-np2", "-np=2", "-n 2", "-n2", "-n=2", "--np 2", "--np=2", "--num-proc 2"]
@@ -87,10 +85,10 @@ class TestRun:
     def test_being_a_rank_oneself_says_nothing_about_the_new_job(
         self, started: list[Job], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("FARANDOLE_RANK", "5")
-        monkeypatch.setenv("HOROVOD_STORE", "x:1")
-        assert cli.main(["run", "-np", "1", "true"]) == 0
-        assert (started[0].settings.rank, started[0].settings.store) == (0, "")
+        monkeypatch.setenv("FARANDOLE_RANK", "no number")
+        monkeypatch.setenv("HOROVOD_SIZE", "neither")
+        assert cli.main(["run", "-np", "1", "true"]) == 0, "it is not even read"
+        assert started[0].settings == Settings()
 
     @pytest.mark.parametrize(
         ("arguments", "text"),
@@ -170,12 +168,12 @@ class TestRun:
         assert "what starts them: auto, local, spark" in text
         assert "example: farandole run -np 2 python train.py" in text
         assert max(map(len, text.splitlines())) <= 80
-        assert all(f"\n{each.group}:\n" in text for each in knobs() if each.flag)
+        assert all(f"\n{each.group}:\n" in text for each in knobs())
 
     def test_the_flags_are_these(self) -> None:
         """A new flag is a decision: it is written here too."""
         names = {name for action in run.parser()._actions for name in action.option_strings}
-        assert names == {each.flag for each in knobs() if each.flag} | {
+        assert names == {each.flag for each in knobs()} | {
             "-np", "-n", "--np", "--num-proc", "-H", "--hosts", "--launcher", "--config-file", "--output-dir",
             "--show-ranks",
             "--prefix-timestamp", "-v", "--verbose", "-h", "--help",
@@ -247,7 +245,7 @@ class TestOthers:
     def test_config_shows_every_setting(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["config"]) == 0
         lines = capsys.readouterr().out.splitlines()
-        shown = [each for each in knobs() if each.flag]
+        shown = knobs()
         assert len(lines) == len(shown) + 1
         for each, line in zip(shown, lines[1:], strict=True):
             assert each.flag in line

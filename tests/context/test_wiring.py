@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from farandole.collectives.hierarchical import Hierarchical
-from farandole.config import Settings
+from farandole.config import Connection, Placement, Settings
 from farandole.context import wiring
 from farandole.errors import RendezvousError
 from farandole.handshake import new_secret
@@ -60,9 +60,9 @@ def run(size: int, monkeypatch: pytest.MonkeyPatch, host_of: dict[int, int] | No
 
     def join(rank: int) -> object:
         client = StoreClient(server.address, secret)
-        mine = Settings(rank=rank, size=size, secret=secret, store=server.address, **settings)  # type: ignore[arg-type]
+        mine, connection = Placement(rank=rank, size=size), Connection(store=server.address, secret=secret)
         try:
-            return wiring.connect(mine, client, "test")
+            return wiring.connect(mine, connection, Settings(**settings), client, "test")  # type: ignore[arg-type]
         finally:
             client.close()
 
@@ -129,9 +129,8 @@ def test_who_is_late_is_named() -> None:
     server = StoreServer(secret)
     client = StoreClient(server.address, secret)
     try:
-        settings = Settings(rank=1, size=4, secret=secret, store=server.address, start_timeout=0.2)
         with pytest.raises(RendezvousError, match=r"ranks 0, 2, 3 did not reach init\(\) within 0\.2 s"):
-            wiring.share(client, settings, "anything", "")
+            wiring.share(client, Placement(rank=1, size=4), "anything", "", 0.2)
     finally:
         client.close()
         server.close()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole import context
-from farandole.config import Settings
+from farandole.config import Placement
 from farandole.data import DistributedSampler, ElasticSampler
 from farandole.errors import NotInitializedError, SettingsError
 
@@ -148,8 +148,8 @@ def test_indices_can_be_recorded_as_they_come() -> None:
 def one_of_two(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Who we are in the job; a test may change it."""
     who = [(0, 2)]
-    place = lambda: Settings(rank=who[0][0], size=who[0][1])  # noqa: E731
-    monkeypatch.setattr(context, "settings", place)
+    place = lambda: Placement(rank=who[0][0], size=who[0][1])  # noqa: E731
+    monkeypatch.setattr(context, "placement", place)
     return who
 
 

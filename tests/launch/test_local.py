@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from farandole.config import Placement
 from farandole.errors import SettingsError
 from farandole.launch import reaper
 from farandole.launch.launchers.local import Local, LocalWorker, start_ranks
@@ -42,7 +43,8 @@ def test_a_rank_knows_who_it_is(jobs: Marked) -> None:
         assert all(b"127.0.0.1:" in os.read(w.stderr, 100) for w in workers if w.stderr)
     finally:
         end(workers)
-    assert Local().where_am_i({"FARANDOLE_RANK": "2", "FARANDOLE_LOCAL_RANK": "1"}) == (2, 1)
+    assert Local().surroundings({"FARANDOLE_RANK": "2", "FARANDOLE_LOCAL_RANK": "1"}) == Placement(rank=2, local_rank=1)
+    assert Local().surroundings({"RANK": "2"}) is None
 
 
 def test_our_own_settings_do_not_leak_in(jobs: Marked, monkeypatch: pytest.MonkeyPatch) -> None:

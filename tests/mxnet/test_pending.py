@@ -349,11 +349,12 @@ def test_a_rank_that_dies_is_heard_of_by_whoever_reads() -> None:
         import os
 
         from farandole import context
-        from farandole.config import Settings
+        from farandole.config import Connection, Placement, Settings
         from farandole.transports import shm
 
         transport = shm.connect(rank, 2, secret, "test", 20.0)
-        context._enter(Settings(rank=rank, size=2, local_rank=rank, local_size=2), transport)
+        placement = Placement(rank=rank, size=2, local_rank=rank, local_size=2)
+        context._enter(placement, Settings(), transport, Connection())
         import farandole.mxnet as hvd
         from farandole.errors import PeerLostError
 

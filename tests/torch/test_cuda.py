@@ -176,10 +176,10 @@ def test_a_peer_that_dies_is_named(settings: dict[str, Any]) -> None:
     def body(transport: Any) -> str:
         import farandole.torch as hvd
         from farandole import context
-        from farandole.config import Settings
+        from farandole.config import Connection, Placement, Settings
 
-        told = Settings(rank=transport.rank, size=2, local_rank=transport.rank, local_size=2, **settings)
-        context._enter(told, transport)
+        placement = Placement(rank=transport.rank, size=2, local_rank=transport.rank, local_size=2)
+        context._enter(placement, Settings(**settings), transport, Connection())
         try:
             mine = torch.ones(1 << 20, device=place(transport.rank))
             assert hvd.allreduce(mine, op=hvd.Sum)[0].item() == 2

@@ -410,11 +410,12 @@ def killed(n: int, fn: Callable[[Any, Pretend], Any], pretend_of: Callable[[int]
 
     def body(transport: Any) -> Any:
         from farandole import context
-        from farandole.config import Settings
+        from farandole.config import Connection, Placement, Settings
 
         import farandole.torch  # noqa: F401  isort: skip
 
-        context._enter(Settings(rank=transport.rank, size=n, local_rank=transport.rank, local_size=n), transport)
+        placement = Placement(rank=transport.rank, size=n, local_rank=transport.rank, local_size=n)
+        context._enter(placement, Settings(), transport, Connection())
         with pretending(pretend_of(transport.rank)) as pretend:
             try:
                 return fn(transport.rank, pretend)

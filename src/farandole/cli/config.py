@@ -20,7 +20,7 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str]) -> int:
     parser().parse_args(list(arguments))
-    shown = [knob for knob in knobs() if knob.flag]
+    shown = knobs()
     return say(_paragraphs(shown) if sys.stdout.isatty() else _table(shown))
 
 

@@ -53,10 +53,9 @@ def parser(launchers: Sequence[str] = ()) -> Parser:
     add("-h", "--help", action="store_true", help="show this text")
     groups: dict[str, Any] = {}
     for knob in knobs():
-        if knob.flag:
-            if knob.group not in groups:
-                groups[knob.group] = made.add_argument_group(knob.group)
-            _add_setting(groups[knob.group], knob)
+        if knob.group not in groups:
+            groups[knob.group] = made.add_argument_group(knob.group)
+        _add_setting(groups[knob.group], knob)
     return made
 
 
@@ -179,7 +178,7 @@ def overrides(options: Mapping[str, str | bool | None]) -> dict[str, Any]:
     """Settings by name, of those options that were given."""
     found: dict[str, Any] = {}
     for knob in knobs():
-        given = options.get(_dest(knob)) if knob.flag else None
+        given = options.get(_dest(knob))
         if given is not None:
             found[knob.name] = given if isinstance(given, bool) else parse(knob, knob.flag, given)
     return found

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from farandole import log
-from farandole.config import PROCESS, Settings
+from farandole.config import PROCESS, Connection, Placement, Settings
 from farandole.context import wiring
 from farandole.context.heap import keep_freed_memory
 from farandole.context.observers import Observers, note_ignored
@@ -29,6 +29,8 @@ from farandole.transports import shm
 
 
 class _Place(NamedTuple):
+    placement: Placement
+    connection: Connection
     settings: Settings
     engine: Engine
     observers: Observers
@@ -38,7 +40,7 @@ class _Place(NamedTuple):
 _lock = threading.RLock()
 _place: _Place | None = None
 _store: StoreClient | None = None  # one for the life of the process: outcomes are reported after shutdown, too
-_generation = 0  # how many times this process has initialised
+_stay = (-1, 0)  # the membership in which this process initialised last, and how often it did in it
 
 
 class ProcessSet:
@@ -101,22 +103,23 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     ``comm``: None, or all ranks as a list or an mpi4py communicator.
     Raises RendezvousError naming the ranks that did not come within ``--start-timeout`` seconds.
     """
-    global _generation
+    global _stay
     with _lock:
         if _place is not None:
             return
-        settings = Settings.from_env()
-        log.configure(settings.log_level, rank=settings.rank, hide_time=settings.log_hide_time)
-        if not 0 <= settings.rank < settings.size:
-            raise SettingsError(f"HOROVOD_RANK={settings.rank} is not below HOROVOD_SIZE={settings.size}")
-        _check_comm(comm, settings.size)
+        placement, connection, settings = Placement.from_env(), Connection.from_env(), Settings.from_env()
+        log.configure(settings.log_level, rank=placement.rank, hide_time=settings.log_hide_time)
+        if not 0 <= placement.rank < placement.size:
+            raise SettingsError(f"HOROVOD_RANK={placement.rank} is not below HOROVOD_SIZE={placement.size}")
+        _check_comm(comm, placement.size)
         note_ignored()
         if process_sets == "dynamic":
             settings, process_sets = replace(settings, dynamic_process_sets=True), None
-        if settings.size > 1:
+        if placement.size > 1:
             keep_freed_memory()
-        _generation += 1
-        _enter(settings, _connect(settings, f"{_generation}"))
+        _stay = placement.generation, _stay[1] + 1 if _stay[0] == placement.generation else 1
+        transport = _connect(placement, connection, settings, scope())
+        _enter(placement, settings, transport, connection)
         for process_set in process_sets or ():
             _add(process_set)
 
@@ -137,13 +140,13 @@ def _check_comm(comm: Any, size: int) -> None:
         )
 
 
-def _enter(settings: Settings, transport: Transport) -> None:
-    """Take the place that ``settings`` give, over ``transport``."""
+def _enter(placement: Placement, settings: Settings, transport: Transport, connection: Connection) -> None:
+    """Take ``placement`` in the job, over ``transport``."""
     global _place
     try:
-        observers = Observers(settings, _store, f"{_generation}")
+        observers = Observers(placement, connection, settings, _store, scope())
     except BaseException as error:
-        transport.abort(f"rank {settings.rank} could not initialise: {error}")
+        transport.abort(f"rank {placement.rank} could not initialise: {error}")
         transport.close()
         raise
 
@@ -152,8 +155,8 @@ def _enter(settings: Settings, transport: Transport) -> None:
 
     engine = Engine(transport, settings, observers.of(transport))
     observers.attach(engine)
-    global_process_set.ranks = list(range(settings.size))
-    _place = _Place(settings, engine, observers, Sets(engine, engine_of))
+    global_process_set.ranks = list(range(placement.size))
+    _place = _Place(placement, connection, settings, engine, observers, Sets(engine, engine_of))
 
 
 def shutdown() -> None:
@@ -162,8 +165,8 @@ def shutdown() -> None:
     with _lock:
         place, _place = _place, None
     if place is not None:
-        verdict = place.observers.witness.verdict(place.settings.size)
-        if verdict and not place.settings.rank and not place.engine.ended and not _failing():
+        verdict = place.observers.witness.verdict(place.placement.size)
+        if verdict and not place.placement.rank and not place.engine.ended and not _failing():
             log.logger.warning(verdict)
         place.sets.shutdown()
         place.observers.close()
@@ -232,9 +235,9 @@ def exchanges_nothing() -> bool:
     return _entered().observers.witness.apart(size())
 
 
-def generation() -> int:
-    """How many times this process has initialised; the same on all ranks of a job."""
-    return _generation
+def scope() -> str:
+    """The name of this stay in the job, from ``init`` to ``shutdown``: the same on all ranks, and of no other stay."""
+    return f"{_stay[0]}.{_stay[1]}"
 
 
 def excuse() -> None:
@@ -290,7 +293,7 @@ def engine(process_set: ProcessSet = global_process_set) -> Engine:
         raise RequestError("Process set provided does not exist, or has not been registered.")
     found = _place.sets.engine(number)
     if found is None:
-        raise RequestError(f"Rank {_place.settings.rank} is not a member of the provided process set.")
+        raise RequestError(f"Rank {_place.placement.rank} is not a member of the provided process set.")
     return found
 
 
@@ -299,39 +302,49 @@ def settings() -> Settings:
     return _entered().settings
 
 
+def placement() -> Placement:
+    """Who this process is in the job. Raises NotInitializedError before ``init()``."""
+    return _entered().placement
+
+
+def connection() -> Connection:
+    """How this process reaches its job. Raises NotInitializedError before ``init()``."""
+    return _entered().connection
+
+
 def rank() -> int:
     """This process's number among all, from 0."""
-    return settings().rank
+    return placement().rank
 
 
 def size() -> int:
     """How many processes there are."""
-    return settings().size
+    return placement().size
 
 
 def local_rank() -> int:
     """This process's number among those of its host, from 0."""
-    return settings().local_rank
+    return placement().local_rank
 
 
 def local_size() -> int:
     """How many processes run on this host."""
-    return settings().local_size
+    return placement().local_size
 
 
 def cross_rank() -> int:
     """This host's number among the hosts that have this local rank, from 0."""
-    return settings().cross_rank
+    return placement().cross_rank
 
 
 def cross_size() -> int:
     """How many hosts have this local rank."""
-    return settings().cross_size
+    return placement().cross_size
 
 
 def is_homogeneous() -> bool:
     """True if every host runs the same number of processes."""
-    return settings().homogeneous
+    return placement().homogeneous
 
 
 def store() -> StoreClient | None:
@@ -339,24 +352,24 @@ def store() -> StoreClient | None:
     return _store
 
 
-def _connect(settings: Settings, scope: str) -> Transport:
-    if settings.size == 1:
-        if settings.store:
-            _open_store(settings)  # the driver is told how this rank ends
+def _connect(placement: Placement, connection: Connection, settings: Settings, scope: str) -> Transport:
+    if placement.size == 1:
+        if connection.store:
+            _open_store(placement, connection)  # the driver is told how this rank ends
         return shm.connect(0, 1, "", scope)
-    return wiring.connect(settings, _open_store(settings), scope)
+    return wiring.connect(placement, connection, settings, _open_store(placement, connection), scope)
 
 
-def _open_store(settings: Settings) -> StoreClient:
+def _open_store(placement: Placement, connection: Connection) -> StoreClient:
     global _store
-    if not settings.store or not settings.secret:
+    if not connection.store or not connection.secret:
         raise SettingsError(
-            f"this process is rank {settings.rank} of {settings.size}, but FARANDOLE_STORE or FARANDOLE_SECRET is "
+            f"this process is rank {placement.rank} of {placement.size}, but FARANDOLE_STORE or FARANDOLE_SECRET is "
             "missing: start it with 'farandole run', or unset HOROVOD_SIZE to run one rank alone"
         )
     if _store is None:
-        _store = StoreClient(settings.store, settings.secret)
-        reporter.install(_store, settings.rank)
+        _store = StoreClient(connection.store, connection.secret)
+        reporter.install(_store, placement.rank)
     return _store
 
 

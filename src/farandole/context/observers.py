@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from farandole.config import Settings, built_for
+from farandole.config import Connection, Placement, Settings, built_for
 from farandole.contracts import Observer, Transport, Waiting
 from farandole.engine import Engine
 from farandole.errors import SettingsError
@@ -24,26 +24,29 @@ _NOT_ENABLED = "Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage."
 class Observers:
     """From ``init`` to ``shutdown``."""
 
-    def __init__(self, settings: Settings, client: StoreClient | None, scope: str = "") -> None:
+    def __init__(
+        self, placement: Placement, connection: Connection, settings: Settings, client: StoreClient | None,
+        scope: str = "",
+    ) -> None:  # fmt: skip
         """``scope`` tells apart what is said in the store after each ``init``. Raises SettingsError if a file cannot be
         written."""
-        self._settings = settings
+        self._settings, self._rank = settings, placement.rank
         self.timeline: Timeline | None = None
         self.witness = Witness()
-        self._tuner = _tuner(settings)
+        self._tuner = _tuner(placement, settings)
         if settings.timeline:
             clock = ahead(client.clock, clock_name()) if client is not None else 0.0
-            self.timeline = Timeline(settings.rank, settings.size, clock)
+            self.timeline = Timeline(placement.rank, placement.size, clock)
             if settings.timeline != DYNAMIC:
                 self.start_timeline(settings.timeline, settings.timeline_mark_cycles)
 
         self._stall_checks: list[StallCheck] = []
         self._inquiry: Inquiry | None = None
-        if client is not None and settings.size > 1 and not settings.stall_check_disable:
+        if client is not None and placement.size > 1 and not settings.stall_check_disable:
             soon = min(settings.stall_warning_seconds, settings.stall_shutdown_seconds or _LONGEST_DELAY)
             self._inquiry = Inquiry(
-                client, lambda: StoreClient(settings.store, settings.secret), scope, settings.rank, settings.size,
-                min(soon / 4, _LONGEST_DELAY), self._waiting,
+                client, lambda: StoreClient(connection.store, connection.secret), scope, placement.rank,
+                placement.size, min(soon / 4, _LONGEST_DELAY), self._waiting,
             )  # fmt: skip
 
     def _waiting(self) -> list[Waiting]:
@@ -72,7 +75,7 @@ class Observers:
         """Rank 0 writes to ``path``; the others, if they were told to write at all, to ``path.rank<N>``."""
         if self.timeline is None:
             raise SettingsError(_NOT_ENABLED)
-        rank = self._settings.rank
+        rank = self._rank
         if rank and not self._settings.timeline_all_ranks:
             return
         self.timeline.start(f"{path}.rank{rank}" if rank else path, mark_cycles=mark_cycles)
@@ -91,11 +94,11 @@ class Observers:
             self._tuner.close()
 
 
-def _tuner(settings: Settings) -> Any:
+def _tuner(placement: Placement, settings: Settings) -> Any:
     """Rank 0's tuner, if one is asked for."""
-    if not settings.autotune or settings.rank:
+    if not settings.autotune or placement.rank:
         return None
-    if settings.size == 1:
+    if placement.size == 1:
         logger.info("--autotune has nothing to do: there is one rank")
         return None
     from farandole.observe.autotune import Tuner

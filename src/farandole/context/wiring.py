@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from farandole import collectives
 from farandole.collectives.hierarchical import Hierarchical
-from farandole.config import Settings
+from farandole.config import Connection, Placement, Settings
 from farandole.contracts import Transport
 from farandole.errors import RendezvousError
 from farandole.log import logger
@@ -19,25 +19,34 @@ from farandole.store import StoreClient
 from farandole.transports import shm
 
 
-def connect(settings: Settings, client: StoreClient, scope: str) -> Transport:
+def connect(
+    placement: Placement, connection: Connection, settings: Settings, client: StoreClient, scope: str
+) -> Transport:
     """The transport that joins all ranks. Collective."""
-    rank, size, secret, timeout = settings.rank, settings.size, settings.secret, settings.start_timeout
+    rank, size, secret, timeout = placement.rank, placement.size, connection.secret, settings.start_timeout
+
+    def tcp(scope: str, ranks: Sequence[int]) -> Transport:
+        return _tcp(rank, secret, timeout, client, scope, ranks)
+
+    def said(topic: str, mine: str) -> list[str]:
+        return share(client, placement, f"{scope}/{topic}", mine, timeout)
+
     if settings.transport == "shm":
         logger.info("rank %d: shared memory joins all ranks, as --transport says", rank)
         return shm.connect(rank, size, secret, scope, timeout)
     if settings.transport == "tcp":
         logger.info("rank %d: TCP joins all ranks, as --transport says", rank)
-        return _tcp(settings, client, scope, range(size))
+        return tcp(scope, range(size))
     meeting = shm.Meeting(rank, size, secret, scope)
     try:
-        share(client, settings, f"{scope}/door", "")  # every door is open
+        said("door", "")  # every door is open
         meeting.look_around()
-        share(client, settings, f"{scope}/looked", "")  # nobody knocks any more
+        said("looked", "")  # nobody knocks any more
     finally:
         meeting.close()
     found = meeting.found()
     neighbours = sorted([rank, *found])
-    hosts = group([json.loads(text) for text in share(client, settings, f"{scope}/near", json.dumps(neighbours))])
+    hosts = group([json.loads(text) for text in said("near", json.dumps(neighbours))])
     logger.info("rank %d: %s", rank, reason(hosts, meeting.trouble))
     mine = next(host for host in hosts if rank in host)
     if len(mine) == size:
@@ -46,14 +55,14 @@ def connect(settings: Settings, client: StoreClient, scope: str) -> Transport:
     for peer, sock in found.items():
         if peer not in mine:
             sock.close()
-    flat = _tcp(settings, client, scope, range(size))
+    flat = tcp(scope, range(size))
     if len(mine) == 1 or len({len(host) for host in hosts}) > 1:
         for sock in peers.values():
             sock.close()
         return flat
     index = mine.index(rank)
     local = shm.join(index, len(mine), secret, f"{scope}/host{hosts.index(mine)}", peers)
-    cross = _tcp(settings, client, f"{scope}/slice{index}", [host[index] for host in hosts])
+    cross = tcp(f"{scope}/slice{index}", [host[index] for host in hosts])
     return Hierarchical(flat, local, cross, hosts)
 
 
@@ -83,24 +92,25 @@ def group(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:
     return sorted(hosts.values())
 
 
-def share(client: StoreClient, settings: Settings, topic: str, mine: str) -> list[str]:
-    """Every rank's message about ``topic``, in rank order. Raises RendezvousError naming the ranks that say nothing."""
-    client.set(f"share/{topic}/{settings.rank}", mine.encode())
-    deadline = time.monotonic() + settings.start_timeout
+def share(client: StoreClient, placement: Placement, topic: str, mine: str, timeout: float) -> list[str]:
+    """Every rank's message about ``topic``, in rank order. Raises RendezvousError naming the ranks that say nothing
+    within ``timeout`` seconds."""
+    client.set(f"share/{topic}/{placement.rank}", mine.encode())
+    deadline = time.monotonic() + timeout
     said, missing = [], []
-    for rank in range(settings.size):
+    for rank in range(placement.size):
         try:
             said.append(client.get(f"share/{topic}/{rank}", max(0.0, deadline - time.monotonic())).decode())
         except RendezvousError:
             missing.append(rank)
     if missing:
-        raise RendezvousError.late(missing, settings.start_timeout)
+        raise RendezvousError.late(missing, timeout)
     return said
 
 
-def _tcp(settings: Settings, client: StoreClient, scope: str, ranks: Sequence[int]) -> Transport:
+def _tcp(rank: int, secret: str, timeout: float, client: StoreClient, scope: str, ranks: Sequence[int]) -> Transport:
     from farandole.transports import tcp
 
-    index = list(ranks).index(settings.rank)
-    link = tcp.connect(index, len(ranks), settings.secret, scope, client, settings.start_timeout, client.host)
+    index = list(ranks).index(rank)
+    link = tcp.connect(index, len(ranks), secret, scope, client, timeout, client.host)
     return collectives.over(link)

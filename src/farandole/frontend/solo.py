@@ -23,7 +23,7 @@ def compared(digest: int, seconds: float = 0.0) -> list[int] | None:
     client, rank, size = context.store(), context.rank(), context.size()
     if client is None:
         return None
-    scope, until = f"solo/{context.generation()}", monotonic() + seconds
+    scope, until = f"solo/{context.scope()}", monotonic() + seconds
     try:
         if rank:
             client.set(f"{scope}/{rank}", f"{digest}".encode())

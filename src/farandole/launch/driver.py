@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, cast
 
 from farandole import handshake, registry
-from farandole.config import STATUS, cores, doubts, knobs
+from farandole.config import STATUS, Connection, Placement, Settings, cores, doubts, variables
 from farandole.contracts import Launcher, Worker
 from farandole.errors import JobFailedError, RendezvousError, SettingsError
 from farandole.launch.explain import Event, Verdict, explain, with_lines
@@ -154,12 +154,13 @@ def _describe(job: Job, slots: Sequence[Slot], *, elsewhere: bool) -> bytes:
 
 
 def _environment(job: Job, store: StoreServer, secret: str, launcher: str) -> dict[str, str]:
-    settings = replace(job.settings, store=store.address, secret=secret, launcher=launcher, size=job.np)
-    known = {name for knob in knobs() for name in (knob.variable, knob.horovod) if name}  # read into the settings
+    placement, connection = Placement(size=job.np), Connection(store=store.address, secret=secret, launcher=launcher)
+    adjustable = variables(Settings)
+    known = variables(Placement, Connection) | adjustable  # read into the settings
     mine = {name: value for name, value in job.env.items() if name not in known}
-    adjustable = {name for knob in knobs() if knob.flag for name in (knob.variable, knob.horovod) if name}
     said = {name for name in (*os.environ, *job.env) if name in adjustable}
-    return {**mine, **settings.to_env(said), "PYTHONUNBUFFERED": "1"}
+    told = {**placement.to_env(), **connection.to_env(), **job.settings.to_env(said)}
+    return {**mine, **told, "PYTHONUNBUFFERED": "1"}
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ class Job:
 def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
     """The settings of a job: this process's variables, then ``env``, then ``overrides`` by name."""
     check_env(env)
-    adjustable = {knob.name: knob for knob in knobs() if knob.flag}
+    adjustable = {knob.name: knob for knob in knobs()}
     for name, value in overrides.items():
         if name not in adjustable:
             near = did_you_mean(name, adjustable)
@@ -54,10 +54,7 @@ def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settin
                 f"{name}={value!r} is a {type(value).__name__}; it must be of type {kind.__name__} "
                 f"({adjustable[name].doc})"
             )
-    # Who this process is in a job of its own says nothing about the ranks of the new one.
-    ours = {name for knob in knobs() if not knob.flag for name in (knob.variable, knob.horovod) if name}
-    outside = {name: value for name, value in {**os.environ, **env}.items() if name not in ours}
-    return replace(Settings.from_env(outside), **overrides)
+    return replace(Settings.from_env({**os.environ, **env}), **overrides)
 
 
 def check_env(env: Mapping[str, str]) -> None:

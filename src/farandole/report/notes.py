@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from farandole.config import Settings
+from farandole.config import Connection, Placement
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
 from farandole.report import keys
 from farandole.report.outcome import parsed
@@ -64,7 +64,7 @@ def progress(**facts: Any) -> None:
 
 def figure(png: bytes) -> None:
     """Show a picture of rank 0 in the notebook's cell that started the job. Nothing happens on other ranks."""
-    if Settings.from_env().rank:
+    if Placement.from_env().rank:
         return
     if len(png) > LARGEST_FIGURE:
         log(
@@ -77,20 +77,20 @@ def figure(png: bytes) -> None:
 
 def _send(kind: str, data: bytes) -> bool:
     """False when there is no driver, or it has gone: a note is not worth an error in training."""
-    settings = Settings.from_env()
-    if not settings.store:
+    connection = Connection.from_env()
+    if not connection.store:
         return False
     try:
-        _connection(settings).set(keys.note(kind, settings.rank), data)
+        _client_of(connection).set(keys.note(kind, Placement.from_env().rank), data)
     except (HorovodInternalError, RendezvousError, AuthenticationError, OSError):
         return False
     return True
 
 
-def _connection(settings: Settings) -> StoreClient:
+def _client_of(connection: Connection) -> StoreClient:
     """One for each process: a child that was forked must not use its parent's."""
     global _client
     with _lock:
-        if _client is None or _client[0] != os.getpid() or _client[1].address != settings.store:
-            _client = os.getpid(), StoreClient(settings.store, settings.secret, timeout=10.0)
+        if _client is None or _client[0] != os.getpid() or _client[1].address != connection.store:
+            _client = os.getpid(), StoreClient(connection.store, connection.secret, timeout=10.0)
         return _client[1]

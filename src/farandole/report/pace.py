@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from typing import NamedTuple
 
-from farandole.config import STATUS, Settings
+from farandole.config import STATUS, Placement
 from farandole.report import notes
 
 EVERY = 1.0  # seconds between reports
@@ -85,7 +85,7 @@ def counter() -> Counter:
     """A new one. The first starts the thread, if somebody watches this rank."""
     global _thread
     with _lock:
-        if _thread is None and os.environ.get(STATUS) and Settings.from_env().rank == 0:
+        if _thread is None and os.environ.get(STATUS) and Placement.from_env().rank == 0:
             _thread = threading.Thread(target=_tell, name="farandole-pace", daemon=True)
             _thread.start()
     return _pace.counter()

@@ -9,7 +9,7 @@ import sys
 from types import TracebackType
 from typing import Protocol
 
-from farandole.config import PROCESS, Settings
+from farandole.config import PROCESS, Connection, Placement
 from farandole.errors import HorovodInternalError
 from farandole.report import keys
 from farandole.report.outcome import Outcome
@@ -86,8 +86,8 @@ def install_early() -> None:
     """Report an uncaught exception of this process also before it has been through ``init()``, if it is a rank: not a
     child of one, which inherits its variables."""
     if os.environ.get(PROCESS) == str(os.getpid()) and _reporter.client is None:
-        settings = Settings.from_env()
-        install(_Caller(settings.store, settings.secret), settings.rank)
+        connection = Connection.from_env()
+        install(_Caller(connection.store, connection.secret), Placement.from_env().rank)
 
 
 def report(outcome: Outcome) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from farandole.config import Settings
+from farandole.config import Placement
 from farandole.report import notes
 
 EVERY = 1.0  # seconds between reports to the status line
@@ -28,7 +28,7 @@ class LoopLog:
 
     def __init__(self, per_batch_log: bool = False) -> None:
         self.per_batch_log = per_batch_log
-        self._speaks = Settings.from_env().rank == 0
+        self._speaks = Placement.from_env().rank == 0
         self._epoch: int | None = None
         self._steps = 0
         self._reported = (0, time.monotonic())  # steps, and when

@@ -341,7 +341,8 @@ class Allreduce:
             return
         self._engine, self._rounds = engine, 0
         on_device = any(gradient.device != "CPU" for gradient in self.gradients)  # to launch there costs no core
-        self._overlap = _spare_cores(context.settings()) or (on_device and context.settings().overlap != "off")
+        settings = context.settings()
+        self._overlap = _spare_cores(settings, context.local_size()) or (on_device and settings.overlap != "off")
         self._name = f"optimizer.{serials.next_for(engine)}"
         self._memory = None
         self._word = np.zeros(5, dtype=np.int64)
@@ -458,8 +459,8 @@ class Allreduce:
         return self._memory
 
 
-def _spare_cores(settings: Settings) -> bool:
+def _spare_cores(settings: Settings, local_size: int) -> bool:
     """Is there a core to reduce on while another one computes?"""
     if settings.overlap != "auto":
         return settings.overlap == "on"
-    return cores() >= _CORES_PER_RANK * settings.local_size
+    return cores() >= _CORES_PER_RANK * local_size

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from farandole.config import knobs
+from farandole.config import Connection, Placement, Settings, variables
 from farandole.errors import SettingsError
 from farandole.types import Slot
 
@@ -46,12 +46,12 @@ class Local:
                     f"(localhost, {socket.gethostname()})"
                 )
         # Settings in our own environment have been read already and are part of env where they matter.
-        known = {name for knob in knobs() for name in (knob.variable, knob.horovod) if name}
+        known = variables(Placement, Connection, Settings)
         base = {name: value for name, value in os.environ.items() if name not in known}
         return start_ranks(slots, command, {**base, **env})
 
-    def where_am_i(self, env: Mapping[str, str]) -> tuple[int, int]:
-        return int(env["FARANDOLE_RANK"]), int(env["FARANDOLE_LOCAL_RANK"])
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        return Placement.from_env(env) if "FARANDOLE_RANK" in env else None
 
 
 def _is_here(host: str) -> bool:
@@ -157,7 +157,7 @@ class Reaper:
     ) -> list[int]:
         """The pids of the ranks. OSError when they cannot be started: none is left then, and ``started`` says how many
         there were."""
-        import subprocess  # here, so that a worker that asks where_am_i does not pay for it
+        import subprocess  # here, so that a worker that asks for its surroundings does not pay for it
 
         from farandole.launch import reaper  # now, so that its bytecode is up to date
 

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from farandole.config import Placement
 from farandole.errors import JobFailedError, RendezvousError, SettingsError
 from farandole.launch.launchers.spark.desk import Desk, Post, SparkWorker
 from farandole.launch.plan import plan
@@ -62,8 +63,8 @@ class Spark:
     def affinity(self) -> int:
         return 0  # a session that happens to be there does not mean that a job is to run on it
 
-    def where_am_i(self, env: Mapping[str, str]) -> tuple[int, int]:
-        return int(env["FARANDOLE_RANK"]), int(env["FARANDOLE_LOCAL_RANK"])
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        return Placement.from_env(env) if "FARANDOLE_RANK" in env else None
 
     # ---- before ----
 

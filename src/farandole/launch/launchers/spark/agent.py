@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from farandole.config import knobs
+from farandole.config import Connection, Placement, Settings, variables
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
 from farandole.launch.launchers.local import LocalWorker, start_ranks
 from farandole.launch.launchers.spark import guard
@@ -286,7 +286,7 @@ def place() -> str:
 
 def environment(own: Mapping[str, str], job: Mapping[str, str], folder: str) -> dict[str, str]:
     """The rank's variables: those of the executor's Python, with importable packages there, and the job's."""
-    known = {name for knob in knobs() for name in (knob.variable, knob.horovod) if name}
+    known = variables(Placement, Connection, Settings)
     private = ("PYTHON_WORKER_FACTORY", "_PYSPARK_")
     base = {name: value for name, value in own.items() if name not in known and not name.startswith(private)}
     path = [folder, *(entry for entry in sys.path if entry != folder)]
