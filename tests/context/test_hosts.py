@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from farandole.handshake import new_secret
-from tests.kits.hosts import two_hosts
+from tests.kits.hosts import hosts
 
 DRIVER = """
 import sys
@@ -48,23 +47,21 @@ assert context.size() == 4
 
 def test_two_hosts_of_two() -> None:
     secret = new_secret()
-    with two_hosts() as hosts:
-        where = [hosts[0], hosts[1], hosts[0], hosts[1]]  # dealt in turn: neighbours are not on one host
+    with hosts(2, ssh=False) as (a, b):
         driver = subprocess.Popen(
-            ["ip", "netns", "exec", hosts[0][0], sys.executable, "-c",
-             DRIVER.format(secret=secret, address=hosts[0][1])],
+            a.command(sys.executable, "-c", DRIVER.format(secret=secret, address=a.address)),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         workers = []
         try:
             assert driver.stdout is not None
             address = driver.stdout.readline().strip()
-            for rank, (name, _) in enumerate(where):
+            for rank, host in enumerate([a, b, a, b]):  # dealt in turn: neighbours are not on one host
                 env = {
                     **os.environ, "FARANDOLE_STORE": address, "FARANDOLE_SECRET": secret,
                     "FARANDOLE_RANK": str(rank), "FARANDOLE_SIZE": "4", "OMP_NUM_THREADS": "1",
                 }  # fmt: skip
-                command = ["ip", "netns", "exec", name, sys.executable, "-c", WORKER]
+                command = host.command(sys.executable, "-c", WORKER)
                 workers.append(
                     subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                 )
@@ -113,26 +110,26 @@ except HorovodInternalError as error:
 def test_a_host_that_vanishes_is_noticed_on_both_sides(loss: str, waiting: str) -> None:
     """Packets are lost from one moment on; nobody is said to have shut down. Times are a tenth of the real ones."""
     secret = new_secret()
-    with two_hosts() as hosts, ExitStack() as stack:
+    with hosts(2, ssh=False) as (a, b), ExitStack() as stack:
         driver = stack.enter_context(ended(
-            ["ip", "netns", "exec", hosts[0][0], sys.executable, "-c", DRIVER.format(secret=secret, address="0.0.0.0")]
+            a.command(sys.executable, "-c", DRIVER.format(secret=secret, address="0.0.0.0"))
         ))  # fmt: skip
         assert driver.stdout is not None
         port = driver.stdout.readline().strip().rpartition(":")[2]
         workers = []
-        for rank, (name, _) in enumerate(hosts):
+        for rank, host in enumerate((a, b)):
             env = {
-                **os.environ, "FARANDOLE_STORE": f"{hosts[0][1]}:{port}", "FARANDOLE_SECRET": secret,
+                **os.environ, "FARANDOLE_STORE": f"{a.address}:{port}", "FARANDOLE_SECRET": secret,
                 "FARANDOLE_RANK": str(rank), "FARANDOLE_SIZE": "2", "OMP_NUM_THREADS": "1",
             }  # fmt: skip
-            command = ["ip", "netns", "exec", name, sys.executable, "-c", LOSER, waiting]
+            command = host.command(sys.executable, "-c", LOSER, waiting)
             workers.append(stack.enter_context(ended(command, env)))
         for worker in workers:
             assert worker.stdout is not None
             assert worker.stdout.readline() == "ready\n"
         if loss == "both ways":
-            cut(hosts[0], hosts[1])
-        cut(hosts[1], hosts[0])
+            a.lose(b)
+        b.lose(a)
         said = [worker.communicate("\n", timeout=20)[0] for worker in workers]
     assert "rank 1 does not answer: its host is gone, or the network between" in said[0]
     broke = loss == "one way" and "rank 0 was lost: its connection broke" in said[1]  # rank 0 was quicker, and has gone
@@ -147,12 +144,3 @@ def ended(command: Sequence[str], env: Mapping[str, str] | None = None) -> Itera
             yield process
         finally:
             process.kill()
-
-
-def cut(here: tuple[str, str], there: tuple[str, str]) -> None:
-    """Packets from ``here`` to ``there`` go to a station that does not exist."""
-    device = json.loads(
-        subprocess.run(["ip", "-n", here[0], "-j", "route", "get", there[1]], check=True, capture_output=True).stdout
-    )[0]["dev"]
-    nobody = ["lladdr", "02:00:00:00:00:99", "dev", device, "nud", "permanent"]
-    subprocess.run(["ip", "-n", here[0], "neigh", "replace", there[1], *nobody], check=True, capture_output=True)

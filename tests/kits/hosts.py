@@ -1,50 +1,285 @@
-"""Several hosts on one machine: network namespaces joined by veth pairs, taken down again whatever happens."""
+"""Several hosts on one machine: namespaces on a bridge, each with its name, address and sshd.
+
+A host is the namespaces (network, processes, mounts, name) of one process, its init, which ends when the pipe from the
+test does. The kernel then ends the processes of the host and takes its network away, also when the test was killed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+SSHD = "/usr/sbin/sshd"
+UNSHARE = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child"]
+BURST = "512kb"  # tbf must let the largest packet of the kernel (64 KiB) through at once
+NOBODY = "02:00:00:00:00:99"  # a station that does not exist
+SSHD_CONFIG = """
+HostKey {folder}/{name}
+AuthorizedKeysFile {folder}/user.pub
+PidFile /run/sshd.pid
+PermitRootLogin yes
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+UseDNS no
+StrictModes no
+MaxStartups 100
+"""
+SSH_CONFIG = """
+IdentityFile {folder}/user
+IdentitiesOnly yes
+UserKnownHostsFile {folder}/known_hosts
+GlobalKnownHostsFile /dev/null
+"""
+INIT = """
+import json, os, signal, subprocess, sys
+told = json.loads(sys.stdin.readline())
+outside = os.readlink("/proc/self")
+for command in told["before"]:
+    subprocess.run(command, check=True)
+print(outside, flush=True)
+if sys.stdin.readline():
+    for command in told["after"]:
+        subprocess.run(command, check=True)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
 
-def needed() -> None:
-    """Skip the test where namespaces cannot be made."""
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
-    if shutil.which("ip") is None:
-        pytest.skip("the command ip (iproute2) is not installed")
-    probe = subprocess.run(["ip", "netns", "add", f"far{os.getpid()}p"], capture_output=True, check=False)
-    if probe.returncode:
-        pytest.skip(f"network namespaces cannot be made here: {probe.stderr.decode().strip()}")
-    _ip("netns", "del", f"far{os.getpid()}p")
+
+@dataclass(frozen=True)
+class Host:
+    """``pid``: of its init, seen from outside."""
+
+    name: str
+    address: str
+    pid: int
+    switch: int
+
+    def command(self, *words: str, folder: str = "") -> list[str]:
+        """The command line that runs ``words`` on this host."""
+        inside = ["nsenter", "--target", str(self.pid), "--mount", "--uts", "--net", "--pid"]
+        return [*inside, "env", "-C", folder or os.getcwd(), *words]
+
+    def run(self, *words: str) -> str:
+        """What the command says on stdout. Raises CalledProcessError."""
+        return subprocess.run(self.command(*words), check=True, capture_output=True, text=True, timeout=60).stdout
+
+    def processes(self) -> list[int]:
+        """Of this host, by their numbers outside; without its init and its sshd."""
+        space = os.stat(f"/proc/{self.pid}/ns/pid").st_ino
+        found = []
+        for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{pid}/ns/pid").st_ino == space and pid != self.pid:
+                    name = Path(f"/proc/{pid}/comm").read_text().strip()
+                    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                    if (name, parent) != ("sshd", self.pid):
+                        found.append(pid)
+        return found
+
+    def sshd(self) -> int:
+        """The number of its sshd outside."""
+        (found,) = [
+            pid for pid in map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split())
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "sshd"
+        ]  # fmt: skip
+        return found
+
+    def cable(self, state: str) -> None:
+        """``down``: nothing arrives here any more, and nothing leaves; ``up`` again."""
+        _ip(self.switch, "link", "set", f"to-{self.name}", state)
+
+    def lose(self, other: Host) -> None:
+        """Packets from here to ``other`` are lost from now on."""
+        route = json.loads(self.run("ip", "-j", "route", "get", other.address))
+        self.run("ip", "neigh", "replace", other.address, "lladdr", NOBODY, "dev", route[0]["dev"], "nud", "permanent")
+
+    def die(self) -> None:
+        """All its processes at once, and its network, without a word to anybody."""
+        self.cable("down")
+        os.kill(self.pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """``folder``: keys of the hosts (by name) and of the user, known_hosts, and ``ssh_config``, for ``ssh -F``."""
+
+    hosts: Sequence[Host]
+    folder: Path
+
+    def __getitem__(self, index: int) -> Host:
+        return self.hosts[index]
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self.hosts)
+
+    @property
+    def config(self) -> str:
+        return str(self.folder / "ssh_config")
+
+    def idle(self, seconds: float = 10.0) -> bool:
+        """Does nothing but init and sshd run on any host, at the latest after so many seconds?"""
+        deadline = time.monotonic() + seconds
+        while left := [pid for host in self.hosts if os.path.exists(f"/proc/{host.pid}") for pid in host.processes()]:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return not left
 
 
 @contextmanager
-def two_hosts() -> Iterator[list[tuple[str, str]]]:
-    """(namespace, address) of two hosts that reach each other, and nothing else."""
-    needed()
-    names = [f"far{os.getpid()}{letter}" for letter in "ab"]
-    addresses = ["10.99.0.1", "10.99.0.2"]
-    ends = [f"fv{os.getpid() % 100000}{letter}" for letter in "ab"]
-    try:
-        for name in names:
-            _ip("netns", "add", name)
-        _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        for name, end, address in zip(names, ends, addresses, strict=True):
-            _ip("link", "set", end, "netns", name)
-            _ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
-            _ip("-n", name, "link", "set", end, "up")
-            _ip("-n", name, "link", "set", "lo", "up")
-        yield list(zip(names, addresses, strict=True))
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-        subprocess.run(["ip", "link", "del", ends[0]], capture_output=True, check=False)
+def hosts(number: int = 4, speed: str = "", ssh: bool = True) -> Iterator[Hosts]:
+    """Hosts ``a``, ``b``, ... of 10.99.0.1, 10.99.0.2, ... that reach each other, and nothing else.
+
+    ``speed``: of each link, in each direction, as tc writes it (``1gbit``); ``ssh``: each runs sshd, on port 22.
+    """
+    needed(ssh)
+    names = [chr(ord("a") + index) for index in range(number)]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farandole-hosts-")))
+        _write(folder, names, ssh)
+        inits = [stack.enter_context(_init(_facts(folder, names, index, speed, ssh))) for index in range(number)]
+        switch = stack.enter_context(_init({"before": [], "after": []}))
+        pids = [_line(init) for init in inits]
+        switch_pid = _line(switch)
+        plugs = ["link add bridge type bridge", "link set bridge up"]
+        for name, pid in zip(names, pids, strict=True):
+            plugs.append(f"link add to-{name} type veth peer name eth0 netns {pid}")
+            plugs.append(f"link set to-{name} master bridge up")
+        _ip(int(switch_pid), "-batch", "-", text="\n".join(plugs))
+        if speed:
+            for name in names:
+                _inside(int(switch_pid), "tc", "qdisc", "add", "dev", f"to-{name}", *_shape(speed))
+        for init in inits:
+            _tell(init, "plugged")
+        for init in inits:
+            assert _line(init) == "ready"
+        made = [Host(name, _address(index), int(pids[index]), int(switch_pid)) for index, name in enumerate(names)]
+        yield Hosts(made, folder)
 
 
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+def _facts(folder: Path, names: Sequence[str], index: int, speed: str, ssh: bool) -> dict[str, list[list[str]]]:
+    """The commands of a host's init, before and after its cable is plugged in."""
+    address = f"{_address(index)}/24"
+    return {
+        "before": [
+            ["mount", "-t", "proc", "proc", "/proc"], ["mount", "-t", "sysfs", "sysfs", "/sys"],
+            ["mount", "-t", "tmpfs", "tmpfs", "/run"], ["mkdir", "/run/sshd"], ["hostname", names[index]],
+            ["mount", "--bind", str(folder / "hosts"), "/etc/hosts"],
+        ],
+        "after": [
+            ["ip", "link", "set", "lo", "up"], ["ip", "addr", "add", address, "dev", "eth0"],
+            ["ip", "link", "set", "eth0", "up"],
+            *([["tc", "qdisc", "add", "dev", "eth0", *_shape(speed)]] if speed else []),
+            *([[SSHD, "-f", str(folder / f"{names[index]}.sshd"), "-E", str(folder / f"{names[index]}.log")]] * ssh),
+        ],
+    }  # fmt: skip
+
+
+def _write(folder: Path, names: Sequence[str], ssh: bool) -> None:
+    table = [f"{_address(index)} {name}" for index, name in enumerate(names)]
+    (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *table, ""]))
+    if not ssh:
+        return
+    makers = [
+        subprocess.Popen(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(folder / name)])
+        for name in (*names, "user")
+    ]
+    assert [maker.wait() for maker in makers] == [0] * len(makers)
+    keys = [(folder / f"{name}.pub").read_text().strip() for name in names]
+    known = [f"{name},{_address(index)} {key}\n" for index, (name, key) in enumerate(zip(names, keys, strict=True))]
+    (folder / "known_hosts").write_text("".join(known))
+    (folder / "ssh_config").write_text(SSH_CONFIG.format(folder=folder))
+    for name in names:
+        (folder / f"{name}.sshd").write_text(SSHD_CONFIG.format(folder=folder, name=name))
+
+
+def _address(index: int) -> str:
+    return f"10.99.0.{index + 1}"
+
+
+def _shape(speed: str) -> list[str]:
+    return ["root", "tbf", "rate", speed, "burst", BURST, "latency", "50ms"]
+
+
+@contextmanager
+def _init(facts: dict[str, list[list[str]]]) -> Iterator[subprocess.Popen[str]]:
+    """The first process of new namespaces; they end with it."""
+    with subprocess.Popen(
+        [*UNSHARE, sys.executable, "-I", "-S", "-c", INIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            _tell(process, json.dumps(facts))
+            yield process
+        finally:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()  # and its child with it
+
+
+def _tell(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, "a host could not be made; its error stands above"
+    return line.strip()
+
+
+def _ip(namespace: int, *words: str, text: str = "") -> None:
+    _inside(namespace, "ip", *words, text=text)
+
+
+def _inside(namespace: int, *words: str, text: str = "") -> None:
+    enter = ["nsenter", "--target", str(namespace), "--net"]
+    subprocess.run([*enter, *words], check=True, input=text, text=True, stdout=subprocess.DEVNULL)
+
+
+def needed(ssh: bool = True) -> None:
+    """Skip the test where hosts cannot be made."""
+    reason = _obstacle(ssh)
+    if reason:
+        pytest.skip(reason)
+
+
+@functools.cache
+def _obstacle(ssh: bool) -> str:
+    if os.geteuid() != 0:
+        return "hosts in namespaces need root"
+    for command in ("ip", "tc", "nsenter", "unshare"):
+        if shutil.which(command) is None:
+            return f"the command {command} is not installed"
+    probe = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        return f"namespaces cannot be made here: {probe.stderr.strip()}"
+    if ssh and not os.path.exists(SSHD):
+        if os.environ.get("CI") != "true":
+            return f"{SSHD} is not installed (Debian: apt-get install openssh-server)"
+        install = "apt-get update && apt-get install -y --no-install-recommends openssh-server"
+        made = subprocess.run(["sh", "-c", install], capture_output=True, text=True, check=False)
+        if not os.path.exists(SSHD):
+            return f"openssh-server cannot be installed: {made.stderr.strip()[-300:]}"
+    return ""

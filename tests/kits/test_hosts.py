@@ -1,0 +1,49 @@
+"""The hosts of the tests: they differ, they reach each other, and they end with the test, also when it is killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.kits.hosts import hosts, needed
+from tests.launch.tools import wait_until
+
+KILLED = """
+import os, sys
+from tests.kits.hosts import hosts
+with hosts(2, ssh=False) as made:
+    print(*(host.pid for host in made), made.folder, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_names_keys_and_cables() -> None:
+    with hosts(3, speed="1gbit") as made:
+        a, b, c = made
+        assert a.run("ssh", "-F", made.config, "-o", "BatchMode=yes", "b", "hostname") == "b\n"
+        assert made.idle()
+        sleeper = subprocess.Popen(c.command("sleep", "60"))
+        assert wait_until(c.processes)
+        assert not made.idle(0.0)
+        c.die()
+        assert sleeper.wait(10) == -9
+        assert made.idle()
+        b.cable("down")
+        reach = a.command("ssh", "-F", made.config, "-o", "ConnectTimeout=1", "b", "true")
+        assert subprocess.run(reach, capture_output=True, check=False).returncode == 255
+        b.cable("up")
+        assert wait_until(lambda: subprocess.run(reach, capture_output=True, check=False).returncode == 0)
+
+
+def test_a_killed_test_leaves_no_host() -> None:
+    needed(ssh=False)
+    done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, check=False)
+    assert done.returncode == -9, done.stderr
+    *pids, folder = done.stdout.split()
+    assert len(pids) == 2
+    assert wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+    for path in Path(folder).iterdir():
+        path.unlink()
+    Path(folder).rmdir()
