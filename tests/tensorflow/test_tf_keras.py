@@ -239,7 +239,7 @@ def test_models_are_saved_and_go_on(ending: str, tmp_path: Path) -> None:
     def body(rank: int) -> None:
         import tf_keras
 
-        from farandole.tensorflow.tf_keras import allgather_object, load_model
+        from farandole.tensorflow.tf_keras import allgather_object, load_model, save
         from farandole.tensorflow.tf_keras.callbacks import BestModelCheckpoint, BroadcastGlobalVariablesCallback
 
         model = make(rank)
@@ -263,6 +263,9 @@ def test_models_are_saved_and_go_on(ending: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
         sums = allgather_object([float(each.sum()) for each in again.get_weights()])
         assert sums[0] == sums[1]
+        again.layers[-1].bias.assign_add([float(rank)] * 2)
+        save(again, file)  # rank 0's
+        assert [float(each.sum()) for each in load_model(file).get_weights()] == sums[0]
 
     job(2, body)
 

@@ -8,7 +8,7 @@ import random
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from farandole.frontend.objects import broadcast_object
 
 _STRIDE = 0x9E3779B97F4A7C15  # odd and without pattern: seeds of neighbouring ranks have nothing in common
 _SEEDS = 2**32  # numpy takes no larger ones
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @documented(
@@ -39,43 +40,64 @@ def print(*values: object, ranks: Sequence[int] | str = (0,), **options: Any) ->
         builtins.print(*values, **{"flush": True, **options})  # noqa: T201
 
 
-def seed_of(seed: int, rank: int) -> int:
-    """A seed of its own for a rank, from 0 to 2**32 - 1. Rank 0's is ``seed``."""
-    return (seed + rank * (_STRIDE % _SEEDS)) % _SEEDS
+def seeding(example: str) -> Callable[[F], F]:
+    """``documented``, for the ``seed_everything`` of a framework."""
+    return documented(
+        "init",
+        "ValueError: seed is not a whole number from 0 to 2**32 - 1.",
+        seed="a whole number, the same on all ranks.",
+        example=example,
+    )
 
 
-def seed_python(seed: int) -> None:
-    """Seed the generators that every program has: those of ``random`` and numpy."""
+def saving(example: str, **arguments: str) -> Callable[[F], F]:
+    """``documented``, for the ``save`` of a framework."""
+    return documented(
+        "init",
+        "What rank 0's disk or serializer raises, on rank 0; RuntimeError with its text on the others.",
+        example=example,
+        **arguments,
+    )
+
+
+def seeded(seed: int) -> int:
+    """Seed the generators that every program has, those of ``random`` and numpy, alike on all ranks; returns a seed for
+    this rank's own, from 0 to 2**32 - 1. It is never ``seed``: rank 0's noise would repeat what models began with."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _SEEDS:
+        raise ValueError(f"seed={seed!r} must be a whole number from 0 to {_SEEDS - 1}")
+    rank = context.rank()
     random.seed(seed)
     np.random.seed(seed)
+    return (seed + (rank + 1) * (_STRIDE % _SEEDS)) % _SEEDS
 
 
-@documented(
-    "init",
-    "ValueError: seed is not a whole number from 0 to 2**32 - 1.",
-    seed="a whole number, the same on all ranks.",
-    example="augmenting = hvd.seed_everything(7)\nnoise = augmenting.normal(size=3)  # other noise on each rank",
-)
+@seeding("augmenting = hvd.seed_everything(7)\nnoise = augmenting.normal(size=3)  # other noise on each rank")
 def seed_everything(seed: int) -> np.random.Generator:
     """Seed the global generators of Python and numpy alike on all ranks; returns a ``numpy.random.Generator`` that is
     this rank's own, for what must differ: augmentation, noise."""
-    check_seed(seed)
-    rank = context.rank()
-    seed_python(seed)
-    return np.random.default_rng(seed_of(seed, rank))
+    return np.random.default_rng(seeded(seed))
 
 
-def check_seed(seed: int) -> None:
-    """Raise ValueError for what cannot be a seed."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _SEEDS:
-        raise ValueError(f"seed={seed!r} must be a whole number from 0 to {_SEEDS - 1}")
+@saving(
+    model="a Keras model. Rank 0's counts.",
+    path="the file, with the ending .keras, .h5 or .hdf5. Its folder must exist.",
+    options="those of model.save.",
+    example="hvd.save(model, 'last.keras')\nmodel = hvd.load_model('last.keras')",
+)
+def save_model(model: Any, path: str | os.PathLike[str], **options: Any) -> None:
+    """``model.save`` by rank 0, whole or not at all: the file is replaced when the new one is on the disk, so that a
+    job that ends meanwhile leaves the old one. All ranks call it, and go on when it is there."""
+    if Path(path).suffix not in (".keras", ".h5", ".hdf5"):
+        raise ValueError(f"path={os.fspath(path)!r} must end with .keras, .h5 or .hdf5: Keras chooses the format by it")
+    saved_by_rank_0(lambda place: model.save(place, **options), path)
 
 
-def saved_by_rank_0(write: Callable[[IO[bytes]], None], path: str | os.PathLike[str]) -> None:
+def saved_by_rank_0(write: Callable[[str], None], path: str | os.PathLike[str]) -> None:
     """Have rank 0 write a file, whole or not at all; returns on all ranks when it is there. Collective.
 
-    Whoever reads ``path`` meanwhile finds what was there before. Raises OSError or what ``write`` raised on rank 0; the
-    other ranks a RuntimeError that says what happened there.
+    ``write`` is given another path, with the file's name in another folder. Whoever reads ``path`` meanwhile finds what
+    was there before. Raises OSError or what ``write`` raised on rank 0; the other ranks a RuntimeError that says what
+    happened there.
     """
     error: Exception | None = None
     if context.rank() == 0:
@@ -90,25 +112,24 @@ def saved_by_rank_0(write: Callable[[IO[bytes]], None], path: str | os.PathLike[
         raise RuntimeError(f"rank 0 could not save {os.fspath(path)!r}, and what was there before is untouched: {text}")
 
 
-def _write_whole(write: Callable[[IO[bytes]], None], path: Path) -> None:
+def _write_whole(write: Callable[[str], None], path: Path) -> None:
     """Write beside the place, and move it there when it is on the disk."""
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent) as folder:
+        place = os.path.join(folder, path.name)
+        write(place)
+        os.chmod(place, mode)
+        _sync(place)
+        os.replace(place, path)
+    _sync(path.parent)  # the name, too, is on the disk then
+
+
+def _sync(path: str | Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)  # the name, too, is on the disk then
-    try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def _umask() -> int:

@@ -34,6 +34,7 @@ from farandole.jax.pending import (
 )
 from farandole.jax.primitive import plain_errors
 from farandole.jax.primitive import shutdown as shutdown  # in the place of that of basics
+from farandole.jax.seeds import seed_everything
 from farandole.jax.state import JaxState
 from farandole.jax.trees import allgather_object, broadcast_object, broadcast_parameters, check_replicas
 
@@ -97,6 +98,7 @@ __all__ = [
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
+    "seed_everything",
     "shutdown",
     "size",
     "spmd",

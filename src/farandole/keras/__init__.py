@@ -9,12 +9,14 @@ import keras
 
 from farandole.frontend.basics import *  # noqa: F403
 from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
+from farandole.frontend.helpers import save_model as save
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.keras import callbacks, elastic
 from farandole.keras.data import shard
 from farandole.keras.fit import install
 from farandole.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from farandole.keras.saving import load_model
+from farandole.keras.seeds import seed_everything
 from farandole.keras.values import (
     allgather,
     allreduce,
@@ -71,6 +73,8 @@ __all__ = [
     "reducescatter",
     "remove_process_set",
     "rocm_built",
+    "save",
+    "seed_everything",
     "shard",
     "shutdown",
     "size",

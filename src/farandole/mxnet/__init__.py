@@ -6,6 +6,7 @@ from farandole.frontend.helpers import print as print  # not for *: it would hid
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.mxnet import mpi_ops
 from farandole.mxnet.functions import Compression
+from farandole.mxnet.helpers import save, seed_everything
 from farandole.mxnet.mpi_ops import *  # noqa: F403
 from farandole.mxnet.optimizer import DistributedOptimizer
 from farandole.mxnet.parameters import broadcast_parameters
@@ -61,6 +62,8 @@ __all__ = [
     "reducescatter",
     "remove_process_set",
     "rocm_built",
+    "save",
+    "seed_everything",
     "shutdown",
     "size",
     "start_timeline",

@@ -32,6 +32,7 @@ from farandole.tensorflow.functions import Compression
 from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from farandole.tensorflow.mpi_ops import *  # noqa: F403
 from farandole.tensorflow.optimizer import DistributedOptimizer
+from farandole.tensorflow.seeds import seed_everything
 from farandole.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from farandole.types import ReduceOp
 
@@ -115,6 +116,7 @@ __all__ = [
     "reducescatter",
     "remove_process_set",
     "rocm_built",
+    "seed_everything",
     "shutdown",
     "size",
     "size_op",

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from farandole import context
 from farandole.data import DistributedSampler
 from farandole.frontend import helpers
 from farandole.frontend.documented import documented
@@ -17,12 +16,9 @@ from farandole.frontend.documented import documented
 T_co = TypeVar("T_co", covariant=True)
 
 
-@documented(
-    "init",
-    "ValueError: seed is not a whole number from 0 to 2**32 - 1.",
-    seed="a whole number, the same on all ranks.",
-    example="augmenting = hvd.seed_everything(7)\nmodel = Net()  # the same weights on all ranks\n"
-    "noise = torch.randn(3, generator=augmenting)  # other noise on each",
+@helpers.seeding(
+    "augmenting = hvd.seed_everything(7)\nmodel = Net()  # the same weights on all ranks\n"
+    "noise = torch.randn(3, generator=augmenting)  # other noise on each"
 )
 def seed_everything(seed: int) -> torch.Generator:
     """Seed Python's, numpy's and torch's global generators (those of all GPUs, too) alike on all ranks, so that models
@@ -32,16 +28,12 @@ def seed_everything(seed: int) -> torch.Generator:
     Dropout draws from the global generator, so its masks are alike on all ranks. To have others on each, call
     ``torch.manual_seed(generator.initial_seed())`` when the model is made.
     """
-    helpers.check_seed(seed)
-    rank = context.rank()
-    helpers.seed_python(seed)
+    own = helpers.seeded(seed)
     torch.manual_seed(seed)
-    return torch.Generator().manual_seed(helpers.seed_of(seed, rank))
+    return torch.Generator().manual_seed(own)
 
 
-@documented(
-    "init",
-    "What rank 0's disk or pickle raises, on rank 0; RuntimeError with its text on the others.",
+@helpers.saving(
     obj="what torch.save takes. Rank 0's counts; other ranks may give None.",
     path="the file. Its folder must exist.",
     options="those of torch.save.",
@@ -50,7 +42,7 @@ def seed_everything(seed: int) -> torch.Generator:
 def save(obj: Any, path: str | os.PathLike[str], **options: Any) -> None:
     """``torch.save`` by rank 0, whole or not at all: the file is replaced when the new one is on the disk, so that a
     job that ends meanwhile leaves the old one. All ranks call it, and go on when it is there."""
-    helpers.saved_by_rank_0(lambda file: torch.save(obj, file, **options), path)
+    helpers.saved_by_rank_0(lambda place: torch.save(obj, place, **options), path)
 
 
 @documented(

@@ -57,6 +57,8 @@ __all__ = [
     "reducescatter",
     "remove_process_set",
     "rocm_built",
+    "save",
+    "seed_everything",
     "shutdown",
     "size",
     "start_timeline",

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from farandole.frontend import basics
 from farandole.frontend.basics import *  # noqa: F403
+from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
+from farandole.frontend.helpers import save_model as save
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.tensorflow.broadcasting import broadcast_variables
 from farandole.tensorflow.built import cuda_built, nccl_built, rocm_built
 from farandole.tensorflow.functions import Compression
+from farandole.tensorflow.seeds import seed_everything
 from farandole.tensorflow.tf_keras import callbacks, elastic
 from farandole.tensorflow.tf_keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from farandole.tensorflow.tf_keras.saving import load_model
@@ -41,4 +44,6 @@ __all__ = [
     "nccl_built",
     "reducescatter",
     "rocm_built",
+    "save",
+    "seed_everything",
 ]
