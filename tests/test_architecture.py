@@ -34,7 +34,7 @@ observe
 collectives transports report
 kernels
 store
-registry log handshake liveness
+registry log handshake liveness network
 contracts
 config
 types errors
@@ -47,7 +47,7 @@ LEVEL = {room: number for number, line in enumerate(ROOMS.split("\n")) for room 
 BUILT = [
     "spark", "cli", "worker", "compat", "keras", "torch", "tensorflow", "jax", "mxnet", "numpy", "data", "strategies",
     "frontend", "context", "engine", "observe", "launch", "report", "collectives", "transports", "kernels", "store",
-    "config", "registry", "log", "handshake", "liveness", "contracts", "types", "errors",
+    "config", "registry", "log", "handshake", "liveness", "network", "contracts", "types", "errors",
 ]  # fmt: skip
 
 # A heavy package, and the name of the file (or folder) that may import it.

@@ -32,7 +32,7 @@ KNOBS = {each.name: each for kind in KINDS for each in knobs(kind)}
 # A new flag is a promise to users: it is added here on purpose.
 FLAGS = [
     "--transport", "--fusion-threshold-mb", "--bucket-mb", "--overlap", "--nccl", "--cycle-time-ms", "--cache-capacity",
-    "--no-stall-check",
+    "--network-interfaces", "--ssh-port", "--ssh-identity-file", "--ssh-options", "--no-stall-check",
     "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds", "--check", "--timeline-filename",
     "--timeline-mark-cycles", "--timeline-all-ranks", "--autotune", "--autotune-log-file", "--autotune-warmup-samples",
     "--autotune-steps-per-sample", "--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise",
@@ -237,6 +237,7 @@ VALUES = {int: st.integers(0, 1 << 40), float: st.floats(0, 1e9), bool: st.boole
 CHOICES = {
     "transport": st.sampled_from(["auto", "shm", "tcp"]), "log_level": st.sampled_from(LOG_LEVELS),
     "autotune_gaussian_process_noise": st.floats(0, 1), "overlap": st.sampled_from(["auto", "on", "off"]),
+    "ssh_port": st.integers(0, 65535),
     "nccl": st.sampled_from(["auto", "on", "off"]), "check": st.sampled_from(["warn", "raise", "off"]),
 }  # fmt: skip
 

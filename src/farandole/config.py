@@ -57,8 +57,9 @@ MIB = 1 << 20
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 SWITCH = ("auto", "on", "off")
 SIZES = (1 << 10, 1 << 40)  # bytes: a message between the two is possible
-EXCHANGE, STALLS, TIMELINE, AUTOTUNE, OTHER = (
+EXCHANGE, HOSTS, STALLS, TIMELINE, AUTOTUNE, OTHER = (
     "exchange of tensors",
+    "other hosts",
     "ranks that stay away",
     "timeline",
     "autotune",
@@ -163,6 +164,15 @@ class Settings(Variables):
         1024, "signatures remembered by the response cache; 0 = off",
         flag="--cache-capacity", horovod="HOROVOD_CACHE_CAPACITY", group=EXCHANGE,
     )  # fmt: skip
+    network_interfaces: str = knob(
+        "", "interfaces that carry the job's traffic, like eth0,ib0; without: those that answer, the fastest first",
+        flag="--network-interfaces", group=HOSTS,
+    )  # fmt: skip
+    ssh_port: int = knob(
+        0, "port of ssh on all hosts; 0: as ssh's configuration says", flag="--ssh-port", group=HOSTS, most=65535
+    )
+    ssh_identity_file: str = knob("", "file with the private key for ssh", flag="--ssh-identity-file", group=HOSTS)
+    ssh_options: str = knob("", "further options of ssh, like '-J gateway -l me'", flag="--ssh-options", group=HOSTS)
     stall_check_disable: bool = knob(
         False, "do not warn about ranks that stay away",
         flag="--no-stall-check", horovod="HOROVOD_STALL_CHECK_DISABLE", group=STALLS,

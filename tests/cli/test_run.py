@@ -174,9 +174,8 @@ class TestRun:
         """A new flag is a decision: it is written here too."""
         names = {name for action in run.parser()._actions for name in action.option_strings}
         assert names == {each.flag for each in knobs()} | {
-            "-np", "-n", "--np", "--num-proc", "-H", "--hosts", "--launcher", "--config-file", "--output-dir",
-            "--show-ranks",
-            "--prefix-timestamp", "-v", "--verbose", "-h", "--help",
+            "-np", "-n", "--np", "--num-proc", "-H", "--hosts", "--hostfile", "--launcher",
+            "--config-file", "--output-dir", "--show-ranks", "--prefix-timestamp", "-v", "--verbose", "-h", "--help",
         }  # fmt: skip
 
 

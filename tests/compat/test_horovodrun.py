@@ -139,13 +139,19 @@ def test_parsed_flags_have_horovods_names() -> None:
         assert horovodrun.parse_args(["-np", "2", flag, "true"]).log_with_timestamp is shown
 
 
+def test_flags_for_other_hosts_are_settings() -> None:
+    line = "-np 1 -p 2222 -i key --network-interfaces eth0,ib0 true"
+    found = horovodrun.job(horovodrun.parse_args(line.split())).settings
+    assert (found.ssh_port, found.ssh_identity_file, found.network_interfaces) == (2222, "key", "eth0,ib0")
+
+
 def test_what_has_no_effect_is_said_in_a_line_each(started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
-    line = "-np 1 --mpi --disable-cache -p 22 --network-interfaces lo --slots-per-host 2 --torus-allreduce true"
+    line = "-np 1 --mpi --disable-cache --slots-per-host 2 --torus-allreduce true"
     assert horovodrun.main(line.split()) == 0
     said = capsys.readouterr().err.splitlines()
     assert len(started) == 1
     assert [each.split(" has no effect: ")[0].removeprefix("horovodrun: ") for each in said] == [
-        "--slots-per-host", "--disable-cache", "--network-interfaces", "--ssh-port", "--mpi", "--torus-allreduce",
+        "--slots-per-host", "--disable-cache", "--mpi", "--torus-allreduce",
     ]  # fmt: skip
     assert horovodrun.main(["-np", "1", "--gloo", "--no-torus-allreduce", "true"]) == 0
     assert capsys.readouterr().err == ""

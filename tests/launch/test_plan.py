@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from farandole.errors import SettingsError
-from farandole.launch.plan import check_np, parse_hosts, plan
+from farandole.launch.plan import check_np, parse_hosts, plan, read_hostfile
 from farandole.types import Slot
 
 
@@ -67,3 +70,24 @@ def test_hosts_that_cannot_be_read(hosts: str) -> None:
 def test_too_few_slots() -> None:
     with pytest.raises(ValueError, match=r"Requested more processes \(4\) than there are available slots \(3\)"):
         plan("a:1,b:2", 4)
+
+
+def test_a_user_may_stand_before_a_host() -> None:
+    assert parse_hosts("me@a:2,b:1") == [("me@a", 2), ("b", 1)]
+
+
+def test_a_hostfile_in_horovods_format(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("# ours\none slots=2\n\n  two   slots = 4  # the large one\nthree\n")
+    assert read_hostfile(str(tmp_path / "hosts")) == "one:2,two:4,three:1"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [("one slots=2\ntwo three\n", "hosts:2: 'two three' cannot be read; a line is: <host> slots=<n>"),
+     ("# nobody\n", "names no host"), (None, "cannot be read")],
+)  # fmt: skip
+def test_hostfiles_that_cannot_be_read(tmp_path: Path, content: str | None, says: str) -> None:
+    if content is not None:
+        (tmp_path / "hosts").write_text(content)
+    with pytest.raises(SettingsError, match=re.escape(says)):
+        read_hostfile(str(tmp_path / "hosts"))

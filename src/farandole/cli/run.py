@@ -25,7 +25,7 @@ EXAMPLE = """farandole run -np 2 python train.py --epochs 3
 ELSEWHERE = {
     "--nproc": "-np", "--nproc-per-node": "-np", "--num-processes": "-np", "--ntasks": "-np", "--world-size": "-np",
     "-c": "-np", "-N": "-np", "--output-filename": "--output-dir", "--prefix-output-with-timestamp":
-    "--prefix-timestamp", "--hostfile": "--hosts", "--host": "--hosts", "--quiet": "--log-level",
+    "--prefix-timestamp", "--host": "--hosts", "-hostfile": "--hostfile", "--quiet": "--log-level",
     "--debug": "--log-level", "--version": "farandole --version",
 }  # fmt: skip
 _ATTACHED = re.compile(r"(-np|-n)=?(\d\S*|auto)")
@@ -43,6 +43,7 @@ def parser(launchers: Sequence[str] = ()) -> Parser:
     add = made.add_argument_group("what runs where").add_argument
     add(*_PROC, dest="np", metavar="N", help="number of processes; auto: as many as suit this machine")
     add("-H", "--hosts", metavar="H:N,...", help="where they run, with the number of places (default: this machine)")
+    add("--hostfile", metavar="FILE", help="the same as a file of lines like: host slots=2")
     add("--launcher", metavar="NAME", help=f"what starts them: {', '.join(['auto', *launchers])}")
     add("--config-file", metavar="FILE", help="YAML file of these options by name (np: 2); those given here win")
     add = made.add_argument_group("output").add_argument
@@ -83,7 +84,8 @@ def _metavar(knob: Knob) -> str:
     if knob.scale != 1.0:
         return "MIB"
     unit = {"s": "SECONDS", "ms": "MS"}.get(knob.unit)
-    return unit or {int: "N", float: "X", str: "FILE"}[knob.kind]
+    text = "FILE" if "file" in knob.doc else "TEXT"
+    return unit or {int: "N", float: "X", str: text}[knob.kind]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -112,7 +114,12 @@ def main(arguments: Sequence[str]) -> int:
 def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
     """The job that the options ask for."""
     from farandole.launch.job import Job, ranks_of, settings_for
+    from farandole.launch.plan import read_hostfile
 
+    if options.hosts and options.hostfile:
+        raise SettingsError("--hosts and --hostfile exclude each other: give one of them")
+    if options.hostfile:
+        options.hosts = read_hostfile(options.hostfile)
     wanted = options.launcher or "auto"
     launcher = registry.best("launcher") if wanted == "auto" else registry.load("launcher", wanted)()
     np = _number(options, launcher.name)

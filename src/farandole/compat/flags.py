@@ -10,7 +10,6 @@ from farandole.errors import SettingsError
 USAGE = "horovodrun -np N [options] python train.py [arguments]"
 _ONE_WAY = "there is one way to do it, and it is chosen automatically"
 _NO_MPI = "ranks are not started by mpirun"
-_LOCAL = "all ranks run on this machine"
 
 
 class Flag(NamedTuple):
@@ -102,9 +101,9 @@ OWN = (
     Flag(("--elastic-timeout",), int, "of elastic jobs", note="this is not an elastic job"),
     Flag(("--reset-limit",), int, "of elastic jobs", note="this is not an elastic job"),
     Flag(("--disable-cache",), bool, "check hosts anew", note="nothing is cached"),
-    Flag(("--network-interface", "--network-interfaces"), str, "networks to use", note=_LOCAL, name="nics"),
-    Flag(("-p", "--ssh-port"), int, "port of ssh", note=_LOCAL),
-    Flag(("-i", "--ssh-identity-file"), str, "identity of ssh", note=_LOCAL),
+    Flag(("--network-interface", "--network-interfaces"), str, "interfaces that carry the traffic", name="nics"),
+    Flag(("-p", "--ssh-port"), int, "port of ssh"),
+    Flag(("-i", "--ssh-identity-file"), str, "file with the private key for ssh"),
     Flag(("--mpi-args",), str, "arguments of mpirun", note=_NO_MPI, section="library_options", key="mpi_args"),
     Flag(("--binding-args",), str, "arguments of mpirun", note=_NO_MPI, section="library_options", key="binding_args"),
     Flag(("--gloo",), bool, "ranks are started without mpirun: always so", name="use_gloo"),

@@ -11,12 +11,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from farandole.compat import HOROVOD, check_alone, config_file, flags, in_horovods_words, missing
-from farandole.compat.hosts import read_hostfile
 from farandole.config import knobs, parse
 from farandole.errors import JobFailedError, SettingsError
 from farandole.launch import driver
 from farandole.launch.job import Job, settings_for
-from farandole.launch.plan import check_np
+from farandole.launch.plan import check_np, read_hostfile
 
 _NO_LSF = (
     "Horovod did not detect an LSF job.  The jsrun launcher can only be used in that environment. "
@@ -74,8 +73,9 @@ def job(options: argparse.Namespace) -> Job:
     if not command:
         raise SettingsError(f"the command to run is missing. Usage: {flags.USAGE}")
     env = flags.environment(options)
+    settings = settings_for({}, {**_overrides(env), **_remote(options)})
     return Job(
-        np=check_np(options.num_proc), command=command, settings=settings_for({}, _overrides(env)), env=env,
+        np=check_np(options.num_proc), command=command, settings=settings, env=env,
         hosts=read_hostfile(options.hostfile) if options.hostfile else options.hosts,
         output_dir=options.output_filename, prefix_timestamp=bool(options.prefix_output_with_timestamp),
         verbose=bool(options.verbose),
@@ -86,6 +86,15 @@ def _overrides(env: dict[str, str]) -> dict[str, Any]:
     """The settings among the variables, by their own names: a flag wins over the environment."""
     known = {knob.horovod: knob for knob in knobs() if knob.horovod}
     return {known[name].name: parse(known[name], name, text) for name, text in env.items() if name in known}
+
+
+def _remote(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings for other hosts, of those flags that were given."""
+    given = {
+        "ssh_port": options.ssh_port, "ssh_identity_file": options.ssh_identity_file,
+        "network_interfaces": options.nics,
+    }  # fmt: skip
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def check_build() -> str:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from farandole.compat import in_horovods_words, missing
-from farandole.compat.hosts import read_hostfile
 from farandole.errors import JobFailedError, SettingsError
 from farandole.launch import api
+from farandole.launch.plan import read_hostfile
 from farandole.log import logger
 
 T = TypeVar("T")
@@ -48,14 +48,14 @@ def run(
             f"executable={executable!r}: ranks run the Python of this process, {sys.executable}; call horovod.run from "
             "the interpreter that they are to use"
         )
-    unused = {
-        "use_mpi": use_mpi, "mpi_args": mpi_args, "ssh_port": ssh_port, "ssh_identity_file": ssh_identity_file,
-        "network_interfaces": network_interfaces or network_interface,
-    }  # fmt: skip
-    given = [name for name, value in unused.items() if value]
+    given = [name for name, value in {"use_mpi": use_mpi, "mpi_args": mpi_args}.items() if value]
     if given:
-        logger.info("horovod.run: no effect on the processes of one machine: %s", ", ".join(given))
-    settings: dict[str, Any] = {} if start_timeout is None else {"start_timeout": float(start_timeout)}
+        logger.info("horovod.run: ranks are not started by mpirun, so these have no effect: %s", ", ".join(given))
+    remote: dict[str, Any] = {
+        "start_timeout": None if start_timeout is None else float(start_timeout), "ssh_port": ssh_port,
+        "ssh_identity_file": ssh_identity_file, "network_interfaces": network_interfaces or network_interface,
+    }  # fmt: skip
+    settings = {name: value for name, value in remote.items() if value is not None}
     try:
         return api.run(
             func, args, kwargs, np=num_proc, hosts=read_hostfile(hostfile) if hostfile else hosts,

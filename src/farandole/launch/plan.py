@@ -9,7 +9,8 @@ from typing import Any
 from farandole.errors import SettingsError
 from farandole.types import Slot
 
-_HOSTS = re.compile(r"^[\w.-]+:[0-9]+$")
+_HOSTS = re.compile(r"^([\w.-]+@)?[\w.-]+:[0-9]+$")
+_LINE = re.compile(r"(?P<host>([\w.-]+@)?[\w.-]+)(\s+slots\s*=\s*(?P<slots>[0-9]+))?\s*(#.*)?")
 
 
 def check_np(np: Any) -> int:
@@ -33,6 +34,29 @@ def parse_hosts(hosts: str) -> list[tuple[str, int]]:
         host, _, count = item.strip().rpartition(":")
         slots[host] = slots.get(host, 0) + int(count)
     return list(slots.items())
+
+
+def read_hostfile(path: str) -> str:
+    """``host slots=2`` per line, as ``host:2,...``. A host without slots has one; ``#`` begins a comment.
+
+    Raises SettingsError for a file, or a line of it, that cannot be read.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--hostfile {path!r} cannot be read: {error}") from error
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = _LINE.fullmatch(line.strip())
+        if found is None:
+            raise SettingsError(f"{path}:{number}: {line!r} cannot be read; a line is: <host> slots=<n>")
+        hosts.append(f"{found['host']}:{found['slots'] or 1}")
+    if not hosts:
+        raise SettingsError(f"--hostfile {path!r} names no host")
+    return ",".join(hosts)
 
 
 def plan(hosts: str | Sequence[tuple[str, int]] | None, np: int) -> tuple[Slot, ...]:

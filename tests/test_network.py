@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from farandole.errors import SettingsError
+from farandole.network import Interface, chosen, interfaces, network_of, order, parted
+
+LOOPBACK = Interface("lo", "127.0.0.1", 8, loopback=True)
+OFFICE = Interface("eth0", "10.1.2.3", 24, 1000)
+SECOND = Interface("eth1", "10.1.3.3", 24, 1000)
+FABRIC = Interface("ib0", "192.168.7.3", 16, 100_000)
+ALL = [LOOPBACK, OFFICE, SECOND, FABRIC]
+
+
+def test_this_host_has_a_loopback() -> None:
+    assert Interface("lo", "127.0.0.1", 8, 0, True) in interfaces()
+
+
+def test_the_fastest_first_then_the_one_towards_the_driver() -> None:
+    assert chosen(ALL) == [FABRIC, OFFICE, SECOND]
+    assert chosen(ALL, near="10.1.3.3") == [FABRIC, SECOND, OFFICE]
+    assert chosen([LOOPBACK]) == []
+
+
+def test_the_users_choice_in_its_order() -> None:
+    assert chosen(ALL, "eth1, eth0") == [SECOND, OFFICE]
+    assert chosen(ALL, "lo") == [LOOPBACK]
+
+
+def test_an_interface_that_is_not_here() -> None:
+    with pytest.raises(SettingsError, match=r"no interface 'eth3' that is up and has an address \(it has lo, eth0"):
+        chosen(ALL, "eth3")
+
+
+def test_networks_that_answered_are_tried_first_and_those_that_did_not_last() -> None:
+    addresses = ["172.17.0.1/16", "10.1.2.9/24", "192.168.7.9/16"]
+    assert order(addresses, reached=set(), failed=set()) == addresses
+    assert order(addresses, {"192.168.0.0/16"}, {"172.17.0.0/16"}) == [addresses[2], addresses[1], addresses[0]]
+
+
+def test_addresses_and_their_networks() -> None:
+    assert parted("10.1.2.3/24") == ("10.1.2.3", 24)
+    assert parted("10.1.2.3") == ("10.1.2.3", 32)
+    assert parted("fe80::1") == ("fe80::1", 128)
+    assert network_of("10.1.2.3", 24) == "10.1.2.0/24"
