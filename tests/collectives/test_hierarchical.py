@@ -8,27 +8,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.collectives import over
+from farandole.collectives import hierarchical, over
 from farandole.collectives.hierarchical import SMALL, Hierarchical
+from farandole.errors import PeerLostError
 from farandole.transports.inproc import World
 from farandole.types import Buffer, DType, ReduceOp
 from tests.kits.oracle import assert_reduced, values
 from tests.kits.transport import TransportKit
 from tests.pool import threads
 
-HOSTS = {1: 1, 2: 1, 3: 1, 4: 2, 5: 1, 6: 2}  # ranks per host
+HOSTS = {1: [1], 2: [1, 1], 3: [2, 1], 4: [2, 2], 5: [2, 3], 6: [1, 3, 2]}  # ranks per host
 
 
 def joiner(size: int) -> Callable[[int], Any]:
-    each = HOSTS[size]
+    ends = np.cumsum(HOSTS[size]).tolist()
+    hosts = [list(range(end - count, end)) for end, count in zip(ends, HOSTS[size], strict=True)]
     flat = World(size)
-    local = [World(each) for _ in range(size // each)]
-    cross = [World(size // each) for _ in range(each)]
+    local = [World(len(host)) for host in hosts]
+    cross = [World(len(hosts)) for _ in range(min(HOSTS[size]))]
 
     def join(rank: int) -> Hierarchical:
-        host, index = divmod(rank, each)
-        hosts = [range(first, first + each) for first in range(0, size, each)]
-        return Hierarchical(over(flat.link(rank)), over(local[host].link(index)), over(cross[index].link(host)), hosts)
+        place = next(place for place, host in enumerate(hosts) if rank in host)
+        index = hosts[place].index(rank)
+        between = over(cross[index].link(place)) if index < len(cross) else None
+        return Hierarchical(over(flat.link(rank)), over(local[place].link(index)), between, hosts)
 
     return join
 
@@ -38,8 +41,8 @@ class TestHierarchical(TransportKit):
         return joiner(size)
 
 
-@pytest.mark.parametrize("size", [4, 6])
-@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("size", [3, 4, 5, 6])
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16, DType.INT8, DType.INT64, DType.BOOL])
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MAX])
 def test_large_ones_go_in_slices(size: int, dtype: DType, op: ReduceOp) -> None:
     lengths = [SMALL // dtype.itemsize + 1, 7]
@@ -60,3 +63,60 @@ def test_large_ones_go_in_slices(size: int, dtype: DType, op: ReduceOp) -> None:
         for rank in range(size):
             assert_reduced(results[rank][place], parts, dtype, op, scale, f"rank {rank}")
             assert results[rank][place].tobytes() == results[0][place].tobytes()
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_very_large_ones_go_in_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the result has memory of its own, and the last piece is shorter."""
+    monkeypatch.setattr(hierarchical, "PIECE", 40_000)
+    length = 50_003
+
+    def body(wire: Hierarchical) -> np.ndarray:
+        data, out = values(DType.FLOAT32, length, wire.rank), np.zeros(length, np.float32)
+        for _ in range(3):
+            wire.allreduce([Buffer(data, out, DType.FLOAT32)], ReduceOp.SUM)
+        assert np.array_equal(data, values(DType.FLOAT32, length, wire.rank))
+        return out
+
+    results = threads(size, joiner(size), body)
+    parts = [values(DType.FLOAT32, length, rank) for rank in range(size)]
+    for rank, result in enumerate(results):
+        assert_reduced(result, parts, DType.FLOAT32, ReduceOp.SUM, 1.0, f"rank {rank}")
+        assert result.tobytes() == results[0].tobytes()
+
+
+def test_a_byte_crosses_between_two_hosts_once() -> None:
+    """However many ranks they have: 2, and 3. In a ring of two, each sends half in either phase."""
+    length, sent = 1 << 18, [0] * 5
+
+    def body(wire: Hierarchical) -> None:
+        if wire.cross is not None:
+            link, rank = wire.cross.link, wire.rank  # type: ignore[attr-defined]
+            sendrecv = link.sendrecv
+
+            def count(send: Any, dst: int, receive: Any, src: int) -> None:
+                sent[rank] += 0 if send is None else len(send)
+                sendrecv(send, dst, receive, src)
+
+            link.sendrecv = count
+        data = np.ones(length, np.float32)
+        wire.allreduce([Buffer(data, data, DType.FLOAT32)], ReduceOp.SUM)
+        assert (data == 5).all()
+
+    threads(5, joiner(5), body)
+    assert [sum(sent[:2]), sum(sent[2:])] == [4 * length] * 2
+
+
+def test_who_is_lost_between_pieces_ends_the_exchange_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hierarchical, "PIECE", 40_000)
+
+    def body(wire: Hierarchical) -> str:
+        data = np.ones(100_000, np.float32)
+        if wire.rank == 3:
+            wire.abort("rank 3 has had enough")
+        with pytest.raises(PeerLostError) as caught:
+            for _ in range(100):
+                wire.allreduce([Buffer(data, data, DType.FLOAT32)], ReduceOp.SUM)
+        return str(caught.value)
+
+    assert all("rank 3 has had enough" in said for said in threads(5, joiner(5), body))

@@ -37,7 +37,7 @@ def test_hosts_are_who_reaches_whom(seen: list[list[int]], hosts: list[list[int]
         ([[0, 1]], "shared memory joins all ranks"),
         ([[0], [1]], "TCP joins all ranks: ranks that share memory are 0; 1; rank 0 was not reached (refused)"),
         ([[0, 1], [2, 3]], "shared memory joins the ranks of a host, and TCP the hosts"),
-        ([[0, 1], [2]], "TCP joins all ranks (hosts are uneven)"),
+        ([[0, 1], [2]], "shared memory joins the ranks of a host, and TCP the hosts: ranks that share memory are"),
     ],
 )
 def test_the_choice_of_a_wire_is_explained(hosts: list[list[int]], said: str) -> None:
@@ -120,8 +120,10 @@ def test_ranks_dealt_in_turn_get_a_hierarchy_too(monkeypatch: pytest.MonkeyPatch
     assert run(4, monkeypatch, {0: 0, 1: 1, 2: 0, 3: 1}) == [(Hierarchical.__name__, 10.0)] * 4
 
 
-def test_uneven_hosts_use_one_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(3, monkeypatch, {0: 0, 1: 0, 2: 1}) == [("Collectives", 6.0)] * 3
+@pytest.mark.parametrize("host_of", [{0: 0, 1: 0, 2: 1}, {0: 0, 1: 1, 2: 1, 3: 0, 4: 1}])
+def test_uneven_hosts_get_a_hierarchy_too(host_of: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(host_of)
+    assert run(size, monkeypatch, host_of) == [(Hierarchical.__name__, size * (size + 1) / 2)] * size
 
 
 def test_who_is_late_is_named() -> None:

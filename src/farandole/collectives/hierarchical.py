@@ -1,19 +1,26 @@
-"""Several hosts: every local rank carries its own slice between them.
+"""Several hosts: each byte of a host crosses the network once, whichever rank it is of.
 
 An allreduce is a reduce-scatter in shared memory, then an allreduce of each slice among the ranks that hold it (one
 per host, all at the same time), then an all-gather in shared memory; see Horovod's torus allreduce and Cho et al.,
-"BlueConnect" (MLSys 2019). A composition of transports, not a kind of one: any two will do.
+"BlueConnect" (MLSys 2019). There are as many slices as the host with the fewest ranks has; on larger hosts the other
+ranks take part in shared memory only. A composition of transports, not a kind of one: any two will do.
+
+A large one goes in pieces: while a thread of its own moves one between the hosts, the next one is reduced in shared
+memory, and the one before is gathered.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from farandole.collectives import kernels
+from farandole.collectives.lane import Lane
 from farandole.contracts import Report, Transport
 from farandole.types import Buffer, DType, ReduceOp
 
@@ -22,19 +29,25 @@ if TYPE_CHECKING:
 
 _NARROW = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
 SMALL = 64 << 10  # bytes up to which one exchange among all is quicker than three
+PIECE = 8 << 20  # bytes that are between the hosts at a time
 
 
 class Hierarchical:
     """A Transport over three: ``flat`` joins all ranks; ``local`` those of this host; ``cross`` one of each host, those
-    with this rank's index on its host. All hosts have as many ranks. All but allreduce goes over ``flat``."""
+    with this rank's index on its host (None: not every host has one). All but allreduce goes over ``flat``."""
 
-    def __init__(self, flat: Transport, local: Transport, cross: Transport, hosts: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, flat: Transport, local: Transport, cross: Transport | None, hosts: Sequence[Sequence[int]]
+    ) -> None:
         """``hosts``: the ranks of each host."""
         self._neighbours = next(host for host in hosts if flat.rank in host)
-        self._counterparts = [host[local.rank] for host in hosts]
+        self._slices = slices(hosts)
+        self._counterparts = [host[local.rank] for host in hosts] if cross is not None else []
         self.rank, self.size = flat.rank, flat.size
         self.board = flat.board
         self.flat, self.local, self.cross = flat, local, cross
+        self._wires = [wire for wire in (flat, local, cross) if wire is not None]
+        self._lane = Lane(f"farandole-hosts-{flat.rank}")
         self.allgather, self.broadcast, self.alltoall = flat.allgather, flat.broadcast, flat.alltoall
         self.reducescatter, self.barrier = flat.reducescatter, flat.barrier
 
@@ -63,10 +76,45 @@ class Hierarchical:
             _deal_out(whole.out, buffers)
 
     def _reduce(self, whole: Buffer, op: ReduceOp, scale: float) -> None:
-        counts = kernels.shares(len(whole.data), self.local.size)
+        pieces = _pieces(whole)
+        try:
+            if len(pieces) == 1:
+                counts, slice_ = self._scatter(whole, op)
+                self._between_hosts(slice_, whole.dtype, op, scale)
+                self._gather(whole, counts, slice_)
+            else:
+                self._in_turns(pieces, op, scale)
+        except BaseException as error:
+            self.abort(str(error))  # who waits on another of the wires, also our own thread, does not know yet
+            self._lane.finish()
+            raise
+
+    def _in_turns(self, pieces: Sequence[Buffer], op: ReduceOp, scale: float) -> None:
+        under_way: tuple[Buffer, list[int], Array] | None = None
+        for piece in pieces:
+            counts, slice_ = self._scatter(piece, op)
+            if under_way is not None:
+                self._lane.wait()
+            self._lane.start(partial(self._between_hosts, slice_, piece.dtype, op, scale))
+            if under_way is not None:
+                self._gather(*under_way)
+            under_way = piece, counts, slice_
+        assert under_way is not None
+        self._lane.wait()
+        self._gather(*under_way)
+
+    def _scatter(self, whole: Buffer, op: ReduceOp) -> tuple[list[int], Array]:
+        """This host's sum of this rank's slice, with the elements of every local rank's."""
+        counts = kernels.shares(len(whole.data), self._slices) + [0] * (self.local.size - self._slices)
         slice_ = np.empty(counts[self.local.rank], whole.data.dtype)
         self.local.reducescatter(Buffer(whole.data, slice_, whole.dtype), counts, op)
-        self.cross.allreduce([Buffer(slice_, slice_, whole.dtype)], op, scale)
+        return counts, slice_
+
+    def _between_hosts(self, slice_: Array, dtype: DType, op: ReduceOp, scale: float) -> None:
+        if self.cross is not None:
+            self.cross.allreduce([Buffer(slice_, slice_, dtype)], op, scale)
+
+    def _gather(self, whole: Buffer, counts: Sequence[int], slice_: Array) -> None:
         sizes = [count * whole.dtype.itemsize for count in counts]
         self.local.allgather(slice_.view(np.uint8), whole.out.view(np.uint8), sizes)
 
@@ -74,17 +122,42 @@ class Hierarchical:
         return self.flat.split(ranks)
 
     def report_waits(self, report: Report) -> None:
-        self.flat.report_waits(report)
-        for wire, ranks in ((self.local, self._neighbours), (self.cross, self._counterparts)):
-            wire.report_waits(partial(_report_of, report, ranks))
+        lock = threading.Lock()  # one thread waits for neighbours while another waits for counterparts
+
+        def one_at_a_time(ranks: Sequence[int], seconds: float) -> None:
+            with lock:
+                report(ranks, seconds)
+
+        self.flat.report_waits(one_at_a_time)
+        self.local.report_waits(partial(_report_of, one_at_a_time, self._neighbours))
+        if self.cross is not None:
+            self.cross.report_waits(partial(_report_of, one_at_a_time, self._counterparts))
 
     def abort(self, why: str) -> None:
-        for wire in (self.flat, self.local, self.cross):
+        for wire in self._wires:
             wire.abort(why)
 
     def close(self) -> None:
-        for wire in (self.flat, self.local, self.cross):
+        for wire in self._wires:
             wire.close()
+        self._lane.close()
+
+
+def slices(hosts: Sequence[Sequence[int]]) -> int:
+    """How many ranks of each host exchange with other hosts."""
+    return min(map(len, hosts))
+
+
+def _pieces(whole: Buffer) -> list[Buffer]:
+    """``whole``, cut up."""
+    count = max(1, whole.data.nbytes // PIECE)
+    cuts = np.cumsum([0, *kernels.shares(len(whole.data), count)]).tolist()
+    same = whole.out is whole.data
+    pieces = []
+    for start, end in pairwise(cuts):
+        data = whole.data[start:end]
+        pieces.append(Buffer(data, data if same else whole.out[start:end], whole.dtype))
+    return pieces
 
 
 def _report_of(report: Report, numbers: Sequence[int], ranks: Sequence[int], seconds: float) -> None:

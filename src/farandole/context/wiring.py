@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from farandole import collectives
-from farandole.collectives.hierarchical import Hierarchical
+from farandole.collectives.hierarchical import Hierarchical, slices
 from farandole.config import Connection, Placement, Settings
 from farandole.contracts import Transport
 from farandole.errors import RendezvousError
@@ -56,13 +56,11 @@ def connect(
         if peer not in mine:
             sock.close()
     flat = tcp(scope, range(size))
-    if len(mine) == 1 or len({len(host) for host in hosts}) > 1:
-        for sock in peers.values():
-            sock.close()
+    if max(map(len, hosts)) == 1:
         return flat
     index = mine.index(rank)
     local = shm.join(index, len(mine), secret, f"{scope}/host{hosts.index(mine)}", peers)
-    cross = tcp(f"{scope}/slice{index}", [host[index] for host in hosts])
+    cross = tcp(f"{scope}/slice{index}", [host[index] for host in hosts]) if index < slices(hosts) else None
     return Hierarchical(flat, local, cross, hosts)
 
 
@@ -73,8 +71,7 @@ def reason(hosts: Sequence[Sequence[int]], trouble: Mapping[int, str]) -> str:
         return "shared memory joins all ranks: all reached each other's Unix sockets"
     wire = "TCP joins all ranks"
     if max(map(len, hosts)) > 1:
-        alike = len({len(host) for host in hosts}) == 1
-        wire = "shared memory joins the ranks of a host, and TCP the hosts" if alike else f"{wire} (hosts are uneven)"
+        wire = "shared memory joins the ranks of a host, and TCP the hosts"
     groups = "; ".join(", ".join(map(str, host)) for host in hosts)
     why = "".join(f"; rank {rank} was not reached ({text})" for rank, text in list(trouble.items())[:3])
     return f"{wire}: ranks that share memory are {groups}{why}"
