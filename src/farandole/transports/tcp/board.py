@@ -24,7 +24,8 @@ from farandole.handshake import HEAD, TAG, Session
 
 _POST, _ABORT, _GOODBYE = b"p", b"a", b"g"  # the first byte of a frame
 _LIMIT = 1 << 32  # bytes of a frame
-_SPIN = 30e-6
+_READ = 1 << 18  # bytes of one system call
+_SPIN = 200e-6  # seconds for which a message is looked for before its reader sleeps
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 _FAREWELL = 1.0  # seconds that a peer has to take our last words
 
@@ -107,6 +108,7 @@ class TcpBoard:
             if now >= deadline:
                 return
             if now < spin_until:
+                os.sched_yield()
                 continue
             ready = self._waiter.poll(math.ceil((deadline - now) * 1000))
             if not ready:
@@ -258,11 +260,13 @@ class TcpBoard:
 
     def _read(self, peer: _Peer) -> None:
         try:
-            while data := peer.sock.recv(1 << 18):
+            while data := peer.sock.recv(_READ):
                 if self.lost is not None:
                     return  # nothing counts any more
                 peer.unread += data
                 self._parse(peer)
+                if len(data) < _READ:
+                    return  # that was all
         except BlockingIOError:
             return
         except OSError as error:

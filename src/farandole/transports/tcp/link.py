@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import select
 import socket
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 20  # bytes per system call: sending and receiving take turns, so that what is in flight stays in cache
 _REPORT_SECONDS = 0.5
+_SPIN = 200e-6  # seconds for which a short message is looked for before its receiver sleeps
 JOINED = 16 << 10  # bytes of a message up to which it is copied, with its head and tail, into one piece
 ASIDE = 4 << 20  # bytes of one peer that are read before somebody asks for them
 
@@ -48,23 +51,40 @@ def _meet(meeting: Meeting, parent: TcpBoard | None) -> TcpLink:
 
 
 class _Incoming:
-    """A message on its way to us: the memory still to be filled, in order, and its expected head and tail."""
+    """A message on its way to us: the memory still to be filled, in order, and its expected head and tail.
 
-    def __init__(self, content: memoryview, session: Session) -> None:
-        self.session, self.length = session, len(content)
+    A short one is received into ``room`` in one piece, with its head and tail, and then copied to its place.
+    """
+
+    def __init__(self, content: memoryview, session: Session, room: memoryview) -> None:
+        self.session, self.content, self.length = session, content, len(content)
         self.expected = session.incoming.envelope(self.length)
-        self.head, self.tail = bytearray(HEAD), bytearray(TAG)
-        self.parts = [memoryview(self.head), content, memoryview(self.tail)]
+        self.short = self.length <= JOINED
+        end = HEAD + self.length
+        if self.short:
+            self.head, self.body, self.tail = room[:HEAD], room[HEAD:end], room[end : end + TAG]
+            self.parts = [room[: end + TAG]]
+        else:
+            self.head, self.tail = memoryview(bytearray(HEAD)), memoryview(bytearray(TAG))
+            self.parts = [self.head, content, self.tail]
         self.begun = False
 
     def check(self, peer: int) -> None:
         """Raise WireError for a head or a tail that is there and false."""
-        if not self.begun and len(self.parts) < 3:
+        if not self.begun and self._has_head():
             self.begun = True
             if not hmac.compare_digest(self.head, self.expected[0]):
                 raise self._false_head(peer)
-        if not self.parts and not hmac.compare_digest(self.tail, self.expected[1]):
-            raise self.session.tampered(peer)
+        if not self.parts:
+            if not hmac.compare_digest(self.tail, self.expected[1]):
+                raise self.session.tampered(peer)
+            if self.short:
+                self.content[:] = self.body
+
+    def _has_head(self) -> bool:
+        if self.short:
+            return not self.parts or len(self.parts[0]) <= self.length + TAG
+        return len(self.parts) < 3
 
     def _false_head(self, peer: int) -> WireError:
         length = self.session.incoming.instead(self.head)
@@ -111,6 +131,7 @@ class TcpLink:
         self._children: list[TcpLink] = []
         self._closed = False
         self._report: Report | None = None
+        self._room = memoryview(bytearray(HEAD + JOINED + TAG))  # for the short message that is being received
         self._idle = 0.0  # seconds for which nothing has moved
         self._aside = [bytearray() for _ in range(self.size)]
         self._paused: set[int] = set()  # peers that we do not read from: aside is full, or they hung up
@@ -128,6 +149,7 @@ class TcpLink:
         outgoing = self._framed(send.data, dst) if send is not None and len(send) else []
         moved = self._send(outgoing, dst) if outgoing else 0
         incoming = self._awaited(recv.data, src) if recv is not None and len(recv) else None
+        polled = False
         while True:
             if incoming is not None:
                 moved += self._receive(incoming, src)
@@ -135,9 +157,22 @@ class TcpLink:
                     incoming = None
             if not outgoing and incoming is None:
                 return
+            if not moved and not outgoing and incoming is not None and incoming.short and not polled:
+                polled, moved = True, self._poll(incoming, src)
+                if not incoming.parts:
+                    return
             if not moved:
                 self._wait(dst if outgoing else -1, src if incoming is not None else -1)
             moved = self._send(outgoing, dst) if outgoing else 0
+
+    def _poll(self, incoming: _Incoming, src: int) -> int:
+        """Look for a short message without sleeping: it is there before the kernel would have woken us."""
+        end = time.monotonic() + _SPIN
+        while time.monotonic() < end:
+            os.sched_yield()
+            if count := self._receive(incoming, src):
+                return count
+        return 0
 
     def _framed(self, content: memoryview, dst: int) -> list[memoryview]:
         session = self._sessions[dst]
@@ -150,7 +185,7 @@ class TcpLink:
     def _awaited(self, content: memoryview, src: int) -> _Incoming:
         session = self._sessions[src]
         assert session is not None
-        return _Incoming(content, session)
+        return _Incoming(content, session, self._room)
 
     def _send(self, outgoing: list[memoryview], dst: int) -> int:
         """Send as much as the kernel takes, up to a piece; returns the number of bytes."""
@@ -184,7 +219,7 @@ class TcpLink:
         sock = self._sockets[src]
         assert sock is not None
         try:
-            count = sock.recvmsg_into(_some(parts))[0]
+            count = sock.recv_into(parts[0]) if len(parts) == 1 else sock.recvmsg_into(_some(parts))[0]
         except BlockingIOError:
             return 0
         except OSError as error:
