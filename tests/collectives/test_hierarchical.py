@@ -110,13 +110,16 @@ def test_a_byte_crosses_between_two_hosts_once() -> None:
 def test_who_is_lost_between_pieces_ends_the_exchange_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hierarchical, "PIECE", 40_000)
 
+    def go_on(wire: Hierarchical, data: np.ndarray) -> None:
+        for _ in range(100):
+            wire.allreduce([Buffer(data, data, DType.FLOAT32)], ReduceOp.SUM)
+
     def body(wire: Hierarchical) -> str:
         data = np.ones(100_000, np.float32)
         if wire.rank == 3:
             wire.abort("rank 3 has had enough")
         with pytest.raises(PeerLostError) as caught:
-            for _ in range(100):
-                wire.allreduce([Buffer(data, data, DType.FLOAT32)], ReduceOp.SUM)
+            go_on(wire, data)
         return str(caught.value)
 
     assert all("rank 3 has had enough" in said for said in threads(5, joiner(5), body))
