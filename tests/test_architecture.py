@@ -30,7 +30,7 @@ strategies
 frontend
 context launch
 engine ps
-observe
+observe surroundings
 collectives transports report
 kernels
 store
@@ -46,8 +46,8 @@ LEVEL = {room: number for number, line in enumerate(ROOMS.split("\n")) for room 
 # Rooms that stand already; the others of ROOMS are to come.
 BUILT = [
     "spark", "cli", "worker", "compat", "keras", "torch", "tensorflow", "jax", "mxnet", "numpy", "data", "strategies",
-    "frontend", "context", "engine", "observe", "launch", "report", "collectives", "transports", "kernels", "store",
-    "config", "registry", "log", "handshake", "liveness", "network", "contracts", "types", "errors",
+    "frontend", "context", "engine", "observe", "surroundings", "launch", "report", "collectives", "transports",
+    "kernels", "store", "config", "registry", "log", "handshake", "liveness", "network", "contracts", "types", "errors",
 ]  # fmt: skip
 
 # A heavy package, and the name of the file (or folder) that may import it.

@@ -78,6 +78,10 @@ class StoreServer:
         with self._changed:
             return self._values.get(key)
 
+    def wait(self, key: str, seconds: float) -> Value | None:
+        """Like ``get``, for a value that may be set within ``seconds``."""
+        return self._wait(key, seconds, take=False)
+
     def pop(self, key: str) -> Value | None:
         """Like ``get``, and forgets the value: results may be large."""
         with self._changed:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from farandole import registry
-from farandole.config import PROCESS, Connection, Placement, Settings, cores, knobs
+from farandole.config import PROCESS, Connection, Placement, Settings, cores, variables
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
 from farandole.report import keys
 from farandole.store import StoreClient
@@ -63,8 +63,7 @@ def identify(slots: Sequence[Slot], here: Placement) -> Placement:
 
 def environment(placement: Placement, connection: Connection, settings: Settings) -> dict[str, str]:
     """The variables of one rank's program, with those that scripts written for Horovod read themselves."""
-    # All of them: programs read also those that have their default.
-    who = placement.to_env({knob.horovod for knob in knobs(Placement) if knob.horovod})
+    who = placement.to_env(variables(Placement))  # programs read also those that have their default
     fixed = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "PYTHONUNBUFFERED": "1"}
     threads = {}
     if placement.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:

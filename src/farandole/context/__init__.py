@@ -10,12 +10,12 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from farandole import log
-from farandole.config import PROCESS, Connection, Placement, Settings
+from farandole import log, surroundings
+from farandole.config import PROCESS, Connection, Placement, Settings, variables
 from farandole.context import wiring
 from farandole.context.heap import keep_freed_memory
 from farandole.context.observers import Observers, note_ignored
@@ -108,7 +108,11 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         if _place is not None:
             return
         placement, connection, settings = Placement.from_env(), Connection.from_env(), Settings.from_env()
-        log.configure(settings.log_level, rank=placement.rank, hide_time=settings.log_hide_time)
+        found = surroundings.find(os.environ) if not _told(os.environ) else None
+        rank = found.placement.rank if found else placement.rank
+        log.configure(settings.log_level, rank=rank, hide_time=settings.log_hide_time)
+        if found:
+            placement, connection = found.join(settings.start_timeout)
         if not 0 <= placement.rank < placement.size:
             raise SettingsError(f"HOROVOD_RANK={placement.rank} is not below HOROVOD_SIZE={placement.size}")
         _check_comm(comm, placement.size)
@@ -122,6 +126,11 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         _enter(placement, settings, transport, connection)
         for process_set in process_sets or ():
             _add(process_set)
+
+
+def _told(env: Mapping[str, str]) -> bool:
+    """Was this process told who it is, by a launcher or by hand?"""
+    return any(env.get(name) for name in ("FARANDOLE_STORE", *variables(Placement)))
 
 
 def _check_comm(comm: Any, size: int) -> None:
@@ -270,7 +279,12 @@ def _forget() -> None:
     _place = _store = None
 
 
-atexit.register(shutdown)
+def _leave() -> None:
+    shutdown()
+    surroundings.leave(failed=reporter.failed())
+
+
+atexit.register(_leave)
 os.register_at_fork(after_in_child=_forget)
 
 

@@ -1,0 +1,73 @@
+"""Who a process is that a cluster's own command started: ``mpirun python train.py``, ``srun python train.py``.
+
+One small class for each cluster says, by the environment, whether this is one of its processes, and who. Such a job has
+no driver: its ranks agree on a store, which lives in rank 0 until all others have left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple, Protocol
+
+from farandole.config import Connection, Placement
+from farandole.surroundings import serverless
+from farandole.surroundings.mpi import Mpi
+from farandole.surroundings.slurm import Slurm
+from farandole.surroundings.torchrun import Torchrun
+
+__all__ = ["CLUSTERS", "Cluster", "Found", "find", "leave"]
+
+
+class Cluster(Protocol):
+    """What starts processes, and how they can tell each other one text."""
+
+    name: ClassVar[str]
+
+    @property
+    def ends_together(self) -> bool:
+        """Does a process wait at its end until the others end (MPI_Finalize)?"""
+
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        """Who this process is, as far as its environment says; None if this cluster did not start it."""
+
+    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float) -> str:
+        """Rank 0's ``text()``, on every rank, and for nobody else to read. Collective.
+
+        Raises SettingsError if the ranks have no such way here; RendezvousError after ``timeout`` seconds.
+        """
+
+    def settled(self) -> None:
+        """On rank 0, when all ranks have been told."""
+
+    def abort(self) -> None:
+        """End all processes of the job. Called only where they end together."""
+
+
+# Later ones start the processes of earlier ones: mpirun in an allocation of Slurm starts its daemons with srun.
+CLUSTERS: tuple[Cluster, ...] = (Mpi(), Slurm(), Torchrun())
+
+
+class Found(NamedTuple):
+    """The cluster that started this process."""
+
+    cluster: Cluster
+    placement: Placement
+
+    def join(self, timeout: float) -> tuple[Placement, Connection]:
+        """Agree with the other ranks on a store. Collective. Who this process is, now with all that only the other
+        ranks know; and how it reaches the store, for which it holds a connection until ``leave``."""
+        return serverless.join(self.cluster, self.placement, timeout)
+
+
+def find(env: Mapping[str, str]) -> Found | None:
+    """The cluster that started this process together with others; None if it stands alone."""
+    for cluster in CLUSTERS:
+        placement = cluster.surroundings(env)
+        if placement is not None:
+            return Found(cluster, placement) if placement.size > 1 else None
+    return None
+
+
+def leave(failed: bool) -> None:
+    """At the end of the process: nothing is left of the job but those ranks that go on without this one."""
+    serverless.leave(failed)

@@ -1,0 +1,74 @@
+"""Processes of mpirun: of Open MPI, and of Hydra, which MPICH and Intel MPI have."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from farandole.config import Placement
+from farandole.errors import SettingsError
+from farandole.surroundings import pmi
+from farandole.surroundings.numbers import numbers
+
+_OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
+
+class Mpi:
+    name: ClassVar[str] = "mpi"
+
+    def __init__(self) -> None:
+        self._world: Any = None  # mpi4py's COMM_WORLD, once it was used
+
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        who = numbers(env, _OPEN_MPI) or numbers(env, _HYDRA)
+        if who is None:
+            return None
+        rank, size, local_rank, local_size = who
+        hostname = env.get("PMIX_HOSTNAME") or env.get("PMI_HOSTNAME") or socket.gethostname()
+        return Placement(rank=rank, size=size, local_rank=local_rank, local_size=local_size, hostname=hostname)
+
+    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float) -> str:
+        # PMI would be quicker; but a process can use it once, and the program may use MPI later.
+        trouble = "mpi4py is not installed here"
+        if importlib.util.find_spec("mpi4py") is not None:
+            world, trouble = world_of(placement)
+            if world is not None:
+                self._world = world
+                found: str = world.bcast(None if placement.rank else text())
+                return found
+        if pmi.offered():
+            return pmi.broadcast(placement, text, timeout)
+        raise SettingsError(
+            f"mpirun started this process as rank {placement.rank} of {placement.size}, but its ranks cannot find each "
+            f"other: {trouble}, and this mpirun offers no PMI-1 (PMI_FD) instead. Install mpi4py for the MPI of this "
+            "mpirun (pip install mpi4py), or start the job with: farandole run --launcher mpi"
+        )
+
+    @property
+    def ends_together(self) -> bool:
+        return self._world is not None
+
+    def settled(self) -> None:
+        """Nothing is left to do."""
+
+    def abort(self) -> None:
+        if self._world is not None:
+            self._world.Abort(1)
+
+
+def world_of(placement: Placement) -> tuple[Any, str]:
+    """mpi4py's COMM_WORLD, or None and why it is of no use."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        return None, f"mpi4py cannot be used ({error})"
+    world = MPI.COMM_WORLD
+    if world.Get_size() == placement.size and world.Get_rank() == placement.rank:
+        return world, ""
+    library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
+    return None, (
+        f"mpi4py, with {library}, is rank {world.Get_rank()} of {world.Get_size()}: it does not belong to this mpirun"
+    )

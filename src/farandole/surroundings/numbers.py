@@ -1,0 +1,11 @@
+"""Reading of variables that a cluster sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def numbers(env: Mapping[str, str], names: Sequence[str]) -> list[int] | None:
+    """The variables as numbers; None unless all are there, and are numbers."""
+    found = [env.get(name, "") for name in names]
+    return [int(text) for text in found] if all(text.isdecimal() for text in found) else None

@@ -1,0 +1,100 @@
+"""A client of PMI-1, the process manager's interface of MPICH, Intel MPI and ``srun --mpi=pmi2``.
+
+The process manager hands each process a socket (``PMI_FD``). On it go lines of ``name=value`` words: the values that a
+process puts can be got by all others after a barrier.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+
+from farandole.config import Placement
+from farandole.errors import HorovodInternalError, RendezvousError, WireError
+
+_KEY = "farandole"
+_LONGEST = 1 << 16  # bytes of an answer
+
+
+def offered() -> bool:
+    """Is there a process manager to talk to?"""
+    return os.environ.get("PMI_FD", "").isdecimal()
+
+
+def broadcast(placement: Placement, text: Callable[[], str], timeout: float) -> str:
+    """Rank 0's ``text()`` (no blanks), on every rank. Collective; to be called once in a process."""
+    manager = Manager(int(os.environ["PMI_FD"]), timeout)
+    try:
+        manager.init()
+        parts: list[str] = []
+        if placement.rank == 0:
+            whole, most = text(), manager.longest_value - 1
+            parts = [whole[start : start + most] for start in range(0, len(whole), most)]
+            manager.put(_KEY, str(len(parts)))
+            for number, part in enumerate(parts):
+                manager.put(f"{_KEY}-{number}", part)
+        manager.barrier()
+        if not parts:
+            parts = [manager.get(f"{_KEY}-{number}") for number in range(int(manager.get(_KEY)))]
+        manager.finalize()
+        return "".join(parts)
+    except TimeoutError:
+        raise RendezvousError(
+            f"rank {placement.rank}: not all {placement.size} ranks reached init() within {timeout:g} s. Every rank "
+            "must call init(); if starting takes longer, raise --start-timeout (FARANDOLE_START_TIMEOUT)."
+        ) from None
+    except OSError as error:
+        raise HorovodInternalError(f"mpirun's process manager hung up (PMI_FD): {error}") from error
+    finally:
+        manager.close()
+
+
+class Manager:
+    """The process manager, as one process sees it. Its answers may be errors: WireError."""
+
+    def __init__(self, fd: int, timeout: float) -> None:
+        self.longest_value = 0
+        self._space = ""
+        self._text = b""
+        self._sock = socket.socket(fileno=os.dup(fd))  # the descriptor itself stays open for an MPI library
+        self._sock.settimeout(timeout)
+
+    def init(self) -> None:
+        self._ask("init", "response_to_init", pmi_version="1", pmi_subversion="1")
+        self.longest_value = int(self._ask("get_maxes", "maxes")["vallen_max"])
+        self._space = self._ask("get_my_kvsname", "my_kvsname")["kvsname"]
+
+    def put(self, key: str, value: str) -> None:
+        self._ask("put", "put_result", kvsname=self._space, key=key, value=value)
+
+    def get(self, key: str) -> str:
+        return self._ask("get", "get_result", kvsname=self._space, key=key)["value"]
+
+    def barrier(self) -> None:
+        self._ask("barrier_in", "barrier_out")
+
+    def finalize(self) -> None:
+        """Without it, the end of this process would count as a failure."""
+        self._ask("finalize", "finalize_ack")
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _ask(self, command: str, wanted: str, **words: str) -> dict[str, str]:
+        line = " ".join(f"{name}={value}" for name, value in {"cmd": command, **words}.items())
+        self._sock.sendall(line.encode() + b"\n")
+        answer = self._line()
+        found = dict(word.partition("=")[::2] for word in answer.split())
+        if found.get("cmd") != wanted or found.get("rc", "0") != "0":
+            raise WireError(f"mpirun's process manager answers {command!r} with {answer!r} (PMI-1)")
+        return found
+
+    def _line(self) -> str:
+        while b"\n" not in self._text:
+            data = self._sock.recv(4096)
+            if not data or len(self._text) > _LONGEST:
+                raise ConnectionError("it has closed the connection" if not data else "its answer has no end")
+            self._text += data
+        line, _, self._text = self._text.partition(b"\n")
+        return line.decode(errors="replace")

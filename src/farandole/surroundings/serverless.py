@@ -1,0 +1,242 @@
+"""A job without a driver: its ranks agree on a store, which lives in rank 0 until the others have left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from farandole.config import Connection, Placement, variables
+from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
+from farandole.handshake import new_secret
+from farandole.log import logger
+from farandole.report import keys
+from farandole.report.outcome import Outcome
+from farandole.store import StoreClient, StoreServer
+
+if TYPE_CHECKING:
+    from farandole.surroundings import Cluster
+
+PATIENCE = 10.0  # seconds in which the others end after a failure; what is left then is ended
+REACH = 5.0  # seconds for one address of rank 0's host, which may have several
+SLACK = 5.0  # seconds that the word on who is missing may take
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class _Stay:
+    """This process's part in such a job."""
+
+    pid: int
+    cluster: Cluster
+    placement: Placement
+    client: StoreClient
+    host: Host | None
+
+
+_stay: _Stay | None = None
+
+
+def join(cluster: Cluster, placement: Placement, timeout: float) -> tuple[Placement, Connection]:
+    """Agree on a store with all ranks of ``cluster``. Collective. The environment says afterwards what a launcher's
+    would, and torch.distributed's variables are in it.
+
+    Raises RendezvousError naming ranks that do not come within ``timeout`` seconds."""
+    global _stay
+    host = Host(placement, timeout) if placement.rank == 0 else None
+    try:
+        told = cluster.broadcast(placement, lambda: host.invitation() if host else "", timeout)
+        *addresses, secret = told.split(",")
+        client = reach([_LOOPBACK + addresses[0][addresses[0].rindex(":") :]] if host else addresses, secret, timeout)
+        client.stay(f"rank/{placement.rank}")
+        client.set(f"node/{placement.rank}", json.dumps([placement.hostname, placement.local_rank]).encode())
+        if host:
+            host.deal()
+            cluster.settled()
+        facts = json.loads(client.get(f"placement/{placement.rank}", timeout + SLACK))
+        if facts["missing"]:
+            raise RendezvousError.late(facts["missing"], timeout)
+    except BaseException:
+        if host:
+            host.server.close()
+        raise
+    placement = Placement(**facts["placement"])
+    connection = Connection(store=client.address, secret=secret, launcher=cluster.name)
+    _stay = _Stay(os.getpid(), cluster, placement, client, host)
+    os.environ.update(environment(placement, connection))
+    for name, text in torch_variables(placement, client.address.rpartition(":")[0], facts["port"]).items():
+        os.environ.setdefault(name, text)
+    logger.info("rank %d of %d, started by %s: the store is at %s", placement.rank, placement.size, cluster.name,
+                client.address)  # fmt: skip
+    return placement, connection
+
+
+def leave(failed: bool) -> None:
+    """The end of this process, which is the end of the store if it is rank 0's. A process that was forked off is no
+    rank."""
+    global _stay
+    stay, _stay = _stay, None
+    if stay is None or stay.pid != os.getpid():
+        return
+    if stay.host is not None:
+        stay.host.close(PATIENCE if failed else None)
+    if failed and stay.cluster.ends_together and not _all_ended(stay, PATIENCE):
+        sys.stderr.flush()
+        stay.cluster.abort()
+    stay.client.close()
+
+
+def _all_ended(stay: _Stay, seconds: float) -> bool:
+    """Have the other ranks said within ``seconds`` how they end?"""
+    if stay.host is not None:
+        return not stay.host.present()
+    deadline = time.monotonic() + seconds
+    try:
+        for rank in range(stay.placement.size):
+            stay.client.get(keys.outcome(rank), max(0.0, deadline - time.monotonic()))
+    except RendezvousError:
+        return False
+    except HorovodInternalError:
+        pass  # rank 0 has ended, and with it the store
+    return True
+
+
+def reach(addresses: Sequence[str], secret: str, timeout: float) -> StoreClient:
+    """A client of the store, under the first of its addresses that answers. Raises the last one's error."""
+    *others, last = addresses
+    for address in others:
+        with contextlib.suppress(RendezvousError, AuthenticationError, HorovodInternalError):
+            return StoreClient(address, secret, min(REACH, timeout))
+    return StoreClient(last, secret, timeout)
+
+
+def environment(placement: Placement, connection: Connection) -> dict[str, str]:
+    """The variables that a launcher would have set, for the program and for what it starts."""
+    return {**placement.to_env(variables(Placement)), **connection.to_env()}
+
+
+def torch_variables(placement: Placement, address: str, port: int) -> dict[str, str]:
+    """What ``torch.distributed.init_process_group`` reads."""
+    who = {
+        "RANK": placement.rank, "WORLD_SIZE": placement.size, "LOCAL_RANK": placement.local_rank,
+        "LOCAL_WORLD_SIZE": placement.local_size, "MASTER_ADDR": address, "MASTER_PORT": port,
+    }  # fmt: skip
+    return {name: str(value) for name, value in who.items()}
+
+
+def placements(nodes: Sequence[tuple[str, int]]) -> list[Placement]:
+    """Who all ranks are, from the host's name and the local rank of each. Pure.
+
+    Two nodes may have one name (containers): the second rank of a name with the same local rank is on another node.
+    """
+    seen: Counter[tuple[str, int]] = Counter()
+    members: dict[tuple[str, int], list[int]] = {}
+    for rank, (name, local_rank) in enumerate(nodes):
+        members.setdefault((name, seen[name, local_rank]), []).append(rank)
+        seen[name, local_rank] += 1
+    found: dict[int, Placement] = {}
+    for (name, _), ranks in members.items():
+        for local_rank, rank in enumerate(ranks):
+            beside = [others for others in members.values() if len(others) > local_rank]
+            found[rank] = Placement(
+                rank=rank, size=len(nodes), local_rank=local_rank, local_size=len(ranks), hostname=name,
+                cross_rank=beside.index(ranks), cross_size=len(beside),
+                homogeneous=len({len(others) for others in members.values()}) == 1,
+            )  # fmt: skip
+    return [found[rank] for rank in range(len(nodes))]
+
+
+class Host:
+    """Rank 0's side: the store."""
+
+    def __init__(self, placement: Placement, timeout: float) -> None:
+        self._size, self._timeout = placement.size, timeout
+        self._secret = new_secret()
+        self._everywhere = placement.local_size < placement.size
+        self._changed = threading.Condition()
+        self._present = set(range(1, placement.size))
+        self._nodes: list[tuple[str, int]] = []
+        self.server = StoreServer(self._secret, host="0.0.0.0" if self._everywhere else _LOOPBACK)
+        self.server.lost.append(self._lost)
+
+    def invitation(self) -> str:
+        """The store's addresses, then the secret, with commas between."""
+        port = self.server.address.rpartition(":")[2]
+        hosts = own_addresses() if self._everywhere else [_LOOPBACK]
+        return ",".join([*(f"{host}:{port}" for host in hosts), self._secret])
+
+    def deal(self) -> None:
+        """Wait for the other ranks, and tell all of them who they are, or who is missing."""
+        deadline = time.monotonic() + self._timeout
+        names = [f"node/{rank}" for rank in range(self._size)]
+        found = [self.server.wait(name, max(0.0, deadline - time.monotonic())) for name in names]
+        missing = [rank for rank, node in enumerate(found) if node is None]
+        if not missing:
+            self._nodes = [(name, local_rank) for name, local_rank in (json.loads(node or b"") for node in found)]
+        port = free_port()
+        who = placements(self._nodes) or [Placement(rank=rank, size=self._size) for rank in range(self._size)]
+        for placement in who:
+            facts = {name: getattr(placement, name) for name in placement.__dataclass_fields__}
+            told = {"placement": facts, "missing": missing, "port": port}
+            self.server.set(f"placement/{placement.rank}", json.dumps(told).encode())
+
+    def present(self) -> set[int]:
+        """The other ranks that have not ended."""
+        with self._changed:
+            return set(self._present)
+
+    def close(self, seconds: float | None) -> None:
+        """Wait for the other ranks to end (None: as long as that takes), and say how those ended that failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._present, seconds)
+        for line in self._story():
+            sys.stderr.write(f"farandole: {line}\n")
+        self.server.close()
+
+    def _story(self) -> list[str]:
+        lines = []
+        for rank in sorted(set(range(1, self._size))):
+            name = f"rank {rank} on {self._nodes[rank][0]}" if self._nodes else f"rank {rank}"
+            data = self.server.get(keys.outcome(rank))
+            if data is None and rank not in self.present():
+                lines.append(f"{name} ended without a report: it was killed, or called os._exit")
+            with contextlib.suppress(ValueError):
+                outcome = Outcome.from_bytes(data) if data is not None else None
+                if outcome is not None and outcome.status == "error":
+                    lines.append(f"{name} failed: {outcome.kind}: {outcome.message}")
+        return lines
+
+    def _lost(self, name: str) -> None:
+        with self._changed:
+            self._present.discard(int(name.rpartition("/")[2]))
+            self._changed.notify_all()
+
+
+def own_addresses() -> list[str]:
+    """Where other hosts may reach this one: what its name means first, then each interface that is up."""
+    import psutil
+
+    up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
+    found = []
+    with contextlib.suppress(OSError):
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+    for name, addresses in psutil.net_if_addrs().items():
+        found += [address.address for address in addresses if name in up and address.family == socket.AF_INET]
+    usable = [address for address in dict.fromkeys(found) if not address.startswith("127.")]
+    return usable or [_LOOPBACK]
+
+
+def free_port() -> int:
+    """A port of this host that nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("", 0))
+        port: int = sock.getsockname()[1]
+        return port

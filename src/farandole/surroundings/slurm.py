@@ -1,0 +1,137 @@
+"""Tasks of a step of Slurm: ``srun python train.py``.
+
+The tasks agree through PMI where srun offers it, else by a file in the user's home, which the nodes share: nobody but
+the user can read or replace it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from farandole.config import Placement
+from farandole.errors import AuthenticationError, RendezvousError, SettingsError
+from farandole.surroundings import pmi
+from farandole.surroundings.numbers import numbers
+
+PAUSE = 0.05  # seconds between looks at the file
+_WHO = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID")
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+class Slurm:
+    name: ClassVar[str] = "slurm"
+    ends_together = False
+
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        who = numbers(env, _WHO)  # a batch script has no number of a step
+        if who is None:
+            return None
+        rank, size, local_rank, node, _ = who
+        tasks = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or str(size))
+        beside = [index for index, count in enumerate(tasks) if count > local_rank]
+        return Placement(
+            rank=rank, size=size, local_rank=local_rank, local_size=tasks[node], cross_rank=beside.index(node),
+            cross_size=len(beside), hostname=env.get("SLURMD_NODENAME", ""), homogeneous=len(set(tasks)) == 1,
+        )  # fmt: skip
+
+    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float) -> str:
+        if pmi.offered():
+            return pmi.broadcast(placement, text, timeout)
+        path = meeting_point(os.environ)
+        if placement.rank == 0:
+            told = text()
+            write(path, told)
+            return told
+        return read(path, placement, timeout)
+
+    def settled(self) -> None:
+        with contextlib.suppress(OSError):
+            meeting_point(os.environ).unlink()
+
+    def abort(self) -> None:
+        """srun says by itself when others end: --kill-on-bad-exit, --wait."""
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """``"2(x3),1"`` as [2, 2, 2, 1]."""
+    counts: list[int] = []
+    for item in text.split(","):
+        match = _TASKS.fullmatch(item.strip())
+        if match is None:
+            raise SettingsError(f"SLURM_TASKS_PER_NODE={text!r} cannot be read: it must be like 2(x3),1")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def expand(text: str) -> list[str]:
+    """Slurm's list of hosts: ``"gpu[01-03,7],login"`` as gpu01, gpu02, gpu03, gpu7 and login."""
+    return [host for item in _items(text) for host in _expanded(item)]
+
+
+def _items(text: str) -> Iterator[str]:
+    """The parts between those commas that are in no brackets."""
+    yield from (match[0] for match in re.finditer(r"(?:[^,\[]|\[[^\]]*\])+", text))
+
+
+def _expanded(item: str) -> Iterator[str]:
+    before, bracket, rest = item.partition("[")
+    if not bracket:
+        yield before
+        return
+    ranges, _, after = rest.partition("]")
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            for end in _expanded(after):
+                yield f"{before}{number:0{len(first)}d}{end}"
+
+
+def meeting_point(env: Mapping[str, str]) -> Path:
+    """The file for a step, which no other step of the user has, not even of the same job when it was requeued."""
+    facts = [env.get("SLURM_CLUSTER_NAME", ""), env["SLURM_JOB_ID"], env["SLURM_STEP_ID"]]
+    name = "-".join([*facts, env.get("SLURM_RESTART_COUNT", "0")])
+    return Path.home() / ".cache" / "farandole" / "slurm" / re.sub(r"[^\w.-]", "_", name)
+
+
+def write(path: Path, text: str) -> None:
+    """So that it is there whole or not at all, for this user only."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check(os.stat(path.parent, follow_symlinks=False), path.parent)
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(fd, "w") as file:
+        file.write(text)
+    os.replace(new, path)
+
+
+def read(path: Path, placement: Placement, timeout: float) -> str:
+    """Wait for the file. RendezvousError after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError):
+            os.listdir(path.parent)  # a network's file system may remember that the file was not there
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
+                _check(os.fstat(file.fileno()), path)
+                return file.read()
+        time.sleep(PAUSE)
+    raise RendezvousError(
+        f"rank {placement.rank} of this Slurm step found no {path} within {timeout:g} s. Rank 0 writes it in init(): "
+        "every rank must call that. If the nodes do not share the home directory, use srun --mpi=pmi2, or start the "
+        "job with: farandole run --launcher slurm",
+        [0],
+    )
+
+
+def _check(found: os.stat_result, path: Path) -> None:
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise AuthenticationError(
+            f"{path} belongs to user {found.st_uid} and has the mode {stat.S_IMODE(found.st_mode):o}: the job's secret "
+            f"is in it, so it must belong to user {os.geteuid()} and be closed to all others (chmod go= {path})"
+        )

@@ -1,0 +1,73 @@
+"""``mpirun python train.py`` without any command of ours: Open MPI for real, and what is said when that cannot be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from farandole.config import Placement
+from farandole.errors import SettingsError
+from farandole.surroundings import mpi
+from tests.surroundings import tools
+
+BESIDE = Path(sys.executable).parent / "mpirun"
+MPIRUN = [str(BESIDE), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
+
+
+class TestOpenMpi:
+    @pytest.fixture(autouse=True)
+    def _is_there(self) -> None:
+        pytest.importorskip("mpi4py")
+        if not BESIDE.exists():
+            pytest.skip("no mpirun is installed beside this Python")
+
+    def test_a_job(self, tmp_path: Path) -> None:
+        tools.check_success(tools.run(MPIRUN, tmp_path, TMPDIR=str(tmp_path)), 2, "mpi")
+
+    def test_a_rank_that_fails_ends_the_job_with_its_cause(self, tmp_path: Path) -> None:
+        tools.check_failure(tools.run(MPIRUN, tmp_path, "fails", TMPDIR=str(tmp_path)))
+
+
+def test_without_a_way_to_agree_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PMI_FD", raising=False)
+    monkeypatch.setattr(mpi.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError) as caught:
+        mpi.Mpi().broadcast(Placement(rank=1, size=4), lambda: "", 1.0)
+    assert (
+        "mpirun started this process as rank 1 of 4, but its ranks cannot find each other: mpi4py is not installed"
+        in (str(caught.value))
+    )
+    assert "farandole run --launcher mpi" in str(caught.value)
+
+
+def test_mpi4py_that_belongs_to_another_mpi_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process of it is alone."""
+    pytest.importorskip("mpi4py")
+    if shutil.which("mpirun", path=str(BESIDE.parent)) is None or "OMPI_COMM_WORLD_SIZE" in os.environ:
+        pytest.skip("no Open MPI beside this Python")
+
+    class World:
+        def Get_size(self) -> int:
+            return 1
+
+        def Get_rank(self) -> int:
+            return 0
+
+    class Library:
+        COMM_WORLD = World()
+
+        @staticmethod
+        def Get_library_version() -> str:
+            return "Open MPI v5.0, package: x\0"
+
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", Library)  # type: ignore[arg-type]
+    import mpi4py
+
+    monkeypatch.setattr(mpi4py, "MPI", Library, raising=False)
+    world, trouble = mpi.world_of(Placement(rank=1, size=4))
+    assert world is None
+    assert trouble == "mpi4py, with Open MPI v5.0, is rank 0 of 1: it does not belong to this mpirun"

@@ -1,0 +1,22 @@
+"""``mpiexec python train.py`` by MPICH, without mpi4py: the ranks agree by PMI-1."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.surroundings import tools
+
+MPIEXEC = [str(Path(sys.executable).parent / "mpiexec.hydra"), "-n", "3"]
+if not Path(MPIEXEC[0]).exists():
+    pytest.skip("MPICH is not installed beside this Python", allow_module_level=True)
+
+
+def test_a_job(tmp_path: Path) -> None:
+    tools.check_success(tools.run(MPIEXEC, tmp_path), 3, "mpi")
+
+
+def test_a_rank_that_fails_ends_the_job_with_its_cause(tmp_path: Path) -> None:
+    tools.check_failure(tools.run(MPIEXEC, tmp_path, "fails"))

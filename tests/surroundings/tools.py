@@ -1,0 +1,61 @@
+"""Programs that a cluster's own command starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+OURS = ("FARANDOLE_", "HOROVOD_", "OMPI_", "PMI", "MPI_", "SLURM", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
+PROGRAM = """
+import os, sys
+import numpy as np
+import farandole.numpy as hvd
+
+hvd.init()
+names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "HOROVOD_RANK", "HOROVOD_SIZE", "FARANDOLE_LAUNCHER"]
+if sys.argv[1:] == ["fails"]:
+    if hvd.rank() == 1:
+        raise ValueError("no more data")
+total = hvd.allreduce(np.ones(3, np.float32), op=hvd.Sum)
+hvd.shutdown()
+hvd.init()
+print(hvd.rank(), hvd.local_rank(), hvd.cross_rank(), hvd.is_homogeneous(), total.tolist(),
+      *(os.environ[name] for name in names), os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"].isdigit())
+"""
+
+
+def run(command: Sequence[str], folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """The end of ``PROGRAM``, started by ``command``."""
+    script = folder / "program.py"
+    script.write_text(PROGRAM)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    return subprocess.run(
+        [*command, sys.executable, str(script), *arguments], env={**clean, **env}, capture_output=True, text=True,
+        timeout=90, check=False,
+    )  # fmt: skip
+
+
+def lines_of(size: int, launcher: str) -> list[str]:
+    """What ``PROGRAM`` prints on one host, by rank."""
+    total = [float(size)] * 3
+    return [
+        f"{rank} {rank} 0 True {total} {rank} {size} {rank} {size} {rank} {size} {launcher} 127.0.0.1 True"
+        for rank in range(size)
+    ]
+
+
+def check_success(done: subprocess.CompletedProcess[str], size: int, launcher: str) -> None:
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == lines_of(size, launcher), done.stderr
+
+
+def check_failure(done: subprocess.CompletedProcess[str]) -> None:
+    """The cause is told by the rank itself, by those that wait for it, and at the end by rank 0."""
+    assert done.returncode not in (0, None)
+    assert "ValueError: no more data" in done.stderr
+    assert "Rank 1 shut down or ended while rank 0 waited" in done.stderr
+    assert "farandole: rank 1 on " in done.stderr
+    assert " failed: ValueError: no more data" in done.stderr
