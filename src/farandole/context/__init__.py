@@ -112,7 +112,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         rank = found.placement.rank if found else placement.rank
         log.configure(settings.log_level, rank=rank, hide_time=settings.log_hide_time)
         if found:
-            placement, connection = found.join(settings.start_timeout)
+            placement, connection = found.join(settings)
         if not 0 <= placement.rank < placement.size:
             raise SettingsError(f"HOROVOD_RANK={placement.rank} is not below HOROVOD_SIZE={placement.size}")
         _check_comm(comm, placement.size)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple, Protocol
 
-from farandole.config import Connection, Placement
+from farandole.config import Connection, Placement, Settings
 from farandole.surroundings import serverless
 from farandole.surroundings.mpi import Mpi
 from farandole.surroundings.slurm import Slurm
@@ -53,10 +53,10 @@ class Found(NamedTuple):
     cluster: Cluster
     placement: Placement
 
-    def join(self, timeout: float) -> tuple[Placement, Connection]:
+    def join(self, settings: Settings) -> tuple[Placement, Connection]:
         """Agree with the other ranks on a store. Collective. Who this process is, now with all that only the other
         ranks know; and how it reaches the store, for which it holds a connection until ``leave``."""
-        return serverless.join(self.cluster, self.placement, timeout)
+        return serverless.join(self.cluster, self.placement, settings)
 
 
 def find(env: Mapping[str, str]) -> Found | None:

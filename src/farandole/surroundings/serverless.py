@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from farandole.config import Connection, Placement, variables
+from farandole import network
+from farandole.config import Connection, Placement, Settings, variables
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
 from farandole.handshake import new_secret
 from farandole.log import logger
@@ -45,17 +46,18 @@ class _Stay:
 _stay: _Stay | None = None
 
 
-def join(cluster: Cluster, placement: Placement, timeout: float) -> tuple[Placement, Connection]:
+def join(cluster: Cluster, placement: Placement, settings: Settings) -> tuple[Placement, Connection]:
     """Agree on a store with all ranks of ``cluster``. Collective. The environment says afterwards what a launcher's
     would, and torch.distributed's variables are in it.
 
-    Raises RendezvousError naming ranks that do not come within ``timeout`` seconds."""
+    Raises RendezvousError naming ranks that do not come within ``settings.start_timeout`` seconds."""
     global _stay
-    host = Host(placement, timeout) if placement.rank == 0 else None
+    timeout = settings.start_timeout
+    host = Host(placement, settings) if placement.rank == 0 else None
     try:
         told = cluster.broadcast(placement, lambda: host.invitation() if host else "", timeout)
         *addresses, secret = told.split(",")
-        client = reach([_LOOPBACK + addresses[0][addresses[0].rindex(":") :]] if host else addresses, secret, timeout)
+        client = reach(addresses, secret, timeout)
         client.stay(f"rank/{placement.rank}")
         client.set(f"node/{placement.rank}", json.dumps([placement.hostname, placement.local_rank]).encode())
         if host:
@@ -157,8 +159,9 @@ def placements(nodes: Sequence[tuple[str, int]]) -> list[Placement]:
 class Host:
     """Rank 0's side: the store."""
 
-    def __init__(self, placement: Placement, timeout: float) -> None:
-        self._size, self._timeout = placement.size, timeout
+    def __init__(self, placement: Placement, settings: Settings) -> None:
+        self._size, self._timeout = placement.size, settings.start_timeout
+        self._interfaces = settings.network_interfaces
         self._secret = new_secret()
         self._everywhere = placement.local_size < placement.size
         self._changed = threading.Condition()
@@ -170,7 +173,10 @@ class Host:
     def invitation(self) -> str:
         """The store's addresses, then the secret, with commas between."""
         port = self.server.address.rpartition(":")[2]
-        hosts = own_addresses() if self._everywhere else [_LOOPBACK]
+        hosts = [_LOOPBACK]
+        if self._everywhere:
+            offered = network.chosen(network.interfaces(), self._interfaces)
+            hosts = [interface.address for interface in offered] or hosts
         return ",".join([*(f"{host}:{port}" for host in hosts), self._secret])
 
     def deal(self) -> None:
@@ -218,20 +224,6 @@ class Host:
         with self._changed:
             self._present.discard(int(name.rpartition("/")[2]))
             self._changed.notify_all()
-
-
-def own_addresses() -> list[str]:
-    """Where other hosts may reach this one: what its name means first, then each interface that is up."""
-    import psutil
-
-    up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
-    found = []
-    with contextlib.suppress(OSError):
-        found = [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
-    for name, addresses in psutil.net_if_addrs().items():
-        found += [address.address for address in addresses if name in up and address.family == socket.AF_INET]
-    usable = [address for address in dict.fromkeys(found) if not address.startswith("127.")]
-    return usable or [_LOOPBACK]
 
 
 def free_port() -> int:
