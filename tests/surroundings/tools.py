@@ -27,14 +27,19 @@ print(hvd.rank(), hvd.local_rank(), hvd.cross_rank(), hvd.is_homogeneous(), tota
 """
 
 
-def run(command: Sequence[str], folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """The end of ``PROGRAM``, started by ``command``."""
+def program(folder: Path, *arguments: str) -> list[str]:
+    """The command that runs ``PROGRAM``."""
     script = folder / "program.py"
     script.write_text(PROGRAM)
+    return [sys.executable, str(script), *arguments]
+
+
+def run(command: Sequence[str], folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """The end of ``PROGRAM``, started by ``command``."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     return subprocess.run(
-        [*command, sys.executable, str(script), *arguments], env={**clean, **env}, capture_output=True, text=True,
-        timeout=90, check=False,
+        [*command, *program(folder, *arguments)], env={**clean, **env}, capture_output=True, text=True, timeout=90,
+        check=False,
     )  # fmt: skip
 
 
