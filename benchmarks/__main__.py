@@ -27,7 +27,16 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "what", nargs="*", metavar="allreduce|step|start|observers", help="what to measure (default: the first three)"
     )
-    found.add_argument("-np", "--num-proc", "--np", dest="size", type=int, default=2, help="ranks (default: 2)")
+    found.add_argument(
+        "-np", "--num-proc", "--np", dest="size", type=int, help="ranks (default: 2; with --hosts: one on each)"
+    )
+    found.add_argument(
+        "--hosts", type=int, default=1, metavar="N",
+        help="put the ranks on N hosts, which are made of network namespaces (needs root); for allreduce alone",
+    )  # fmt: skip
+    found.add_argument(
+        "--rate", default="", help="speed of each host's link, as tc writes it (1gbit; default: no limit)"
+    )
     found.add_argument(
         "--framework", choices=FRAMEWORKS, default="torch", help="whose training step (default: torch); for step alone"
     )
@@ -48,6 +57,7 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
     unknown = [benchmark for benchmark in chosen.what if benchmark not in known]
     if unknown:
         found.error(f"there is no benchmark {unknown[0]!r}; choose from {', '.join(known)}")
+    chosen.size = max(2, chosen.hosts) if chosen.size is None else chosen.size
     if chosen.size < 2:
         found.error(f"--np={chosen.size} must be at least 2: there is nothing to exchange with one rank")
     for flag in ("json", "plot"):
@@ -64,6 +74,7 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
         found.error(f"--framework={chosen.framework} is about steps; {odd[0]} is measured with torch")
     if chosen.launcher == "spark" and chosen.what != ["start"]:
         found.error("--launcher=spark is about starting: farandole bench start --launcher spark")
+    check_hosts(found, chosen)
     spark = ["pyspark", "pandas", "pyarrow"] if chosen.launcher == "spark" else []  # TorchDistributor needs the others
     packages = [*FRAMEWORKS[chosen.framework].packages, *spark]
     for package in (*packages, *["matplotlib"] * (chosen.plot is not None)):
@@ -74,9 +85,31 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
     return chosen
 
 
+def check_hosts(found: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    if chosen.hosts == 1 and not chosen.rate:
+        return
+    if chosen.hosts < 2:
+        found.error(f"--hosts={chosen.hosts} must be at least 2 (--rate is about links between hosts)")
+    if chosen.size < chosen.hosts:
+        found.error(f"--np={chosen.size} leaves some of the {chosen.hosts} hosts without a rank")
+    if chosen.what != ["allreduce"] or chosen.framework != "torch":
+        found.error("--hosts is about the wire: farandole bench allreduce --hosts 2")
+    from benchmarks import hosts
+
+    why = hosts.obstacle()
+    if why:
+        found.error(f"--hosts={chosen.hosts}: {why}")
+
+
 def run(chosen: argparse.Namespace) -> Iterator[Case]:
     from benchmarks import crew, start, start_spark
 
+    if chosen.hosts > 1:
+        from benchmarks import hosts
+
+        with hosts.made(chosen.hosts, chosen.rate) as among:
+            yield from crew.measure(chosen.what, chosen.size, chosen.quick, among=among)
+        return
     inside = [benchmark for benchmark in chosen.what if benchmark != "start"]
     if inside:
         if chosen.framework == "torch" and crew.mpirun(chosen.size) is None:
@@ -99,7 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leaves through every finally
     cases: list[Case] = []
     begin = time.monotonic()
-    say(f"measuring {', '.join(chosen.what)} with {chosen.size} ranks; keep the machine quiet")
+    where = f" on {chosen.hosts} hosts" if chosen.hosts > 1 else ""
+    say(f"measuring {', '.join(chosen.what)} with {chosen.size} ranks{where}; keep the machine quiet")
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores / 2:
         say(f"other programs are at work here (load {load:.1f} on {cores} cores): the numbers will suffer")

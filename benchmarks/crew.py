@@ -18,7 +18,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from benchmarks import hosts
 from benchmarks.samples import Case
 from benchmarks.steps import FRAMEWORKS
 from farandole.config import Connection, Placement
@@ -42,9 +44,14 @@ class Plan:
     quick: bool
     meeting: str  # the file in which Gloo's ranks meet
     framework: str = "torch"
+    hosts: int = 1
 
     def environment(self, rank: int) -> dict[str, str]:
-        return Placement(rank=rank, size=self.size, local_rank=rank, local_size=self.size).to_env()
+        slot = hosts.slots(self.size, self.hosts)[rank]
+        return Placement(
+            rank=rank, size=self.size, local_rank=slot.local_rank, local_size=slot.local_size,
+            cross_rank=slot.cross_rank, cross_size=slot.cross_size, homogeneous=not self.size % self.hosts,
+        ).to_env()  # fmt: skip
 
 
 def mpirun(size: int) -> list[str] | None:
@@ -62,22 +69,25 @@ def mpirun(size: int) -> list[str] | None:
     ]  # fmt: skip
 
 
-def measure(benchmarks: Sequence[str], size: int, quick: bool, framework: str = "torch") -> Iterator[Case]:
-    """Cases as they are done. Raises BenchmarkError when a rank fails; leaves no process either way."""
+def measure(
+    benchmarks: Sequence[str], size: int, quick: bool, framework: str = "torch", among: Sequence[Any] = ()
+) -> Iterator[Case]:
+    """Cases as they are done; ``among``: the hosts that have the ranks, if not this one. Raises BenchmarkError when a
+    rank fails; leaves no process either way."""
     secret = new_secret()
-    store = StoreServer(secret)
+    store = hosts.store_on(among[0], secret) if among else StoreServer(secret)
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
-        plan = Plan(size, list(benchmarks), quick, str(Path(folder, "gloo")), framework)
+        plan = Plan(size, list(benchmarks), quick, str(Path(folder, "gloo")), framework, len(among) or 1)
         env = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
+            "GLOO_SOCKET_IFNAME": hosts.DEVICE if among else "lo",
             "TMPDIR": folder,  # mpirun keeps its session here; a short path, and gone with us
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             **FRAMEWORKS[framework].environment,
             **Connection(store=store.address, secret=secret).to_env(),
         }
-        ranks = _start(plan, env, Path(folder, "stderr"))
+        ranks = _start(plan, env, Path(folder, "stderr"), among)
         try:
             for line in ranks[0].stdout or ():
                 if line.startswith(MARK):
@@ -91,10 +101,13 @@ def measure(benchmarks: Sequence[str], size: int, quick: bool, framework: str = 
             store.close()
 
 
-def _start(plan: Plan, env: dict[str, str], log: Path) -> list[subprocess.Popen[str]]:
+def _start(plan: Plan, env: dict[str, str], log: Path, among: Sequence[Any]) -> list[subprocess.Popen[str]]:
     worker = [sys.executable, "-m", "benchmarks.worker", json.dumps(asdict(plan))]
-    launcher = mpirun(plan.size) if plan.framework == "torch" else None
-    if launcher:
+    launcher = mpirun(plan.size) if plan.framework == "torch" and not among else None
+    if among:
+        places = [among[int(slot.host.removeprefix("host"))] for slot in hosts.slots(plan.size, plan.hosts)]
+        commands = [(place.command(*worker), {**env, "FARANDOLE_RANK": str(rank)}) for rank, place in enumerate(places)]
+    elif launcher:
         commands = [([*launcher, "-np", str(plan.size), *worker], env)]
     else:
         commands = [(worker, {**env, "FARANDOLE_RANK": str(rank)}) for rank in range(plan.size)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import crew, report
+from benchmarks import crew, hosts, report
 from benchmarks.__main__ import ALL, checked, main
 from benchmarks.samples import (
     ALONE,
@@ -30,6 +30,7 @@ from benchmarks.samples import (
     interleave,
 )
 from benchmarks.steps import FRAMEWORKS
+from tests.kits.hosts import needed, obstacle
 
 ROOT = Path(__file__).parent.parent
 
@@ -108,6 +109,9 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
         (["--json", "/no/such/folder/x.json"], "--json=/no/such/folder/x.json cannot be written"),
         (["--plot", "picture.pdf"], "--plot=picture.pdf must end in .png"),
         (["--framework", "theano"], "invalid choice: 'theano'"),
+        (["--hosts", "2"], "--hosts is about the wire: farandole bench allreduce --hosts 2"),
+        (["allreduce", "--rate", "1gbit"], "--hosts=1 must be at least 2"),
+        (["allreduce", "--hosts", "3", "-np", "2"], "--np=2 leaves some of the 3 hosts without a rank"),
         (["start", "--framework", "jax"], "--framework=jax is about steps; start is measured with torch"),
     ],
 )
@@ -180,6 +184,39 @@ def test_what_watching_costs_is_shown_in_per_cent(tmp_path: Path) -> None:
     for case in report.read_json(tmp_path / "out.json")[0]:
         assert case.samples.keys() == {OURS, UNWATCHED, TIMELINE, TUNED}
         assert f"{case.ratio(TIMELINE) - 1:+.1%}" in done.stdout
+
+
+def test_hosts_need_root(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("tests.kits.hosts.os.geteuid", lambda: 1000)
+    obstacle.cache_clear()
+    try:
+        with pytest.raises(SystemExit):
+            main(["allreduce", "--hosts", "2"])
+    finally:
+        obstacle.cache_clear()
+    assert "--hosts=2: hosts in namespaces need root" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ranks_on_hosts_of_namespaces() -> None:
+    needed(ssh=False)
+    with hosts.made(2, "1gbit") as among:
+        cases = list(crew.measure(["allreduce"], 3, quick=True, among=among))
+    assert {name for each in cases for name in each.samples} == {OURS, GLOO, GLOO_FLAT}
+
+
+@pytest.mark.slow
+def test_hosts_end_with_the_benchmark_that_was_killed() -> None:
+    needed(ssh=False)
+    command = [sys.executable, "-m", "benchmarks", "allreduce", "--quick", "--hosts", "2"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as benchmark:
+        assert benchmark.stderr is not None
+        assert any("done" in line for line in benchmark.stderr)
+        left = psutil.Process(benchmark.pid).children(recursive=True)
+        spaces = {os.readlink(f"/proc/{each.pid}/ns/net") for each in left}
+        benchmark.kill()
+    assert len(spaces) >= 3  # two hosts and what joins them
+    assert psutil.wait_procs(left, timeout=10)[1] == []
 
 
 def test_contenders_are_prepared_before_all_ranks_line_up() -> None:

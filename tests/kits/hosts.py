@@ -260,13 +260,14 @@ def _inside(namespace: int, *words: str, text: str = "") -> None:
 
 def needed(ssh: bool = True) -> None:
     """Skip the test where hosts cannot be made."""
-    reason = _obstacle(ssh)
+    reason = obstacle(ssh)
     if reason:
         pytest.skip(reason)
 
 
 @functools.cache
-def _obstacle(ssh: bool) -> str:
+def obstacle(ssh: bool) -> str:
+    """Why hosts cannot be made here; empty if they can."""
     if os.geteuid() != 0:
         return "hosts in namespaces need root"
     for command in ("ip", "tc", "nsenter", "unshare"):
