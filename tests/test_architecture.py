@@ -34,9 +34,10 @@ observe surroundings
 collectives transports report
 kernels
 store
-registry log handshake liveness network
+log handshake liveness network
 contracts
 config
+registry
 types errors
 """
 # The driver's side and the rank's side of a job meet in `report` alone.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
+from farandole import registry
 from farandole.errors import SettingsError, did_you_mean, nearest
 
 PROCESS = "FARANDOLE_PROCESS"  # the variable that holds the pid of a rank whose program is a command
@@ -36,6 +37,7 @@ class Knob(NamedTuple):
     unit: str  # of the flag and of our variable
     scale: float  # that unit in the field's (and Horovod's) unit: a MiB has 1 << 20 bytes
     choices: tuple[str, ...]  # of a closed set
+    plugins: str  # the kind of which other distributions may add to the choices (see registry)
     most: float
     plausible: tuple[float, float]  # values outside are hardly meant; 0 is never meant to be inside
 
@@ -46,11 +48,13 @@ class Knob(NamedTuple):
 
 def knob(
     default: Any, doc: str, *, flag: str = "", horovod: str = "", group: str = "", unit: str = "", scale: float = 1.0,
-    choices: tuple[str, ...] = (), most: float = math.inf, plausible: tuple[float, float] = (0.0, math.inf),
+    choices: tuple[str, ...] = (), plugins: str = "", most: float = math.inf,
+    plausible: tuple[float, float] = (0.0, math.inf),
 ) -> Any:  # fmt: skip
     """A field of Placement, Connection or Settings."""
     told = {"doc": doc, "flag": flag, "horovod": horovod, "group": group, "unit": unit, "scale": scale}
-    return field(default=default, metadata={**told, "choices": choices, "most": most, "plausible": plausible})
+    told |= {"choices": choices, "plugins": plugins, "most": most, "plausible": plausible}
+    return field(default=default, metadata=told)
 
 
 MIB = 1 << 20
@@ -134,10 +138,11 @@ class Settings(Variables):
 
     transport: str = knob(
         "auto",
-        "wire between ranks: auto, shm (shared memory) or tcp",
+        "wire between ranks: auto, shm (shared memory), tcp, or one that another distribution adds",
         flag="--transport",
         group=EXCHANGE,
-        choices=("auto", "shm", "tcp"),
+        choices=("auto", *registry.BUILT_IN["wire"]),
+        plugins="wire",
     )
     fusion_threshold: int = knob(
         64 * MIB, "size up to which tensors are fused into one exchange; 0 = no fusion",
@@ -287,7 +292,7 @@ def _knobs_of(kind: type[Variables]) -> Iterator[Knob]:
         yield Knob(
             member.name, _TYPES[str(member.type)], member.default, told["doc"], told["flag"],
             f"FARANDOLE_{name.upper()}", told["horovod"], told["group"], told["unit"], told["scale"], told["choices"],
-            told["most"], told["plausible"],
+            told["plugins"], told["most"], told["plausible"],
         )  # fmt: skip
 
 
@@ -323,9 +328,12 @@ _READ: dict[type, Callable[[str], Any]] = {bool: _truth, int: int, float: _finit
 def checked(setting: Knob, name: str, value: Any) -> Any:
     """``value`` if it can be used (of a closed set: in lower case), else SettingsError with ``name`` in front."""
     if setting.choices:
-        if value.lower() not in setting.choices:
-            near = did_you_mean(value.lower(), setting.choices)
-            raise SettingsError(f"{name}={value!r} is not known; choose one of {', '.join(setting.choices)}{near}")
+        known = setting.choices
+        if setting.plugins and value.lower() not in known:
+            known = ("auto", *registry.names(setting.plugins))
+        if value.lower() not in known:
+            near = did_you_mean(value.lower(), known)
+            raise SettingsError(f"{name}={value!r} is not known; choose one of {', '.join(known)}{near}")
         return value.lower()
     if setting.kind in (int, float) and not 0 <= value <= setting.most:
         rule = ">= 0" if setting.most == math.inf else f"in [0, {setting.most:g}]"

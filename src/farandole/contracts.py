@@ -78,6 +78,25 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
+class End(NamedTuple):
+    """One rank's end of a wire that is to be made."""
+
+    rank: int
+    size: int
+    secret: str  # of the job
+    scope: str  # tells the wires of a job apart; all ranks have the same
+    timeout: float  # seconds for all ranks to come
+    store: Any  # the job's: ``set(key, value)``, ``get(key, timeout)`` and ``try_get(key)``, of bytes
+    host: str  # the address of this host under which others reach it
+
+
+class Wire(Protocol):
+    """Makes a wire: the entry point in the group ``farandole.wires``, by the name that ``--transport`` takes."""
+
+    def __call__(self, end: End) -> Link | Transport:
+        """Collective. Raises RendezvousError naming the ranks that did not come in time."""
+
+
 class Transport(Protocol):
     """Runs collectives over one set of ranks. Blocking; the same calls in the same order on all ranks."""
 

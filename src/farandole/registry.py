@@ -17,6 +17,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "local": "farandole.launch.launchers.local:Local",
         "spark": "farandole.launch.launchers.spark:Spark",
     },
+    "wire": {"shm": "farandole.transports.shm:wire", "tcp": "farandole.transports.tcp:wire"},
     # By whom something is of: what a room does with objects that belong to one above it.
     "optimizer": {"keras": "farandole.keras.optimizer:DistributedOptimizer"},
     "state": {"keras": "farandole.keras.elastic:KerasState"},

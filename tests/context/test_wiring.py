@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
 from farandole.collectives.hierarchical import Hierarchical
 from farandole.config import Connection, Placement, Settings
 from farandole.context import wiring
-from farandole.errors import RendezvousError
+from farandole.errors import RendezvousError, SettingsError
 from farandole.handshake import new_secret
 from farandole.store import StoreClient, StoreServer
 from farandole.transports import shm
@@ -110,6 +111,25 @@ def test_strangers_do_not_push_a_job_from_shared_memory(monkeypatch: pytest.Monk
 
 def test_tcp_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(2, monkeypatch, transport="tcp") == [("Collectives", 3.0)] * 2
+
+
+def test_the_wire_of_another_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file, and a line among its entry points."""
+    info = tmp_path / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[farandole.wires]\nthreads = other_wire:wire\n")
+    (tmp_path / "other_wire.py").write_text(
+        "from farandole.transports.inproc import World\n"
+        "worlds = {}\n"
+        "def wire(end):\n"
+        "    return worlds.setdefault(end.scope, World(end.size)).link(end.rank)\n"
+    )
+    with pytest.raises(SettingsError, match=r"--transport='threads' is not known; choose one of auto, shm, tcp$"):
+        Settings(transport="threads")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert run(3, monkeypatch, transport="threads") == [("Collectives", 6.0)] * 3
+    with pytest.raises(SettingsError, match="did you mean 'threads'"):
+        Settings(transport="thread")
 
 
 def test_two_hosts_of_two_get_a_hierarchy(monkeypatch: pytest.MonkeyPatch) -> None:

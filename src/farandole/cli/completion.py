@@ -55,6 +55,8 @@ def _option(action: argparse.Action) -> Option:
     values = tuple(map(str, action.choices or ())) or next(
         (knob.choices for knob in knobs() if knob.flag in action.option_strings), ()
     )
+    if action.dest == "setting_transport":
+        values = ("auto", *registry.names("wire"))
     if action.dest == "launcher" and not values:
         values = ("auto", *registry.names("launcher"))
     if action.dest == "np":

@@ -9,10 +9,10 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 
-from farandole import collectives
+from farandole import collectives, registry
 from farandole.collectives.hierarchical import Hierarchical, slices
 from farandole.config import Connection, Placement, Settings
-from farandole.contracts import Transport
+from farandole.contracts import End, Transport
 from farandole.errors import RendezvousError
 from farandole.log import logger
 from farandole.store import StoreClient
@@ -25,18 +25,16 @@ def connect(
     """The transport that joins all ranks. Collective."""
     rank, size, secret, timeout = placement.rank, placement.size, connection.secret, settings.start_timeout
 
-    def tcp(scope: str, ranks: Sequence[int]) -> Transport:
-        return _tcp(rank, secret, timeout, client, scope, ranks)
+    def wire(name: str, scope: str, ranks: Sequence[int]) -> Transport:
+        end = End(list(ranks).index(rank), len(ranks), secret, scope, timeout, client, client.host)
+        return collectives.over(registry.load("wire", name)(end))
 
     def said(topic: str, mine: str) -> list[str]:
         return share(client, placement, f"{scope}/{topic}", mine, timeout)
 
-    if settings.transport == "shm":
-        logger.info("rank %d: shared memory joins all ranks, as --transport says", rank)
-        return shm.connect(rank, size, secret, scope, timeout)
-    if settings.transport == "tcp":
-        logger.info("rank %d: TCP joins all ranks, as --transport says", rank)
-        return tcp(scope, range(size))
+    if settings.transport != "auto":
+        logger.info("rank %d: the wire %r joins all ranks, as --transport says", rank, settings.transport)
+        return wire(settings.transport, scope, range(size))
     meeting = shm.Meeting(rank, size, secret, scope)
     try:
         said("door", "")  # every door is open
@@ -55,12 +53,12 @@ def connect(
     for peer, sock in found.items():
         if peer not in mine:
             sock.close()
-    flat = tcp(scope, range(size))
+    flat = wire("tcp", scope, range(size))
     if max(map(len, hosts)) == 1:
         return flat
     index = mine.index(rank)
     local = shm.join(index, len(mine), secret, f"{scope}/host{hosts.index(mine)}", peers)
-    cross = tcp(f"{scope}/slice{index}", [host[index] for host in hosts]) if index < slices(hosts) else None
+    cross = wire("tcp", f"{scope}/slice{index}", [host[index] for host in hosts]) if index < slices(hosts) else None
     return Hierarchical(flat, local, cross, hosts)
 
 
@@ -103,11 +101,3 @@ def share(client: StoreClient, placement: Placement, topic: str, mine: str, time
     if missing:
         raise RendezvousError.late(missing, timeout)
     return said
-
-
-def _tcp(rank: int, secret: str, timeout: float, client: StoreClient, scope: str, ranks: Sequence[int]) -> Transport:
-    from farandole.transports import tcp
-
-    index = list(ranks).index(rank)
-    link = tcp.connect(index, len(ranks), secret, scope, client, timeout, client.host)
-    return collectives.over(link)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 
 from farandole.config import cores
+from farandole.contracts import End
 from farandole.transports.shm.arena import SMALL, Arena
 from farandole.transports.shm.meeting import Meeting
 from farandole.transports.shm.pipeline import staging
@@ -45,4 +46,9 @@ def join(
     return ShmTransport(arena, chunk, scope, secret)
 
 
-__all__ = ["SMALL", "Meeting", "ShmTransport", "connect", "join"]
+def wire(end: End) -> ShmTransport:
+    """See ``contracts.Wire``."""
+    return connect(end.rank, end.size, end.secret, end.scope, end.timeout)
+
+
+__all__ = ["SMALL", "Meeting", "ShmTransport", "connect", "join", "wire"]
