@@ -8,11 +8,10 @@ time. Failures leave as ``farandole.errors.PeerLostError`` (somebody went away) 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from farandole.config import Placement
-from farandole.types import Buffer, DType, Kind, ReduceOp, Request, Response, Slot
+from farandole.types import Buffer, DType, Kind, ReduceOp, Request, Response
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -250,38 +249,3 @@ class Observer:
     def waiting(self, collectives: Sequence[Waiting]) -> str:
         """Called about twice a second while something waits. A text that is not empty ends the job for that reason."""
         return ""
-
-
-class Worker(Protocol):
-    """One started process of a job, as the driver sees it."""
-
-    slot: Slot
-    stdout: int | None  # file descriptors that the driver reads, None when there is nothing to read
-    stderr: int | None
-
-    def poll(self) -> int | None:
-        """The exit code (negative: the signal), or None while it runs."""
-
-    def alive(self) -> bool:
-        """Is anything left of the process or of what it started?"""
-
-    def activity(self) -> str:
-        """What the process is doing, in a few words; empty when that cannot be told."""
-
-    def terminate(self) -> None: ...
-    def kill(self) -> None: ...
-
-
-class Launcher(Protocol):
-    """Both sides of one cluster, in one file."""
-
-    name: ClassVar[str]
-
-    def affinity(self) -> int:
-        """-1 cannot, 0 only when asked, 1 can, 2 its home."""
-
-    def start(self, slots: Sequence[Slot], command: Sequence[str], env: Mapping[str, str]) -> Sequence[Worker]:
-        """Start ``command`` on every slot. ``env`` is what the job needs on top of the launcher's own."""
-
-    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
-        """Inside a process of a job: who it is, by its variables. None if this launcher did not start it."""

@@ -46,11 +46,12 @@ def load(kind: str, name: str) -> Any:
         raise SettingsError(f"the {kind} {name!r} needs a package that is not installed: {error}") from error
 
 
-def best(kind: str) -> Any:
-    """An instance of the kind with the highest ``affinity()``; those that answer 0 or less have to be asked for."""
+def best(kind: str, request: Any) -> Any:
+    """An instance of the kind with the highest ``affinity(request)``; those that answer 0 or less have to be asked
+    for."""
     found = [load(kind, name)() for name in names(kind)]
-    chosen = max(found, key=lambda candidate: candidate.affinity())
-    if chosen.affinity() < 1:
+    chosen = max(found, key=lambda candidate: candidate.affinity(request))
+    if chosen.affinity(request) < 1:
         raise SettingsError(f"no {kind} can work here; known: {', '.join(names(kind))}")
     return chosen
 

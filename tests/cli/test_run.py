@@ -13,6 +13,7 @@ from farandole.cli import run
 from farandole.config import Settings, knobs
 from farandole.errors import SettingsError
 from farandole.launch import driver
+from farandole.launch.contract import Request
 from farandole.launch.job import Job
 
 
@@ -308,7 +309,7 @@ class TestRegistry:
     def test_built_in(self) -> None:
         assert registry.names("launcher")[0] == "local"
         assert registry.load("launcher", "local").name == "local"
-        assert registry.best("launcher").name == "local"
+        assert registry.best("launcher", Request(2)).name == "local"
 
     def test_another_distributions_launcher(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         info = tmp_path / "other-1.0.dist-info"
@@ -318,7 +319,7 @@ class TestRegistry:
             "[farandole.launchers]\nmoon = other_launcher:Moon\nmars = no_such:Mars\n"
         )
         (tmp_path / "other_launcher.py").write_text(
-            "class Moon:\n    name = 'moon'\n    def affinity(self): return 2\n"
+            "class Moon:\n    name = 'moon'\n    def affinity(self, request): return 2\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path))
         assert registry.names("launcher") == ["local", "spark", "mars", "moon"]

@@ -13,15 +13,17 @@ import pytest
 from farandole.config import Placement
 from farandole.errors import SettingsError
 from farandole.launch import reaper
-from farandole.launch.launchers.local import Local, LocalWorker, start_ranks
+from farandole.launch.contract import Request
+from farandole.launch.launchers.local import Local
 from farandole.launch.plan import plan
+from farandole.launch.processes import LocalWorker, start_ranks
 from tests.launch.tools import Marked, wait_until
 
 
 def start(jobs: Marked, np: int, script: str, hosts: str | None = None) -> list[LocalWorker]:
     name, _, value = jobs.mark.partition("=")
     env = {"FARANDOLE_STORE": f"127.0.0.1:{os.getpid()}", name: value}
-    return list(Local().start(plan(hosts, np), ["bash", "-c", script], env))
+    return list(Local().allocate(Request(np, hosts=hosts)).start(["bash", "-c", script], env))
 
 
 def end(workers: list[LocalWorker]) -> None:
@@ -89,12 +91,12 @@ def test_one_that_ignores_being_asked(jobs: Marked) -> None:
 
 
 # Processes that leave their rank's session, its parents, and its environment.
-RUNAWAYS = "(setsid sleep 1000 &) ; setsid env -i sleep 1000 & setsid bash -c \"trap '' TERM; sleep 1000\" & "
+RUNAWAYS = "(setsid sleep 1000 &) ; setsid env -i sleep 1000 & setsid bash -c \"trap '' TERM; echo up; sleep 1000\" & "
 
 
 @pytest.mark.parametrize("then", ["sleep 1000", "exit 0"])
 def test_what_left_its_session_is_ended(jobs: Marked, then: str) -> None:
-    workers = start(jobs, 2, f"{RUNAWAYS} echo up; {then}")
+    workers = start(jobs, 2, f"{RUNAWAYS} {then}")
     try:
         assert all(os.read(worker.stdout or 0, 10) == b"up\n" for worker in workers)
         tree = children_of(workers[0])
@@ -146,13 +148,13 @@ def test_a_rank_whose_reaper_was_killed(jobs: Marked) -> None:
 
 def test_other_hosts_are_not_ours() -> None:
     with pytest.raises(SettingsError, match="starts processes on this machine only, and 'elsewhere' is not a name"):
-        Local().start(plan("elsewhere:2", 2), ["true"], {})
+        Local().allocate(Request(2, hosts="elsewhere:2"))
 
 
 def test_a_program_that_cannot_be_started_leaves_nothing(jobs: Marked) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(SettingsError, match=r"2 ranks could not be started, only 0: .*nowhere"):
-        Local().start(plan(None, 2), ["/nowhere/at/all"], {"FARANDOLE_STORE": "x"})
+        Local().allocate(Request(2)).start(["/nowhere/at/all"], {"FARANDOLE_STORE": "x"})
     assert len(os.listdir("/proc/self/fd")) == before
     assert not jobs.left()
 
@@ -174,8 +176,8 @@ class TestReaper:
         code = f"""
 import os, sys, time
 from farandole.launch.launchers.local import Local
-from farandole.launch.plan import plan
-(worker,) = Local().start(plan(None, 1), ["bash", "-c", {script!r}], {{}})
+from farandole.launch.contract import Request
+(worker,) = Local().allocate(Request(1)).start(["bash", "-c", {script!r}], {{}})
 print(os.read(worker.stdout, 10), flush=True)
 time.sleep(1000)
 """

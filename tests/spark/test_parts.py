@@ -7,6 +7,7 @@ import io
 import os
 import sys
 import zipfile
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,13 @@ from typing import Any
 import pytest
 
 from farandole.errors import RendezvousError, SettingsError
-from farandole.launch.launchers.spark import Spark, boot, cluster, visible
-from farandole.launch.launchers.spark.agent import environment, place
-from farandole.launch.launchers.spark.bundle import bundle
+from farandole.handshake import new_secret
+from farandole.launch.agents import boot
+from farandole.launch.agents.agent import environment, place
+from farandole.launch.agents.allocation import visible
+from farandole.launch.agents.bundle import bundle
+from farandole.launch.contract import Request
+from farandole.launch.launchers.spark import Spark, cluster
 from farandole.launch.launchers.spark.cluster import Cluster, reason
 from farandole.report import notes, pickling
 from farandole.spark import HorovodRunner, LoopLog, get_available_devices, log_to_driver, run, run_elastic
@@ -115,10 +120,8 @@ class TestEnvironment:
     def test_of_a_rank(self, monkeypatch: pytest.MonkeyPatch) -> None:
         own = {"HOME": "/h", "HOROVOD_CYCLE_TIME": "5", "PYTHON_WORKER_FACTORY_SECRET": "s", "PATH": "/bin"}
         monkeypatch.setattr(sys, "path", ["/lib", "/unpacked", ""])
-        env = environment(own, {"FARANDOLE_RANK": "1", "PATH": "/job"}, "/unpacked")
-        assert env == {
-            "HOME": "/h", "PATH": "/job", "FARANDOLE_RANK": "1", "PYTHONPATH": os.pathsep.join(["/unpacked", "/lib"]),
-        }  # fmt: skip
+        env = environment(own, "/unpacked", cluster.PRIVATE)
+        assert env == {"HOME": "/h", "PATH": "/bin", "PYTHONPATH": os.pathsep.join(["/unpacked", "/lib"])}
 
     def test_a_place_is_where_memory_can_be_shared(self) -> None:
         assert place() == place()
@@ -226,16 +229,22 @@ class TestSlots:
         launcher._cluster = Cluster(Context("yarn", [0, 0, 2], 2))
         assert launcher.all_slots() == 2
 
-    def test_late_tasks_name_what_the_user_can_set(self) -> None:
-        desk, stage = SimpleNamespace(posts={}, lost=[]), SimpleNamespace(ended=False)
+    def test_late_tasks_name_what_the_user_can_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = Cluster(Context("yarn", [2], 2))
+        stage = SimpleNamespace(ended=False, close=lambda seconds: None)
+        monkeypatch.setattr(found, "submit", lambda *_: stage)
+        monkeypatch.setattr(found, "addresses", lambda: ("127.0.0.1", ""))
         for options, says in (
             ({}, r"increase HOROVOD_SPARK_START_TIMEOUT \(seconds; now 0\) to"),
             ({"knob": "the start_timeout parameter"}, "increase the start_timeout parameter to a larger value"),
         ):
             launcher = Spark(start_timeout=0.0, **options)
-            launcher._desk, launcher._stage, launcher._np = desk, stage, 2  # type: ignore[assignment]
-            with pytest.raises(RendezvousError, match=f"{LATE}.*{says}"):
-                launcher.placed()
+            launcher._cluster = found
+            allocation = launcher.allocate(Request(2, "train"))
+            with closing(allocation.listen(new_secret())), closing(allocation):
+                allocation.start(["python"], {})
+                with pytest.raises(RendezvousError, match=f"{LATE}.*{says}"):
+                    allocation.slots()
 
     def test_a_longer_start_timeout_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen = []
@@ -244,9 +253,8 @@ class TestSlots:
         for told, setting in ((None, 30.0), (None, 900.0), (5.0, 30.0)):
             launcher = Spark(start_timeout=told)
             launcher._cluster = found
-            assert (
-                launcher.prepare(2, "train", setting) == "2 Spark tasks for train; yarn has 2 task slots on 2 executors"
-            )
+            described = launcher.allocate(Request(2, "train", start_timeout=setting)).describe()
+            assert described == "2 Spark tasks for train; yarn has 2 task slots on 2 executors"
         assert seen == [600.0, 900.0, 5.0]
 
     def test_what_can_never_be_is_said_at_once(self) -> None:

@@ -178,8 +178,10 @@ def test_an_executor_that_is_killed_is_replaced(spark: Any, tmp_path: Path) -> N
         import time
 
         if os.environ["FARANDOLE_RANK"] == "1":
-            jvm = parent(parent(os.getppid()))
-            os.kill(jvm, 9)
+            pid = os.getppid()
+            while Path(f"/proc/{pid}/comm").read_text().strip() != "java":
+                pid = parent(pid)
+            os.kill(pid, 9)
         time.sleep(1000)
 
     with tools.Clean(spark), pytest.raises(JobFailedError, match=r"Rank 1 on .* its Spark task was lost: .*137"):

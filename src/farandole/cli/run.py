@@ -113,6 +113,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
     """The job that the options ask for."""
+    from farandole.launch.contract import Request
     from farandole.launch.job import Job, ranks_of, settings_for
     from farandole.launch.plan import read_hostfile
 
@@ -121,7 +122,8 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
     if options.hostfile:
         options.hosts = read_hostfile(options.hostfile)
     wanted = options.launcher or "auto"
-    launcher = registry.best("launcher") if wanted == "auto" else registry.load("launcher", wanted)()
+    request = Request(0, hosts=options.hosts)
+    launcher = registry.best("launcher", request) if wanted == "auto" else registry.load("launcher", wanted)()
     np = _number(options, launcher.name)
     return Job(
         np=np, command=command, settings=settings_for({}, overrides(vars(options))),

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from farandole.config import Settings, knobs
-from farandole.contracts import Launcher
 from farandole.errors import SettingsError, did_you_mean
+from farandole.launch.contract import Launcher
 from farandole.launch.limits import standard
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]

@@ -53,11 +53,11 @@ def check_open_files(np: int, logs: bool) -> None:
         )
 
 
-def crowding(np: int, cores: int) -> str:
-    """A warning about many ranks on few cores; empty without one."""
+def crowding(np: int, cores: int, host: str = "this machine") -> str:
+    """A warning about many ranks on few cores of a host; empty without one."""
     if np < 2 * cores or np < 2:
         return ""
     return (
-        f"{np} ranks share {cores} core{'s' if cores > 1 else ''} of this machine and take turns: "
+        f"{np} ranks share {cores} core{'s' if cores > 1 else ''} of {host} and take turns: "
         f"training takes longer than with -np {cores}"
     )

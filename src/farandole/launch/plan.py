@@ -59,6 +59,11 @@ def read_hostfile(path: str) -> str:
     return ",".join(hosts)
 
 
+def places(slots: Sequence[Slot]) -> str:
+    """``h1:2, h2:4``"""
+    return ", ".join(f"{slot.host}:{slot.local_size}" for slot in slots if slot.local_rank == 0)
+
+
 def plan(hosts: str | Sequence[tuple[str, int]] | None, np: int) -> tuple[Slot, ...]:
     """One slot for each of ``np`` ranks, filling the hosts in order. ``hosts`` None means this machine alone.
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from farandole.errors import SettingsError
-from farandole.launch.launchers.spark import boot
-from farandole.launch.launchers.spark.bundle import bundle
+from farandole.launch.agents import boot
+from farandole.launch.agents.bundle import bundle
+from farandole.launch.launchers.spark.guard import FILES
 from farandole.log import logger
 
 NO_CONTEXT = "Could not find an active SparkContext, are you running in a PySpark session?"
@@ -21,6 +22,7 @@ STOPPED = "the Spark session was stopped"
 NOTICE = 3.0  # seconds after which we say that we wait for them
 LOOK = 0.1
 _BOOT = Path(boot.__file__)
+PRIVATE = ("PYTHON_WORKER_FACTORY", "_PYSPARK_")  # variables of Spark's own Python, no business of a rank
 
 
 class Cluster:
@@ -173,6 +175,7 @@ class Cluster:
 def _task(boot: str, archive: bytes, wanted: dict[str, str], facts: dict[str, Any]) -> Callable[..., Iterator[Any]]:
     """The task for the executors. A function inside a function is sent whole, this one imports nothing of
     Farandole: it need not be there. The secret is among ``facts``, so in no environment and no setting of Spark's."""
+    files, hidden = FILES, PRIVATE
 
     def run(_: Iterator[Any]) -> Iterator[Any]:
         from pyspark import BarrierTaskContext, SparkFiles
@@ -180,7 +183,7 @@ def _task(boot: str, archive: bytes, wanted: dict[str, str], facts: dict[str, An
         context = BarrierTaskContext.get()
         gpus = context.resources().get("gpu")
         mine = {"index": context.partitionId(), "gpus": [] if gpus is None else list(gpus.addresses)}
-        mine["files"] = SparkFiles.getRootDirectory()
+        mine |= {"env": {files: SparkFiles.getRootDirectory()}, "hidden": hidden}
         space: dict[str, Any] = {"__name__": "farandole_boot"}
         exec(compile(boot, "farandole/boot.py", "exec"), space)
         space["main"](archive, wanted, {**facts, **mine})

@@ -1,4 +1,4 @@
-"""The first thing that runs in a Spark task, from its source: the host may not have Farandole at all.
+"""The first thing that runs on an agent's place, from its source: the host may not have Farandole at all.
 
 It sees to it that the driver's Farandole can be imported, and hands over to ``agent``. Standard library only.
 """
@@ -86,10 +86,10 @@ def prefer(folder: str, names: list[str]) -> None:
 
 
 def main(archive: bytes, wanted: Mapping[str, str], task: Mapping[str, Any]) -> None:
-    """Run the agent of this task."""
+    """Run the agent of this place (``task``: see ``agent.Agent``)."""
     folder, odd = provide(archive, wanted)
     if folder:
         prefer(folder, list(wanted))
-    from farandole.launch.launchers.spark.agent import Agent
+    from farandole.launch.agents.agent import Agent
 
     Agent(task, folder, odd).run()

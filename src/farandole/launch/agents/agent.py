@@ -1,8 +1,7 @@
-"""The agent inside each Spark task: it starts one rank as a process of its own, passes its output and its end on to the
-driver, and ends it when the driver says so, goes away, or Spark ends the task.
+"""The agent of a host, or of one task of a cluster: it starts ranks as processes of its own, passes their output and
+their ends on to the driver, and ends them when the driver says so, goes away, or the cluster ends the agent.
 
-Everything travels through the job's store: ``agent/<n>/hello``, ``out``, ``exit`` and ``gone`` to the driver,
-``agent/<n>/order/<k>`` and, to the first agent, ``agent/<n>/log/<k>`` from it.
+Everything travels through the job's store; ``registry`` lists the keys.
 """
 
 from __future__ import annotations
@@ -17,20 +16,19 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farandole.config import Connection, Placement, Settings, variables
+from farandole.config import Connection, Placement, Settings, cores, variables
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
-from farandole.launch.launchers.local import LocalWorker, start_ranks
-from farandole.launch.launchers.spark import guard
+from farandole.launch.processes import LocalWorker, start_ranks
 from farandole.store import StoreClient
 from farandole.types import Slot
 
 STREAMS = ("stdout", "stderr")
-AHEAD = 64 << 20  # bytes of output that may wait for the driver before the rank has to
+AHEAD = 64 << 20  # bytes of output that may wait for the driver before ranks have to
 PIECE = 1 << 18
-LOOK = 0.05  # seconds between looks at the process
+LOOK = 0.05  # seconds between looks at the processes
 DRAIN = 0.5  # seconds for which the pipes of a rank that has ended are still read
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL when the driver has gone
 PATIENCE = 5.0  # seconds for messages on their way when the task is over
@@ -39,8 +37,9 @@ _GONE = (HorovodInternalError, RendezvousError, AuthenticationError, OSError)  #
 
 
 class Agent:
-    """``task``: index, address, secret, timeout, resources. ``folder`` holds the driver's packages, if this host had
-    others: ``odd``."""
+    """``task``: index, address, secret, timeout, gpus; ``env``: variables for the ranks that are of this place;
+    ``hidden``: prefixes of the agent's own variables that ranks do not get; ``cwd``: where ranks work, if not here.
+    ``folder`` holds the driver's packages, if this host had others: ``odd``."""
 
     def __init__(self, task: Mapping[str, Any], folder: str, odd: Mapping[str, str]) -> None:
         self.name = f"agent/{task['index']}"
@@ -48,7 +47,7 @@ class Agent:
         self._folder = folder
         self._odd = odd
         self._client = StoreClient(task["address"], task["secret"], timeout=task["timeout"])
-        self._worker: LocalWorker | None = None
+        self._workers: Sequence[LocalWorker] = ()
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._wake_in, self._wake_out = os.pipe()
         self._listening: threading.Thread | None = None
@@ -58,12 +57,12 @@ class Agent:
         """Until the driver says bye."""
         try:
             self._client.stay(self.name)
-            self._say("hello", self._hello())
+            self._client.set(f"{self.name}/hello", json.dumps(self._hello()).encode())
             order = self._next_order(0)
             if order["do"] == "start" and self._start(order):
                 self._attend()
         except _GONE:
-            self._end_alone()  # not Spark's trouble: the driver knows why it went
+            self._end_alone()  # not the cluster's trouble: the driver knows why it went
         finally:
             for thread in self._talking:
                 thread.join(PATIENCE)
@@ -73,13 +72,10 @@ class Agent:
             os.close(self._wake_in)
             os.close(self._wake_out)
 
-    def _say(self, what: str, facts: Mapping[str, Any]) -> None:
-        self._client.set(f"{self.name}/{what}", json.dumps(facts).encode())
-
     def _hello(self) -> dict[str, Any]:
         return {
-            "host": socket.gethostname(), "place": place(), "odd": dict(self._odd), "gpus": self._task["gpus"],
-            "python": sys.executable, "pid": os.getpid(),
+            "host": socket.gethostname(), "place": place(), "odd": dict(self._odd), "gpus": self._task.get("gpus", []),
+            "cores": cores(), "python": sys.executable, "pid": os.getpid(),
         }  # fmt: skip
 
     def _next_order(self, number: int) -> dict[str, Any]:
@@ -90,14 +86,17 @@ class Agent:
                 return found
 
     def _start(self, order: Mapping[str, Any]) -> bool:
-        """False if the rank cannot be started."""
-        env = environment(dict(os.environ), order["env"], self._folder)
-        env[guard.FILES] = self._task["files"]
+        """False if the ranks cannot be started."""
+        own = environment(dict(os.environ), self._folder, tuple(self._task.get("hidden", ())))
         command = [order["python"] or sys.executable, *order["command"]]
+        slots = [Slot(*rank["slot"]) for rank in order["ranks"]]
+        envs = [{**self._task.get("env", {}), **rank["env"]} for rank in order["ranks"]]
         try:
-            (self._worker,) = start_ranks([Slot(*order["slot"])], command, env)
+            self._workers = start_ranks(slots, command, own, envs, self._task.get("cwd", ""))
         except SettingsError as error:
-            self._say("failed", {"message": f"{command[0]} cannot be started: {error.__cause__}"})
+            for number in range(len(slots)):
+                message = {"message": f"{command[0]} cannot be started: {error.__cause__}"}
+                self._client.set(f"{self.name}/failed/{number}", json.dumps(message).encode())
             return False
         self._listening = threading.Thread(target=self._take_orders, name="farandole-orders", daemon=True)
         self._listening.start()
@@ -107,7 +106,6 @@ class Agent:
         return True
 
     # ---- threads ----
-
     def _take_orders(self) -> None:
         number = 1
         try:
@@ -138,96 +136,109 @@ class Agent:
                     sys.stderr.flush()
                     number += 1
 
-    # ---- the task's own thread ----
+    # ---- the main thread ----
 
     def _attend(self) -> None:
-        """Pass output on, report the end, obey; returns after bye."""
-        assert self._worker is not None
+        """Pass output on, report ends, obey; returns after bye."""
         sender = Sender(self._client, self.name)
         self._talking.append(sender)
         sender.start()
         try:
-            with Pipes(self._worker, self._wake_in) as pipes:
-                self._follow(self._worker, pipes, sender)
+            with Pipes(self._workers, self._wake_in) as pipes:
+                followed = [Followed(number, worker) for number, worker in enumerate(self._workers)]
+                while self._obey():
+                    for number, stream, data in pipes.read(LOOK):
+                        sender.put(f"out/{number}", bytes([stream]) + data)
+                    for rank in followed:
+                        rank.look(pipes, sender)
         finally:
             sender.finish()
 
-    def _follow(self, worker: LocalWorker, pipes: Pipes, sender: Sender) -> None:
-        ended, said_exit, said_gone = 0.0, False, False
-        while True:
-            for stream, data in pipes.read(LOOK):
-                sender.put("out", bytes([stream]) + data)
-            code = worker.poll()
-            if code is not None and not ended:
-                ended = time.monotonic()
-            if ended and not said_exit and (not pipes.open or time.monotonic() > ended + DRAIN):
-                said_exit = True
-                sender.put("exit", json.dumps({"code": code}).encode())
-            if said_exit and not said_gone and not worker.alive():
-                said_gone = True
-                sender.put("gone", b"{}")
-            while not self._orders.empty():
-                order = self._orders.get()
-                if order["do"] == "bye":
-                    self._end_alone()
-                    return
-                if order["do"] == "orphan":
-                    raise RendezvousError("the driver has gone")
-                worker.terminate() if order["do"] == "terminate" else worker.kill()
+    def _obey(self) -> bool:
+        """False after bye."""
+        while not self._orders.empty():
+            order = self._orders.get()
+            if order["do"] == "bye":
+                self._end_alone()
+                return False
+            if order["do"] == "orphan":
+                raise RendezvousError("the driver has gone")
+            worker = self._workers[order["rank"]]
+            worker.terminate() if order["do"] == "terminate" else worker.kill()
+        return True
 
     def _end_alone(self) -> None:
-        """End the rank's remaining processes without the driver."""
-        worker = self._worker
-        if worker is None or not worker.alive():
-            return
-        worker.terminate()
-        deadline = time.monotonic() + GRACE
-        while worker.alive() and time.monotonic() < deadline:
-            time.sleep(LOOK)
-        worker.kill()
-        deadline = time.monotonic() + GRACE
-        while worker.alive() and time.monotonic() < deadline:
-            time.sleep(LOOK)
+        """End what is left of the ranks without the driver."""
+        for end in (LocalWorker.terminate, LocalWorker.kill):
+            deadline = time.monotonic() + GRACE
+            for worker in self._workers:
+                if worker.alive():
+                    end(worker)
+            while any(worker.alive() for worker in self._workers) and time.monotonic() < deadline:
+                time.sleep(LOOK)
+
+
+class Followed:
+    """One rank, until all of it has been reported."""
+
+    def __init__(self, number: int, worker: LocalWorker) -> None:
+        self._number, self._worker = number, worker
+        self._ended = 0.0
+        self._said_exit = self._said_gone = False
+
+    def look(self, pipes: Pipes, sender: Sender) -> None:
+        code = self._worker.poll()
+        if code is not None and not self._ended:
+            self._ended = time.monotonic()
+        quiet = not pipes.open[self._number] or time.monotonic() > self._ended + DRAIN
+        if self._ended and not self._said_exit and quiet:
+            self._said_exit = True
+            sender.put(f"exit/{self._number}", json.dumps({"code": code}).encode())
+        if self._said_exit and not self._said_gone and not self._worker.alive():
+            self._said_gone = True
+            sender.put(f"gone/{self._number}", b"{}")
 
 
 class Pipes:
-    """The rank's output, and the pipe that wakes us for an order."""
+    """The ranks' output, and the pipe that wakes us for an order."""
 
-    def __init__(self, worker: LocalWorker, wake: int) -> None:
-        self.open = set()
+    def __init__(self, workers: Sequence[LocalWorker], wake: int) -> None:
+        self.open: list[set[int]] = [set() for _ in workers]
         self._selector = selectors.DefaultSelector()
         self._selector.register(wake, selectors.EVENT_READ, None)
-        for index, fd in enumerate((worker.stdout, worker.stderr)):
-            if fd is not None:
-                self.open.add(fd)
-                self._selector.register(fd, selectors.EVENT_READ, index)
+        for number, worker in enumerate(workers):
+            for index, fd in enumerate((worker.stdout, worker.stderr)):
+                if fd is not None:
+                    self.open[number].add(fd)
+                    self._selector.register(fd, selectors.EVENT_READ, (number, index))
 
     def __enter__(self) -> Pipes:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._selector.close()
-        for fd in self.open:
+        for fd in set().union(*self.open):
             os.close(fd)
 
-    def read(self, seconds: float) -> list[tuple[int, bytes]]:
-        """Output: (0 for stdout or 1 for stderr, bytes)."""
+    def read(self, seconds: float) -> list[tuple[int, int, bytes]]:
+        """Output: (the rank's number here, 0 for stdout or 1 for stderr, bytes)."""
         found = []
         for key, _ in self._selector.select(seconds):
             data = os.read(key.fd, PIECE)
             if key.data is None:
                 continue
+            number, stream = key.data
             if data:
-                found.append((key.data, data))
+                found.append((number, stream, data))
             else:
                 self._selector.unregister(key.fd)
-                self.open.discard(key.fd)
+                self.open[number].discard(key.fd)
                 os.close(key.fd)
         return found
 
 
 class Sender(threading.Thread):
-    """Sends in order, and merges pieces of one stream that wait, so that a slow driver does not slow the rank."""
+    """Sends in order, and merges pieces of one stream that wait, so that a slow driver does not slow the ranks."""
 
     def __init__(self, client: StoreClient, name: str) -> None:
         super().__init__(name=f"farandole-{name}-out", daemon=True)
@@ -242,7 +253,7 @@ class Sender(threading.Thread):
         with self._changed:
             self._changed.wait_for(lambda: self._bytes < AHEAD or self._broken)
             last = self._waiting[-1] if self._waiting else ("", bytearray())
-            if what == "out" and last[0] == what and last[1][0] == data[0] and len(last[1]) < PIECE:
+            if what.startswith("out/") and last[0] == what and last[1][0] == data[0] and len(last[1]) < PIECE:
                 last[1].extend(data[1:])
             else:
                 self._waiting.append((what, bytearray(data)))
@@ -284,10 +295,10 @@ def place() -> str:
     return name or socket.gethostname()
 
 
-def environment(own: Mapping[str, str], job: Mapping[str, str], folder: str) -> dict[str, str]:
-    """The rank's variables: those of the executor's Python, with importable packages there, and the job's."""
+def environment(own: Mapping[str, str], folder: str, hidden: tuple[str, ...] = ()) -> dict[str, str]:
+    """The variables of this host for ranks: the agent's own but settings and ``hidden`` prefixes, with its importable
+    packages."""
     known = variables(Placement, Connection, Settings)
-    private = ("PYTHON_WORKER_FACTORY", "_PYSPARK_")
-    base = {name: value for name, value in own.items() if name not in known and not name.startswith(private)}
+    base = {name: value for name, value in own.items() if name not in known and not name.startswith(hidden)}
     path = [folder, *(entry for entry in sys.path if entry != folder)]
-    return {**base, "PYTHONPATH": os.pathsep.join(entry for entry in path if entry), **job}
+    return {**base, "PYTHONPATH": os.pathsep.join(entry for entry in path if entry)}

@@ -7,7 +7,7 @@ import io
 import os
 import zipfile
 
-from farandole.launch.launchers.spark import boot
+from farandole.launch.agents import boot
 
 # What must be the driver's own: Farandole, the names it goes by, and what functions are pickled with (one version of
 # cloudpickle does not read what another has written).

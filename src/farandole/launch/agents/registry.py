@@ -1,4 +1,9 @@
-"""The driver's end of the agents: their reports, their messages, and their orders."""
+"""The driver's end of the agents: their reports, their messages, and their orders.
+
+Everything travels through the job's store. To the driver: ``agent/<n>/hello``, and for the k-th rank of an agent
+``agent/<n>/out/<k>``, ``exit/<k>``, ``gone/<k>`` and ``failed/<k>``. From it: ``agent/<n>/order/<number>`` and, to the
+first rank's agent, ``agent/<n>/log/<number>``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,28 +24,32 @@ from farandole.store import StoreServer, Value
 from farandole.types import Slot
 
 ROOM = 1 << 20  # bytes of output on their way to the driver's main thread, for each stream
-WHY = 2.0  # seconds in which Spark says why a task was lost
+WHY = 2.0  # seconds in which the cluster says why an agent was lost
+Gone = Callable[[int], "str | None"]
 
 
 @dataclass(frozen=True)
-class Post:
-    """A task that runs an agent."""
+class Agent:
+    """An agent that has reported. ``place``: the same for agents whose ranks can share memory; ``odd``: the packages
+    that are not the driver's there; ``gpus``: the addresses that the cluster gave it."""
 
     index: int
     host: str
     place: str
     odd: Mapping[str, str]
     gpus: Sequence[str]
+    cores: int
     python: str
     pid: int
 
 
-class SparkWorker:
-    """One rank, as the driver sees it."""
+class RemoteWorker:
+    """One rank that an agent runs, as the driver sees it."""
 
-    def __init__(self, slot: Slot, desk: Desk) -> None:
+    def __init__(self, slot: Slot, registry: AgentRegistry) -> None:
         self.slot = slot
         self.agent: int | None = None
+        self.number = 0  # among the ranks of its agent
         self.code: int | None = None
         self.gone = False
         self.reported = False  # the rank has told the driver how it ends
@@ -51,7 +60,7 @@ class SparkWorker:
         self.stderr, err = os.pipe()
         self._ends: list[int] | None = [out, err]
         self._lock = threading.Lock()
-        self._desk = desk
+        self._registry = registry
         for fd in self._ends:
             with contextlib.suppress(OSError):
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, ROOM)
@@ -69,11 +78,11 @@ class SparkWorker:
             self._ends = None
 
     def poll(self) -> int | None:
-        self._desk.look_after(self)
+        self._registry.look_after(self)
         return self.code
 
     def alive(self) -> bool:
-        self._desk.look_after(self)
+        self._registry.look_after(self)
         return not (self.gone or self.agent is None or self.lost_at is not None)
 
     def activity(self) -> str:
@@ -89,17 +98,20 @@ class SparkWorker:
         if self.agent is None:
             self.end_output()  # nothing was started
         elif self.alive():
-            self._desk.order(self.agent, {"do": what})
+            self._registry.order(self.agent, {"do": what, "rank": self.number})
 
 
-class Desk:
-    def __init__(self, store: StoreServer, slots: Sequence[Slot]) -> None:
-        self.posts: dict[int, Post] = {}
+class AgentRegistry:
+    """``count`` agents for the ranks of ``slots``. ``gone(index)``: see ``allocation.Cluster``; ``noun``: an agent's
+    process, in the cluster's words."""
+
+    def __init__(self, store: StoreServer, slots: Sequence[Slot], count: int, gone: Gone, noun: str) -> None:
+        self.agents: dict[int, Agent] = {}
         self.lost: list[int] = []
-        self.stage: Any = None
-        self.workers = [SparkWorker(slot, self) for slot in slots]
-        self._store = store
-        self._of: dict[int, SparkWorker] = {}
+        self.workers = [RemoteWorker(slot, self) for slot in slots]
+        self._store, self._count, self._gone, self._noun = store, count, gone, noun
+        self._gone_since: dict[int, float] = {}
+        self._of: dict[int, list[RemoteWorker]] = {}
         self._orders: dict[int, int] = {}
         self._lines = 0
         self._lock = threading.Lock()
@@ -121,49 +133,53 @@ class Desk:
             logger.warning("%r was set in the job's store to what cannot be that, and is ignored: %s", key, error)
 
     def _hear(self, index: int, verb: str, value: Value) -> None:
-        if not 0 <= index < len(self.workers):
-            raise ValueError(f"there are {len(self.workers)} agents")
+        if not 0 <= index < self._count:
+            raise ValueError(f"there are {self._count} agents")
         if verb == "hello":
-            self.posts[index] = Post(index=index, **parsed(value))
+            self.agents[index] = Agent(index=index, **parsed(value))
             return
-        worker = self._of.get(index)
-        if worker is None:
+        if index not in self._of:
             return
-        if verb == "out":
+        what, _, number = verb.partition("/")
+        if not number.isdecimal():
+            raise ValueError(f"{number!r} is no number of a rank")
+        worker = self._of[index][int(number)]
+        if what == "out":
             worker.feed(value[0], memoryview(value)[1:])
-        elif verb == "exit":
+        elif what == "exit":
             worker.end_output()
             worker.code = int(parsed(value)["code"])
-        elif verb == "gone":
+        elif what == "gone":
             worker.gone = True
-        elif verb == "failed":
+        elif what == "failed":
             self._fail(worker, "error", str(parsed(value)["message"]))
+        else:
+            raise ValueError(f"an agent does not say {what!r}")
 
     def _on_lost(self, name: str) -> None:
         index = int(name.partition("/")[2])
-        worker = self._of.get(index)
-        if worker is None:
+        if index not in self._of:
             self.lost.append(index)
-        elif worker.lost_at is None:
-            worker.lost_at = time.monotonic()
+        for worker in self._of.get(index, ()):
+            if worker.lost_at is None:
+                worker.lost_at = time.monotonic()
 
     # ---- asked by the driver ----
 
-    def look_after(self, worker: SparkWorker) -> None:
-        """A worker whose agent has gone: say why, as soon as Spark has said it to us. The first to be lost is the
-        cause: Spark ends the other tasks of the stage."""
-        stage, now = self.stage, time.monotonic()
-        if worker.agent is None or worker.code is not None or worker.gone or stage is None:
+    def look_after(self, worker: RemoteWorker) -> None:
+        """A worker whose agent has gone: say why, as soon as the cluster has said it to us. The first to be lost is
+        the cause: some clusters end the others."""
+        if worker.agent is None or worker.code is not None or worker.gone:
             return
-        if worker.lost_at is None and stage.ended and now > stage.ended_at + WHY:
-            worker.lost_at = now  # Spark has given it up, and its connection has not noticed
-        if worker.lost_at is None or not (stage.ended or now > worker.lost_at + WHY):
+        why, now = self._gone(worker.agent), time.monotonic()
+        if why is not None and now > self._gone_since.setdefault(worker.agent, now) + WHY and worker.lost_at is None:
+            worker.lost_at = now  # the cluster has given it up, and its connection has not noticed
+        if worker.lost_at is None or not (why is not None or now > worker.lost_at + WHY):
             return
         first = worker.lost_at <= min(other.lost_at for other in self.workers if other.lost_at is not None)
-        reason = stage.reason() or "no reason is known"
-        self._fail(worker, "error" if first else "victim", f"its Spark task was lost: {reason}")
+        self._fail(worker, "error" if first else "victim", f"its {self._noun} was lost: {why or 'no reason is known'}")
 
-    def _fail(self, worker: SparkWorker, status: str, message: str) -> None:
+    def _fail(self, worker: RemoteWorker, status: str, message: str) -> None:
         if not worker.reported:
             outcome = Outcome(status=status, message=message, host=worker.slot.host)
             self._store.receive(keys.outcome(worker.slot.rank), outcome.to_bytes())
@@ -171,15 +187,15 @@ class Desk:
         worker.code = 0  # nobody knows: the outcome tells how it ended
         worker.gone = True
 
-    def assign(self, slot: Slot, index: int, order: Mapping[str, Any]) -> None:
-        """Start the rank of ``slot`` with the agent ``index``."""
-        worker = self.workers[slot.rank]
-        worker.slot, worker.agent = slot, index
-        self._of[index] = worker
-        if index in self.lost:
-            worker.lost_at = time.monotonic()
-        slot_values = list(asdict(slot).values())
-        self.order(index, {"do": "start", "slot": slot_values, **order})
+    def assign(self, index: int, slots: Sequence[Slot], env: Sequence[Mapping[str, str]], order: Any) -> None:
+        """Have the agent ``index`` start the ranks of ``slots``, each with its own ``env``."""
+        self._of[index] = [self.workers[slot.rank] for slot in slots]
+        for number, (worker, slot) in enumerate(zip(self._of[index], slots, strict=True)):
+            worker.slot, worker.number, worker.agent = slot, number, index
+            if index in self.lost:
+                worker.lost_at = time.monotonic()
+        ranks = [{"slot": list(asdict(slot).values()), "env": dict(own)} for slot, own in zip(slots, env, strict=True)]
+        self.order(index, {"do": "start", "ranks": ranks, **order})
 
     def order(self, index: int, order: Mapping[str, Any]) -> None:
         with self._lock:
@@ -188,6 +204,7 @@ class Desk:
         self._store.set(f"agent/{index}/order/{number}", json.dumps(order).encode())
 
     def to_log(self, text: str) -> None:
+        """Add to the log of the first rank's agent."""
         first = self.workers[0].agent
         if first is not None and text:
             self._put_log(first, text.encode("utf-8", "replace"))
@@ -201,7 +218,7 @@ class Desk:
         """All agents may go, and leave nothing."""
         if self.workers[0].agent is not None:
             self._put_log(self.workers[0].agent, b"")
-        for index in list(self.posts):
+        for index in list(self.agents):
             self.order(index, {"do": "bye"})
 
     def close(self) -> None:

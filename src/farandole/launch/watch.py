@@ -1,0 +1,291 @@
+"""The driver's loop: reads the pipes of the ranks, sees them report and end, and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from farandole.config import STATUS
+from farandole.errors import JobFailedError, RendezvousError
+from farandole.launch.contract import Allocation, Worker
+from farandole.launch.explain import Event, Verdict, explain, with_lines
+from farandole.launch.job import Job
+from farandole.launch.output import Streams
+from farandole.launch.plan import places
+from farandole.launch.status import status
+from farandole.launch.supervise import State, Supervisor
+from farandole.log import logger
+from farandole.report import notes
+from farandole.report.outcome import Outcome
+from farandole.store import StoreServer, Value
+from farandole.types import Slot
+
+TERM_GRACE = 2.5  # seconds between SIGTERM and SIGKILL when a job is ended
+TIDY_GRACE = 1.0  # the same for processes that ranks leave running when they end well
+TICK = 0.1
+INLINE = ("module://matplotlib_inline", "module://ipykernel")  # matplotlib backends of a kernel, of no use in a rank
+PAUSE = 0.25  # seconds after which an unfinished line is shown on a terminal
+
+
+class Interrupted(JobFailedError):
+    """The driver itself was told to stop, by the signal ``signum``."""
+
+    def __init__(self, signum: int) -> None:
+        name = signal.Signals(signum).name
+        super().__init__(f"the job was ended by {name}", exit_code=128 + signum)
+        self.signum = signum
+
+
+class Watch:
+    """Reads the pipes, sees ranks end, and decides when the job is over. A context: leaving it ends the workers."""
+
+    def __init__(self, job: Job, store: StoreServer, streams: Streams) -> None:
+        self._workers: Sequence[Worker] = ()
+        self._slots: Sequence[Slot] = ()
+        self._job = job
+        self._store = store
+        self._streams = streams
+        self._supervisor = Supervisor(job.np)
+        self._status = status(job.say, streams)
+        self._doing = ""
+        self._notes: deque[notes.Note] = deque()
+        self._reported: deque[tuple[int, Outcome]] = deque()  # outcomes that arrived, not looked at yet
+        self._signals: list[int] = []
+        self._restore: dict[int, Any] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake_in, self._wake_out = os.pipe()
+        os.set_blocking(self._wake_in, False)
+        os.set_blocking(self._wake_out, False)
+        self._selector.register(self._wake_in, selectors.EVENT_READ, None)
+        self._open: dict[int, set[str]] = {}
+        store.hooks.append(self._on_set)
+
+    def __enter__(self) -> Watch:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                # Ignored (nohup), or handled by something that Python could not put back: not ours to take.
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._restore[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self._end_workers()
+        finally:
+            self._show_notes()
+            self._status.close("ended" if kind is None else "interrupted" if kind is Interrupted else "failed")
+            self._store.hooks.remove(self._on_set)
+            for key in list(self._selector.get_map().values()):
+                os.close(key.fd)
+            self._selector.close()
+            os.close(self._wake_out)
+            for number, handler in self._restore.items():
+                signal.signal(number, handler)
+
+    def watched_by(self) -> dict[str, str]:
+        """The variables that tell ranks who watches them."""
+        found = {STATUS: "1"} if self._status.shown else {}
+        chosen = {**os.environ, **self._job.env}.get("MPLBACKEND", "")
+        if self._status.pictures and (not chosen or chosen.startswith(INLINE)):
+            found["MPLBACKEND"] = "module://farandole.report.figures"
+        return found
+
+    def await_slots(self, allocation: Allocation) -> Sequence[Slot]:
+        """The slots, as soon as the cluster has said where the ranks run."""
+        while (slots := allocation.slots()) is None:
+            self._doing = allocation.status()
+            self._step(TICK)
+        self._slots, self._doing = slots, ""
+        if allocation.remote:
+            self._status.places = places(slots)
+            if self._job.verbose:
+                self._job.say.write(f"farandole: ranks on {places(slots)}\n")
+        return slots
+
+    def follow(self, workers: Sequence[Worker]) -> None:
+        """Watch over these from now on."""
+        self._workers, self._slots = workers, [worker.slot for worker in workers]
+        for worker in workers:
+            self._open[worker.slot.rank] = set()
+            for name, fd in (("stdout", worker.stdout), ("stderr", worker.stderr)):
+                if fd is not None:
+                    os.set_blocking(fd, False)
+                    self._selector.register(fd, selectors.EVENT_READ, (worker.slot.rank, name))
+                    self._open[worker.slot.rank].add(name)
+
+    def until_done(self) -> None:
+        """Return when every rank ended well; raise JobFailedError or Interrupted otherwise."""
+        if self._await_end() is State.ENDED:
+            self._pump_until(self._is_tidy, TIDY_GRACE)
+            self._take_reports()  # a last one may have come
+        if self._await_end() is State.FAILED:
+            self._fail()
+
+    def _await_end(self) -> State:
+        while (state := self._supervisor.decide(time.monotonic(), self._verdict())) in (State.RUNNING, State.FAILING):
+            self._step(TICK if state is State.RUNNING else TICK / 4)
+        return state
+
+    # ---- seeing ----
+
+    def _on_set(self, key: str, value: Value) -> None:
+        """(A store's thread.) A rank reported its outcome, or something for those who watch."""
+        kind, _, rest = key.partition("/")
+        if kind not in ("outcome", "note"):
+            return
+        try:
+            if kind == "outcome":
+                self._reported.append((self._rank(rest), Outcome.from_bytes(value)))
+            else:
+                self._store.pop(key)
+                what, _, rank = rest.partition("/")
+                self._notes.append(notes.Note.parsed(what, self._rank(rank), value))
+        except ValueError as error:
+            logger.warning("%r was set in the job's store to what cannot be that, and is ignored: %s", key, error)
+            return
+        self._wake()
+
+    def _rank(self, text: str) -> int:
+        if not (text.isdecimal() and int(text) < self._job.np):
+            raise ValueError(f"{text!r} is no rank from 0 to {self._job.np - 1}")
+        return int(text)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._wake_out, b"\0")
+
+    def _step(self, seconds: float) -> None:
+        """Wait for something to happen, pass output on, note who reported or ended."""
+        soon = self._supervisor.exiting(time.monotonic())  # then look again soon
+        self._pump(min(seconds, 0.005) if soon else seconds)
+        self._note()
+        self._show_notes()
+        self._status.tick(self._doing or f"{self._supervisor.running} of {self._job.np} ranks running")
+        if self._signals:
+            raise Interrupted(self._signals[0])
+        if self._streams.out.broken or self._streams.err.broken:
+            raise Interrupted(signal.SIGPIPE)
+
+    def _pump(self, seconds: float) -> None:
+        """Pass on the output of the ranks."""
+        for key, _ in self._selector.select(seconds):
+            if key.data is None:
+                with contextlib.suppress(OSError):
+                    os.read(self._wake_in, 4096)
+            else:
+                self._read(key.fd, *key.data)
+        self._streams.show_stale(PAUSE)
+
+    def _read(self, fd: int, rank: int, name: str) -> None:
+        data = b""
+        try:
+            data = os.read(fd, 1 << 18)
+            if data:
+                self._streams.feed(rank, name, data)
+            else:
+                self._streams.pause(rank, name)
+        except BlockingIOError:
+            return
+        if not data:
+            self._selector.unregister(fd)
+            os.close(fd)
+            self._open[rank].discard(name)
+            if not self._open[rank]:
+                self._supervisor.silent(rank, time.monotonic())
+
+    def _note(self) -> None:
+        """Outcomes before exits: a rank reports before it ends, and before others can notice."""
+        for worker in self._workers:
+            rank = worker.slot.rank
+            if rank not in self._supervisor.codes:
+                code = worker.poll()
+                self._take_reports()
+                if code is not None:
+                    self._see(Event(rank, code=code))
+        self._take_reports()
+
+    def _show_notes(self) -> None:
+        while self._notes:
+            note = self._notes.popleft()
+            if note.figure:
+                self._status.figure(note.figure)
+            elif note.progress is None:
+                self._streams.say(note.text)
+            elif note.rank == 0:
+                self._status.progress = note.progress
+
+    def _take_reports(self) -> None:
+        while self._reported:
+            rank, outcome = self._reported.popleft()
+            self._see(Event(rank, outcome=replace(outcome, traceback=with_lines(outcome.traceback))))
+
+    def _see(self, event: Event) -> None:
+        self._supervisor.see(event)
+        if event.bad:
+            self._streams.ending.add(event.rank)
+
+    # ---- judging ----
+
+    def _verdict(self) -> Verdict | None:
+        if not self._supervisor.failing:
+            return None
+        hosts = [slot.host for slot in self._slots]
+        return explain(self._supervisor.events, hosts, self._streams.tails(), self._activities())
+
+    def _activities(self) -> dict[int, str]:
+        """The activity of the ranks for which others wait in ``init()``."""
+        kinds = {event.outcome.kind for event in self._supervisor.events if event.outcome is not None}
+        if RendezvousError.__name__ not in kinds:
+            return {}
+        found = {}
+        for worker in self._workers:
+            last = self._streams.last_line(worker.slot.rank)
+            parts = [worker.activity(), f"its last line of output: {last}" if last else "it has printed nothing"]
+            found[worker.slot.rank] = "; ".join(part for part in parts if part)
+        return found
+
+    def _fail(self) -> None:
+        verdict = self._verdict()
+        assert verdict is not None
+        self._end_workers()
+        if not self._job.verbose:
+            self._streams.close(drop=set(range(self._job.np)) - set(verdict.apart))
+        raise JobFailedError(
+            verdict.message, rank=verdict.rank, host=self._slots[verdict.rank].host if verdict.rank >= 0 else "",
+            exit_code=verdict.exit_code, remote_traceback=verdict.traceback,
+        )  # fmt: skip
+
+    # ---- ending ----
+
+    def _is_tidy(self) -> bool:
+        return not any(self._open.values()) and not any(worker.alive() for worker in self._workers)
+
+    def _pump_until(self, done: Callable[[], bool], seconds: float) -> None:
+        """Pass output on until ``done`` or the time is up; one more signal means: hurry."""
+        deadline, signals = time.monotonic() + seconds, len(self._signals)
+        while not done() and time.monotonic() < deadline and len(self._signals) == signals:
+            self._pump(0.01)
+
+    def _end_workers(self) -> None:
+        """SIGTERM, a grace, SIGKILL for everything that is left."""
+        if self._is_tidy():
+            return
+        for worker in self._workers:
+            worker.terminate()
+        self._pump_until(self._is_tidy, TERM_GRACE)
+        for worker in self._workers:
+            worker.kill()
+        self._pump_until(self._is_tidy, 1.0)

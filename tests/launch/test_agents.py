@@ -1,0 +1,55 @@
+"""The driver's side of agents: their words, and the ranks that are dealt to them."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from farandole.handshake import new_secret
+from farandole.launch.agents.allocation import Place, deal
+from farandole.launch.agents.registry import Agent, AgentRegistry
+from farandole.launch.plan import plan
+from farandole.store import StoreServer
+
+
+def test_agents_that_tell_nonsense_are_not_believed(caplog: pytest.LogCaptureFixture) -> None:
+    store = StoreServer(new_secret())
+    registry = AgentRegistry(store, plan(None, 2), 2, lambda index: None, "task")
+    try:
+        registry.assign(0, [registry.workers[0].slot], [{}], {})
+        with caplog.at_level(logging.WARNING, "farandole"):
+            for key in (
+                "outcome/9", "outcome/x", "agent/", "agent/x/hello", "agent/7/hello", "agent/0/hello", "agent/0/out",
+                "agent/0/out/0", "agent/0/exit/0", "agent/0/exit/1", "agent/0/failed/0", "agent/0/song/0",
+            ):  # fmt: skip
+                store.receive(key, b"")
+        assert len(caplog.records) == 12
+        assert registry.agents == {}
+        assert registry.workers[0].code is None
+    finally:
+        registry.close()
+        store.close()
+
+
+def agent(index: int, host: str, place: str) -> Agent:
+    return Agent(index, host, place, {}, [], 4, "python", 1)
+
+
+class TestDeal:
+    def test_tasks_that_share_memory_are_one_host(self) -> None:
+        agents = [agent(0, "a", "p"), agent(1, "b", "q"), agent(2, "a", "p")]
+        slots, dealt = deal([Place(1)] * 3, agents)
+        assert [(slot.rank, slot.host, slot.local_rank, slot.cross_size) for slot in slots] == [
+            (0, "a", 0, 2), (1, "a", 1, 1), (2, "b", 0, 2),
+        ]  # fmt: skip
+        assert {index: [slot.rank for slot in mine] for index, mine in dealt.items()} == {0: [0], 2: [1], 1: [2]}
+
+    def test_hosts_are_those_that_the_user_names(self) -> None:
+        """Two names of one machine are two hosts."""
+        agents = [agent(0, "box", "p"), agent(1, "box", "p")]
+        slots, dealt = deal([Place(2, "localhost"), Place(2, "127.0.0.1")], agents)
+        assert [(slot.host, slot.local_rank, slot.local_size, slot.cross_rank) for slot in slots] == [
+            ("localhost", 0, 2, 0), ("localhost", 1, 2, 0), ("127.0.0.1", 0, 2, 1), ("127.0.0.1", 1, 2, 1),
+        ]  # fmt: skip
+        assert [len(mine) for mine in dealt.values()] == [2, 2]
