@@ -77,6 +77,8 @@ def lacks_variables(model: Any) -> bool:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built or not model.trainable_variables:
         return False
+    while getattr(optimizer, "inner_optimizer", None) is not None:  # Keras 3.3 lists none on the outside
+        optimizer = optimizer.inner_optimizer
     return not optimizer._trainable_variables
 
 

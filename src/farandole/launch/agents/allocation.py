@@ -128,8 +128,9 @@ class AgentAllocation:
         for agent in agents:
             for name, where in agent.odd.items():
                 if where and name != "cloudpickle":
-                    logger.warning("%s has another %s (%s); %s the driver's, which was sent along", agent.host, name,
-                                   where, "its rank runs" if self._places[agent.index].ranks == 1 else "its ranks run")  # fmt: skip
+                    runs = "its rank runs" if self._places[agent.index].ranks == 1 else "its ranks run"
+                    logger.warning("%s has another %s (%s); %s the driver's, which was sent along",
+                                   agent.host, name, where, runs)  # fmt: skip
         gpus = {slot.rank: agents[index].gpus for index, mine in dealt.items() for slot in mine}
         for index, mine in dealt.items():
             order = {"command": self._command, "python": self._cluster.python, "log": self._log and mine[0].rank == 0}
