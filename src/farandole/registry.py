@@ -16,6 +16,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "launcher": {
         "local": "farandole.launch.launchers.local:Local",
         "spark": "farandole.launch.launchers.spark:Spark",
+        "mpi": "farandole.launch.launchers.mpi:Mpi",
+        "slurm": "farandole.launch.launchers.slurm:Slurm",
     },
     "wire": {"shm": "farandole.transports.shm:wire", "tcp": "farandole.transports.tcp:wire"},
     # By whom something is of: what a room does with objects that belong to one above it.

@@ -105,6 +105,13 @@ class Agent:
             self._talking[0].start()
         return True
 
+    def signal(self, number: int) -> None:
+        """Send a signal to the ranks' own processes."""
+        for worker in self._workers:
+            if worker.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, number)
+
     # ---- threads ----
     def _take_orders(self) -> None:
         number = 1

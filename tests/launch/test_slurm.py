@@ -1,0 +1,100 @@
+"""``farandole run --launcher slurm`` from a batch script, on a real Slurm of two nodes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farandole.config import Placement
+from farandole.errors import SettingsError
+from farandole.launch.contract import Request
+from farandole.launch.launchers import slurm
+from tests.kits import slurm as kit
+
+BATCH = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=2 --time=5
+{python} -m farandole run -np 3 -v --launcher slurm {python} {program}
+echo "it ended with $?"
+"""
+PROGRAM = """
+import os, signal, subprocess, threading
+import numpy as np
+import farandole.numpy as hvd
+
+told = threading.Event()
+signal.signal(signal.SIGUSR1, lambda *_: told.set())
+hvd.init()
+assert not [name for name in os.environ if name.startswith(("SLURM_PROCID", "SLURM_STEP_", "PMI"))]
+total = hvd.allreduce(np.ones(2, np.float32), op=hvd.Sum)
+if hvd.rank() == 0:  # as Slurm does it before the time limit, with --signal=USR1
+    subprocess.run(["scancel", "--signal=USR1", os.environ["SLURM_JOB_ID"]], check=True)
+heard = told.wait(30)
+print(hvd.rank(), hvd.local_rank(), hvd.cross_rank(), total.tolist(), os.environ["SLURM_JOB_ID"], heard, flush=True)
+hvd.allreduce(np.ones(2, np.float32))
+if hvd.rank() == 1:
+    raise ValueError("no more data")
+hvd.allreduce(np.ones(2, np.float32))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kit.Cluster]:
+    why = kit.reason()
+    if why:
+        pytest.skip(why)
+    with kit.cluster(tmp_path_factory.mktemp("slurm")) as made:
+        yield made
+
+
+def test_a_batch_script_whose_ranks_are_warned_before_the_end(cluster: kit.Cluster, tmp_path: Path) -> None:
+    program, batch, out = tmp_path / "program.py", tmp_path / "batch.sh", tmp_path / "out"
+    program.write_text(PROGRAM)
+    batch.write_text(BATCH.format(python=sys.executable, program=program))
+    done = cluster.run(["sbatch", "--wait", "--output", str(out), str(batch)])
+    said = out.read_text()
+    number = done.stdout.split()[-1]
+    for line in (
+        f"farandole: 3 ranks on n1:2, n2:1, by srun in job {number}",
+        f"[0]<stdout>:0 0 0 [3.0, 3.0] {number} True",
+        f"[1]<stdout>:1 1 0 [3.0, 3.0] {number} True",
+        f"[2]<stdout>:2 0 1 [3.0, 3.0] {number} True",
+        "farandole: Rank 1 on n1 failed: ValueError: no more data (exited with code 1)",
+        "it ended with 1",
+    ):
+        assert line in said.splitlines(), said
+    assert "Ranks 0, 2 failed only in consequence." in said
+
+
+class TestRoom:
+    NODES = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "8(x2),4"}
+
+    def test_as_many_places_as_tasks(self) -> None:
+        env = {**self.NODES, "SLURM_TASKS_PER_NODE": "2(x2),1"}
+        assert slurm.room(env, 5) == [("n1", 2), ("n2", 2), ("n3", 1)]
+
+    def test_or_as_cpus_for_them(self) -> None:
+        assert slurm.room(self.NODES, 3) == [("n1", 1), ("n2", 1), ("n3", 1)]
+        assert slurm.room(self.NODES, 4) == [("n1", 8), ("n2", 8), ("n3", 4)]
+        assert slurm.room({**self.NODES, "SLURM_CPUS_PER_TASK": "4"}, 4) == [("n1", 2), ("n2", 2), ("n3", 1)]
+
+
+def test_outside_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    with pytest.raises(SettingsError, match=r"in a batch script \(sbatch\), or after salloc"):
+        slurm.Slurm().allocate(Request(2))
+    with pytest.raises(SettingsError, match="the allocation says where ranks run"):
+        slurm.Slurm().allocate(Request(2, hosts="a:2"))
+
+
+def test_it_knows_its_agents_and_its_ranks() -> None:
+    agent = {
+        "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURMD_NODENAME": "b",
+    }  # fmt: skip
+    placement = slurm.Slurm().surroundings(agent)
+    assert placement is not None
+    assert (placement.rank, placement.size, placement.hostname) == (1, 2, "b")
+    assert slurm.Slurm().surroundings({**agent, "FARANDOLE_RANK": "5"}) == Placement(rank=5)
