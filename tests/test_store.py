@@ -153,6 +153,27 @@ class TestWaiting:
             thread.join(20)
         assert not failures
 
+    def test_all_that_ranks_set_comes_in_one_answer(self, server: StoreServer, client: StoreClient) -> None:
+        client.set("topic/0", b"zero")
+        client.set("topic/2", b"")
+        assert client.gather("topic", 3, 0.0) == [b"zero", None, b""]
+        found: list[list[bytes | None]] = []
+        waiting = [threading.Thread(target=lambda: found.append(client.gather("topic", 3, 30.0))) for _ in range(2)]
+        for thread in waiting:
+            thread.start()
+        client.set("topic/1", b"one")
+        for thread in waiting:
+            thread.join(5.0)
+        assert found == [[b"zero", b"one", b""]] * 2
+        assert client.gather("topic", 2, 5.0) == [b"zero", b"one"]
+        assert not server._awaited, "nobody waits any more"
+
+    def test_nobody_is_remembered_who_waited_in_vain(self, server: StoreServer, client: StoreClient) -> None:
+        with pytest.raises(RendezvousError):
+            client.get("never", 0.05)
+        assert client.take("never", 0.05) is None
+        assert not server._awaited
+
     def test_the_server_goes_away(self, server: StoreServer, client: StoreClient) -> None:
         timer = threading.Timer(0.1, server.close)
         timer.start()
@@ -310,6 +331,8 @@ class TestMembers:
             (1, -1.0, b"a", "wait for -1.0 seconds"),
             (0, 0.0, b"a", "the verb 0"),
             (77, 0.0, b"a", "the verb 77"),
+            (7, 0.0, b"x y", "wants to gather 'x' values"),
+            (7, 0.0, b"99999999999999999999999999 y", "wants to gather '99999999999999999999' values"),
             (1, 0.0, b"\xff", "cannot be read"),
             (1, 0.0, b"k" * (1 << 20), "announced a message of"),
         ],

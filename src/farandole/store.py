@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from farandole import liveness
 from farandole.errors import (
@@ -36,11 +36,26 @@ MAX_VALUE = 64 << 20  # bytes of a value, but for
 LARGE = "result/"  # the results of functions may be of any size
 ATTEMPTS = 5
 PAUSE = 0.05  # seconds, more after every attempt
-_GET, _TRY, _SET, _CLOCK, _TAKE, _STAY = 1, 2, 3, 4, 5, 6
+_GET, _TRY, _SET, _CLOCK, _TAKE, _STAY, _GATHER = 1, 2, 3, 4, 5, 6, 7
 _HEADER = struct.Struct("<Bd")
 _SECONDS = struct.Struct("<d")
+_LENGTH = struct.Struct("<I")
+_NOBODY = 0xFFFFFFFF  # in place of a length: the value is missing
+MOST = 1 << 17  # values that one request may gather
 _MISSING, _FOUND = b"\0", b"\1"
+Keys = set[str]
 Value = bytes | bytearray  # bytes from the network are kept as they came: they may be large
+
+
+class _Wait:
+    """For keys that are not there yet. ``packed``: the answer to those who gather them, once all are there."""
+
+    def __init__(self, missing: set[str]) -> None:
+        self.missing = missing
+        self.ready = threading.Event()
+        self.packed = b""
+        if not missing:
+            self.ready.set()
 
 
 class StoreServer:
@@ -56,7 +71,9 @@ class StoreServer:
         self.lost: list[Callable[[str], None]] = []
         self._secret = secret
         self._values: dict[str, Value] = {}
-        self._changed = threading.Condition()
+        self._changed = threading.Lock()
+        self._awaited: dict[str, list[_Wait]] = {}  # by key: a value wakes those who wait for it, and nobody else
+        self._gathered: dict[str, _Wait] = {}  # by request: all ranks ask for the same
         self._sessions: set[Session] = set()
         self._threads: set[threading.Thread] = set()
         self._closed = self._complained = False
@@ -72,7 +89,10 @@ class StoreServer:
     def set(self, key: str, value: Value) -> None:
         with self._changed:
             self._values[key] = value
-            self._changed.notify_all()
+            for wait in self._awaited.pop(key, ()):
+                wait.missing.discard(key)
+                if not wait.missing:
+                    wait.ready.set()
 
     def get(self, key: str) -> Value | None:
         with self._changed:
@@ -97,7 +117,8 @@ class StoreServer:
         """Hang up on everybody. May be called twice."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+            for wait in [wait for waits in self._awaited.values() for wait in waits]:
+                wait.ready.set()
             sessions = list(self._sessions)
             threads = list(self._threads)
         for sock in (self._listener, *(session.sock for session in sessions)):
@@ -170,7 +191,11 @@ class StoreServer:
             session.send(_FOUND)
             session.send(_SECONDS.pack(time.monotonic()) + clock_name().encode())
             return True
-        found = self._wait(key, 0.0 if verb == _TRY else seconds, take=verb == _TAKE)
+        found: Value | None
+        if verb == _GATHER:
+            found = self._gather(key, seconds, session)
+        else:
+            found = self._wait(key, 0.0 if verb == _TRY else seconds, take=verb == _TAKE)
         if found is None and self._closed:
             return False  # hang up: "nobody set it" would be a false story
         session.send(_MISSING if found is None else _FOUND)
@@ -179,9 +204,54 @@ class StoreServer:
         return True
 
     def _wait(self, key: str, seconds: float, take: bool) -> Value | None:
+        deadline = time.monotonic() + seconds
+        while True:
+            with self._changed:
+                if key in self._values:
+                    return self._values.pop(key) if take else self._values[key]
+                left = deadline - time.monotonic()
+                if self._closed or left <= 0:
+                    return None
+                wait = self._expect({key})
+            wait.ready.wait(left)
+            self._forget(wait)
+
+    def _expect(self, missing: Keys) -> _Wait:
+        """(Holding the lock.)"""
+        wait = _Wait(missing)
+        for key in missing:
+            self._awaited.setdefault(key, []).append(wait)
+        return wait
+
+    def _forget(self, wait: _Wait) -> None:
+        """Nobody waits any more."""
         with self._changed:
-            self._changed.wait_for(lambda: key in self._values or self._closed, seconds)
-            return self._values.pop(key, None) if take else self._values.get(key)
+            for key in wait.missing:
+                left = [other for other in self._awaited.get(key, ()) if other is not wait]
+                if left:
+                    self._awaited[key] = left
+                else:
+                    self._awaited.pop(key, None)
+
+    def _gather(self, request: str, seconds: float, session: Session) -> bytes | None:
+        """The values of ``<count> <prefix>``, packed; what is missing after ``seconds`` is marked."""
+        number, _, prefix = request.partition(" ")
+        if not number.isdecimal() or not 0 < int(number) <= MOST:
+            raise WireError(f"{session.peer} wants to gather {number[:20]!r} values; from 1 to {MOST} can be")
+        keys = [f"{prefix}/{index}" for index in range(int(number))]
+        with self._changed:
+            wait = self._gathered.get(request)
+            if wait is None:
+                wait = self._expect({key for key in keys if key not in self._values})
+                self._gathered[request] = wait
+        complete = wait.ready.wait(seconds)
+        with self._changed:
+            if self._closed:
+                return None
+            if not complete:
+                return _packed([self._values.get(key) for key in keys])
+            wait.packed = wait.packed or _packed([self._values.get(key) for key in keys])
+            return wait.packed
 
     def _keep(self, session: Session, name: str) -> None:
         """Until the client hangs up, or we do."""
@@ -193,6 +263,28 @@ class StoreServer:
                 hook(name)
 
 
+def _packed(values: Sequence[Value | None]) -> bytes:
+    parts: list[Value] = []
+    for value in values:
+        parts.append(_LENGTH.pack(_NOBODY if value is None else len(value)))
+        parts.append(value or b"")
+    return b"".join(parts)
+
+
+def _unpacked(data: bytes) -> list[bytes | None]:
+    values: list[bytes | None] = []
+    place = 0
+    while place < len(data):
+        (length,) = _LENGTH.unpack_from(data, place)
+        place += _LENGTH.size
+        if length == _NOBODY:
+            values.append(None)
+        else:
+            values.append(data[place : place + length])
+            place += length
+    return values
+
+
 def _parsed(request: bytearray, session: Session) -> tuple[int, float, str]:
     """Verb, seconds and key of a request, or WireError."""
     try:
@@ -200,8 +292,8 @@ def _parsed(request: bytearray, session: Session) -> tuple[int, float, str]:
         key = request[_HEADER.size :].decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise WireError(f"{session.peer} sent a request that cannot be read: {error}") from None
-    if not _GET <= verb <= _STAY:
-        raise WireError(f"{session.peer} sent the verb {verb}; the store knows {_GET} to {_STAY}")
+    if not _GET <= verb <= _GATHER:
+        raise WireError(f"{session.peer} sent the verb {verb}; the store knows {_GET} to {_GATHER}")
     if not (math.isfinite(seconds) and seconds >= 0):
         raise WireError(f"{session.peer} wants to wait for {seconds} seconds; that must be a number from 0 on")
     return verb, min(seconds, threading.TIMEOUT_MAX), key
@@ -237,6 +329,13 @@ class StoreClient:
     def take(self, key: str, timeout: float) -> bytes | None:
         """Wait for ``key`` and remove it; None when it has not been set after ``timeout`` seconds."""
         return self._ask(_TAKE, key, timeout)
+
+    def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]:
+        """The values of ``prefix/0`` to ``prefix/<count-1>`` as soon as all are set, in one answer; None for those that
+        have not been after ``timeout`` seconds."""
+        found = self._ask(_GATHER, f"{count} {prefix}", timeout)
+        assert found is not None
+        return _unpacked(found)
 
     def try_get(self, key: str) -> bytes | None:
         return self._ask(_TRY, key, 0.0)

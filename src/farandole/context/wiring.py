@@ -6,7 +6,6 @@ Ranks on one host are those that managed to reach each other's Unix sockets; the
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 
 from farandole import collectives, registry
@@ -91,13 +90,8 @@ def share(client: StoreClient, placement: Placement, topic: str, mine: str, time
     """Every rank's message about ``topic``, in rank order. Raises RendezvousError naming the ranks that say nothing
     within ``timeout`` seconds."""
     client.set(f"share/{topic}/{placement.rank}", mine.encode())
-    deadline = time.monotonic() + timeout
-    said, missing = [], []
-    for rank in range(placement.size):
-        try:
-            said.append(client.get(f"share/{topic}/{rank}", max(0.0, deadline - time.monotonic())).decode())
-        except RendezvousError:
-            missing.append(rank)
+    said = client.gather(f"share/{topic}", placement.size, timeout)
+    missing = [rank for rank, text in enumerate(said) if text is None]
     if missing:
         raise RendezvousError.late(missing, timeout)
-    return said
+    return [text.decode() for text in said if text is not None]
