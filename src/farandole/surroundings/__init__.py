@@ -6,11 +6,11 @@ no driver: its ranks agree on a store, which lives in rank 0 until all others ha
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple, Protocol
 
 from farandole.config import Connection, Placement, Settings
-from farandole.surroundings import serverless
 from farandole.surroundings.mpi import Mpi
 from farandole.surroundings.slurm import Slurm
 from farandole.surroundings.torchrun import Torchrun
@@ -56,6 +56,8 @@ class Found(NamedTuple):
     def join(self, settings: Settings) -> tuple[Placement, Connection]:
         """Agree with the other ranks on a store. Collective. Who this process is, now with all that only the other
         ranks know; and how it reaches the store, for which it holds a connection until ``leave``."""
+        from farandole.surroundings import serverless  # here, so that other jobs do not pay for it
+
         return serverless.join(self.cluster, self.placement, settings)
 
 
@@ -70,4 +72,6 @@ def find(env: Mapping[str, str]) -> Found | None:
 
 def leave(failed: bool) -> None:
     """At the end of the process: nothing is left of the job but those ranks that go on without this one."""
-    serverless.leave(failed)
+    serverless = sys.modules.get("farandole.surroundings.serverless")
+    if serverless is not None:
+        serverless.leave(failed)

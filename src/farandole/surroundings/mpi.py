@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from farandole.config import Placement
 from farandole.errors import SettingsError
-from farandole.surroundings import pmi
-from farandole.surroundings.numbers import numbers
+from farandole.surroundings.variables import PMI, numbers
 
 _OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
@@ -39,7 +39,9 @@ class Mpi:
                 self._world = world
                 found: str = world.bcast(None if placement.rank else text())
                 return found
-        if pmi.offered():
+        if PMI in os.environ:
+            from farandole.surroundings import pmi
+
             return pmi.broadcast(placement, text, timeout)
         raise SettingsError(
             f"mpirun started this process as rank {placement.rank} of {placement.size}, but its ranks cannot find each "

@@ -12,19 +12,15 @@ from collections.abc import Callable
 
 from farandole.config import Placement
 from farandole.errors import HorovodInternalError, RendezvousError, WireError
+from farandole.surroundings.variables import PMI
 
 _KEY = "farandole"
 _LONGEST = 1 << 16  # bytes of an answer
 
 
-def offered() -> bool:
-    """Is there a process manager to talk to?"""
-    return os.environ.get("PMI_FD", "").isdecimal()
-
-
 def broadcast(placement: Placement, text: Callable[[], str], timeout: float) -> str:
     """Rank 0's ``text()`` (no blanks), on every rank. Collective; to be called once in a process."""
-    manager = Manager(int(os.environ["PMI_FD"]), timeout)
+    manager = Manager(int(os.environ[PMI]), timeout)
     try:
         manager.init()
         parts: list[str] = []

@@ -17,8 +17,7 @@ from typing import ClassVar
 
 from farandole.config import Placement
 from farandole.errors import AuthenticationError, RendezvousError, SettingsError
-from farandole.surroundings import pmi
-from farandole.surroundings.numbers import numbers
+from farandole.surroundings.variables import PMI, numbers
 
 PAUSE = 0.05  # seconds between looks at the file
 _WHO = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID")
@@ -42,7 +41,9 @@ class Slurm:
         )  # fmt: skip
 
     def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float) -> str:
-        if pmi.offered():
+        if PMI in os.environ:
+            from farandole.surroundings import pmi
+
             return pmi.broadcast(placement, text, timeout)
         path = meeting_point(os.environ)
         if placement.rank == 0:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from farandole.config import Placement
 from farandole.errors import SettingsError
-from farandole.surroundings.numbers import numbers
+from farandole.surroundings.variables import numbers
 
 _WHO = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 

@@ -1,8 +1,10 @@
-"""Reading of variables that a cluster sets."""
+"""Variables that clusters set."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+
+PMI = "PMI_FD"  # the descriptor of the process manager's socket, where there is one
 
 
 def numbers(env: Mapping[str, str], names: Sequence[str]) -> list[int] | None:
