@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _NARROW = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
 SMALL = 64 << 10  # bytes up to which one exchange among all is quicker than three
-PIECE = 8 << 20  # bytes that are between the hosts at a time
+PIECE = 4 << 20  # bytes that are between the hosts at a time
 
 
 class Hierarchical:
@@ -93,10 +93,9 @@ class Hierarchical:
         under_way: tuple[Buffer, list[int], Array] | None = None
         for piece in pieces:
             counts, slice_ = self._scatter(piece, op)
-            if under_way is not None:
-                self._lane.wait()
             self._lane.start(partial(self._between_hosts, slice_, piece.dtype, op, scale))
             if under_way is not None:
+                self._lane.wait()
                 self._gather(*under_way)
             under_way = piece, counts, slice_
         assert under_way is not None
