@@ -33,7 +33,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 LINKING = [*PAGES, *sorted((ROOT / "docs").glob("*/*.md"))]
 ELSEWHERE = ["tensorflow.md", "keras.md", "jax.md", "mxnet.md", "spark.md"]  # run by tests/<framework>/test_docs.py
 TASKS = [
-    "start.md", "concepts.md", "run.md", "torch.md", "tensorflow.md", "keras.md", "jax.md", "mxnet.md", "numpy.md",
+    "start.md", "concepts.md", "run.md", "launching.md", "torch.md", "tensorflow.md", "keras.md", "jax.md", "mxnet.md",
+    "numpy.md",
     "spark.md", "migration.md", "data.md", "timeline.md", "bench.md", "settings.md", "architecture.md",
     "checks.md", "from_ddp.md",
 ]  # fmt: skip

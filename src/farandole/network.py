@@ -84,6 +84,20 @@ def chosen(found: Iterable[Interface], names: str = "", near: str = "") -> list[
     return sorted(outside, key=lambda interface: (-interface.speed, interface.address != near))
 
 
+def is_here(host: str) -> bool:
+    """Is ``host`` a name or an address of this machine?"""
+    if host in ("localhost", socket.gethostname()) or host.startswith("127."):
+        return True
+    own = {interface.address for interface in interfaces()}
+    if host in own:
+        return True
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)}
+    except OSError:  # nobody knows it; ssh's configuration may
+        return False
+    return bool(found) and found <= own
+
+
 def order(addresses: Sequence[str], reached: Collection[str], failed: Collection[str]) -> list[str]:
     """``addresses`` (with prefix: "10.1.2.3/24") of a peer in the order to try them: networks on which other peers
     were ``reached`` first, those on which they were not last. Pure."""

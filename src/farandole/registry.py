@@ -15,6 +15,7 @@ from farandole.errors import SettingsError, did_you_mean
 BUILT_IN: dict[str, dict[str, str]] = {
     "launcher": {
         "local": "farandole.launch.launchers.local:Local",
+        "ssh": "farandole.launch.launchers.ssh:Ssh",
         "spark": "farandole.launch.launchers.spark:Spark",
         "mpi": "farandole.launch.launchers.mpi:Mpi",
         "slurm": "farandole.launch.launchers.slurm:Slurm",

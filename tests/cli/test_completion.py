@@ -78,7 +78,7 @@ def test_a_script_knows_every_flag_and_value(shell: str, capsys: pytest.CaptureF
     for name in (name for action in parser()._actions for name in action.option_strings):
         assert (completion._spelling(name) if shell == "fish" else name) in text
     assert all(" ".join(knob.choices) in text for knob in knobs())
-    assert "auto local spark" in text
+    assert "auto local ssh spark" in text
     if shutil.which(shell):
         done = subprocess.run([shell, "-n"], input=text, capture_output=True, text=True, timeout=20)
         assert (done.returncode, done.stderr) == (0, "")

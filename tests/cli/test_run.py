@@ -144,11 +144,11 @@ class TestRun:
             ),
             (
                 "-np 2 --launcher lcal true",
-                "no launcher 'lcal' (known: auto, local, spark, mpi, slurm); did you mean 'local'?",
+                "no launcher 'lcal' (known: auto, local, ssh, spark, mpi, slurm); did you mean 'local'?",
             ),
             ("-np 2 -H a true", "Invalid host input"),
             ("-np 3 -H localhost:2 true", "Requested more processes (3) than there are available slots (2)"),
-            ("-np 2 -H elsewhere:2 true", "on this machine only"),
+            ("-np 2 --launcher local -H elsewhere:2 true", "on this machine only"),
             ("-np 1 --output-dir /dev/null/x true", "--output-dir='/dev/null/x' cannot be used"),
         ],
     )
@@ -169,7 +169,7 @@ class TestRun:
         assert all(each.flag in text for each in knobs())
         assert all(choice in text for each in knobs() for choice in each.choices)
         assert "--output-dir" in text
-        assert "what starts them: auto, local, spark" in text
+        assert "what starts them: auto, local, ssh, spark" in text
         assert "example: farandole run -np 2 python train.py" in text
         assert max(map(len, text.splitlines())) <= 80
         assert all(f"\n{each.group}:\n" in text for each in knobs())
@@ -241,8 +241,8 @@ class TestOthers:
     def test_a_misspelt_command(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["rnu", "-np", "2"]) == 2
         assert (
-            "there is no command 'rnu' (commands: run, env, config, timeline, bench, completion); did you mean 'run'?"
-            in capsys.readouterr().err
+            "there is no command 'rnu' (commands: run, hosts, env, config, timeline, bench, completion); "
+            "did you mean 'run'?" in capsys.readouterr().err
         )
 
     def test_config_shows_every_setting(self, capsys: pytest.CaptureFixture[str]) -> None:

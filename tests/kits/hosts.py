@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ UserKnownHostsFile {folder}/known_hosts
 GlobalKnownHostsFile /dev/null
 """
 INIT = """
-import json, os, signal, subprocess, sys
+import json, os, shutil, signal, subprocess, sys
 told = json.loads(sys.stdin.readline())
 outside = os.readlink("/proc/self")
 for command in told["before"]:
@@ -58,6 +59,7 @@ if sys.stdin.readline():
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans
     print("ready", flush=True)
     sys.stdin.read()
+shutil.rmtree(told["remove"], ignore_errors=True)
 """
 
 
@@ -133,9 +135,14 @@ class Hosts:
         return str(self.folder / "ssh_config")
 
     def idle(self, seconds: float = 10.0) -> bool:
-        """Does nothing but init and sshd run on any host, at the latest after so many seconds?"""
+        """Does nothing but init and sshd run on any host, at the latest after so many seconds? (sshd keeps sessions of
+        clients that vanished.)"""
         deadline = time.monotonic() + seconds
-        while left := [pid for host in self.hosts if os.path.exists(f"/proc/{host.pid}") for pid in host.processes()]:
+        while left := [
+            pid
+            for host in self.hosts if os.path.exists(f"/proc/{host.pid}")
+            for pid in host.processes() if _content(f"/proc/{pid}/comm") not in ("sshd", "")
+        ]:  # fmt: skip
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
@@ -154,7 +161,7 @@ def hosts(number: int = 4, speed: str = "", ssh: bool = True) -> Iterator[Hosts]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farandole-hosts-")))
         _write(folder, names, ssh)
         inits = [stack.enter_context(_init(_facts(folder, names, index, speed, ssh))) for index in range(number)]
-        switch = stack.enter_context(_init({"before": [], "after": []}))
+        switch = stack.enter_context(_init({"before": [], "after": [], "remove": str(folder)}))
         pids = [_line(init) for init in inits]
         switch_pid = _line(switch)
         plugs = ["link add bridge type bridge", "link set bridge up"]
@@ -173,7 +180,13 @@ def hosts(number: int = 4, speed: str = "", ssh: bool = True) -> Iterator[Hosts]
         yield Hosts(made, folder)
 
 
-def _facts(folder: Path, names: Sequence[str], index: int, speed: str, ssh: bool) -> dict[str, list[list[str]]]:
+def _content(path: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path(path).read_text().strip()
+    return ""
+
+
+def _facts(folder: Path, names: Sequence[str], index: int, speed: str, ssh: bool) -> dict[str, Any]:
     """The commands of a host's init, before and after its cable is plugged in."""
     address = f"{_address(index)}/24"
     return {
@@ -188,6 +201,7 @@ def _facts(folder: Path, names: Sequence[str], index: int, speed: str, ssh: bool
             *([["tc", "qdisc", "add", "dev", "eth0", *_shape(speed)]] if speed else []),
             *([[SSHD, "-f", str(folder / f"{names[index]}.sshd"), "-E", str(folder / f"{names[index]}.log")]] * ssh),
         ],
+        "remove": "",
     }  # fmt: skip
 
 
@@ -218,7 +232,7 @@ def _shape(speed: str) -> list[str]:
 
 
 @contextmanager
-def _init(facts: dict[str, list[list[str]]]) -> Iterator[subprocess.Popen[str]]:
+def _init(facts: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
     """The first process of new namespaces; they end with it."""
     with subprocess.Popen(
         [*UNSHARE, sys.executable, "-I", "-S", "-c", INIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -141,7 +141,7 @@ def _number(options: argparse.Namespace, launcher: str) -> int:
         if not re.fullmatch(r"-?\d+", options.np):
             raise SettingsError(f"-np {options.np!r} cannot be read: it must be a whole number >= 1, or auto")
         return check_np(int(options.np))
-    if launcher != "local":
+    if launcher != "local" and options.hosts is None:
         raise SettingsError(f"-np auto counts this machine's cores; with launcher {launcher!r}, say how many: -np 4")
     from farandole.cli import machine
 

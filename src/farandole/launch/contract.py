@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
-from farandole.config import Placement
+from farandole.config import Placement, Settings
 from farandole.store import StoreServer
 from farandole.types import Slot
 
 
 class Request(NamedTuple):
     """The places that a job needs. ``np``: ranks; ``title``: the program or function; ``hosts``: the user's own list of
-    hosts with slots, "h1:2,h2:4"; ``start_timeout``: seconds, as set."""
+    hosts with slots, "h1:2,h2:4"; ``start_timeout``: seconds, as set; ``settings``: all that the user has set."""
 
     np: int
     title: str = ""
     hosts: str | None = None
     start_timeout: float = 30.0
+    settings: Settings = Settings()
 
 
 class Worker(Protocol):

@@ -34,7 +34,7 @@ def run(job: Job) -> list[Any]:
     """
     open_standard_streams()
     check_np(job.np)
-    request = Request(job.np, _title(job), job.hosts, job.settings.start_timeout)
+    request = Request(job.np, _title(job), job.hosts, job.settings.start_timeout, job.settings)
     launcher = _launcher(job, request)
     check_open_files(job.np, bool(job.output_dir))
     with contextlib.ExitStack() as stack:

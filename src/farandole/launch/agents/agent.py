@@ -90,7 +90,8 @@ class Agent:
         own = environment(dict(os.environ), self._folder, tuple(self._task.get("hidden", ())))
         command = [order["python"] or sys.executable, *order["command"]]
         slots = [Slot(*rank["slot"]) for rank in order["ranks"]]
-        envs = [{**self._task.get("env", {}), **rank["env"]} for rank in order["ranks"]]
+        here = {"FARANDOLE_STORE": self._client.address}  # not every host reaches the driver by the same address
+        envs = [{**self._task.get("env", {}), **rank["env"], **here} for rank in order["ranks"]]
         try:
             self._workers = start_ranks(slots, command, own, envs, self._task.get("cwd", ""))
         except SettingsError as error:

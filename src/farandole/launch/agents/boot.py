@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import io
 import os
+import stat
 import sys
 import tempfile
 import zipfile
@@ -47,18 +48,18 @@ def sources(root: str) -> list[str]:
     return found
 
 
-def provide(archive: bytes, wanted: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """The folder that the driver's packages were unpacked to, and what was found of each that is not the driver's:
-    "" (nothing) or where it is. ("", {}) if all is here already."""
+def provide(archive: bytes, wanted: Mapping[str, str], home: str = "") -> tuple[str, dict[str, str]]:
+    """The folder, in ``home``, that the driver's packages were unpacked to, and what was found of each that is not the
+    driver's: "" (nothing) or where it is. ("", {}) if all is here already."""
     odd = {}
     for name, sum_ in wanted.items():
         if digest(name) != sum_:
             odd[name] = folder_of(name)
     if not odd:
         return "", {}
-    home = (os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()).split(",")[0]  # Spark empties its own
+    home = home or (os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()).split(",")[0]  # Spark empties its own
     folder = os.path.join(home, f"farandole-{hashlib.sha256(archive).hexdigest()[:16]}-{os.getuid()}")
-    if not os.path.isdir(folder):
+    if not _is_ours(folder):
         os.makedirs(home, exist_ok=True)
         fresh = tempfile.mkdtemp(prefix="farandole-", dir=home)
         with zipfile.ZipFile(io.BytesIO(archive)) as packed:
@@ -66,10 +67,21 @@ def provide(archive: bytes, wanted: Mapping[str, str]) -> tuple[str, dict[str, s
         try:
             os.rename(fresh, folder)  # another task of this host may be as far
         except OSError:
+            if not _is_ours(folder):  # somebody else's: it may hold anything
+                return fresh, odd
             import shutil
 
             shutil.rmtree(fresh)
     return folder, odd
+
+
+def _is_ours(folder: str) -> bool:
+    """Is it there, and ours alone?"""
+    try:
+        status = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def prefer(folder: str, names: list[str]) -> None:

@@ -15,20 +15,37 @@ NAMES = ("farandole", "horovod", "sparkdl", "cloudpickle")
 
 
 @functools.lru_cache(maxsize=1)
+def roots() -> dict[str, str]:
+    """The folder of each package that is to be the driver's."""
+    found = {name: boot.folder_of(name) for name in NAMES}
+    return {
+        name: root for name, root in found.items() if root and (name not in ("horovod", "sparkdl") or _is_ours(root))
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def digests() -> dict[str, str]:
+    """The digest of each of these packages."""
+    return {name: boot.digest(name) for name in roots()}
+
+
+@functools.lru_cache(maxsize=1)
+def archive() -> bytes:
+    """These packages, zipped."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for name, root in roots().items():
+            for path in boot.sources(root):
+                # A fixed time: the same sources are the same archive, which hosts keep.
+                entry = zipfile.ZipInfo(os.path.join(name, os.path.relpath(path, root)))
+                with open(path, "rb") as file:
+                    zipped.writestr(entry, file.read(), zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
+
+
 def bundle() -> tuple[bytes, dict[str, str]]:
-    """The archive, and the digest of each package in it."""
-    packed, wanted = io.BytesIO(), {}
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in NAMES:
-            root = boot.folder_of(name)
-            if root and (name not in ("horovod", "sparkdl") or _is_ours(root)):
-                wanted[name] = boot.digest(name)
-                for path in boot.sources(root):
-                    # A fixed time: the same sources are the same archive, which hosts keep.
-                    entry = zipfile.ZipInfo(os.path.join(name, os.path.relpath(path, root)))
-                    with open(path, "rb") as file:
-                        archive.writestr(entry, file.read(), zipfile.ZIP_DEFLATED)
-    return packed.getvalue(), wanted
+    """Both."""
+    return archive(), digests()
 
 
 def _is_ours(root: str) -> bool:

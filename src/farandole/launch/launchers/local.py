@@ -13,6 +13,7 @@ from farandole.launch.contract import Request
 from farandole.launch.limits import crowding
 from farandole.launch.plan import places, plan
 from farandole.launch.processes import LocalWorker, start_ranks
+from farandole.network import is_here
 from farandole.store import StoreServer
 from farandole.types import Slot
 
@@ -28,7 +29,7 @@ class Local:
     def allocate(self, request: Request) -> LocalAllocation:
         slots = plan(request.hosts, request.np)
         for slot in slots:
-            if not _is_here(slot.host):
+            if not is_here(slot.host):
                 raise SettingsError(
                     f"the local launcher starts processes on this machine only, and {slot.host!r} is not a name of it "
                     f"(localhost, {socket.gethostname()})"
@@ -70,11 +71,3 @@ class LocalAllocation:
 
     def close(self) -> None:
         """Nothing is left but the ranks, which the driver has ended."""
-
-
-def _is_here(host: str) -> bool:
-    if host in ("localhost", socket.gethostname()) or host.startswith("127."):
-        return True
-    import psutil
-
-    return any(host == address.address for network in psutil.net_if_addrs().values() for address in network)

@@ -1,0 +1,177 @@
+"""``farandole hosts``: can these hosts run a job together? What they have, and how fast they reach each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from farandole.cli.parsing import Parser, say
+from farandole.cli.run import overrides
+from farandole.config import Settings, knobs
+from farandole.errors import JobFailedError, SettingsError
+from farandole.launch.agents.bundle import archive, digests
+from farandole.launch.job import settings_for
+from farandole.launch.launchers.ssh import argv, search_path
+from farandole.launch.openssh import Session, failures
+from farandole.launch.plan import parse_hosts, read_hostfile
+
+SETTINGS = ("network_interfaces", "ssh_port", "ssh_identity_file", "ssh_options")
+ANSWER = 60.0  # seconds for all hosts to answer, after which ssh has long given up on those that are down
+EACH = 8  # hosts up to which every pair is measured; of more, each with the next, as in a ring
+Send = Callable[[str, bytes], None]
+
+
+def parser() -> Parser:
+    made = Parser(
+        prog="farandole hosts", example="farandole hosts -H gpu1:4,gpu2:4",
+        description="Checks whether these hosts can be reached by ssh and run a job together. Shows what they have, "
+        "and latency and bandwidth between each pair.",
+    )  # fmt: skip
+    made.add_argument("-H", "--hosts", metavar="H:N,...", help="the hosts, as for farandole run")
+    made.add_argument("--hostfile", metavar="FILE", help="the same as a file of lines like: host slots=2")
+    made.add_argument("--json", action="store_true", help="the same as JSON")
+    for knob in knobs(Settings):
+        if knob.name in SETTINGS:
+            made.add_argument(knob.flag, dest=f"setting_{knob.name}", metavar="TEXT", help=knob.doc)
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parser().parse_args(list(arguments))
+    if bool(options.hosts) == bool(options.hostfile):
+        raise SettingsError("give the hosts by either -H or --hostfile: farandole hosts -H gpu1:4,gpu2:4")
+    listed = parse_hosts(options.hosts or read_hostfile(options.hostfile))
+    found = check([host for host, _ in listed], settings_for({}, overrides(vars(options))))
+    return say(json.dumps(found, indent=2) if options.json else table(listed, found))
+
+
+def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
+    """``hosts``: the facts of each, by name; ``pairs``: what was measured, by "a b". Raises JobFailedError that names
+    every host that cannot be used, and why."""
+    told: queue.SimpleQueue[tuple[str, Mapping[str, Any]]] = queue.SimpleQueue()
+    first = {
+        "do": "probe",
+        "folder": os.getcwd(),
+        "path": search_path(),
+        "wanted": digests(),
+        "token": secrets.token_hex(),
+    }
+
+    def hear(host: str) -> Callable[[Mapping[str, Any]], bytes | None]:
+        def answer(facts: Mapping[str, Any]) -> bytes | None:
+            told.put((host, facts))
+            return archive() if facts.get("need") else None
+
+        return answer
+
+    sessions = {host: Session(host, argv(host, settings), first, hear(host)) for host in hosts}
+    try:
+        answers = _facts(sessions, told)
+        pairs = {}
+        for turn in rounds(list(hosts)):
+            for host, peer in turn:
+                asked = {"addresses": answers[peer]["facts"]["addresses"], "port": answers[peer]["port"]}
+                sessions[host].send(json.dumps(asked).encode())
+            for host, answer in _gather(sessions, told, [host for host, _ in turn], "measured").items():
+                pairs[f"{host} {dict(turn)[host]}"] = answer["measured"]
+        return {"hosts": {host: answers[host]["facts"] for host in hosts}, "pairs": pairs}
+    finally:
+        for session in sessions.values():
+            session.close(0.0)
+
+
+def _facts(sessions: Mapping[str, Session], told: Any) -> dict[str, Any]:
+    return _gather(sessions, told, list(sessions), "facts")
+
+
+def _gather(sessions: Mapping[str, Session], told: Any, hosts: Sequence[str], key: str) -> dict[str, Any]:
+    """The message with ``key`` of each host."""
+    found: dict[str, Any] = {}
+    why: dict[str, str] = {}
+    deadline = time.monotonic() + ANSWER
+    while len(found) + len(why) < len(hosts):
+        try:
+            host, facts = told.get(timeout=0.05)
+            if key in facts:
+                found[host] = facts
+        except queue.Empty:
+            late = time.monotonic() > deadline
+            for host in hosts:
+                ended = sessions[host].ended()
+                if host not in found and host not in why and (late or ended is not None):
+                    why[host] = ended or f"it did not answer within {ANSWER:g} s"
+    if why:
+        raise JobFailedError(failures({host: why[host] for host in hosts if host in why}))
+    return found
+
+
+def rounds(hosts: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
+    """The pairs to measure, in rounds in which no host has two of them. Pure."""
+    if len(hosts) > EACH:
+        pairs = [(host, hosts[(index + 1) % len(hosts)]) for index, host in enumerate(hosts)]
+    else:
+        pairs = [(host, peer) for index, host in enumerate(hosts) for peer in hosts[index + 1 :]]
+    while pairs:
+        busy: set[str] = set()
+        turn = []
+        for host, peer in pairs:
+            if host not in busy and peer not in busy:
+                busy |= {host, peer}
+                turn.append((host, peer))
+        pairs = [pair for pair in pairs if pair not in turn]
+        yield turn
+
+
+def table(listed: Sequence[tuple[str, int]], found: Mapping[str, Any]) -> str:
+    """What was found, in columns."""
+    rows = [["host", "slots", "name there", "Python", "Farandole", "numpy", "cores", "memory", "GPUs"]]
+    for host, slots in listed:
+        facts = found["hosts"][host]
+        rows.append([
+            host, str(slots), facts["hostname"], facts["python"], _farandole(facts["farandole"]),
+            facts["numpy"] or "none", str(facts["cores"]), f"{facts['memory'] / (1 << 30):.0f} GiB",
+            _gpus(facts["gpus"]),
+        ])  # fmt: skip
+    ways = [["between", "address", "latency", "bandwidth"]]
+    for pair, measured in found["pairs"].items():
+        names = pair.replace(" ", " and ")
+        if "error" in measured:
+            ways.append([names, "-", "-", f"not reached: {measured['error']}"])
+        else:
+            speed = measured["bandwidth"] * 8 / 1e9
+            ways.append([names, measured["address"], f"{measured['latency'] * 1e6:.0f} us", f"{speed:.3g} Gbit/s"])
+    return "\n".join([_columns(rows), *(["", _columns(ways)] if len(ways) > 1 else []), *_doubts(found)])
+
+
+def _doubts(found: Mapping[str, Any]) -> list[str]:
+    """What a job on these hosts may stumble over."""
+    facts = found["hosts"]
+    lines = []
+    for name, what in (("python", "Python"), ("numpy", "numpy")):
+        kinds = {".".join(facts[host][name].split(".")[:2]) for host in facts}
+        if len(kinds) > 1:
+            lines.append(f"{what} differs: functions and results may not be readable on another host")
+    absent = [host for host in facts if not facts[host]["numpy"]]
+    if absent:
+        lines.append(f"numpy is missing on {', '.join(absent)}: every rank needs it (pip install numpy)")
+    return ["", *lines] if lines else []
+
+
+def _farandole(odd: str | None) -> str:
+    return "the same" if odd is None else "another one: ours is sent" if odd else "none: ours is sent"
+
+
+def _gpus(names: Sequence[str]) -> str:
+    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "none"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

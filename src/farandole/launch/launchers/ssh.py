@@ -1,0 +1,130 @@
+"""Hosts that are reached by ssh: one agent on each, started over OpenSSH's client.
+
+The job's environment, its secret and, where it is missing, Farandole itself go over ssh's stdin. That is also the
+agent's lifeline: when the driver or the connection ends, the agent does, and its ranks with it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from farandole.config import Connection, Placement, Settings, variables
+from farandole.errors import SettingsError
+from farandole.launch.agents.allocation import AgentAllocation, Place
+from farandole.launch.agents.bundle import archive, digests
+from farandole.launch.contract import Request
+from farandole.launch.openssh import CONNECT, Session, command, failures, program
+from farandole.launch.plan import parse_hosts, places, plan
+from farandole.network import chosen, interfaces, is_here
+from farandole.types import Slot
+
+SETTLE = CONNECT + 2.0  # seconds after which ssh has given up on hosts that are down, and no other failure is awaited
+# Variables of the driver that are about its own machine, user or terminal; ranks get the others, as with Horovod.
+OWN = {
+    "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "HOST", "MAIL", "DISPLAY", "XAUTHORITY", "SHLVL",
+    "TMPDIR", "TMP", "TEMP", "TERM", "_", "PYTHONPATH", "CUDA_VISIBLE_DEVICES",
+}  # fmt: skip
+OWN_PREFIXES = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_", "TMUX", "VSCODE_")
+
+
+class Ssh:
+    """The launcher."""
+
+    name: ClassVar[str] = "ssh"
+
+    def affinity(self, request: Request) -> int:
+        hosts = parse_hosts(request.hosts) if request.hosts is not None else []
+        return -1 if all(is_here(_name(host)) for host, _ in hosts) else 2
+
+    def allocate(self, request: Request) -> AgentAllocation:
+        if request.hosts is None:
+            raise SettingsError("the launcher ssh needs hosts: -H h1:2,h2:2, or --hostfile")
+        slots = plan(request.hosts, request.np)
+        wanted = [Place(slot.local_size, slot.host) for slot in slots if slot.local_rank == 0]
+        return AgentAllocation(Sessions(slots, request.settings), wanted, request.start_timeout)
+
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        return Placement.from_env(env) if "FARANDOLE_RANK" in env else None
+
+
+class Sessions:
+    """The ``Cluster`` of ``AgentAllocation``: one ssh for each host of ``slots``."""
+
+    noun, python = "host", ""
+
+    def __init__(self, slots: Sequence[Slot], settings: Settings) -> None:
+        self._slots, self._settings = slots, settings
+        self._hosts = [slot.host for slot in slots if slot.local_rank == 0]
+        self._sessions: list[Session] = []
+        self._addresses = [each.address for each in chosen(interfaces(), settings.network_interfaces)]
+        self._began = 0.0
+
+    def describe(self) -> str:
+        return f"{len(self._slots)} ranks on {places(self._slots)}, by ssh"
+
+    def address(self) -> tuple[str, str]:
+        """All interfaces: the hosts try the addresses of each, and one of them may be dead for some."""
+        if not self._addresses:
+            raise SettingsError("this machine has no network interface that is up and has an address, but the loopback")
+        return (self._addresses[0] if len(self._addresses) == 1 else "0.0.0.0"), self._addresses[0]
+
+    def unreachable(self, host: str) -> str:
+        return "--network-interfaces must name interfaces of this machine that the hosts reach"
+
+    def start(self, facts: Mapping[str, Any]) -> None:
+        port = str(facts["address"]).rpartition(":")[2]
+        first = {
+            "do": "agent", "folder": os.getcwd(), "path": search_path(), "wanted": digests(),
+            "addresses": [f"{address}:{port}" for address in self._addresses], "env": environment(os.environ),
+        }  # fmt: skip
+        self._began = time.monotonic()
+        for index, host in enumerate(self._hosts):
+            task = {**facts, "index": index}
+            self._sessions.append(Session(host, argv(host, self._settings), {**first, "task": task}, _answer))
+
+    def absent(self, agents: Sequence[int]) -> str:
+        ended = {index: why for index in agents if (why := self.gone(index)) is not None}
+        waiting = len(ended) < len(agents) and time.monotonic() < self._began + SETTLE
+        if not ended or waiting:  # for the failures of others: one message tells all
+            return ""
+        return failures({self._hosts[index]: why or "its agent ended" for index, why in ended.items()})
+
+    def gone(self, agent: int) -> str | None:
+        return self._sessions[agent].ended() if agent < len(self._sessions) else None
+
+    def late(self, status: str) -> str:
+        return f"only {status} within the start timeout (--start-timeout sets how long to wait)"
+
+    def close(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for session in self._sessions:
+            session.close(deadline)
+
+
+def _answer(facts: Mapping[str, Any]) -> bytes | None:
+    return archive() if facts.get("need") else None
+
+
+def _name(host: str) -> str:
+    return host.rpartition("@")[2]
+
+
+def argv(host: str, settings: Settings) -> list[str]:
+    """The command line of the first program on ``host``; this one is reached without ssh."""
+    words = program(sys.executable)
+    return words if is_here(_name(host)) else command(host, settings, words)
+
+
+def search_path() -> list[str]:
+    """The folders of PYTHONPATH, which mean the same on hosts that share them."""
+    return [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+def environment(driver: Mapping[str, str]) -> dict[str, str]:
+    """The driver's variables for ranks on other hosts. Settings have been read already, and come with the job."""
+    known = {*variables(Placement, Connection, Settings), *OWN}
+    return {name: value for name, value in driver.items() if name not in known and not name.startswith(OWN_PREFIXES)}

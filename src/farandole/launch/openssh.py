@@ -1,0 +1,184 @@
+"""Programs of ours on other hosts, by OpenSSH's client: the command line, the conversation, and what can go wrong.
+
+The client reads the user's configuration, so names, ports, users, keys and jump hosts of ``ssh h1`` hold here too. Host
+keys are checked as the user has it. Nothing secret stands on a command line: it goes over stdin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from farandole.config import Settings
+from farandole.launch.agents import boot, remote
+
+CONNECT = 10  # seconds for a host to answer
+# BatchMode: nobody is there to be asked. ServerAlive*: a host that vanishes ends its ssh after 16 s.
+OPTIONS = ("BatchMode=yes", f"ConnectTimeout={CONNECT}", "ServerAliveInterval=4", "ServerAliveCountMax=3")
+NO_PYTHON = 127
+OLD = "farandole needs Python 3.10"
+FIRST = (
+    f"import sys;v=sys.version_info[:2];v<(3,10) and sys.exit('{OLD}, and '+sys.executable+' is %d.%d'%v);"
+    "r=sys.stdin.buffer.read;exec(compile(r(int(r(8))),'farandole/remote.py','exec'),{'__name__':'farandole_remote'})"
+)
+Hear = Callable[[Mapping[str, Any]], "bytes | None"]
+GRACE = 1.0  # seconds for a program to end when its stdin has
+TAIL = 4000  # characters of stderr that are kept
+# What ssh says, and what that means. {host} and {port} are filled in; {0} is the part in brackets of the pattern.
+CAUSES: tuple[tuple[str, str], ...] = (
+    (r"Could not resolve hostname", "nobody knows a host of this name: check its spelling, DNS, /etc/hosts or "
+     "~/.ssh/config"),
+    (r"REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the one that is known: if it was set up anew, "
+     "ssh-keygen -R {host} and then ssh {host}; if not, somebody may be in between"),
+    (r"Host key verification failed|No \S+ host key is known",
+     "its host key is not known here: connect once by hand (ssh {host}) and confirm it"),
+    (r"Permission denied \(([^)]*)\)", "it does not accept our key (it takes: {0}): ssh-copy-id {host}, or "
+     "--ssh-identity-file, or load the key into ssh-agent"),
+    (r"Too many authentication failures", "ssh-agent has too many keys for it: name the right one by "
+     "--ssh-identity-file, with --ssh-options '-o IdentitiesOnly=yes'"),
+    (r"stdio forwarding failed|Connection closed by UNKNOWN", "the way over the jump host fails: {line}"),
+    (r"connect to host (\S+) port (\d+): Connection refused", "nothing listens on port {1}: start sshd there, or name "
+     "its port by --ssh-port"),
+    (r"connect to host (\S+) port (\d+): (Connection timed out|Operation timed out|No route to host|Network is "
+     r"unreachable)", "it does not answer on port {1} ({2}): it is down, or a firewall stands between"),
+    (r"Timeout, server \S+ not responding", "it does not answer any more: it is down, or the network between"),
+    (r"closed by remote host|Connection reset|Broken pipe|Connection to \S+ closed|^\s*$",
+     "it closed the connection: sshd, or the host, was stopped"),
+    (r"Can't open user config file (\S+):|Bad configuration option|unknown option|Bad (number|owner)|keyword",
+     "ssh does not take its options: {line}"),
+)  # fmt: skip
+
+
+def command(host: str, settings: Settings, words: Sequence[str]) -> list[str]:
+    """The command line of ssh that runs ``words`` on ``host``, whatever its user's shell is."""
+    more = shlex.split(settings.ssh_options)
+    port = ["-p", str(settings.ssh_port)] if settings.ssh_port else []
+    identity = ["-i", settings.ssh_identity_file] if settings.ssh_identity_file else []
+    ours = [word for option in OPTIONS for word in ("-o", option)]
+    # Of an option that is given twice, ssh takes the first.
+    return ["ssh", "-T", "-x", *ours[:2], *port, *identity, *more, *ours[2:], "--", host, f"exec {shlex.join(words)}"]
+
+
+def program(python: str) -> list[str]:
+    """The command of the first program: with ``python`` if the host has that, else with its python3."""
+    quoted = shlex.quote(python)
+    script = f'p={quoted}; [ -x "$p" ] || p=python3; exec "$p" -c {shlex.quote(FIRST)}'
+    return ["sh", "-c", script]
+
+
+def reason(host: str, code: int, said: str) -> str:
+    """Why ssh, or the program on the host, ended with ``code``. ``said``: its stderr. Pure."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("Warning: Permanently")]
+    absent = re.search(r"Identity file (\S+) not accessible", said)
+    if absent:
+        return f"there is no file {absent[1]} (--ssh-identity-file)"
+    old = next((line for line in lines if OLD in line), "")
+    if old:
+        return old
+    if code == NO_PYTHON:
+        return (
+            "it has no Python: neither the driver's interpreter nor python3 in the PATH of a login without a terminal"
+        )
+    if code == 255:  # ssh's own
+        for pattern, text in CAUSES:
+            found = re.search(pattern, said)
+            if found:
+                return text.format(*found.groups(), host=host.rpartition("@")[2], line="".join(lines[-1:]))
+    last = lines[-1] if lines else "it said nothing"
+    return f"ssh failed: {last}" if code == 255 else f"its program ended with status {code}: {last}"
+
+
+def framed(data: bytes) -> bytes:
+    return b"%08d" % len(data) + data
+
+
+class Session:
+    """The first program on one host. ``argv``: from ``command`` (or ``program``, on this host); ``first``: what it is
+    told; ``hear``: called with each of its messages, by a thread, and returns what it is to be sent (or None)."""
+
+    def __init__(self, host: str, argv: Sequence[str], first: Mapping[str, Any], hear: Hear) -> None:
+        self.host = host
+        self.failed = ""  # in its own words
+        self._hear, self._said, self._lock = hear, "", threading.Lock()
+        sources = [Path(str(module.__file__)).read_bytes() for module in (remote, boot)]
+        opening = [sources[0], json.dumps(dict(first)).encode(), sources[1]]
+        # A session of its own: Ctrl-C is for the driver, which ends the ranks in order.
+        self._process = subprocess.Popen(
+            list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            bufsize=0,
+        )  # fmt: skip
+        self._threads = [
+            threading.Thread(target=target, args=args, name=f"farandole-ssh-{host}", daemon=True)
+            for target, args in ((self._converse, (b"".join(map(framed, opening)),)), (self._keep, ()))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, data: bytes) -> None:
+        """One frame. Says nothing if the host has gone: that is told by ``ended``."""
+        self._write(framed(data))
+
+    def _write(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        view = memoryview(data)
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            while view:
+                view = view[self._process.stdin.write(view) or 0 :]
+
+    def _converse(self, opening: bytes) -> None:
+        assert self._process.stdout is not None
+        self._write(opening)
+        for line in self._process.stdout:
+            if not line.startswith(remote.MARK.encode()):
+                continue  # what the login scripts of the host print
+            with contextlib.suppress(ValueError):
+                facts = json.loads(line[len(remote.MARK) :])
+                self.failed = str(facts.get("failed", self.failed))
+                answer = self._hear(facts)
+                if answer is not None:
+                    self.send(answer)
+
+    def _keep(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._said = (self._said + line.decode("utf-8", "replace"))[-TAIL:]
+
+    def ended(self) -> str | None:
+        """None while it runs; then why it ended, empty if all was well. From any thread."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        for thread in self._threads:
+            thread.join(1.0)
+        return self.failed or ("" if code == 0 else reason(self.host, code, self._said))
+
+    def close(self, deadline: float) -> None:
+        """Wait for it to end by itself until ``deadline`` (of the monotonic clock); then end it, and the program there
+        with it."""
+        for seconds in (max(0.0, deadline - time.monotonic()), GRACE):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()  # type: ignore[union-attr]
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        for thread in self._threads:
+            thread.join(1.0)
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def failures(why: Mapping[str, str]) -> str:
+    """One text for all hosts that cannot be used, by name."""
+    count = "a host" if len(why) == 1 else f"{len(why)} hosts"
+    return "\n  ".join([f"{count} cannot be used:", *(f"{host}: {text}" for host, text in why.items())])

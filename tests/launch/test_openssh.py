@@ -1,0 +1,86 @@
+"""OpenSSH's command line, and what its failures mean. The hosts of test_ssh show that ssh says so."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from farandole.config import Settings
+from farandole.launch.openssh import OLD, Session, command, failures, program, reason
+
+
+def test_the_users_options_come_before_ours_and_nobody_is_asked() -> None:
+    settings = Settings(ssh_port=2222, ssh_identity_file="/k", ssh_options="-J gate -o ConnectTimeout=3")
+    words = command("me@h1", settings, ["sh", "-c", "echo 'a b'"])
+    assert words[:10] == ["ssh", "-T", "-x", "-o", "BatchMode=yes", "-p", "2222", "-i", "/k", "-J"]
+    assert words.index("ConnectTimeout=3") < words.index("ConnectTimeout=10")
+    assert words[-3:-1] == ["--", "me@h1"]
+    assert shlex.split(words[-1]) == ["exec", "sh", "-c", "echo 'a b'"]
+    assert not any("StrictHostKeyChecking" in word for word in words)
+
+
+def test_without_settings_ssh_follows_its_own_configuration() -> None:
+    assert not {"-p", "-i", "-F", "-J"} & set(command("h1", Settings(), ["true"]))
+
+
+SAID = [
+    ("ssh: Could not resolve hostname h1: Name or service not known", "nobody knows a host of this name"),
+    ("ssh: connect to host h1 port 22: Connection refused", "nothing listens on port 22: start sshd there"),
+    ("ssh: connect to host h1 port 22: Connection timed out", "it does not answer on port 22 (Connection timed out)"),
+    ("ssh: connect to host h1 port 7: No route to host", "it does not answer on port 7 (No route to host)"),
+    ("No ED25519 host key is known for h1\nHost key verification failed.", "connect once by hand (ssh h1)"),
+    ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.", "ssh-keygen -R h1"),
+    ("me@h1: Permission denied (publickey,password).", "does not accept our key (it takes: publickey,password)"),
+    ("Received disconnect: 2: Too many authentication failures", "ssh-agent has too many keys"),
+    ("Warning: Identity file /k not accessible: No such file.\nme@h1: Permission denied (publickey).",
+     "there is no file /k (--ssh-identity-file)"),
+    ("channel 0: open failed\nstdio forwarding failed", "the way over the jump host fails: stdio forwarding failed"),
+    ("Can't open user config file /c: No such file or directory", "ssh does not take its options: Can't open"),
+    ("command-line: line 0: Bad configuration option: nonsense", "ssh does not take its options: command-line"),
+    ("Timeout, server h1 not responding.", "it does not answer any more"),
+    ("Connection to h1 closed by remote host.", "it closed the connection"),
+    ("something new", "ssh failed: something new"),
+    ("", "it closed the connection"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "means"), SAID)
+def test_what_ssh_says_is_told_with_the_cure(said: str, means: str) -> None:
+    assert means in reason("me@h1", 255, said)
+
+
+def test_what_the_first_program_says() -> None:
+    assert reason("h1", 1, f"noise\n{OLD}, and /usr/bin/python3 is 3.8\n") == f"{OLD}, and /usr/bin/python3 is 3.8"
+    assert "it has no Python" in reason("h1", 127, "sh: 1: exec: python3: not found")
+    assert reason("h1", 1, "Traceback\nKeyError: 3\n") == "its program ended with status 1: KeyError: 3"
+
+
+def test_one_text_for_all_hosts() -> None:
+    assert failures({"a": "x", "b": "y"}) == "2 hosts cannot be used:\n  a: x\n  b: y"
+    assert failures({"a": "x"}).startswith("a host cannot be used:")
+
+
+def test_an_interpreter_that_is_not_there_is_replaced_by_python3() -> None:
+    done = subprocess.run(program("/no/such/python"), input=b"", capture_output=True, check=False)
+    assert b"ValueError" in done.stderr  # python3 came as far as the frame that it was not sent
+    words = program(sys.executable)
+    assert subprocess.run(words, input=b"%08dprint(6 * 7)" % 12, capture_output=True, check=True).stdout == b"42\n"
+
+
+def test_a_session_without_ssh() -> None:
+    """Messages between noise, an answer on demand, a folder that is not there; and stdin is the lifeline."""
+    heard: list[Mapping[str, Any]] = []
+    first = {"do": "agent", "folder": "/no/such/folder", "path": [], "wanted": {}, "env": {}, "task": {}}
+    session = Session("h1", program(sys.executable), first, lambda facts: heard.append(facts))
+    deadline = time.monotonic() + 20
+    while session.ended() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "the folder '/no/such/folder', in which the driver works, cannot be used there" in (session.ended() or "")
+    assert [list(facts) for facts in heard] == [["failed"]]
+    session.close(time.monotonic())
