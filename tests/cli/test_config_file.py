@@ -43,7 +43,8 @@ def test_a_file_says_what_flags_say(tmp_path: Path, started: list[Job], monkeypa
     monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
     assert run(tmp_path, CONTENT) == 0
     (job,) = started
-    assert (job.np, job.verbose, job.prefix_timestamp, job.output_dir) == (3, True, True, "logs")
+    assert (job.np, job.display.verbose, job.display.prefix_timestamp) == (3, True, True)
+    assert job.display.output_dir == "logs"
     settings = job.settings
     assert (settings.fusion_threshold, settings.cycle_time) == (1 << 19, 2.0)
     assert (settings.overlap, settings.nccl, settings.log_level) == ("on", "off", "info")

@@ -30,7 +30,7 @@ class TestRun:
         assert cli.main(["run", "-np", "2", "--verbose", "python", "-m", "train", "-np", "7", "--lr", "0.1"]) == 0
         (job,) = started
         assert (job.np, list(job.command)) == (2, ["python", "-m", "train", "-np", "7", "--lr", "0.1"])
-        assert job.verbose
+        assert job.display.verbose
 
     def test_or_after_two_dashes(self, started: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "-odd-name").touch(0o755)
@@ -58,7 +58,7 @@ class TestRun:
     )
     def test_the_number_of_processes_is_given_as_elsewhere(self, given: str, started: list[Job]) -> None:
         assert cli.main(["run", *given.split(), "-v", "true"]) == 0
-        assert (started[0].np, list(started[0].command), started[0].verbose) == (2, ["true"], True)
+        assert (started[0].np, list(started[0].command), started[0].display.verbose) == (2, ["true"], True)
 
     def test_a_misspelt_script_is_named_with_its_neighbour(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

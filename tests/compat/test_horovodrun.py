@@ -103,7 +103,7 @@ def test_the_rest_of_the_line_is_the_command(started: list[Job], tmp_path: Path)
         ["-np", "3", "-hostfile", str(tmp_path / "hosts"), "-prefix-timestamp", "--output-filename", "out", "--", "x"]
     ) == 0  # fmt: skip
     first, second = started
-    assert (first.np, first.hosts, first.verbose, first.output_dir) == (2, "localhost:4", True, None)
+    assert (first.np, first.hosts, first.display.verbose, first.display.output_dir) == (2, "localhost:4", True, None)
     assert list(first.command) == ["python", "train.py", "-np", "9"]
     assert (second.np, second.hosts, second.prefix_timestamp) == (3, "localhost:1,127.0.0.1:2", True)
     assert (second.output_dir, list(second.command)) == ("out", ["x"])
@@ -225,7 +225,7 @@ logging: {level: INFO, hide_timestamp: true}
         assert (settings.autotune, settings.autotune_log, settings.autotune_warmup_samples) == (True, "tune.csv", 5)
         assert (settings.timeline, settings.timeline_mark_cycles) == ("trace.json", True)
         assert (settings.stall_check_disable, settings.stall_warning_seconds) == (True, 30.0)
-        assert (settings.log_level, settings.log_hide_time, job.verbose) == ("info", True, True)
+        assert (settings.log_level, settings.log_hide_time, job.display.verbose) == ("info", True, True)
         assert (job.env["HOROVOD_TORUS_ALLREDUCE"], job.env["HOROVOD_NUM_NCCL_STREAMS"]) == ("0", "2")
 
     def test_flags_win(self, tmp_path: Path) -> None:

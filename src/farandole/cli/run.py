@@ -114,6 +114,7 @@ def main(arguments: Sequence[str]) -> int:
 def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
     """The job that the options ask for."""
     from farandole.launch.contract import Request
+    from farandole.launch.display import Display
     from farandole.launch.job import Job, ranks_of, settings_for
     from farandole.launch.plan import read_hostfile
 
@@ -127,9 +128,12 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
     np = _number(options, launcher.name)
     return Job(
         np=np, command=command, settings=settings_for({}, overrides(vars(options))),
-        hosts=options.hosts, launcher=launcher, output_dir=options.output_dir,
-        show_ranks=None if options.show_ranks is None else ranks_of(options.show_ranks, np),
-        prefix_timestamp=bool(options.prefix_timestamp), verbose=bool(options.verbose),
+        hosts=options.hosts, launcher=launcher,
+        display=Display(
+            output_dir=options.output_dir, prefix_timestamp=bool(options.prefix_timestamp),
+            show_ranks=None if options.show_ranks is None else ranks_of(options.show_ranks, np),
+            verbose=bool(options.verbose),
+        ),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from farandole.compat import HOROVOD, check_alone, config_file, flags, in_horovo
 from farandole.config import knobs, parse
 from farandole.errors import JobFailedError, SettingsError
 from farandole.launch import driver
+from farandole.launch.display import Display
 from farandole.launch.job import Job, settings_for
 from farandole.launch.plan import check_np, read_hostfile
 
@@ -77,8 +78,10 @@ def job(options: argparse.Namespace) -> Job:
     return Job(
         np=check_np(options.num_proc), command=command, settings=settings, env=env,
         hosts=read_hostfile(options.hostfile) if options.hostfile else options.hosts,
-        output_dir=options.output_filename, prefix_timestamp=bool(options.prefix_output_with_timestamp),
-        verbose=bool(options.verbose),
+        display=Display(
+            output_dir=options.output_filename, prefix_timestamp=bool(options.prefix_output_with_timestamp),
+            verbose=bool(options.verbose),
+        ),
     )  # fmt: skip
 
 

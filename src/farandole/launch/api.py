@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from farandole.errors import JobFailedError, SettingsError
 from farandole.launch import driver
+from farandole.launch.display import Display
 from farandole.launch.job import Job, check_call, check_ranks, settings_for
 from farandole.launch.plan import check_np
 
@@ -43,8 +44,10 @@ def run(
     call = check_call(fn, args, kwargs)
     job = Job(
         np=np, call=call, settings=settings_for(env or {}, settings), env=env or {}, hosts=hosts, launcher=launcher,
-        output_dir=output_dir, prefix_timestamp=prefix_timestamp, verbose=verbose,
-        show_ranks=None if show_ranks is None else check_ranks(show_ranks, np),
+        display=Display(
+            output_dir=output_dir, prefix_timestamp=prefix_timestamp, verbose=verbose,
+            show_ranks=None if show_ranks is None else check_ranks(show_ranks, np),
+        ),
     )  # fmt: skip
     try:
         return driver.run(job)

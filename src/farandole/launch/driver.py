@@ -33,21 +33,22 @@ def run(job: Job) -> list[Any]:
     Raises JobFailedError when it fails (Interrupted when a signal ended it), SettingsError when it cannot start.
     """
     open_standard_streams()
+    display = job.display
     check_np(job.np)
     request = Request(job.np, _title(job), job.hosts, job.settings.start_timeout, job.settings)
     launcher = _launcher(job, request)
-    check_open_files(job.np, bool(job.output_dir))
+    check_open_files(job.np, bool(job.display.output_dir))
     with contextlib.ExitStack() as stack:
         stack.enter_context(_visible_log())
         for doubt in doubts(job.settings, {**os.environ, **job.env}):
             logger.warning("%s", doubt)
         function = None if job.call is None else _pack(job)
         allocation = launcher.allocate(request)
-        if job.verbose or (allocation.remote and not job.quiet):
-            _say(job, allocation.describe())
+        if display.verbose or (allocation.remote and not display.quiet):
+            display.tell(allocation.describe())
         streams = Streams(
-            job.np, job.out, job.err, notes=job.notes, directory=job.output_dir, timestamp=job.prefix_timestamp,
-            shown=job.show_ranks,
+            job.np, display.out, display.err, notes=display.notes, directory=display.output_dir,
+            timestamp=display.prefix_timestamp, shown=display.show_ranks,
         )  # fmt: skip
         stack.callback(streams.close)
         secret = handshake.new_secret()
@@ -62,17 +63,12 @@ def run(job: Job) -> list[Any]:
         env = {**_environment(job, store, secret, launcher.name), **watch.watched_by()}
         watch.follow(allocation.start(worker_command(), env))
         slots = watch.await_slots(allocation)
-        advice = "" if job.quiet else allocation.advice()
+        advice = "" if display.quiet else allocation.advice()
         if advice:
-            _say(job, advice)
+            display.tell(advice)
         store.set(keys.JOB, _describe(job, slots, elsewhere=allocation.remote))
         watch.until_done()
         return [] if job.call is None else _results(store, slots)
-
-
-def _say(job: Job, text: str) -> None:
-    job.say.write(f"farandole: {text}\n")
-    job.say.flush()
 
 
 def _launcher(job: Job, request: Request) -> Launcher:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TextIO
+from typing import Any
 
 from farandole.config import Settings, knobs
 from farandole.errors import SettingsError, did_you_mean
 from farandole.launch.contract import Launcher
-from farandole.launch.limits import standard
+from farandole.launch.display import Display
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -26,17 +26,9 @@ class Job:
     env: Mapping[str, str] = field(default_factory=dict)
     hosts: str | None = None
     launcher: str | Launcher = "auto"
-    output_dir: str | None = None
-    prefix_timestamp: bool = False
-    show_ranks: Collection[int] | None = None  # whose output is shown; None: everybody's
-    verbose: bool = False
-    quiet: bool = False
+    display: Display = field(default_factory=Display)
     first_only: bool = False  # of the results, only rank 0's is wanted
     heavy: int = 0  # bytes of the pickled call from which on a warning names its large parts; 0: never
-    out: TextIO = field(default_factory=lambda: standard("stdout"))
-    err: TextIO = field(default_factory=lambda: standard("stderr"))
-    say: TextIO = field(default_factory=lambda: standard("stderr"))  # for our own messages
-    notes: TextIO = field(default_factory=lambda: standard("stdout"))  # for log_to_driver
 
 
 def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:

@@ -55,7 +55,7 @@ class Watch:
         self._store = store
         self._streams = streams
         self._supervisor = Supervisor(job.np)
-        self._status = status(job.say, streams)
+        self._status = status(job.display.say, streams)
         self._doing = ""
         self._notes: deque[notes.Note] = deque()
         self._reported: deque[tuple[int, Outcome]] = deque()  # outcomes that arrived, not looked at yet
@@ -107,8 +107,8 @@ class Watch:
         self._slots, self._doing = slots, ""
         if allocation.remote:
             self._status.places = places(slots)
-            if self._job.verbose:
-                self._job.say.write(f"farandole: ranks on {places(slots)}\n")
+            if self._job.display.verbose:
+                self._job.display.tell(f"ranks on {places(slots)}")
         return slots
 
     def follow(self, workers: Sequence[Worker]) -> None:
@@ -261,7 +261,7 @@ class Watch:
         verdict = self._verdict()
         assert verdict is not None
         self._end_workers()
-        if not self._job.verbose:
+        if not self._job.display.verbose:
             self._streams.close(drop=set(range(self._job.np)) - set(verdict.apart))
         raise JobFailedError(
             verdict.message, rank=verdict.rank, host=self._slots[verdict.rank].host if verdict.rank >= 0 else "",

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TextIO
 
 from farandole.errors import SettingsError
 from farandole.launch import driver
+from farandole.launch.display import Display
 from farandole.launch.job import Job, check_call, settings_for
 from farandole.launch.launchers.spark import Spark
 from farandole.launch.plan import check_np
@@ -44,8 +45,10 @@ def run(
     np = check_np(launcher.default_parallelism() if num_proc is None else num_proc)
     job = Job(
         np=np, call=call, settings=settings, env=env or {}, launcher=launcher, heavy=HEAVY,
-        prefix_timestamp=prefix_output_with_timestamp, verbose=verbose > 1, quiet=not verbose,
-        out=stdout or sys.stdout, err=stderr or sys.stderr,
+        display=Display(
+            prefix_timestamp=prefix_output_with_timestamp, verbose=verbose > 1, quiet=not verbose,
+            out=stdout or sys.stdout, err=stderr or sys.stderr,
+        ),
     )  # fmt: skip
     try:
         return driver.run(job)

@@ -11,6 +11,7 @@ from typing import Any, TextIO, cast
 
 from farandole.errors import JobFailedError, SettingsError
 from farandole.launch import driver
+from farandole.launch.display import Display
 from farandole.launch.job import Job, check_call, settings_for
 from farandole.launch.launchers.spark import Spark, guard
 from farandole.launch.launchers.spark.cluster import Cluster
@@ -72,8 +73,8 @@ class HorovodRunner:
             np = launcher.all_slots()
         log = sys.stdout if everything else cast(TextIO, FirstLog(launcher))
         return Job(
-            np=np, call=call, settings=settings, first_only=True, heavy=HEAVY, launcher=launcher, out=log,
-            err=sys.stderr if everything else log, say=sys.stderr,
+            np=np, call=call, settings=settings, first_only=True, heavy=HEAVY, launcher=launcher,
+            display=Display(out=log, err=sys.stderr if everything else log, say=sys.stderr),
         )  # fmt: skip
 
 
