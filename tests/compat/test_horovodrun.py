@@ -105,8 +105,8 @@ def test_the_rest_of_the_line_is_the_command(started: list[Job], tmp_path: Path)
     first, second = started
     assert (first.np, first.hosts, first.display.verbose, first.display.output_dir) == (2, "localhost:4", True, None)
     assert list(first.command) == ["python", "train.py", "-np", "9"]
-    assert (second.np, second.hosts, second.prefix_timestamp) == (3, "localhost:1,127.0.0.1:2", True)
-    assert (second.output_dir, list(second.command)) == ("out", ["x"])
+    assert (second.np, second.hosts, second.display.prefix_timestamp) == (3, "localhost:1,127.0.0.1:2", True)
+    assert (second.display.output_dir, list(second.command)) == ("out", ["x"])
 
 
 def test_a_flag_wins_over_the_environment(started: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
