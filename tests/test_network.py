@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from farandole import network
 from farandole.errors import SettingsError
-from farandole.network import Interface, chosen, interfaces, network_of, order, parted
+from farandole.network import Interface, chosen, interfaces, is_here, network_of, offered, order, parted
 
 LOOPBACK = Interface("lo", "127.0.0.1", 8, loopback=True)
 OFFICE = Interface("eth0", "10.1.2.3", 24, 1000)
@@ -25,6 +26,23 @@ def test_the_fastest_first_then_the_one_towards_the_driver() -> None:
 def test_the_users_choice_in_its_order() -> None:
     assert chosen(ALL, "eth1, eth0") == [SECOND, OFFICE]
     assert chosen(ALL, "lo") == [LOOPBACK]
+
+
+def test_what_is_offered_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "interfaces", lambda: ALL)
+    assert offered("10.1.2.3") == "192.168.7.3/16,10.1.2.3/24,10.1.3.3/24"
+    assert offered("10.1.2.3", "eth1") == "10.1.3.3/24"
+    assert offered("127.0.0.1") == "127.0.0.1"  # all ranks are here
+    assert offered("fd00::1") == "192.168.7.3/16,10.1.2.3/24,10.1.3.3/24,fd00::1"
+
+
+def test_names_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "interfaces", lambda: ALL)
+    assert is_here("localhost")
+    assert is_here("127.0.0.2")
+    assert is_here("10.1.3.3")
+    assert not is_here("10.1.3.4")
+    assert not is_here("no-such-host.invalid")
 
 
 def test_an_interface_that_is_not_here() -> None:

@@ -86,7 +86,7 @@ class End(NamedTuple):
     scope: str  # tells the wires of a job apart; all ranks have the same
     timeout: float  # seconds for all ranks to come
     store: Any  # the job's: ``set(key, value)``, ``get(key, timeout)`` and ``try_get(key)``, of bytes
-    host: str  # the address of this host under which others reach it
+    host: str  # addresses of this host for others to try, in this order, with commas between: "10.1.2.3/24,10.7.0.3/16"
 
 
 class Wire(Protocol):

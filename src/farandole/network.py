@@ -84,6 +84,16 @@ def chosen(found: Iterable[Interface], names: str = "", near: str = "") -> list[
     return sorted(outside, key=lambda interface: (-interface.speed, interface.address != near))
 
 
+def offered(near: str, names: str = "") -> str:
+    """The addresses for others to try, with commas between ("10.1.2.3/24,192.168.7.3/16"). ``near``: our address
+    towards the driver; ``names``: see ``chosen``. A job with its driver on the loopback is all on this host."""
+    if near.startswith("127.") and not names:
+        return near
+    found = [f"{interface.address}/{interface.prefix}" for interface in chosen(interfaces(), names, near)]
+    known = names or any(parted(address)[0] == near for address in found)
+    return ",".join(found if known else [*found, near])
+
+
 def is_here(host: str) -> bool:
     """Is ``host`` a name or an address of this machine?"""
     if host in ("localhost", socket.gethostname()) or host.startswith("127."):

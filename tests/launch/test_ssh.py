@@ -85,6 +85,21 @@ def test_a_job_on_four_hosts_of_one_and_two_ranks(four: Hosts) -> None:
     assert lines == [f'["{name}", {list(place)}, 21.0, "{os.getcwd()}", "1"]' for name, place in expected]
 
 
+def test_a_network_that_leads_nowhere_is_passed_over(four: Hosts) -> None:
+    """All hosts have it, it is up, and the user has named it first."""
+    for index, host in enumerate(four):
+        host.run("ip", "link", "add", "dead0", "type", "veth", "peer", "name", "nobody")
+        host.run("ip", "link", "set", "nobody", "up")
+        host.run("ip", "addr", "add", f"192.168.77.{index + 1}/24", "dev", "dead0")
+        host.run("ip", "link", "set", "dead0", "up")
+    words = ["-H", ALL, "--network-interfaces", "dead0,eth0", "--log-level", "info", sys.executable, "-c", REDUCE]
+    status, out, err = run(four, "run", "-np", "4", *words)
+    assert (status, out.count("10.0")) == (0, 4), err
+    assert re.findall("goes over .*", err) == ["goes over 10.99.0.0/24 (of 192.168.77.1/24, 10.99.0.1/24)"]
+    status, _, err = run(four, "run", "-np", "2", "-H", "b:1,c:1", "--network-interfaces", "eth7", "true")
+    assert (status, "has no interface 'eth7'" in err) == (2, True)
+
+
 def test_hosts_without_the_drivers_farandole_are_sent_it(four: Hosts, tmp_path: Path) -> None:
     """Its sources are in no folder that the hosts' interpreter knows; the rank runs a function's worth of it."""
     for host in four:

@@ -106,6 +106,22 @@ def test_an_old_address_in_the_store_is_looked_up_again() -> None:
     pool.threads(2, lambda rank: over(join(rank)), check_sum)
 
 
+class OneDead(ThreadStore):
+    """Every rank has one address more, in front, at which nobody is."""
+
+    def set(self, key: str, value: bytes) -> None:
+        super().set(key, b"127.0.0.9/24|1," + value)
+
+
+def test_of_several_addresses_the_first_that_answers_is_taken_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    store, secret, host = OneDead(), new_secret(), "127.0.1.1/24,127.0.2.1/24"
+    with caplog.at_level(logging.INFO, "farandole"):
+        for scope in ("v", "w"):
+            pool.threads(3, lambda rank: over(tcp.connect(rank, 3, secret, scope, store, 10.0, host)), check_sum)  # noqa: B023
+    said = [record.message for record in caplog.records if "goes over" in record.message]
+    assert said == ["rank 0: TCP to the other hosts goes over 127.0.1.0/24 (of 127.0.1.1/24, 127.0.2.1/24)"]
+
+
 def test_it_listens_on_the_given_interface_only_and_not_for_long() -> None:
     store, secret, seen = ThreadStore(), new_secret(), []
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from farandole import collectives, registry
+from farandole import collectives, network, registry
 from farandole.collectives.hierarchical import Hierarchical, slices
 from farandole.config import Connection, Placement, Settings
 from farandole.contracts import End, Transport
@@ -25,7 +25,8 @@ def connect(
     rank, size, secret, timeout = placement.rank, placement.size, connection.secret, settings.start_timeout
 
     def wire(name: str, scope: str, ranks: Sequence[int]) -> Transport:
-        end = End(list(ranks).index(rank), len(ranks), secret, scope, timeout, client, client.host)
+        addresses = network.offered(client.host, settings.network_interfaces)
+        end = End(list(ranks).index(rank), len(ranks), secret, scope, timeout, client, addresses)
         return collectives.over(registry.load("wire", name)(end))
 
     def said(topic: str, mine: str) -> list[str]:

@@ -1,8 +1,9 @@
 """How the ranks of a TCP mesh find each other.
 
-Every rank listens on its own interface and writes the address to the store under ``tcp/<scope>/<rank>``; it dials all
-lower ranks and is dialled by all higher ones, twice by each: a connection for data and one for the board. Both ends
-prove that they know the job's secret before a byte is believed. When everybody is there, nobody listens any more.
+Every rank listens on each of its interfaces and writes the addresses to the store under ``tcp/<scope>/<rank>``; it
+dials all lower ranks and is dialled by all higher ones, twice by each: a connection for data and one for the board. It
+takes the first of a peer's addresses that answers. Both ends prove that they know the job's secret before a byte is
+believed. When everybody is there, nobody listens any more.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from farandole import liveness
+from farandole import liveness, network
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
 from farandole.handshake import Newcomers, Session, authenticate
 from farandole.log import logger
 
 DATA, BOARD = 0, 1
 PATIENCE = 5.0  # seconds that one handshake may take
+FIRST = 0.5  # seconds for each of a peer's addresses, if it has several, at the first attempt; twice at the next
 _HELLO = struct.Struct("<IB")  # who dials, and for which of the two connections
 _WELCOME = b"\1"
 
@@ -34,8 +36,14 @@ class Store(Protocol):
     def try_get(self, key: str) -> bytes | None: ...
 
 
+_said: set[str] = set()  # the networks that this process has told of
+
+
 class Meeting:
-    """One rendezvous. ``run`` returns the sessions, by rank: (data, board); None in our own place."""
+    """One rendezvous. ``run`` returns the sessions, by rank: (data, board); None in our own place.
+
+    ``host``: this host's addresses, with commas between, the one to try first in front; each with its prefix, if known.
+    """
 
     def __init__(
         self, rank: int, size: int, secret: str, scope: str, store: Store, timeout: float, host: str,
@@ -49,41 +57,63 @@ class Meeting:
         self.open = True
         self.newcomers = Newcomers(f"rank {rank}", logger, 2 * size + 64)
         self.trouble = ""
+        self._reached: set[str] = set()  # networks on which peers answered
+        self._failed: set[str] = set()  # and did not
 
     def run(self) -> tuple[list[Session | None], list[Session | None]]:
+        doors = [(address, self._listen(address)) for address in self.host.split(",")]
+        acceptors = [
+            threading.Thread(
+                target=self.newcomers.accept_all, args=(listener, self._greet, "farandole-tcp-greet"),
+                name="farandole-tcp-accept", daemon=True,
+            )
+            for _, listener in doors
+        ]  # fmt: skip
+        for acceptor in acceptors:
+            acceptor.start()
         try:
-            listener = socket.create_server((self.host, 0), backlog=max(128, 4 * self.size), family=_family(self.host))
-        except OSError as error:
-            raise RendezvousError(f"rank {self.rank} cannot listen on {self.host}: {error}") from error
-        acceptor = threading.Thread(
-            target=self.newcomers.accept_all, args=(listener, self._greet, "farandole-tcp-greet"),
-            name="farandole-tcp-accept", daemon=True,
-        )  # fmt: skip
-        acceptor.start()
-        try:
-            self.store.set(self._key(self.rank), f"{self.host}|{listener.getsockname()[1]}".encode())
+            told = ",".join(f"{address}|{listener.getsockname()[1]}" for address, listener in doors)
+            self.store.set(self._key(self.rank), told.encode())
             for peer in range(self.rank):
                 for channel in (DATA, BOARD):
                     self._dial(peer, channel)
             self._wait_for_the_higher()
         except BaseException:
-            self._end(listener, acceptor)
+            self._end(doors, acceptors)
             for session in self.sessions.values():
                 session.close()
             raise
-        self._end(listener, acceptor)
+        self._end(doors, acceptors)
+        self._tell_networks()
         return self._of(DATA), self._of(BOARD)
 
     def _of(self, channel: int) -> list[Session | None]:
         return [self.sessions.get((peer, channel)) for peer in range(self.size)]
 
-    def _end(self, listener: socket.socket, acceptor: threading.Thread) -> None:
+    def _listen(self, address: str) -> socket.socket:
+        host, _ = network.parted(address)
+        try:
+            return socket.create_server((host, 0), backlog=max(128, 4 * self.size), family=_family(host))
+        except OSError as error:
+            raise RendezvousError(f"rank {self.rank} cannot listen on {host}: {error}") from error
+
+    def _tell_networks(self) -> None:
+        """Rank 0 says, once, which of its networks the others took."""
+        taken = {session.sock.getsockname()[0] for session in self.sessions.values()}
+        parts = [network.parted(address) for address in self.host.split(",")]
+        used = ", ".join(network.network_of(host, prefix) for host, prefix in parts if host in taken)
+        if not self.rank and used and used not in _said:
+            _said.add(used)
+            logger.info("rank 0: TCP to the other hosts goes over %s (of %s)", used, self.host.replace(",", ", "))
+
+    def _end(self, doors: list[tuple[str, socket.socket]], acceptors: list[threading.Thread]) -> None:
         with self.changed:
             self.open = False
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
-        acceptor.join(2.0)
-        listener.close()
+        for (_, listener), acceptor in zip(doors, acceptors, strict=True):
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
+            acceptor.join(2.0)
+            listener.close()
         self.newcomers.close()
 
     def _key(self, rank: int) -> str:
@@ -94,25 +124,39 @@ class Meeting:
 
     def _dial(self, peer: int, channel: int) -> None:
         """Connect to a lower rank. One that does not answer yet may have left an old address: look again."""
+        patience = FIRST
         while True:
-            host, port = self._address(peer).rsplit("|", 1)
-            try:
-                sock = socket.create_connection((host, int(port)), timeout=max(0.1, min(PATIENCE, self._left())))
-            except OSError as error:
-                self.trouble = f"cannot connect to rank {peer} at {host}, port {port}: {error}"
-            else:
-                try:
-                    session = authenticate(sock, self.secret, self._key(peer), server=False, seconds=PATIENCE)
-                    sock.settimeout(PATIENCE)
-                    session.send(_HELLO.pack(self.rank, channel))
-                    if session.receive(len(_WELCOME)) is None:
-                        raise ConnectionError("it hung up")
-                    self._add(peer, channel, session)
+            doors = dict(door.rsplit("|", 1) for door in self._address(peer).split(","))
+            addresses = network.order(list(doors), self._reached, self._failed) if len(doors) > 1 else list(doors)
+            seconds = min(PATIENCE, patience) if len(doors) > 1 else PATIENCE
+            for address in addresses:
+                met = self._knock(peer, channel, network.parted(address)[0], int(doors[address]), seconds)
+                if len(doors) > 1:
+                    (self._reached if met else self._failed).add(network.network_of(*network.parted(address)))
+                if met:
                     return
-                except (OSError, HorovodInternalError) as error:
-                    sock.close()
-                    self.trouble = f"rank {peer} at {host}, port {port} did not welcome rank {self.rank}: {error}"
+            patience *= 2
             self._pause()
+
+    def _knock(self, peer: int, channel: int, host: str, port: int, seconds: float) -> bool:
+        """Connect to one address of ``peer``; False if it is not there, and ``trouble`` says why."""
+        try:
+            sock = socket.create_connection((host, port), timeout=max(0.1, min(seconds, self._left())))
+        except OSError as error:
+            self.trouble = f"cannot connect to rank {peer} at {host}, port {port}: {error}"
+            return False
+        try:
+            session = authenticate(sock, self.secret, self._key(peer), server=False, seconds=PATIENCE)
+            sock.settimeout(PATIENCE)
+            session.send(_HELLO.pack(self.rank, channel))
+            if session.receive(len(_WELCOME)) is None:
+                raise ConnectionError("it hung up")
+            self._add(peer, channel, session)
+        except (OSError, HorovodInternalError) as error:
+            sock.close()
+            self.trouble = f"rank {peer} at {host}, port {port} did not welcome rank {self.rank}: {error}"
+            return False
+        return True
 
     def _pause(self) -> None:
         if self._left() <= 0:
