@@ -69,7 +69,11 @@ def environment(placement: Placement, connection: Connection, settings: Settings
     if placement.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         # Each rank would start a thread per core, and the ranks would fight for the cores.
         threads["OMP_NUM_THREADS"] = str(max(1, cores() // placement.local_size))
-    return {**settings.to_env(), **connection.to_env(), **who, **fixed, **threads}
+    networks = {}
+    if settings.network_interfaces:
+        wires = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")  # of torch.distributed
+        networks = {name: settings.network_interfaces for name in wires if name not in os.environ}
+    return {**settings.to_env(), **connection.to_env(), **who, **fixed, **threads, **networks}
 
 
 def _die_with_parent() -> None:

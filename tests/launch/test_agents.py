@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
+import zipfile
+from pathlib import Path
 
 import pytest
 
 from farandole.handshake import new_secret
+from farandole.launch.agents import boot
 from farandole.launch.agents.allocation import Place, deal
 from farandole.launch.agents.registry import Agent, AgentRegistry
 from farandole.launch.plan import plan
@@ -53,3 +58,14 @@ class TestDeal:
             ("localhost", 0, 2, 0), ("localhost", 1, 2, 0), ("127.0.0.1", 0, 2, 1), ("127.0.0.1", 1, 2, 1),
         ]  # fmt: skip
         assert [len(mine) for mine in dealt.values()] == [2, 2]
+
+
+def test_packages_are_not_taken_from_a_folder_that_others_may_write_to(tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("notthere/__init__.py", "VALUE = 5\n")
+    wanted = {"notthere": "digest"}
+    folder, _ = boot.provide(packed.getvalue(), wanted, str(tmp_path))
+    assert boot.provide(packed.getvalue(), wanted, str(tmp_path))[0] == folder
+    os.chmod(folder, 0o777)
+    assert boot.provide(packed.getvalue(), wanted, str(tmp_path))[0] != folder

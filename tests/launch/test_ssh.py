@@ -85,6 +85,26 @@ def test_a_job_on_four_hosts_of_one_and_two_ranks(four: Hosts) -> None:
     assert lines == [f'["{name}", {list(place)}, 21.0, "{os.getcwd()}", "1"]' for name, place in expected]
 
 
+FUNCTION = """
+import socket
+import farandole
+def main(number):
+    import farandole.numpy as hvd
+    hvd.init()
+    return hvd.rank(), socket.gethostname(), number * 2
+print(farandole.run(main, args=(21,), np=3, hosts="b:2,c:2"))
+"""
+
+
+def test_a_function_runs_there_and_its_results_come_back(four: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "call.py").write_text(FUNCTION)
+    env = {**os.environ, "PYTHONPATH": SOURCES, "FARANDOLE_SSH_OPTIONS": f"-F {four.config}"}
+    words = four[0].command(sys.executable, str(tmp_path / "call.py"))
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[(0, 'b', 42), (1, 'b', 42), (2, 'c', 42)]\n", done.stderr
+    assert four.idle()
+
+
 def test_a_network_that_leads_nowhere_is_passed_over(four: Hosts) -> None:
     """All hosts have it, it is up, and the user has named it first."""
     for index, host in enumerate(four):
@@ -167,18 +187,20 @@ def test_a_refused_key_another_port_and_a_folder_of_the_drivers_own(four: Hosts,
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     config = tmp_path / "config"
     text = (four.folder / "ssh_config").read_text()
-    config.write_text(f"Host b\n IdentityFile {key}\nHost c\n Port 2222\nHost b c d\n IdentitiesOnly yes\n"
+    down = "Host down\n HostName 10.99.0.77\n ConnectTimeout 1\n"
+    config.write_text(f"{down}Host b\n IdentityFile {key}\nHost c\n Port 2222\nHost b c d\n IdentitiesOnly yes\n"
                       f"Match host c,d\n{text}Match host b\n{text.split(maxsplit=2)[2]}")  # fmt: skip
     for host in four.hosts[:1]:
         host.run("mount", "-t", "tmpfs", "tmpfs", "/mnt")
         host.run("mkdir", "-p", "/mnt/work")
     status, _, err = run(
-        four, "run", "-np", "3", "-H", "b:1,c:1,d:1", "true", options=f"-F {config}", folder="/mnt/work"
+        four, "run", "-np", "4", "-H", "b:1,c:1,d:1,down:1", "true", options=f"-F {config}", folder="/mnt/work"
     )
     said = dict(line.strip().split(": ", 1) for line in err.splitlines()[2:])
     assert status == 1
     assert "does not accept our key (it takes: publickey)" in said["b"]
     assert "nothing listens on port 2222" in said["c"]
+    assert "it does not answer on port 22" in said["down"]
     assert "the folder '/mnt/work', in which the driver works, cannot be used there" in said["d"]
 
 

@@ -21,8 +21,12 @@ from farandole.config import Settings
 from farandole.launch.agents import boot, remote
 
 CONNECT = 10  # seconds for a host to answer
-# BatchMode: nobody is there to be asked. ServerAlive*: a host that vanishes ends its ssh after 16 s.
-OPTIONS = ("BatchMode=yes", f"ConnectTimeout={CONNECT}", "ServerAliveInterval=4", "ServerAliveCountMax=3")
+# BatchMode: nobody is there to be asked. ServerAlive*: a host that vanishes ends its ssh after 16 s. LogLevel: what is
+# said is read. The others: what a user's configuration has for sessions in a terminal.
+OPTIONS = (
+    "BatchMode=yes", f"ConnectTimeout={CONNECT}", "ServerAliveInterval=4", "ServerAliveCountMax=3", "LogLevel=INFO",
+    "ControlMaster=no", "ClearAllForwardings=yes", "RemoteCommand=none",
+)  # fmt: skip
 NO_PYTHON = 127
 OLD = "farandole needs Python 3.10"
 FIRST = (
