@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from farandole.handshake import new_secret
-from farandole.launch.agents import boot
+from farandole.launch.agents import boot, remote
 from farandole.launch.agents.allocation import Place, deal
 from farandole.launch.agents.registry import Agent, AgentRegistry
 from farandole.launch.plan import plan
@@ -69,3 +69,14 @@ def test_packages_are_not_taken_from_a_folder_that_others_may_write_to(tmp_path:
     assert boot.provide(packed.getvalue(), wanted, str(tmp_path))[0] == folder
     os.chmod(folder, 0o777)
     assert boot.provide(packed.getvalue(), wanted, str(tmp_path))[0] != folder
+
+
+def test_of_the_drivers_addresses_the_one_is_taken_that_knows_the_secret() -> None:
+    secret = new_secret()
+    store, stranger = StoreServer(secret), StoreServer(new_secret())
+    try:
+        assert remote.reach(["127.0.0.1:1", stranger.address, store.address], secret) == store.address
+        assert remote.reach(["127.0.0.1:1"], secret) == ""
+    finally:
+        store.close()
+        stranger.close()

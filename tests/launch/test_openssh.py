@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from farandole.config import Settings
+from farandole.errors import SettingsError
 from farandole.launch.openssh import OLD, Session, command, failures, program, reason
 
 
@@ -71,6 +72,11 @@ def test_an_interpreter_that_is_not_there_is_replaced_by_python3() -> None:
     assert b"ValueError" in done.stderr  # python3 came as far as the frame that it was not sent
     words = program(sys.executable)
     assert subprocess.run(words, input=b"%08dprint(6 * 7)" % 12, capture_output=True, check=True).stdout == b"42\n"
+
+
+def test_a_machine_without_ssh() -> None:
+    with pytest.raises(SettingsError, match=r"/no/ssh cannot be started on this machine .* install OpenSSH's client"):
+        Session("h1", ["/no/ssh"], {}, lambda facts: None)
 
 
 def test_a_session_without_ssh() -> None:

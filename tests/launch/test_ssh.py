@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shlex
@@ -17,7 +18,7 @@ import psutil
 import pytest
 
 from farandole.launch.contract import Request
-from farandole.launch.launchers.ssh import Ssh, environment
+from farandole.launch.launchers.ssh import Ssh, _answer, environment
 from farandole.registry import best
 from tests.kits.hosts import Hosts, hosts
 
@@ -267,6 +268,15 @@ def test_it_is_chosen_for_hosts_that_are_not_all_here() -> None:
     assert best("launcher", Request(2)).name == "local"
     assert best("launcher", Request(2, hosts="localhost:1,other.invalid:1")).name == "ssh"
     assert Ssh().affinity(Request(2)) == -1
+
+
+def test_another_python_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "farandole"):
+        assert _answer("h1", {"need": False, "python": "3.9"}) is None
+        assert _answer("h1", {"need": False, "python": f"{sys.version_info[0]}.{sys.version_info[1]}"}) is None
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        f"h1 runs Python 3.9, the driver {sys.version_info[0]}.{sys.version_info[1]}"
+    ]
 
 
 def test_the_drivers_variables_go_along_but_those_of_its_machine() -> None:

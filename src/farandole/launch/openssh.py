@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole.config import Settings
+from farandole.errors import SettingsError
 from farandole.launch.agents import boot, remote
 
 CONNECT = 10  # seconds for a host to answer
@@ -115,10 +116,15 @@ class Session:
         sources = [Path(str(module.__file__)).read_bytes() for module in (remote, boot)]
         opening = [sources[0], json.dumps(dict(first)).encode(), sources[1]]
         # A session of its own: Ctrl-C is for the driver, which ends the ranks in order.
-        self._process = subprocess.Popen(
-            list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-            bufsize=0,
-        )  # fmt: skip
+        try:
+            self._process = subprocess.Popen(
+                list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise SettingsError(
+                f"{argv[0]} cannot be started on this machine ({error}): install OpenSSH's client (openssh-client)"
+            ) from error
         self._threads = [
             threading.Thread(target=target, args=args, name=f"farandole-ssh-{host}", daemon=True)
             for target, args in ((self._converse, (b"".join(map(framed, opening)),)), (self._keep, ()))

@@ -85,7 +85,7 @@ def main() -> int:
         return 1
     wanted = told["wanted"]
     need = any(boot["digest"](name) != digest for name, digest in wanted.items())
-    say(need=need)
+    say(need=need, python=f"{sys.version_info[0]}.{sys.version_info[1]}")
     archive = frame() if need else b""
     folder, odd = boot["provide"](archive, wanted, cache())
     if folder:

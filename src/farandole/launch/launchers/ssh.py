@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from farandole.config import Connection, Placement, Settings, variables
@@ -19,6 +20,7 @@ from farandole.launch.agents.bundle import archive, digests
 from farandole.launch.contract import Request
 from farandole.launch.openssh import CONNECT, Session, command, failures, program
 from farandole.launch.plan import parse_hosts, places, plan
+from farandole.log import logger
 from farandole.network import chosen, interfaces, is_here
 from farandole.types import Slot
 
@@ -84,7 +86,9 @@ class Sessions:
         self._began = time.monotonic()
         for index, host in enumerate(self._hosts):
             task = {**facts, "index": index}
-            self._sessions.append(Session(host, argv(host, self._settings), {**first, "task": task}, _answer))
+            self._sessions.append(
+                Session(host, argv(host, self._settings), {**first, "task": task}, partial(_answer, host))
+            )
 
     def absent(self, agents: Sequence[int]) -> str:
         ended = {index: why for index in agents if (why := self.gone(index)) is not None}
@@ -105,7 +109,11 @@ class Sessions:
             session.close(deadline)
 
 
-def _answer(facts: Mapping[str, Any]) -> bytes | None:
+def _answer(host: str, facts: Mapping[str, Any]) -> bytes | None:
+    ours, there = f"{sys.version_info[0]}.{sys.version_info[1]}", facts.get("python", "")
+    if there not in ("", ours):
+        logger.warning("%s runs Python %s, the driver %s: functions and results may not be readable there",
+                       host, there, ours)  # fmt: skip
     return archive() if facts.get("need") else None
 
 
