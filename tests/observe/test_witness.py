@@ -49,6 +49,15 @@ def test_small_models_have_small_gradients() -> None:
     assert "then exchanged nothing" in witness(3).verdict(2)
 
 
+@pytest.mark.parametrize(
+    ("unchanged", "told"), [([None], True), ([True, None], False), ([True, False], True), ([True, True], False)]
+)
+def test_parameters_that_nobody_changed(unchanged: list[bool | None], told: bool) -> None:
+    found = witness(1000)
+    found.unchanged = [lambda answer=answer: answer for answer in unchanged]  # type: ignore[misc]
+    assert bool(found.verdict(2)) == told
+
+
 def test_nothing_to_say() -> None:
     assert witness(0).verdict(4) == ""  # nothing was broadcast: no training
     assert witness(1000).verdict(1) == ""
@@ -84,15 +93,22 @@ def heard(fn: Any) -> list[str]:
     return list(first)
 
 
-def test_a_job_that_forgets() -> None:
+def test_a_job_that_predicts_and_one_that_forgets() -> None:
     def train(rank: int) -> None:
         import torch
 
         import farandole.torch as hvd
 
-        hvd.broadcast_parameters(torch.nn.Linear(30, 40).state_dict(), root_rank=0)
-        hvd.allreduce(torch.ones(2), name="loss")
+        model = torch.nn.Linear(30, 40)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.allreduce(model(torch.ones(2, 30)).detach().mean(), name="prediction")
+        if not predicts:
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+            hvd.allreduce(torch.ones(2), name="loss")
 
+    predicts = True
+    assert heard(train) == []
+    predicts = False
     (text,) = heard(train)
     assert "began with the same 1,240 parameters and then exchanged at most 2 numbers at a time: no gradients" in text
 

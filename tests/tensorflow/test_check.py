@@ -104,6 +104,24 @@ def test_an_epoch_of_keras_2_without_an_exchange() -> None:
     assert heard(2, lambda rank: fit(rank, True)) == [[[]], [[]]]
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_the_end_of_a_job_that_predicts_and_of_one_that_trains_apart(trains: bool) -> None:
+    def program(rank: int) -> None:
+        from farandole import context
+
+        kernel, bias = alike(rank, "model")
+        hvd.allreduce(tf.reduce_mean(tf.ones([4, 6]) @ kernel + bias), name="prediction")
+        if trains:
+            bias.assign_add([0.1] * 3)
+        context.shutdown()
+
+    [told], other = heard(2, program)
+    assert [text[:78] for text in told] == [
+        "the 2 ranks of this job began with the same 21 parameters and then exchanged a"
+    ] * trains
+    assert other == [[]]
+
+
 def test_settings_of_optimizers_and_sessions() -> None:
     def keras_2(rank: int) -> None:
         import tf_keras

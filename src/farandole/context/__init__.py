@@ -10,7 +10,7 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -36,6 +36,8 @@ class _Place(NamedTuple):
     observers: Observers
     sets: Sets
 
+
+_WITNESSED = 16  # broadcasts whose parameters are looked at once more at the end
 
 _lock = threading.RLock()
 _place: _Place | None = None
@@ -224,9 +226,13 @@ def _check_dynamic() -> None:
         )
 
 
-def began_alike(elements: int) -> None:
-    """All ranks were given the same parameters, so many numbers: training is expected to begin."""
-    _entered().observers.witness.broadcast += elements
+def began_alike(elements: int, unchanged: Callable[[], bool | None] | None = None) -> None:
+    """All ranks were given the same parameters, so many numbers: training is expected to begin. ``unchanged`` says at the
+    end whether they are still the same, so that there was none; None if it cannot know."""
+    witness = _entered().observers.witness
+    witness.broadcast += elements
+    if unchanged is not None and len(witness.unchanged) < _WITNESSED:
+        witness.unchanged.append(unchanged)
 
 
 def parameters_broadcast() -> int:

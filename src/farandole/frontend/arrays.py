@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from farandole.engine import Entry
 from farandole.frontend import serials
 from farandole.frontend.objects import allgather_object
 from farandole.frontend.ops import WORLD, place_of
+from farandole.observe.replicas import digest
 from farandole.types import Buffer, DType, Kind, Request
 
 if TYPE_CHECKING:
@@ -20,10 +22,12 @@ if TYPE_CHECKING:
 
 
 def broadcast_arrays(
-    arrays: Sequence[Array], names: Sequence[str], root_rank: int = 0, process_set: ProcessSet = WORLD
-) -> list[Array]:
+    arrays: Sequence[Array], names: Sequence[str], root_rank: int = 0, process_set: ProcessSet = WORLD,
+    owners: Sequence[Any] = (), read: Callable[[Any], Array] = np.asarray,
+) -> list[Array]:  # fmt: skip
     """``root_rank``'s arrays on every rank, sent as one piece. Any types and layouts; the same list on all ranks.
 
+    ``owners``: the variables that will hold the results, if they can be read with ``read`` at the end of the job.
     Raises ValueError on all ranks, naming the first difference, when shapes or types differ.
     """
     engine = context.engine(process_set)
@@ -36,13 +40,30 @@ def broadcast_arrays(
     flat = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
     request = Request("broadcast.arrays", Kind.BROADCAST, DType.UINT8, flat.shape, root=root)
     engine.run([Entry(request, Buffer(flat, flat, DType.UINT8), serials.next_for(engine))])
-    context.began_alike(sum(array.size for array in arrays))
     results, begin = [], 0
     for array in arrays:
         # a copy, for a piece may begin anywhere, and frameworks want their numbers aligned
         results.append(flat[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape).copy())
         begin += array.nbytes
+    unchanged = _unchanged(owners, results, read) if owners and context.rank() == 0 else None
+    context.began_alike(sum(array.size for array in arrays), unchanged)
     return results
+
+
+def _unchanged(
+    owners: Sequence[Any], values: Sequence[Array], read: Callable[[Any], Array]
+) -> Callable[[], bool | None]:
+    """Whether ``owners`` still hold ``values``; those that are gone do not count, and None if all are."""
+    held = [(weakref.ref(owner), digest(value)) for owner, value in zip(owners, values, strict=True)]
+
+    def unchanged() -> bool | None:
+        there = [(owner, number) for find, number in held if (owner := find()) is not None]
+        try:
+            return all(digest(read(owner)) == number for owner, number in there) if there else None
+        except Exception:  # the framework is ending, too
+            return None
+
+    return unchanged
 
 
 def _check(tables: Sequence[list[tuple[tuple[int, ...], str]]], names: Sequence[str], process_set: ProcessSet) -> None:

@@ -33,7 +33,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, process_se
     variables = list(variables)
     arrays = [numpy_of(variable) for variable in variables]
     names = [name_of(variable) if hasattr(variable, "name") else "variable" for variable in variables]
-    results = broadcast_arrays(arrays, names, root_rank, process_set)
+    results = broadcast_arrays(arrays, names, root_rank, process_set, variables, numpy_of)
     if context.rank() == root_rank:
         return
     for variable, value in zip(variables, results, strict=True):

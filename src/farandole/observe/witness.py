@@ -2,12 +2,13 @@
 
 A program that gives all ranks the same parameters and then forgets to exchange gradients trains unrelated models, and
 looks well. Metrics are a few numbers; gradients are as many as the parameters. So a job in which parameters were
-broadcast, and nothing but a few numbers was reduced afterwards, is told so at its end.
+broadcast, and nothing but a few numbers was reduced afterwards, is told so at its end; not if the parameters are seen to
+be what they were, for then it only predicted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 from farandole.contracts import Observer
@@ -33,6 +34,7 @@ class Witness(Observer):
         self.broadcast = 0  # elements of parameters that all ranks were given
         self.exchanged = 0  # elements of the largest piece that ranks put together
         self.excused = False  # whatever is broadcast later
+        self.unchanged: list[Callable[[], bool | None]] = []  # is what was broadcast still the same? None: unknown
 
     def agreed(self, responses: Sequence[Response]) -> None:
         for response in responses:
@@ -45,9 +47,14 @@ class Witness(Observer):
         enough = min(_FEW, self.broadcast / 10)
         return size > 1 and not self.excused and self.broadcast > 0 and self.exchanged < enough
 
+    def _predicted(self) -> bool:
+        """Are the parameters what they were when they were broadcast, as far as anybody knows?"""
+        known = {unchanged() for unchanged in self.unchanged}
+        return True in known and False not in known
+
     def verdict(self, size: int) -> str:
         """What to tell the user of a job of ``size`` ranks; empty if there is nothing to say."""
-        if not self.apart(size):
+        if not self.apart(size) or self._predicted():
             return ""
         what = f"at most {self.exchanged} numbers at a time" if self.exchanged else "nothing"
         return (

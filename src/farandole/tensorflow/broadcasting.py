@@ -64,20 +64,22 @@ def _assign(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -
     names = names_of(variables)
     values = [tf.convert_to_tensor(variable) for variable in variables]
 
-    def send(arrays: Sequence[Array]) -> list[Array]:
-        return broadcast_arrays(arrays, names, root_rank, process_set)
-
     if tf.executing_eagerly():
-        results = send([graph.array(value) for value in values])
+        arrays = [graph.array(value) for value in values]
+        results = broadcast_arrays(arrays, names, root_rank, process_set, variables, _read)
     else:
 
         def start(*arrays: Array) -> graph.Call:
-            return graph.Call(lambda: send(arrays))
+            return graph.Call(lambda: broadcast_arrays(arrays, names, root_rank, process_set))
 
         forms = [(value.dtype, value.shape) for value in values]
         results = graph.run("hvd.broadcast_variables", start, values, forms, in_order=True)
     assigned = [variable.assign(value) for variable, value in zip(variables, results, strict=True)]
     return [] if tf.executing_eagerly() else [operation for operation in assigned if operation is not None]
+
+
+def _read(variable: Any) -> Array:
+    return graph.array(tf.convert_to_tensor(variable))
 
 
 @documented("init", "RuntimeError: in eager mode, where there is no such list.")

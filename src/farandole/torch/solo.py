@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class _Watch:
         self._next = STEPS if engine.size > 1 and context.settings().check != "off" else 0
         self._count = 0
 
-    def of(self, engine: Engine) -> bool:
+    def of(self, engine: Engine | None) -> bool:
         return self._engine() is engine
 
     def stepped(self, optimizer: Any) -> None:
@@ -55,6 +56,12 @@ class _Watch:
                 f"begin alike ({CURES.broadcast}), and wrap the optimizer: hvd.DistributedOptimizer(optimizer, "
                 "named_parameters=model.named_parameters()). If they are meant to train apart: --check off",
             )  # fmt: skip
+
+
+def none_stepped() -> Callable[[], bool]:
+    """A function that says whether no torch optimizer has stepped in this stay in the job."""
+    engine = weakref.ref(context.engine())
+    return lambda: _watch is None or not _watch.of(engine())
 
 
 _watch: _Watch | None = None

@@ -16,6 +16,7 @@ from farandole.frontend.objects import broadcast_object
 from farandole.frontend.ops import WORLD, place_of
 from farandole.frontend.trees import put_together, take_apart
 from farandole.torch.functions import anywhere
+from farandole.torch.solo import none_stepped
 from farandole.types import Kind, Request
 
 # model.state_dict(), model.named_parameters(), ...; what is no tensor is passed over
@@ -43,7 +44,7 @@ def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet 
         )
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
     _broadcast(tensors, root_rank, process_set)
-    context.began_alike(sum(tensor.numel() for _, tensor in tensors))
+    context.began_alike(sum(tensor.numel() for _, tensor in tensors), none_stepped())
 
 
 @documented(
