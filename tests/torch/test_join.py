@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.job import job
+from tests.kits.heard import listening
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -56,6 +57,33 @@ def test_training_goes_on_without_those_who_joined(first: int, options: dict[str
         optimizer.step()
     for found, wanted in zip(job(2, fn)[0], model.parameters(), strict=True):
         torch.testing.assert_close(found, wanted.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_epochs_of_different_lengths() -> None:
+    """What ranks remember of exchanges that others took no part in must not decide whether they exchange."""
+
+    def fn(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        torch.manual_seed(rank)
+        model = torch.nn.Linear(9, 9)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        with listening() as texts:
+            for steps in [(4, 6), (6, 4), (4, 6), (1, 3), (3, 2), (5, 5)]:
+                for _ in range(steps[rank]):
+                    optimizer.zero_grad()
+                    model(torch.randn(3, 9)).square().mean().backward()
+                    optimizer.step()
+                    hvd.allreduce(torch.ones(1))
+                last = hvd.join()
+                assert last == steps.index(max(steps)) or steps == (5, 5)
+                hvd.broadcast_parameters(model.state_dict(), last)
+        return texts, model.weight.tolist()
+
+    (texts, weights), (others, other_weights) = job(2, fn)
+    assert texts == others == []
+    assert weights == other_weights
 
 
 def test_what_cannot_be_done_without_them() -> None:

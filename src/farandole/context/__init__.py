@@ -227,8 +227,8 @@ def _check_dynamic() -> None:
 
 
 def began_alike(elements: int, unchanged: Callable[[], bool | None] | None = None) -> None:
-    """All ranks were given the same parameters, so many numbers: training is expected to begin. ``unchanged`` says at the
-    end whether they are still the same, so that there was none; None if it cannot know."""
+    """All ranks were given the same parameters, so many numbers: training is expected to begin. ``unchanged`` says at
+    the end whether they are still the same, so that there was none; None if it cannot know."""
     witness = _entered().observers.witness
     witness.broadcast += elements
     if unchanged is not None and len(witness.unchanged) < _WITNESSED:

@@ -2,8 +2,8 @@
 
 A program that gives all ranks the same parameters and then forgets to exchange gradients trains unrelated models, and
 looks well. Metrics are a few numbers; gradients are as many as the parameters. So a job in which parameters were
-broadcast, and nothing but a few numbers was reduced afterwards, is told so at its end; not if the parameters are seen to
-be what they were, for then it only predicted.
+broadcast, and nothing but a few numbers was reduced afterwards, is told so at its end. If the parameters are seen to be
+what they were, it only predicted.
 """
 
 from __future__ import annotations

@@ -305,12 +305,12 @@ class Allreduce:
         assert self._engine is not None
         due = self._agreement is not None and self._agreement.due()
         limit = self._engine.bucket_bytes if self._engine.rank == 0 else _NO_WORD
-        self._word[:] = value, limit, -int(due), self._steps, -self._steps
+        self._word[:] = value, limit, -int(due), self._steps, -self._steps, self._spread, -self._spread
         self._engine.run(self._ballot)
-        value, self._wished, wanted, least, most = self._word.tolist()
-        spread = -most - least
-        self._asked = self._asked or wanted < 0 or spread != self._spread
-        self._spread = spread
+        value, self._wished, wanted, least, most, *before = self._word.tolist()
+        self._spread = -most - least
+        # ranks that had joined know an older spread: what it was is agreed upon, too, or some would look alone
+        self._asked = self._asked or wanted < 0 or before != [self._spread, -self._spread]
         return int(value)
 
     def _look(self) -> None:
@@ -345,10 +345,10 @@ class Allreduce:
         self._overlap = _spare_cores(settings, context.local_size()) or (on_device and settings.overlap != "off")
         self._name = f"optimizer.{serials.next_for(engine)}"
         self._memory = None
-        self._word = np.zeros(5, dtype=np.int64)
+        self._word = np.zeros(7, dtype=np.int64)
         self._ballot = (
             Entry(
-                Request(f"{self._name}.filled", Kind.ALLREDUCE, DType.INT64, (5,), ReduceOp.MIN),
+                Request(f"{self._name}.filled", Kind.ALLREDUCE, DType.INT64, (7,), ReduceOp.MIN),
                 Buffer(self._word, self._word, DType.INT64),
             ),
         )
