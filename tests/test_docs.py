@@ -66,7 +66,9 @@ def blocks(page: Path) -> list[Block]:
 def environment() -> dict[str, str]:
     """A shell in which ``farandole`` and ``python`` are those of this interpreter, and no job is going on."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FARANDOLE_", "HOROVOD_"))}
-    return {**kept, "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}", "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # mpirun asks twice
+    path = f"{Path(sys.executable).parent}:{kept['PATH']}"
+    return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120", **root}
 
 
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from farandole.errors import SettingsError
 from farandole.launch.contract import Request
 from farandole.launch.launchers import slurm
 from tests.kits import slurm as kit
+from tests.launch.tools import wait_until
+from tests.test_docs import ROOT, blocks
 
 BATCH = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=2 --time=5
@@ -66,6 +69,35 @@ def test_a_batch_script_whose_ranks_are_warned_before_the_end(cluster: kit.Clust
     ):
         assert line in said.splitlines(), said
     assert "Ranks 0, 2 failed only in consequence." in said
+
+
+def test_the_batch_file_of_the_page_goes_on_after_its_time_limit(cluster: kit.Cluster, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    for block in blocks(ROOT / "docs" / "launching.md"):
+        for word in block.words:
+            if word.startswith("save=train."):
+                (tmp_path / word.removeprefix("save=")).write_text(block.text)
+    path = os.pathsep.join([str(Path(sys.executable).parent), kit.PATH])
+    own = {"PATH": path, "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
+    submit = ["sbatch", "--parsable", f"--chdir={tmp_path}", "--output=out", str(tmp_path / "train.sbatch")]
+    job = cluster.run(submit, **own).stdout.strip()
+
+    def turns() -> list[int]:
+        """The first step of each."""
+        lines = out.read_text().splitlines() if out.exists() else []
+        return [int(line.split()[-1]) for line in lines if line.startswith("from step ")]
+
+    out = tmp_path / "out"
+    assert wait_until(turns, 60)
+    cluster.run(["scancel", "--signal=USR1", job])
+    # Slurm lets a job wait for two minutes before its next turn.
+    assert wait_until(lambda: cluster.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout == "PENDING\n", 60)
+    cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
+    assert wait_until(lambda: len(turns()) == 2, 60), out.read_text()
+    cluster.run(["scancel", job])
+    first, second = turns()
+    assert first == 0
+    assert second > 0
 
 
 class TestRoom:
