@@ -41,7 +41,10 @@ def parser() -> argparse.ArgumentParser:
         "--framework", choices=FRAMEWORKS, default="torch", help="whose training step (default: torch); for step alone"
     )
     found.add_argument(
-        "--launcher", choices=("local", "spark"), default="local", help="how jobs start (default: local); start alone"
+        "--launcher",
+        choices=("local", "spark", "ssh"),
+        default="local",
+        help="how jobs start (default: local); start alone",
     )
     found.add_argument("--json", type=Path, metavar="FILE", help="write every sample and the machine's facts here")
     found.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a picture (needs matplotlib)")
@@ -72,8 +75,10 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
     odd = [benchmark for benchmark in chosen.what if chosen.framework != "torch" and benchmark != "step"]
     if odd:
         found.error(f"--framework={chosen.framework} is about steps; {odd[0]} is measured with torch")
-    if chosen.launcher == "spark" and chosen.what != ["start"]:
-        found.error("--launcher=spark is about starting: farandole bench start --launcher spark")
+    if chosen.launcher != "local" and chosen.what != ["start"]:
+        found.error(
+            f"--launcher={chosen.launcher} is about starting: farandole bench start --launcher {chosen.launcher}"
+        )
     check_hosts(found, chosen)
     spark = ["pyspark", "pandas", "pyarrow"] if chosen.launcher == "spark" else []  # TorchDistributor needs the others
     packages = [*FRAMEWORKS[chosen.framework].packages, *spark]
@@ -86,6 +91,10 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def check_hosts(found: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    from benchmarks import hosts
+
+    if chosen.launcher == "ssh" and (why := hosts.obstacle(ssh=True)):
+        found.error(f"--launcher=ssh: {why}")
     if chosen.hosts == 1 and not chosen.rate:
         return
     if chosen.hosts < 2:
@@ -94,15 +103,13 @@ def check_hosts(found: argparse.ArgumentParser, chosen: argparse.Namespace) -> N
         found.error(f"--np={chosen.size} leaves some of the {chosen.hosts} hosts without a rank")
     if chosen.what != ["allreduce"] or chosen.framework != "torch":
         found.error("--hosts is about the wire: farandole bench allreduce --hosts 2")
-    from benchmarks import hosts
-
     why = hosts.obstacle()
     if why:
         found.error(f"--hosts={chosen.hosts}: {why}")
 
 
 def run(chosen: argparse.Namespace) -> Iterator[Case]:
-    from benchmarks import crew, start, start_spark
+    from benchmarks import crew, start, start_spark, start_ssh
 
     if chosen.hosts > 1:
         from benchmarks import hosts
@@ -116,7 +123,8 @@ def run(chosen: argparse.Namespace) -> Iterator[Case]:
             say("mpi4py or mpirun is not installed: Open MPI takes no part (pip install 'farandole[bench]')")
         yield from crew.measure(inside, chosen.size, chosen.quick, chosen.framework)
     if "start" in chosen.what:
-        yield from (start if chosen.launcher == "local" else start_spark).cases(chosen.size, chosen.quick)
+        by = {"local": start, "spark": start_spark, "ssh": start_ssh}[chosen.launcher]
+        yield from by.cases(chosen.size, chosen.quick)
 
 
 def say(text: str) -> None:

@@ -18,13 +18,13 @@ _CLONE_NEWNET = 0x40000000
 DEVICE = "eth0"  # of every host
 
 
-def obstacle() -> str:
-    """Why no hosts can be made here; empty if they can."""
+def obstacle(ssh: bool = False) -> str:
+    """Why no hosts (``ssh``: with sshd) can be made here; empty if they can."""
     try:
         from tests.kits import hosts
     except ImportError as error:
         return f"the test kit, which makes them, cannot be imported ({error}): pip install -e '.[dev]'"
-    return hosts.obstacle(ssh=False)
+    return hosts.obstacle(ssh=ssh)
 
 
 @contextmanager

@@ -20,8 +20,10 @@ from benchmarks.samples import (
     GLOO_FLAT,
     IMPORT,
     MPI,
+    ONE_HOST,
     OURS,
     PEERS,
+    SSH_ALONE,
     TIMELINE,
     TOGETHER,
     TORCH_DISTRIBUTOR,
@@ -34,6 +36,7 @@ from benchmarks.samples import (
 COLOURS = {
     OURS: "#d1495b", GLOO: "#30638e", TORCHRUN: "#30638e", GLOO_FLAT: "#7ea8be", MPI: "#edae49",
     ALONE: "#b0b0b0", TOGETHER: "#808080", IMPORT: "#b0b0b0", BARE_STAGE: "#b0b0b0", TORCH_DISTRIBUTOR: "#30638e",
+    ONE_HOST: "#30638e", SSH_ALONE: "#b0b0b0",
     UNWATCHED: "#b0b0b0", TIMELINE: "#30638e", TUNED: "#edae49",
     **dict.fromkeys(PEERS, "#30638e"),
 }  # fmt: skip

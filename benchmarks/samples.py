@@ -23,6 +23,7 @@ UNWATCHED, TIMELINE, TUNED = "without stall check", "with timeline", "autotune's
 # Of the start, beside ours:
 TORCHRUN, IMPORT = "torchrun", "import torch"
 TORCH_DISTRIBUTOR, BARE_STAGE = "TorchDistributor", "bare stage, import torch"
+ONE_HOST, SSH_ALONE = "on one host", "ssh alone"
 
 
 @dataclass(frozen=True)

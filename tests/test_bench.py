@@ -237,6 +237,15 @@ def test_the_start_is_measured_beside_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_start_by_ssh_is_measured_beside_one_host(tmp_path: Path) -> None:
+    needed()
+    done = bench("start", "--launcher", "ssh", "--quick", "--json", "out.json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads((tmp_path / "out.json").read_text())["cases"]
+    assert {OURS, "on one host", "ssh alone"} == found["contenders"].keys()
+
+
+@pytest.mark.slow
 def test_a_rank_that_fails_is_reported_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(crew.BenchmarkError, match=r"No module named 'benchmarks\.nonsense'"):
         list(crew.measure(["nonsense"], 2, quick=True))
