@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.collectives import over, ring, tree
+from farandole.collectives import direct, doubling, over, ring, tree
 from farandole.collectives.flat import Flat, Scratch
-from farandole.collectives.over import SMALL
+from farandole.collectives.over import SMALL, cheapest
 from farandole.transports.inproc import World
 from farandole.types import Buffer, DType, ReduceOp
 from tests.kits.oracle import assert_reduced, values
@@ -110,6 +110,48 @@ def test_many_small_chunks(monkeypatch: pytest.MonkeyPatch, size: int, ahead: in
         start = sum((each % 2) * length for each in range(rank))
         parts = [values(DType.FLOAT64, length * (size // 2), each)[start : start + len(mine)] for each in range(size)]
         assert_reduced(mine, parts, DType.FLOAT64, ReduceOp.SUM)
+
+
+@pytest.mark.parametrize("ahead", [0, 1 << 20])
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8])
+def test_recursive_doubling(size: int, ahead: int) -> None:
+    """Of several arrays, in place and not; integers are divided once, halves are rounded once."""
+    length, kinds = 1001, ((DType.FLOAT32, 0.25), (DType.BFLOAT16, 1.0), (DType.INT32, 0.2), (DType.BOOL, 1.0))
+
+    def body(transport: Any) -> list[Any]:
+        reduced = []
+        for dtype, scale in kinds:
+            array = values(dtype, length, transport.rank)
+            into = np.zeros_like(array) if dtype is DType.FLOAT32 else array
+            parts = [array[:77], array[77:78], array[78:]] if dtype is DType.INT32 else [array]
+            out = parts if into is array else [into]
+            args = (Flat(parts), Flat(out), Scratch(), dtype, ReduceOp.SUM, scale)
+            doubling.allreduce(transport.link, *args)
+            reduced.append(into)
+        return reduced
+
+    results = ranks(size, body, ahead=ahead)
+    for rank, reduced in enumerate(results):
+        for place, (dtype, scale) in enumerate(kinds):
+            parts = [values(dtype, length, each) for each in range(size)]
+            assert_reduced(reduced[place], parts, dtype, ReduceOp.SUM, scale, f"rank {rank}")
+            assert reduced[place].tobytes() == results[0][place].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("size", "limits"),
+    [
+        (2, [(direct, SMALL), (ring, 1 << 40)]),
+        (4, [(direct, 12 << 10), (doubling, 96 << 10), (ring, 1 << 40)]),
+        (5, [(direct, 35 << 10), (ring, 1 << 40)]),
+        (1024, [(doubling, SMALL), (ring, 1 << 40)]),
+    ],
+)
+def test_the_algorithm_follows_from_size_and_ranks(size: int, limits: list[tuple[Any, int]]) -> None:
+    low = 4
+    for algorithm, high in limits:
+        assert cheapest(low, size) is cheapest(high, size) is algorithm, (low, high)
+        low = high + 1
 
 
 def test_halves_round_once_in_a_ring() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from farandole.collectives import direct, kernels, ring, tree
+from farandole.collectives import direct, doubling, kernels, ring, tree
 from farandole.collectives.flat import Flat, Scratch
 from farandole.contracts import Link, Report, Transport
 from farandole.types import Buffer, ReduceOp
@@ -15,7 +17,25 @@ from farandole.types import Buffer, ReduceOp
 if TYPE_CHECKING:
     from farandole.types import Array
 
-SMALL = 1 << 18  # bytes that a rank sends in all, up to which a message goes to everybody directly
+SMALL = 1 << 18  # bytes up to which a message goes to everybody directly where that is cheapest
+LATENCY = 12 << 10  # bytes that 1 Gbit/s sends in 0.1 ms, the time from a program to another one on the next host
+MESSAGE = 2 << 10  # bytes whose sending costs as much as the system calls for a message
+
+
+@lru_cache
+def cheapest(nbytes: int, size: int) -> ModuleType:
+    """The algorithm for an allreduce of ``nbytes`` among ``size`` ranks. Pure.
+
+    The costs are those of Thakur, Rabenseifner and Gropp (see ``doubling``): steps times latency and bytes that a rank
+    sends, both in bytes; from ``SMALL`` on only the ring is left, which reduces while it receives.
+    """
+    pairs = size.bit_length() - 1
+    steps = pairs if size == 1 << pairs else pairs + 2
+    costs: dict[ModuleType, float] = {ring: 2 * (size - 1) * (LATENCY + nbytes / size)}
+    if nbytes <= SMALL:
+        costs[doubling] = steps * (LATENCY + max(nbytes, MESSAGE))
+        costs[direct] = LATENCY + (size - 1) * max(nbytes, MESSAGE)
+    return min(reversed(costs), key=costs.__getitem__)
 
 
 def over(wire: Link | Transport) -> Transport:
@@ -45,11 +65,9 @@ class Collectives:
                 kernels.reduce_into(buffer.out, [buffer.data], op, dtype, scale)
             return
         data, out = Flat([buffer.data for buffer in buffers]), Flat([buffer.out for buffer in buffers])
-        if data.size * data.dtype.itemsize * (self.size - 1) <= SMALL:
-            if data.size:
-                direct.allreduce(self.link, data, out, self._scratch, dtype, op, scale)
-        else:
-            ring.allreduce(self.link, data, out, self._scratch, dtype, op, scale)
+        if data.size:
+            algorithm = cheapest(data.size * data.dtype.itemsize, self.size)
+            algorithm.allreduce(self.link, data, out, self._scratch, dtype, op, scale)
 
     def allgather(self, send: Array, receive: Array, counts: Sequence[int]) -> None:
         parts = np.split(receive, np.cumsum(counts)[:-1])
