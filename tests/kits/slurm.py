@@ -40,7 +40,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerType=sched/builtin
 JobRequeue=1
-KillWait=5
+KillWait=1
 ReturnToService=2
 SwitchType=switch/none
 JobAcctGatherType=jobacct_gather/none
@@ -107,17 +107,31 @@ class Cluster:
         return {**clean, "PATH": PATH, "SLURM_CONF": f"{self.folder}/slurm.conf"}
 
     def stop(self) -> None:
-        if self._daemons:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.run(["scancel", "--full", "--state=RUNNING", "--partition=all"], timeout=10)
+        if len(self._daemons) > 1:
+            with contextlib.suppress(subprocess.TimeoutExpired, AssertionError):
+                self.run(["scancel", "--partition=all"], timeout=10)
+                self._until(lambda: not self.run(["squeue", "-h"]).stdout, "end of the jobs", 20.0)
         for daemon in reversed(self._daemons):
             daemon.send_signal(signal.SIGTERM)
-        for daemon in self._daemons:
+        for daemon in reversed(self._daemons):
             try:
-                daemon.wait(15)
+                daemon.wait(3)
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+        for pid in self._left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _left(self) -> list[int]:
+        """Processes of this cluster: the daemons of steps outlive slurmd."""
+        mark = f"SLURM_CONF={self.folder}/slurm.conf".encode()
+        found = []
+        for entry in os.listdir("/proc"):
+            with contextlib.suppress(OSError):
+                if entry.isdigit() and mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    found.append(int(entry))
+        return found
 
     def _daemon(self, *command: str) -> None:
         log = (self.folder / f"{command[0]}.{len(self._daemons)}.out").open("wb")

@@ -56,9 +56,9 @@ def test_a_batch_script_whose_ranks_are_warned_before_the_end(cluster: kit.Clust
     program, batch, out = tmp_path / "program.py", tmp_path / "batch.sh", tmp_path / "out"
     program.write_text(PROGRAM)
     batch.write_text(BATCH.format(python=sys.executable, program=program))
-    done = cluster.run(["sbatch", "--wait", "--output", str(out), str(batch)])
+    number = cluster.run(["sbatch", "--parsable", "--output", str(out), str(batch)]).stdout.strip()
+    assert wait_until(lambda: out.exists() and "it ended with" in out.read_text(), 60), out.read_text()
     said = out.read_text()
-    number = done.stdout.split()[-1]
     for line in (
         f"farandole: 3 ranks on n1:2, n2:1, by srun in job {number}",
         f"[0]<stdout>:0 0 0 [3.0, 3.0] {number} True",

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
-from typing import Any
 
 from farandole import registry
-from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
 from farandole.launch.agents.agent import Agent
 from farandole.launch.agents.command import FACTS
-from farandole.store import StoreClient
+from farandole.launch.agents.remote import reach
 
 HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)
 # The place of the agent itself in the cluster's job, which is not that of its ranks.
@@ -33,27 +32,19 @@ def main() -> int:
         return 2
     here = registry.load("launcher", task["launcher"])().surroundings(os.environ)
     task |= {"index": here.rank if here is not None else 0, "hidden": PRIVATE}
-    try:
-        agent = Agent({**task, "address": _reached(task)}, "", {})
-    except (RendezvousError, AuthenticationError, HorovodInternalError) as error:
-        sys.stderr.write(f"farandole: {error}\n")
+    address = reach(task["addresses"], task["secret"])
+    if not address:
+        sys.stderr.write(
+            f"farandole: {socket.gethostname()} reaches none of the driver's addresses "
+            f"({', '.join(task['addresses'])}): a firewall stands between, or "
+            "--network-interfaces names the wrong ones\n"
+        )
         return 1
+    agent = Agent({**task, "address": address}, "", {})
     for number in HANDED_ON:
         signal.signal(number, lambda number, _: agent.signal(number))
     agent.run()
     return 0
-
-
-def _reached(task: dict[str, Any]) -> str:
-    """The first of the driver's addresses that answers."""
-    *others, last = task["addresses"]
-    for address in others:
-        try:
-            StoreClient(address, task["secret"], timeout=5.0).close()
-        except (RendezvousError, AuthenticationError, HorovodInternalError):
-            continue
-        return str(address)
-    return str(last)
 
 
 if __name__ == "__main__":

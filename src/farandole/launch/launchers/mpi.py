@@ -40,7 +40,8 @@ class Mpi:
         argv = [program, *options(version, request, {**os.environ, FACTS: ""})]
         ranks = f"{request.np} rank{'' if request.np == 1 else 's'}"
         where = f"{ranks} by {program}"
-        return AgentAllocation(Command(self.name, argv, where), [Place(1)] * request.np, request.start_timeout)
+        command = Command(self.name, argv, where, request.settings.network_interfaces)
+        return AgentAllocation(command, [Place(1)] * request.np, request.start_timeout)
 
     def surroundings(self, env: Mapping[str, str]) -> Placement | None:
         from farandole import surroundings

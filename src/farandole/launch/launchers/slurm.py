@@ -39,7 +39,8 @@ class Slurm:
         nodes = [slot.host for slot in slots if slot.local_rank == 0]
         where = f"{request.np} ranks on {places(slots)}, by srun in job {os.environ.get('SLURM_JOB_ID')}"
         each = [Place(slot.local_size, slot.host) for slot in slots if slot.local_rank == 0]
-        return AgentAllocation(Command(self.name, srun(nodes), where), each, request.start_timeout)
+        command = Command(self.name, srun(nodes), where, request.settings.network_interfaces)
+        return AgentAllocation(command, each, request.start_timeout)
 
     def surroundings(self, env: Mapping[str, str]) -> Placement | None:
         from farandole import surroundings
