@@ -60,6 +60,14 @@ class TestValues:
             client.set(key, key.encode())
             assert client.get(key, 1.0) == key.encode()
 
+    def test_the_server_itself_may_wait_for_a_value(self, server: StoreServer, client: StoreClient) -> None:
+        assert server.wait("a", 0.0) is None
+        later = threading.Timer(0.05, client.set, ("a", b"1"))
+        later.start()
+        assert server.wait("a", 10.0) == b"1"
+        later.join()
+        assert server.wait("a", 0.0) == b"1", "it is still there"
+
     def test_popping_forgets(self, server: StoreServer, client: StoreClient) -> None:
         client.set("a", b"1")
         assert server.pop("a") == b"1"

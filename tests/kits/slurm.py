@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pwd
 import shutil
@@ -51,6 +52,7 @@ PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 """
 
 
+@functools.cache
 def reason() -> str:
     """Why there can be none here; empty if there can. In CI, Slurm is installed now if it is not there."""
     if os.geteuid() != 0:
@@ -60,7 +62,7 @@ def reason() -> str:
         env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         for command in ("update", "install --no-install-recommends " + " ".join(PACKAGES)):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run(["apt-get", "-qq", "-y", *command.split()], env=env, timeout=240, check=False, **quiet)
+                subprocess.run(["apt-get", "-qq", "-y", *command.split()], env=env, timeout=100, check=False, **quiet)
     missing = _missing()
     return f"Slurm is not installed ({', '.join(missing)}): apt-get install {' '.join(PACKAGES)}" if missing else ""
 

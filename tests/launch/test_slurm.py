@@ -52,6 +52,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kit.Cluster]:
         yield made
 
 
+@pytest.mark.slow
 def test_a_batch_script_whose_ranks_are_warned_before_the_end(cluster: kit.Cluster, tmp_path: Path) -> None:
     program, batch, out = tmp_path / "program.py", tmp_path / "batch.sh", tmp_path / "out"
     program.write_text(PROGRAM)
@@ -71,6 +72,7 @@ def test_a_batch_script_whose_ranks_are_warned_before_the_end(cluster: kit.Clust
     assert "Ranks 0, 2 failed only in consequence." in said
 
 
+@pytest.mark.slow
 def test_the_batch_file_of_the_page_goes_on_after_its_time_limit(cluster: kit.Cluster, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     for block in blocks(ROOT / "docs" / "launching.md"):

@@ -26,6 +26,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kit.Cluster]:
         yield made
 
 
+@pytest.mark.slow
 def test_a_step_on_two_nodes_agrees_by_a_file(cluster: kit.Cluster, tmp_path: Path) -> None:
     done = cluster.run(["srun", "-N2", "-n3", *tools.program(tmp_path)], HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -42,6 +43,7 @@ def test_a_step_on_two_nodes_agrees_by_a_file(cluster: kit.Cluster, tmp_path: Pa
     assert list(tmp_path.rglob("test-*")) == [], "the file with the secret is gone once all have read it"
 
 
+@pytest.mark.slow
 def test_a_step_with_pmi_needs_no_file_and_a_task_that_fails_ends_it(cluster: kit.Cluster, tmp_path: Path) -> None:
     (tmp_path / ".cache").touch()  # so that no folder can be made in it
     done = cluster.run(["srun", "--mpi=pmi2", "-N2", "-n3", *tools.program(tmp_path, "fails")], HOME=str(tmp_path))

@@ -1,0 +1,107 @@
+"""The store that rank 0 serves where there is no driver."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from farandole.config import Placement, Settings
+from farandole.errors import RendezvousError
+from farandole.report import keys
+from farandole.report.outcome import Outcome
+from farandole.store import StoreClient
+from farandole.surroundings import serverless
+from farandole.surroundings.serverless import Host
+
+
+class Told:
+    """A cluster by which rank 0's text reaches nobody."""
+
+    name = "told"
+    ends_together = False
+
+    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float) -> str:
+        return text()
+
+    def settled(self) -> None:
+        pass
+
+
+def test_ranks_that_do_not_come_are_named() -> None:
+    with pytest.raises(RendezvousError, match=r"ranks 1, 2 did not reach init\(\) within 0\.2 s") as caught:
+        serverless.join(Told(), Placement(size=3, local_size=3), Settings(start_timeout=0.2))  # type: ignore[arg-type]
+    assert caught.value.missing == (1, 2)
+    assert serverless._stay is None
+
+
+def test_an_address_that_does_not_answer_is_passed_over() -> None:
+    host = Host(Placement(size=2, local_size=2), Settings())
+    *_, address, secret = host.invitation().split(",")
+    try:
+        client = serverless.reach(["127.0.0.1:1", address], secret, 10.0)
+        assert client.address == address
+        client.close()
+        with pytest.raises(RendezvousError, match=r"127\.0\.0\.1:1"):
+            serverless.reach(["127.0.0.1:1"], secret, 10.0)
+    finally:
+        host.server.close()
+
+
+def test_the_interfaces_that_are_set_are_offered() -> None:
+    host = Host(Placement(size=2, local_size=1), Settings(network_interfaces="lo"))
+    try:
+        address, _ = host.invitation().split(",")
+        assert address.startswith("127.0.0.1:")
+    finally:
+        host.server.close()
+
+
+class TestTheEnd:
+    @pytest.fixture
+    def host(self) -> Iterator[Host]:
+        host = Host(Placement(size=4, local_size=4), Settings(start_timeout=5.0))
+        yield host
+        host.server.close()
+
+    @pytest.fixture
+    def clients(self, host: Host) -> Iterator[list[StoreClient]]:
+        """Of ranks 1 to 3, which have joined."""
+        address, secret = host.invitation().split(",")
+        clients = [StoreClient(address, secret) for _ in range(4)]
+        for rank, client in enumerate(clients):
+            client.stay(f"rank/{rank}")
+            client.set(f"node/{rank}", f'["h{rank % 2}", {rank // 2}]'.encode())
+        host.deal()
+        yield clients
+        for client in clients:
+            client.close()
+
+    def test_rank_0_waits_for_all_and_names_those_that_failed(
+        self, host: Host, clients: list[StoreClient], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        outcomes = {
+            1: Outcome(status="error", kind="ValueError", message="no more data"),
+            2: Outcome(status="victim", kind="PeerLostError", message="rank 1 left"),
+        }
+        ended = threading.Thread(target=host.close, args=(None,))
+        ended.start()
+        for rank, outcome in outcomes.items():
+            clients[rank].set(keys.outcome(rank), outcome.to_bytes())
+            clients[rank].close()
+        assert ended.is_alive(), "rank 3 goes on"
+        clients[3].close()  # killed: it says nothing
+        ended.join(20)
+        assert not ended.is_alive()
+        assert capsys.readouterr().err.splitlines() == [
+            "farandole: rank 1 on h1 failed: ValueError: no more data",
+            "farandole: rank 3 on h1 ended without a report: it was killed, or called os._exit",
+        ]
+
+    def test_after_a_failure_of_its_own_it_waits_for_a_while_only(
+        self, host: Host, clients: list[StoreClient], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        host.close(0.05)
+        assert host.present() == {1, 2, 3}
+        assert capsys.readouterr().err == "", "they have not ended"
