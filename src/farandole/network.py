@@ -7,6 +7,7 @@ before somebody has tried, so each side offers all of its addresses and the othe
 from __future__ import annotations
 
 import fcntl
+import functools
 import ipaddress
 import socket
 import struct
@@ -101,11 +102,18 @@ def is_here(host: str) -> bool:
     own = {interface.address for interface in interfaces()}
     if host in own:
         return True
-    try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)}
-    except OSError:  # nobody knows it; ssh's configuration may
-        return False
+    found = _resolved(host)
     return bool(found) and found <= own
+
+
+@functools.lru_cache(maxsize=4096)
+def _resolved(host: str) -> frozenset[str]:
+    """Its addresses; none if nobody knows it (ssh's configuration may)."""
+    try:
+        found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return frozenset()
+    return frozenset(str(info[4][0]) for info in found)
 
 
 def order(addresses: Sequence[str], reached: Collection[str], failed: Collection[str]) -> list[str]:

@@ -82,7 +82,7 @@ class TestTheNumberOfRanks:
         )
 
     def test_the_places_of_hosts(self, started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["run", "-n", "auto", "-H", "localhost:2,127.0.0.1:3", "true"]) == 0
+        assert cli.main(["run", "-n", "auto", "-H", "localhost:2,elsewhere.invalid:3", "true"]) == 0
         assert started[0].np == 5
         assert "-np auto: 5 ranks (the places of --hosts)" in capsys.readouterr().err
 

@@ -11,9 +11,11 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from farandole.compat import runner
 from tests.compat.test_migration import is_here
 from tests.compat.tools import ROOT, SOURCE, code, python
 
@@ -224,6 +226,14 @@ def test_arguments_of_horovod_run_that_cannot_be(call: str, says: str) -> None:
     done = python("-c", f"import horovod; horovod.run(print, {call})")
     assert done.returncode == 1
     assert says in done.stderr
+
+
+def test_arguments_of_horovod_run_for_other_hosts_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(runner.api, "run", lambda *args, **options: given.update(options) or [])
+    runner.run(print, num_proc=2, hosts="a:1,b:1", ssh_port=2222, ssh_identity_file="key", network_interface="eth0")
+    wanted = {"hosts": "a:1,b:1", "ssh_port": 2222, "ssh_identity_file": "key", "network_interfaces": "eth0"}
+    assert wanted.items() <= given.items()
 
 
 def test_the_distribution_can_be_built_and_installed(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from farandole.handshake import new_secret
 from farandole.launch.agents import boot
 from farandole.launch.agents.agent import environment, place
 from farandole.launch.agents.allocation import visible
-from farandole.launch.agents.bundle import archive, bundle, digests
+from farandole.launch.agents.bundle import bundle, digests, packed
 from farandole.launch.contract import Request
 from farandole.launch.launchers.spark import Spark, cluster
 from farandole.launch.launchers.spark.cluster import Cluster, reason
@@ -72,14 +72,14 @@ class TestBundle:
         return packed.getvalue()
 
     def test_holds_farandole_as_it_is_here_and_what_functions_are_pickled_with(self) -> None:
-        packed, wanted = bundle()
+        archive, wanted = bundle()
         assert {"farandole", "cloudpickle"} <= set(wanted)
-        names = zipfile.ZipFile(io.BytesIO(packed)).namelist()
+        names = zipfile.ZipFile(io.BytesIO(archive)).namelist()
         assert "farandole/worker.py" in names
         assert all(name.endswith((".py", ".typed")) for name in names)
 
     def test_what_is_there_already_is_used(self) -> None:
-        for part in (archive, digests):
+        for part in (packed, digests):
             part.cache_clear()  # another test may have called it, and a file been edited since
         assert boot.provide(*bundle()) == ("", {})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import threading
 import zipfile
 
 from farandole.launch.agents import boot
@@ -12,6 +13,7 @@ from farandole.launch.agents import boot
 # What must be the driver's own: Farandole, the names it goes by, and what functions are pickled with (one version of
 # cloudpickle does not read what another has written).
 NAMES = ("farandole", "horovod", "sparkdl", "cloudpickle")
+_packing = threading.Lock()
 
 
 @functools.lru_cache(maxsize=1)
@@ -29,18 +31,23 @@ def digests() -> dict[str, str]:
     return {name: boot.digest(name) for name in roots()}
 
 
-@functools.lru_cache(maxsize=1)
 def archive() -> bytes:
-    """These packages, zipped."""
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as zipped:
+    """These packages, zipped. Many hosts may ask for it at once."""
+    with _packing:
+        return packed()
+
+
+@functools.lru_cache(maxsize=1)
+def packed() -> bytes:
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as zipped:
         for name, root in roots().items():
             for path in boot.sources(root):
                 # A fixed time: the same sources are the same archive, which hosts keep.
                 entry = zipfile.ZipInfo(os.path.join(name, os.path.relpath(path, root)))
                 with open(path, "rb") as file:
                     zipped.writestr(entry, file.read(), zipfile.ZIP_DEFLATED)
-    return packed.getvalue()
+    return found.getvalue()
 
 
 def bundle() -> tuple[bytes, dict[str, str]]:
