@@ -35,7 +35,7 @@ ELSEWHERE = ["tensorflow.md", "keras.md", "jax.md", "mxnet.md", "spark.md"]  # r
 TASKS = [
     "start.md", "concepts.md", "run.md", "launching.md", "torch.md", "tensorflow.md", "keras.md", "jax.md", "mxnet.md",
     "numpy.md",
-    "spark.md", "migration.md", "data.md", "timeline.md", "bench.md", "settings.md", "architecture.md",
+    "spark.md", "migration.md", "data.md", "timeline.md", "bench.md", "scaling.md", "settings.md", "architecture.md",
     "checks.md", "from_ddp.md",
 ]  # fmt: skip
 SETTINGS = ROOT / "docs" / "settings.md"
