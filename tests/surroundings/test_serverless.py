@@ -99,6 +99,14 @@ class TestTheEnd:
             "farandole: rank 3 on h1 ended without a report: it was killed, or called os._exit",
         ]
 
+    def test_a_rank_has_left_when_it_says_so(self, host: Host, clients: list[StoreClient]) -> None:
+        """A process that it forked off, a data loader's, may hold its connection open."""
+        for rank in (1, 2, 3):
+            clients[rank].set(keys.outcome(rank), Outcome(status="ok").to_bytes())
+            clients[rank].set(f"left/{rank}", b"")
+        host.close(None)
+        assert host.present() == set()
+
     def test_after_a_failure_of_its_own_it_waits_for_a_while_only(
         self, host: Host, clients: list[StoreClient], capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -30,6 +30,7 @@ PATIENCE = 10.0  # seconds in which the others end after a failure; what is left
 REACH = 5.0  # seconds for one address of rank 0's host, which may have several
 SLACK = 5.0  # seconds that the word on who is missing may take
 _LOOPBACK = "127.0.0.1"
+_LEFT = "left/"  # a rank's last word
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,10 @@ def leave(failed: bool) -> None:
     if failed and stay.cluster.ends_together and not _all_ended(stay, PATIENCE):
         sys.stderr.flush()
         stay.cluster.abort()
+    if stay.host is None:
+        # Said, because a process that was forked off, and lives on, holds the connection open.
+        with contextlib.suppress(HorovodInternalError, RendezvousError, AuthenticationError, OSError):
+            stay.client.set(f"{_LEFT}{stay.placement.rank}", b"")
     stay.client.close()
 
 
@@ -169,6 +174,7 @@ class Host:
         self._nodes: list[tuple[str, int]] = []
         self.server = StoreServer(self._secret, host="0.0.0.0" if self._everywhere else _LOOPBACK)
         self.server.lost.append(self._lost)
+        self.server.hooks.append(self._heard)
 
     def invitation(self) -> str:
         """The store's addresses, then the secret, with commas between."""
@@ -219,6 +225,10 @@ class Host:
                 if outcome is not None and outcome.status == "error":
                     lines.append(f"{name} failed: {outcome.kind}: {outcome.message}")
         return lines
+
+    def _heard(self, key: str, value: object) -> None:
+        if key.startswith(_LEFT):
+            self._lost(key)
 
     def _lost(self, name: str) -> None:
         with self._changed:
