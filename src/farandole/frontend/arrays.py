@@ -12,6 +12,7 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.engine import Entry
 from farandole.frontend import serials
+from farandole.frontend.differences import names_of_one
 from farandole.frontend.objects import allgather_object
 from farandole.frontend.ops import WORLD, place_of
 from farandole.observe.replicas import digest
@@ -73,7 +74,10 @@ def _check(tables: Sequence[list[tuple[tuple[int, ...], str]]], names: Sequence[
     ranks = process_set.ranks or range(len(tables))
     mine, theirs = tables[0], tables[odd]
     if len(mine) != len(theirs):
-        what = f"rank {ranks[0]} has {len(mine)}, rank {ranks[odd]} has {len(theirs)}"
+        named = allgather_object([*names], process_set=process_set)
+        first, other = f"rank {ranks[0]}", f"rank {ranks[odd]}"
+        what = f"{first} has {len(mine)}, {other} has {len(theirs)}"
+        what += names_of_one(first, named[0], other, named[odd])
     else:
         number = next(number for number, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1])
         what = (

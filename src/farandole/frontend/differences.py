@@ -17,9 +17,8 @@ def first_difference(tables: Sequence[Sequence[Row]], columns: Sequence[str], ra
         return ""
     first, other = (f"rank {ranks[place] if ranks else place}" for place in (0, odd))
     mine, theirs = tables[0], tables[odd]
-    only = [(first, _names_without(mine, theirs)), (other, _names_without(theirs, mine))]
     if len(mine) != len(theirs):
-        some = "".join(f"; only {who} has {_listed(names)}" for who, names in only if names)
+        some = names_of_one(first, [row[0] for row in mine], other, [row[0] for row in theirs])
         return f"{first} has {len(mine)}, {other} has {len(theirs)}{some}"
     number, one, two = next(
         (number, one, two) for number, (one, two) in enumerate(zip(mine, theirs, strict=True)) if one != two
@@ -33,9 +32,15 @@ def first_difference(tables: Sequence[Sequence[Row]], columns: Sequence[str], ra
     return f"{one[0]!r} has {column} {here} on {first} and {there} on {other}"
 
 
-def _names_without(some: Sequence[Row], others: Sequence[Row]) -> list[Hashable]:
-    known = {row[0] for row in others}
-    return [row[0] for row in some if row[0] not in known]
+def names_of_one(first: str, mine: Sequence[Hashable], other: str, theirs: Sequence[Hashable]) -> str:
+    """The names that only ``first`` or ``other`` has, to follow a semicolon; empty if there are none."""
+    only = [(first, _without(mine, theirs)), (other, _without(theirs, mine))]
+    return "".join(f"; only {who} has {_listed(names)}" for who, names in only if names)
+
+
+def _without(some: Sequence[Hashable], others: Sequence[Hashable]) -> list[Hashable]:
+    known = set(others)
+    return [name for name in some if name not in known]
 
 
 def _listed(names: Sequence[Hashable]) -> str:

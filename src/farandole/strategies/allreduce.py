@@ -38,7 +38,8 @@ from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 TOO_MANY = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
-    "backward_passes_per_step to accumulate gradients locally."
+    "backward_passes_per_step to accumulate gradients locally. ({name!r} got a gradient in pass {passes} of a step. "
+    "Two losses can be added up for one backward(); checkpoints that compute gradients twice need use_reentrant=False)"
 )
 DROPPED = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
@@ -93,7 +94,7 @@ class Allreduce:
                 self._skip_frozen()
             if not self._left[index]:
                 if not self._closed or self.gradients[index].holds(gradient):
-                    raise AssertionError(TOO_MANY)
+                    raise AssertionError(self._too_many(index))
                 self._begin()  # the reduced gradients were thrown away (a step was skipped): start over
             self._left[index] -= 1
             self._dirty = True
@@ -115,6 +116,9 @@ class Allreduce:
             self._in[index] = True  # or a hole: it cannot come in this round
             if not bucket.left and self._overlap:
                 self._launch()
+
+    def _too_many(self, index: int) -> str:
+        return TOO_MANY.format(name=self.gradients[index].identity[0], passes=self._passes + 1)
 
     def end_of_backward(self) -> None:
         """A backward pass is over. Makes gradients final, if this was the last pass of the step for some of them."""
