@@ -39,6 +39,7 @@ UsePAM no
 UseDNS no
 StrictModes no
 MaxStartups 100
+AcceptEnv XDG_CACHE_HOME
 """
 SSH_CONFIG = """
 IdentityFile {folder}/user

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -121,19 +120,25 @@ def test_a_network_that_leads_nowhere_is_passed_over(four: Hosts) -> None:
     assert (status, "has no interface 'eth7'" in err) == (2, True)
 
 
-def test_hosts_without_the_drivers_farandole_are_sent_it(four: Hosts, tmp_path: Path) -> None:
-    """Its sources are in no folder that the hosts' interpreter knows; the rank runs a function's worth of it."""
-    for host in four:
-        host.run("mount", "-t", "tmpfs", "tmpfs", "/root/.cache") if os.path.isdir("/root/.cache") else None
+def test_hosts_without_farandole_are_sent_it(four: Hosts, tmp_path: Path) -> None:
+    """Its sources are hidden on two hosts, and unpacked there to the user's cache."""
+    clean = {key: text for key, text in os.environ.items() if key != "PYTHONPATH"}
+    find = [sys.executable, "-c", "import farandole; print(farandole.__path__[0])"]
+    package = Path(subprocess.run(find, env=clean, check=True, capture_output=True, text=True).stdout.strip())
+    hidden = str(package.parent if package.parent.name == "src" else package)
     program = tmp_path / "where.py"
     program.write_text("import farandole.launch.agents.remote as m; print(m.__file__)")
-    python = shlex.split(f"{sys.executable} {program}")
-    status, out, err = run(four, "run", "-np", "2", "-H", "b:1,c:1", *python, path="")
+    words = ["-np", "2", "-H", "b:1,c:1", sys.executable, str(program)]
+    for host in four.hosts[1:3]:
+        host.run("mount", "-t", "tmpfs", "tmpfs", hidden)
+    try:
+        status, out, err = run(four, "run", *words, path="", options=f"-o SetEnv=XDG_CACHE_HOME={tmp_path}")
+    finally:
+        for host in four.hosts[1:3]:
+            host.run("umount", hidden)
     assert status == 0, err
-    assert (
-        len(re.findall(r"^\[\d]<stdout>:\S*/farandole-[0-9a-f]{16}-0/farandole/launch/agents/remote.py$", out, re.M))
-        == 2
-    )
+    sent = rf"{tmp_path}/farandole/farandole-[0-9a-f]{{16}}-0/farandole/launch/agents/remote.py"
+    assert len(re.findall(rf"^\[\d]<stdout>:{sent}$", out, re.M)) == 2
 
 
 def test_a_secret_is_on_no_command_line_and_on_no_disk(four: Hosts) -> None:
