@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import functools
-import ipaddress
 import socket
 import struct
 from collections.abc import Collection, Iterable, Sequence
@@ -38,6 +37,8 @@ class Interface(NamedTuple):
 
 def network_of(address: str, prefix: int) -> str:
     """``10.1.2.3`` with 24 as ``10.1.2.0/24``."""
+    import ipaddress  # here: a job on one host does not pay for it
+
     return str(ipaddress.ip_network(f"{address}/{prefix}", strict=False))
 
 

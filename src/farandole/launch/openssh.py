@@ -14,12 +14,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from farandole.config import Settings
 from farandole.errors import SettingsError
-from farandole.launch.agents import boot, remote
+from farandole.launch.agents import remote
 
 CONNECT = 10  # seconds for a host to answer
 # BatchMode: nobody is there to be asked. ServerAlive*: a host that vanishes ends its ssh after 16 s. LogLevel: what is
@@ -105,6 +104,15 @@ def framed(data: bytes) -> bytes:
     return b"%08d" % len(data) + data
 
 
+def _programs() -> tuple[bytes, bytes]:
+    """The sources of ``remote`` and ``boot``. Imports here are not for a job that only asks which launcher is best."""
+    from pathlib import Path
+
+    from farandole.launch.agents import boot
+
+    return Path(remote.__file__).read_bytes(), Path(boot.__file__).read_bytes()
+
+
 class Session:
     """The first program on one host. ``argv``: from ``command`` (or ``program``, on this host); ``first``: what it is
     told; ``hear``: called with each of its messages, by a thread, and returns what it is to be sent (or None)."""
@@ -113,8 +121,8 @@ class Session:
         self.host = host
         self.failed = ""  # in its own words
         self._hear, self._said, self._lock = hear, "", threading.Lock()
-        sources = [Path(str(module.__file__)).read_bytes() for module in (remote, boot)]
-        opening = [sources[0], json.dumps(dict(first)).encode(), sources[1]]
+        first_program, second_program = _programs()
+        opening = [first_program, json.dumps(dict(first)).encode(), second_program]
         # A session of its own: Ctrl-C is for the driver, which ends the ranks in order.
         try:
             self._process = subprocess.Popen(

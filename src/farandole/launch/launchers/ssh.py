@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from farandole.config import Connection, Placement, Settings, variables
 from farandole.errors import SettingsError
 from farandole.launch.agents.allocation import AgentAllocation, Place
-from farandole.launch.agents.bundle import archive, digests
 from farandole.launch.contract import Request
 from farandole.launch.openssh import CONNECT, Session, command, failures, program
 from farandole.launch.plan import parse_hosts, places, plan
@@ -78,6 +77,8 @@ class Sessions:
         return "--network-interfaces must name interfaces of this machine that the hosts reach"
 
     def start(self, facts: Mapping[str, Any]) -> None:
+        from farandole.launch.agents.bundle import digests  # not for a job that only asks which launcher is best
+
         port = str(facts["address"]).rpartition(":")[2]
         first = {
             "do": "agent", "folder": os.getcwd(), "path": search_path(), "wanted": digests(),
@@ -114,7 +115,11 @@ def _answer(host: str, facts: Mapping[str, Any]) -> bytes | None:
     if there not in ("", ours):
         logger.warning("%s runs Python %s, the driver %s: functions and results may not be readable there",
                        host, there, ours)  # fmt: skip
-    return archive() if facts.get("need") else None
+    if not facts.get("need"):
+        return None
+    from farandole.launch.agents.bundle import archive
+
+    return archive()
 
 
 def _name(host: str) -> str:
