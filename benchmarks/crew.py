@@ -42,7 +42,7 @@ class Plan:
     size: int
     benchmarks: list[str]
     quick: bool
-    meeting: str  # the file in which Gloo's ranks meet
+    rendezvous: str  # the file in which Gloo's ranks meet
     framework: str = "torch"
     hosts: int = 1
 

@@ -32,8 +32,8 @@ class Ours:
 class Gloo:
     name = GLOO
 
-    def __init__(self, rank: int, size: int, meeting: str) -> None:
-        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    def __init__(self, rank: int, size: int, rendezvous: str) -> None:
+        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
 
     def allreduce(self, tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor)

@@ -18,7 +18,7 @@ def main() -> None:
     plan = Plan(**json.loads(sys.argv[1]))
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["FARANDOLE_RANK"])
     os.environ.update(plan.environment(rank))
-    watch_the_parent(Path(plan.meeting).parent)
+    watch_the_parent(Path(plan.rendezvous).parent)
     cores = sorted(os.sched_getaffinity(0))
     if FRAMEWORKS[plan.framework].one_core and plan.size <= len(cores):
         os.sched_setaffinity(0, {cores[rank]})  # before the framework counts them

@@ -48,7 +48,7 @@ class Team:
 def connect(rank: int, plan: Plan) -> Team:
     torch.set_num_threads(1)
     hvd.init()
-    dist.init_process_group("gloo", init_method=f"file://{plan.meeting}", rank=rank, world_size=plan.size)
+    dist.init_process_group("gloo", init_method=f"file://{plan.rendezvous}", rank=rank, world_size=plan.size)
     return Team()
 
 

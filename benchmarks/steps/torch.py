@@ -57,7 +57,7 @@ class Team:
 def connect(rank: int, plan: Plan) -> Team:
     torch.set_num_threads(1)
     hvd.init()
-    peers: list[Any] = [Ours(), Gloo(rank, plan.size, plan.meeting)]
+    peers: list[Any] = [Ours(), Gloo(rank, plan.size, plan.rendezvous)]
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         peers.append(Mpi())
     return Team(peers)

@@ -14,7 +14,7 @@ from farandole.errors import RendezvousError, SettingsError
 from farandole.handshake import new_secret
 from farandole.store import StoreClient, StoreServer
 from farandole.transports import shm
-from farandole.transports.shm.meeting import address
+from farandole.transports.shm.rendezvous import address
 from tests.pool import threads
 
 
@@ -50,14 +50,14 @@ def run(size: int, monkeypatch: pytest.MonkeyPatch, host_of: dict[int, int] | No
     secret = new_secret()
     server = StoreServer(secret)
     if host_of:
-        dial = shm.Meeting._dial
+        dial = shm.Rendezvous._dial
 
-        def far(self: shm.Meeting, peer: int, deadline: float, timeout: float) -> None:
+        def far(self: shm.Rendezvous, peer: int, deadline: float, timeout: float) -> None:
             if host_of[self.rank] != host_of[peer]:
                 raise RendezvousError.late([peer], timeout)
             dial(self, peer, deadline, timeout)
 
-        monkeypatch.setattr(shm.Meeting, "_dial", far)
+        monkeypatch.setattr(shm.Rendezvous, "_dial", far)
 
     def join(rank: int) -> object:
         client = StoreClient(server.address, secret)
@@ -92,16 +92,16 @@ def test_one_host_shares_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 def test_strangers_do_not_push_a_job_from_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than are let wait, at each rank's socket, before and while the ranks look for each other."""
     taken: list[socket.socket] = []
-    look_around = shm.Meeting.look_around
+    look_around = shm.Rendezvous.look_around
 
-    def besieged(self: shm.Meeting) -> None:
+    def besieged(self: shm.Rendezvous) -> None:
         for _ in range(100):
             sock = socket.socket(socket.AF_UNIX)
             sock.connect(address(self.secret, self.scope, 0))
             taken.append(sock)
         look_around(self)
 
-    monkeypatch.setattr(shm.Meeting, "look_around", besieged)
+    monkeypatch.setattr(shm.Rendezvous, "look_around", besieged)
     try:
         assert run(3, monkeypatch) == [("ShmTransport", 6.0)] * 3
     finally:

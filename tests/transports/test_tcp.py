@@ -18,7 +18,7 @@ from farandole.collectives import over
 from farandole.errors import PeerLostError, RendezvousError, WireError
 from farandole.handshake import MAC, NONCE, authenticate, new_secret
 from farandole.transports import tcp
-from farandole.transports.tcp import meeting
+from farandole.transports.tcp import rendezvous
 from tests import pool
 from tests.kits.link import LinkKit
 from tests.kits.process import ProcessKit
@@ -179,7 +179,7 @@ def _work(transport: Any) -> None:
 
 @pytest.fixture
 def besieged(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Besieged]:
-    monkeypatch.setattr(meeting, "PATIENCE", 0.5)
+    monkeypatch.setattr(rendezvous, "PATIENCE", 0.5)
     place = _Besieged()
     yield place
     if place.link is None:
@@ -264,7 +264,7 @@ def test_an_authenticated_peer_with_a_wrong_rank_is_refused(besieged: _Besieged)
         sock = besieged.dial()
         session = authenticate(sock, besieged.secret, "tcp/w/0", server=False)
         sock.settimeout(10)
-        session.send(meeting._HELLO.pack(rank, channel))
+        session.send(rendezvous._HELLO.pack(rank, channel))
         assert _hung_up(sock)
         sock.close()
     besieged.relieve()

@@ -35,17 +35,17 @@ def connect(
     if settings.transport != "auto":
         logger.info("rank %d: the wire %r joins all ranks, as --transport says", rank, settings.transport)
         return wire(settings.transport, scope, range(size))
-    meeting = shm.Meeting(rank, size, secret, scope)
+    rendezvous = shm.Rendezvous(rank, size, secret, scope)
     try:
-        said("door", "")  # every door is open
-        meeting.look_around()
+        said("listening", "")  # everybody is
+        rendezvous.look_around()
         said("looked", "")  # nobody knocks any more
     finally:
-        meeting.close()
-    found = meeting.found()
+        rendezvous.close()
+    found = rendezvous.found()
     neighbours = sorted([rank, *found])
     hosts = group([json.loads(text) for text in said("near", json.dumps(neighbours))])
-    logger.info("rank %d: %s", rank, reason(hosts, meeting.trouble))
+    logger.info("rank %d: %s", rank, reason(hosts, rendezvous.trouble))
     mine = next(host for host in hosts if rank in host)
     if len(mine) == size:
         return shm.join(rank, size, secret, scope, found)

@@ -1,8 +1,8 @@
 """Shared memory between the ranks of one host: the fastest wire, and nothing left behind.
 
-Ranks meet on abstract Unix sockets named by the job's secret (``meeting``), hand each other anonymous memory
-(``memory``), and from then on talk through flags in it (``arena``, ``futex``, ``board``). Ordinary tensors go through
-small slots (``pipeline``), allocated ones are reduced where they stand (``regions``).
+Ranks meet on abstract Unix sockets named by the job's secret (``rendezvous``), hand each other anonymous memory
+(``memory``), and from then on talk through flags in it (``segment``, ``futex``, ``board``). Ordinary tensors go through
+small slots (``pipeline``), allocated ones are reduced where they stand (``registered``).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import socket
 
 from farandole.config import cores
 from farandole.contracts import End
-from farandole.transports.shm.arena import SMALL, Arena
-from farandole.transports.shm.meeting import Meeting
 from farandole.transports.shm.pipeline import staging
+from farandole.transports.shm.rendezvous import Rendezvous
+from farandole.transports.shm.segment import SMALL, Segment
 from farandole.transports.shm.transport import ShmTransport
 
 # Bytes of slots per rank. Measured on 2 cores with 2 MiB of second-level cache each: what is under way should fit into
@@ -24,26 +24,26 @@ _BUDGET = 18 * _LARGEST_CHUNK
 
 def connect(
     rank: int, size: int, secret: str, scope: str, timeout: float = 30.0, *, patience: float = 600.0,
-    parent: Arena | None = None,
+    parent: Segment | None = None,
 ) -> ShmTransport:  # fmt: skip
     """The transport of ``rank`` among ``size`` ranks of this host. Collective.
 
     ``scope`` tells apart the transports of one job; all ranks give the same. Raises RendezvousError naming the ranks
     that did not come within ``timeout`` seconds. ``patience``: seconds to wait for a rank inside a collective.
     """
-    peers = Meeting(rank, size, secret, scope).gather(timeout) if size > 1 else {}
+    peers = Rendezvous(rank, size, secret, scope).gather(timeout) if size > 1 else {}
     return join(rank, size, secret, scope, peers, patience=patience, parent=parent)
 
 
 def join(
     rank: int, size: int, secret: str, scope: str, peers: dict[int, socket.socket], *, patience: float = 600.0,
-    parent: Arena | None = None,
+    parent: Segment | None = None,
 ) -> ShmTransport:  # fmt: skip
-    """The transport over sockets that a ``Meeting`` has made: one to every other rank. Collective."""
+    """The transport over sockets that a ``Rendezvous`` has made: one to every other rank. Collective."""
     chunk = _BUDGET // staging(size, 1) // 4096 * 4096
     chunk = max(_SMALLEST_CHUNK, min(_LARGEST_CHUNK, chunk))
-    arena = Arena(rank, size, peers, staging(size, chunk), crowded=size > cores(), patience=patience, parent=parent)
-    return ShmTransport(arena, chunk, scope, secret)
+    segment = Segment(rank, size, peers, staging(size, chunk), crowded=size > cores(), patience=patience, parent=parent)
+    return ShmTransport(segment, chunk, scope, secret)
 
 
 def wire(end: End) -> ShmTransport:
@@ -51,4 +51,4 @@ def wire(end: End) -> ShmTransport:
     return connect(end.rank, end.size, end.secret, end.scope, end.timeout)
 
 
-__all__ = ["SMALL", "Meeting", "ShmTransport", "connect", "join", "wire"]
+__all__ = ["SMALL", "Rendezvous", "ShmTransport", "connect", "join", "wire"]

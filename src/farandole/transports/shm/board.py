@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farandole.transports.shm import futex
-from farandole.transports.shm.arena import NOTICE, NOTICE_HEADER, NOTICES, POSTED, Arena
+from farandole.transports.shm.segment import NOTICE, NOTICE_HEADER, NOTICES, POSTED, Segment
 
 _ROOM = NOTICE - NOTICE_HEADER
 
@@ -12,11 +12,11 @@ class ShmBoard:
     """See ``contracts.Board``. A page is overwritten two rounds later, when everybody has surely read it: a rank posts
     page k+2 only after collecting page k+1, which its peers posted only after collecting page k."""
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
         self._page = 1  # the page that is being posted or awaited
         self._rest: list[bytes] | None = None  # pages still to post; None: nothing posted in this round
-        self._collected: list[bytes] = [b""] * arena.size
+        self._collected: list[bytes] = [b""] * segment.size
         self._heard = 0
 
     def post(self, message: bytes) -> None:
@@ -25,21 +25,21 @@ class ShmBoard:
         self._pin()
 
     def started(self) -> bool:
-        return any(self._arena.words[peer][POSTED // 8] >= self._page for peer in self._arena.others)
+        return any(self._segment.words[peer][POSTED // 8] >= self._page for peer in self._segment.others)
 
     def missing(self) -> list[int]:
-        return [rank for rank in range(self._arena.size) if self._arena.words[rank][POSTED // 8] < self._page]
+        return [rank for rank in range(self._segment.size) if self._segment.words[rank][POSTED // 8] < self._page]
 
     def collect(self) -> list[bytes] | None:
-        arena = self._arena
+        segment = self._segment
         while True:
-            for peer in arena.others:
-                if arena.words[peer][POSTED // 8] < self._page:
+            for peer in segment.others:
+                if segment.words[peer][POSTED // 8] < self._page:
                     return None
             if self._rest is None:
                 return None
             if not self._read():
-                messages, self._collected = self._collected, [b""] * arena.size
+                messages, self._collected = self._collected, [b""] * segment.size
                 self._rest = None
                 self._page += 1
                 return messages
@@ -47,46 +47,46 @@ class ShmBoard:
             self._pin()
 
     def wait(self, seconds: float, *, spin: bool) -> None:
-        arena, page = self._arena, self._page
-        flags = [arena.words[peer] for peer in arena.others]
+        segment, page = self._segment, self._page
+        flags = [segment.words[peer] for peer in segment.others]
         enough = any if self._rest is None else all  # before posting, one peer is news; after it, the last one is
 
         def news() -> bool:
-            return arena.rings != self._heard or enough([words[POSTED // 8] >= page for words in flags])
+            return segment.rings != self._heard or enough([words[POSTED // 8] >= page for words in flags])
 
-        arena.wait_until(news, seconds, spin=spin)
-        self._heard = arena.rings
+        segment.wait_until(news, seconds, spin=spin)
+        self._heard = segment.rings
 
     def ring(self) -> None:
-        self._arena.ring_self()
+        self._segment.ring_self()
 
     def verify(self) -> None:
-        self._arena.check_alive()
+        self._segment.check_alive()
 
     def _pin(self) -> None:
         assert self._rest is not None
         page = self._rest.pop(0) if self._rest else b""
-        arena, me = self._arena, self._arena.rank
+        segment, me = self._segment, self._segment.rank
         start = NOTICES + (self._page % 2) * NOTICE
-        words = arena.words[me]
+        words = segment.words[me]
         words[start // 8] = len(page)
         words[start // 8 + 1] = bool(self._rest)
         if page:
             first = start + NOTICE_HEADER
-            arena.chars[me][first : first + len(page)] = page
+            segment.chars[me][first : first + len(page)] = page
         futex.publish_fence()
         words[POSTED // 8] = self._page
-        arena.ring_others()
+        segment.ring_others()
 
     def _read(self) -> bool:
         """Take in everybody's current page; True if anybody has more to come."""
-        arena, more = self._arena, False
+        segment, more = self._segment, False
         start = NOTICES + (self._page % 2) * NOTICE
         first = start + NOTICE_HEADER
-        for rank in range(arena.size):
-            words = arena.words[rank]
+        for rank in range(segment.size):
+            words = segment.words[rank]
             length = words[start // 8]
             if length:
-                self._collected[rank] += bytes(arena.chars[rank][first : first + length])
+                self._collected[rank] += bytes(segment.chars[rank][first : first + length])
             more = more or bool(words[start // 8 + 1])
         return more

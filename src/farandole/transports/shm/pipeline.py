@@ -18,7 +18,7 @@ from numpy import multiply
 
 from farandole.collectives.kernels import reducer
 from farandole.transports.shm import memory
-from farandole.transports.shm.arena import STAGING, Arena
+from farandole.transports.shm.segment import STAGING, Segment
 from farandole.types import Buffer, DType, ReduceOp
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ class Slots:
     """The staging room of every rank, divided into slots of one chunk: for each set and, of this rank, ``given`` (by
     owner) and ``taken`` (by giver: pieces from others), and ``reduced`` (by owner). Arrays of one storage type."""
 
-    def __init__(self, arena: Arena, chunk: int, storage: str) -> None:
-        size, me = arena.size, arena.rank
+    def __init__(self, segment: Segment, chunk: int, storage: str) -> None:
+        size, me = segment.size, segment.rank
 
         def slot(rank: int, index: int) -> Array:
             start = STAGING + index * chunk
-            typed: Array = arena.bytes[rank][start : start + chunk].view(storage)
+            typed: Array = segment.bytes[rank][start : start + chunk].view(storage)
             return typed
 
         firsts, ranks = range(0, SETS * (size + 1), size + 1), range(size)
@@ -89,9 +89,9 @@ class Reduction:
     """One reduction in the making. ``source`` and ``target``: by step and owner."""
 
     def __init__(
-        self, arena: Arena, slots: Slots, source: Cuts, target: Cuts, op: ReduceOp, dtype: DType, scale: float
+        self, segment: Segment, slots: Slots, source: Cuts, target: Cuts, op: ReduceOp, dtype: DType, scale: float
     ) -> None:
-        self.arena, self.slots, self.source, self.target = arena, slots, source, target
+        self.segment, self.slots, self.source, self.target = segment, slots, source, target
         self.small = _PACK_BELOW // dtype.itemsize
         # Plain floats are scaled while they are copied out, which costs nothing; the others where they are summed.
         late = dtype.is_float and not dtype.is_half
@@ -104,14 +104,14 @@ class Reduction:
         What this rank owns it takes at once, from its cache. A set of slots is used again three steps later: by then
         its step is taken on this rank, hence reduced on all.
         """
-        arena, steps = self.arena, len(self.source)
-        before = arena.published
+        segment, steps = self.segment, len(self.source)
+        before = segment.published
         self._give(0)
         given = before + 1  # the announcement by which a rank has given the current step
         for step in range(steps):
             if step + 1 < steps:
                 self._give(step + 1)
-            arena.await_all(given)
+            segment.await_all(given)
             self._reduce(step)
             if step:
                 self._take_others(step - 1, given + 1)
@@ -121,15 +121,15 @@ class Reduction:
     def _give(self, step: int) -> None:
         """Copy the pieces of others into this rank's slots."""
         slots, source = self.slots.given[step % SETS], self.source[step]
-        for owner in self.arena.others:
+        for owner in self.segment.others:
             slot = slots[owner]
             for piece, start, end in source[owner]:
                 slot[start:end] = piece
-        self.arena.publish()
+        self.segment.publish()
 
     def _reduce(self, step: int) -> None:
         """Reduce this rank's own pieces into its result slot."""
-        me, given = self.arena.rank, self.slots.taken[step % SETS]
+        me, given = self.segment.rank, self.slots.taken[step % SETS]
         out, pieces = self.slots.reduced[step % SETS][me], self.source[step][me]
         length = pieces[-1][2] if pieces else 0
         if length > len(pieces) * self.small:
@@ -141,12 +141,12 @@ class Reduction:
             for piece, start, end in pieces:
                 given[me][start:end] = piece
             self.reducer(out[:length], [slot[:length] for slot in given])
-        self.arena.publish()
+        self.segment.publish()
         self._take(step, me)
 
     def _take_others(self, step: int, stage: int) -> None:
-        for owner in self.arena.others:
-            self.arena.await_one(owner, stage)
+        for owner in self.segment.others:
+            self.segment.await_one(owner, stage)
             self._take(step, owner)
 
     def _take(self, step: int, owner: int) -> None:
@@ -159,23 +159,23 @@ class Reduction:
                 multiply(result[start:end], scale, piece)
 
 
-def allreduce(arena: Arena, slots: Slots, buffers: Sequence[Buffer], op: ReduceOp, scale: float) -> None:
+def allreduce(segment: Segment, slots: Slots, buffers: Sequence[Buffer], op: ReduceOp, scale: float) -> None:
     """All buffers, as one, on all ranks."""
-    ranges = deal(sum(len(buffer.data) for buffer in buffers), arena.size, slots.elements)
+    ranges = deal(sum(len(buffer.data) for buffer in buffers), segment.size, slots.elements)
     source = cut([buffer.data for buffer in buffers], ranges)
     in_place = all(buffer.out is buffer.data for buffer in buffers)
     target = source if in_place else cut([buffer.out for buffer in buffers], ranges)
-    Reduction(arena, slots, source, target, op, buffers[0].dtype, scale).run()
+    Reduction(segment, slots, source, target, op, buffers[0].dtype, scale).run()
 
 
 def reducescatter(
-    arena: Arena, slots: Slots, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float
+    segment: Segment, slots: Slots, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float
 ) -> None:
     """Each rank's part of the reduced buffer. Counts are elements per rank."""
-    chunk, me = slots.elements, arena.rank
+    chunk, me = slots.elements, segment.rank
     marks = list(pairwise([0, *accumulate(counts)]))
     firsts = range(0, max(1, *counts), chunk)
     ranges = [[(min(last, at + first), min(last, at + first + chunk)) for at, last in marks] for first in firsts]
     mine = [[(start - marks[me][0], stop - marks[me][0])] for start, stop in (step[me] for step in ranges)]
-    target = [[kept if owner == me else [] for owner in range(arena.size)] for (kept,) in cut([buffer.out], mine)]
-    Reduction(arena, slots, cut([buffer.data], ranges), target, op, buffer.dtype, scale).run()
+    target = [[kept if owner == me else [] for owner in range(segment.size)] for (kept,) in cut([buffer.out], mine)]
+    Reduction(segment, slots, cut([buffer.data], ranges), target, op, buffer.dtype, scale).run()

@@ -12,9 +12,9 @@ from numpy import multiply
 from farandole.collectives.kernels import quiet, reduce_into, reducer
 from farandole.contracts import Board, Report
 from farandole.transports.shm import pipeline
-from farandole.transports.shm.arena import SMALL, SMALLS, STAGING, Arena
 from farandole.transports.shm.board import ShmBoard
-from farandole.transports.shm.regions import Regions
+from farandole.transports.shm.registered import RegisteredBuffers
+from farandole.transports.shm.segment import SMALL, SMALLS, STAGING, Segment
 from farandole.types import Buffer, DType, ReduceOp
 
 if TYPE_CHECKING:
@@ -31,23 +31,23 @@ class ShmTransport:
     rank has announced its first stage. The small exchange alternates between two places of its own.
     """
 
-    def __init__(self, arena: Arena, chunk: int, scope: str, secret: str) -> None:
-        self.rank, self.size = arena.rank, arena.size
-        self._arena, self._chunk, self._scope, self._secret = arena, chunk, scope, secret
-        self.board: Board = ShmBoard(arena)
+    def __init__(self, segment: Segment, chunk: int, scope: str, secret: str) -> None:
+        self.rank, self.size = segment.rank, segment.size
+        self._segment, self._chunk, self._scope, self._secret = segment, chunk, scope, secret
+        self.board: Board = ShmBoard(segment)
         self._slots: dict[str, pipeline.Slots] = {}
         self._small: dict[str, list[list[Array]]] = {}
         self._turn = 0
         # Two ranks read each other's whole tensor as quickly as halves of it; with more, that is soon too much.
         self._exchanged = SMALL if self.size == 2 else SMALL // 8
-        self._regions = Regions(arena)
+        self._registered = RegisteredBuffers(segment)
         self._splits = 0
         self._closed = False
 
     # Memory.
 
     def allocate(self, nbytes: int) -> Array:
-        return self._regions.allocate(nbytes)
+        return self._registered.allocate(nbytes)
 
     # Reductions.
 
@@ -60,16 +60,16 @@ class ShmTransport:
         elif elements * dtype.itemsize <= self._exchanged:
             with quiet():
                 self._exchange(buffers, elements, op, dtype, scale)
-        elif not self._regions.allreduce(buffers, op, scale):
+        elif not self._registered.allreduce(buffers, op, scale):
             with quiet():
-                pipeline.allreduce(self._arena, self._typed_slots(dtype), buffers, op, scale)
+                pipeline.allreduce(self._segment, self._typed_slots(dtype), buffers, op, scale)
 
     def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0) -> None:
         if self.size == 1:
             reduce_into(buffer.out, [buffer.data], op, buffer.dtype, scale)
         elif len(buffer.data):
             with quiet():
-                pipeline.reducescatter(self._arena, self._typed_slots(buffer.dtype), buffer, counts, op, scale)
+                pipeline.reducescatter(self._segment, self._typed_slots(buffer.dtype), buffer, counts, op, scale)
 
     def _exchange(self, buffers: Sequence[Buffer], elements: int, op: ReduceOp, dtype: DType, scale: float) -> None:
         """One wait: everybody shows its elements, everybody adds up all of them in rank order."""
@@ -88,9 +88,9 @@ class ShmTransport:
             else:
                 mine[offset:end] = buffer.data
             offset = end
-        arena = self._arena
-        arena.publish()
-        arena.await_all(arena.published)
+        segment = self._segment
+        segment.publish()
+        segment.await_all(segment.published)
         reduce = reducer(op, dtype, 1.0 if early else scale)
         if len(buffers) == 1:
             reduce(buffers[0].out, [place[:elements] for place in places])
@@ -106,7 +106,10 @@ class ShmTransport:
         places = self._small.get(storage)
         if places is None:
             places = [
-                [room[SMALLS + turn * SMALL : SMALLS + (turn + 1) * SMALL].view(storage) for room in self._arena.bytes]
+                [
+                    room[SMALLS + turn * SMALL : SMALLS + (turn + 1) * SMALL].view(storage)
+                    for room in self._segment.bytes
+                ]
                 for turn in (0, 1)
             ]
             self._small[storage] = places
@@ -115,7 +118,7 @@ class ShmTransport:
     def _typed_slots(self, dtype: DType) -> pipeline.Slots:
         slots = self._slots.get(dtype.storage)
         if slots is None:
-            slots = self._slots[dtype.storage] = pipeline.Slots(self._arena, self._chunk, dtype.storage)
+            slots = self._slots[dtype.storage] = pipeline.Slots(self._segment, self._chunk, dtype.storage)
         return slots
 
     # Moves.
@@ -125,23 +128,23 @@ class ShmTransport:
         if self.size == 1 or not len(data):
             return
         self.barrier()
-        arena = self._arena
+        segment = self._segment
         half = pipeline.staging(self.size, self._chunk) // 2
-        base = arena.published
+        base = segment.published
         for turn, start in enumerate(range(0, len(data), half)):
             first = STAGING + turn % 2 * half
             piece = data[start : start + half]
-            room = arena.bytes[root][first : first + len(piece)]
+            room = segment.bytes[root][first : first + len(piece)]
             if self.rank == root:
                 if turn >= 2:
-                    arena.await_all(base + turn - 1)  # the half is free: everybody has read its content
+                    segment.await_all(base + turn - 1)  # the half is free: everybody has read its content
                 room[:] = piece
-                arena.publish()
+                segment.publish()
             else:
-                arena.await_one(root, base + turn + 1)
+                segment.await_one(root, base + turn + 1)
                 piece[:] = room
-                arena.publish()
-        arena.await_all(arena.published)
+                segment.publish()
+        segment.await_all(segment.published)
 
     def allgather(self, send: Array, receive: Array, counts: Sequence[int]) -> None:
         firsts = [sum(counts[:rank]) for rank in range(self.size)]
@@ -151,19 +154,19 @@ class ShmTransport:
             return
         self.barrier()
         half = pipeline.staging(self.size, self._chunk) // 2
-        arena = self._arena
-        base = arena.published
+        segment = self._segment
+        base = segment.published
         for turn in range(math.ceil(max(counts) / half)):
             first, start = STAGING + turn % 2 * half, turn * half
             piece = send[start : start + half]
-            arena.bytes[self.rank][first : first + len(piece)] = piece
-            arena.publish()
-            for peer in arena.others:
+            segment.bytes[self.rank][first : first + len(piece)] = piece
+            segment.publish()
+            for peer in segment.others:
                 length = min(half, counts[peer] - start)
-                arena.await_one(peer, base + turn + 1)
+                segment.await_one(peer, base + turn + 1)
                 if length > 0:
                     to = firsts[peer] + start
-                    receive[to : to + length] = arena.bytes[peer][first : first + length]
+                    receive[to : to + length] = segment.bytes[peer][first : first + length]
         self.barrier()
 
     def alltoall(self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]) -> None:
@@ -175,22 +178,22 @@ class ShmTransport:
             return
         part = pipeline.staging(self.size, self._chunk) // (2 * self.size)
         turns = math.ceil(self._largest(max(*send_counts, *receive_counts)) / part)
-        arena = self._arena
-        base = arena.published
+        segment = self._segment
+        base = segment.published
         for turn in range(turns):
             room, start = STAGING + turn % 2 * part * self.size, turn * part
-            for peer in arena.others:
+            for peer in segment.others:
                 length = min(part, send_counts[peer] - start)
                 if length > 0:
                     first, to = sends[peer] + start, room + peer * part
-                    arena.bytes[me][to : to + length] = send[first : first + length]
-            arena.publish()
-            for peer in arena.others:
+                    segment.bytes[me][to : to + length] = send[first : first + length]
+            segment.publish()
+            for peer in segment.others:
                 length = min(part, receive_counts[peer] - start)
-                arena.await_one(peer, base + turn + 1)
+                segment.await_one(peer, base + turn + 1)
                 if length > 0:
                     first, to = room + me * part, receives[peer] + start
-                    receive[to : to + length] = arena.bytes[peer][first : first + length]
+                    receive[to : to + length] = segment.bytes[peer][first : first + length]
         self.barrier()
 
     def _largest(self, value: int) -> int:
@@ -202,8 +205,8 @@ class ShmTransport:
         return int(largest[0])
 
     def barrier(self) -> None:
-        self._arena.publish()
-        self._arena.await_all(self._arena.published)
+        self._segment.publish()
+        self._segment.await_all(self._segment.published)
 
     # Life.
 
@@ -215,17 +218,17 @@ class ShmTransport:
             return None
         members = sorted(ranks)
         scope = f"{self._scope}/{self._splits}:{','.join(map(str, members))}"
-        arena = self._arena
+        segment = self._segment
         index = members.index(self.rank)
-        return connect(index, len(members), self._secret, scope, patience=arena.patience, parent=arena)
+        return connect(index, len(members), self._secret, scope, patience=segment.patience, parent=segment)
 
     def report_waits(self, report: Report) -> None:
-        self._arena.report = report
+        self._segment.report = report
 
     def abort(self, why: str) -> None:
-        self._arena.abort(why)
+        self._segment.abort(why)
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._arena.close()
+            self._segment.close()

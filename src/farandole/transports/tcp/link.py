@@ -22,7 +22,7 @@ from farandole.contracts import Report
 from farandole.errors import WireError
 from farandole.handshake import HEAD, TAG, Session
 from farandole.transports.tcp.board import TcpBoard
-from farandole.transports.tcp.meeting import Meeting, Store
+from farandole.transports.tcp.rendezvous import Rendezvous, Store
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -42,12 +42,12 @@ def connect(
     ``scope`` keeps wires of one job apart: use a new one for every wire. Raises RendezvousError that names who is
     missing after ``timeout`` seconds.
     """
-    return _meet(Meeting(rank, size, secret, scope, store, timeout, host), None)
+    return _meet(Rendezvous(rank, size, secret, scope, store, timeout, host), None)
 
 
-def _meet(meeting: Meeting, parent: TcpBoard | None) -> TcpLink:
-    data, boards = meeting.run() if meeting.size > 1 else ([None], [None])
-    return TcpLink(meeting, data, TcpBoard(meeting.rank, boards, parent))
+def _meet(rendezvous: Rendezvous, parent: TcpBoard | None) -> TcpLink:
+    data, boards = rendezvous.run() if rendezvous.size > 1 else ([None], [None])
+    return TcpLink(rendezvous, data, TcpBoard(rendezvous.rank, boards, parent))
 
 
 class _Incoming:
@@ -122,9 +122,9 @@ class TcpLink:
 
     ahead = 1 << 20
 
-    def __init__(self, meeting: Meeting, sessions: Sequence[Session | None], board: TcpBoard) -> None:
-        self.rank, self.size, self.board = meeting.rank, meeting.size, board
-        self._meeting = meeting
+    def __init__(self, rendezvous: Rendezvous, sessions: Sequence[Session | None], board: TcpBoard) -> None:
+        self.rank, self.size, self.board = rendezvous.rank, rendezvous.size, board
+        self._rendezvous = rendezvous
         self._sessions = sessions
         self._sockets = sockets = [session.sock if session is not None else None for session in sessions]
         self._splits = 0
@@ -294,11 +294,11 @@ class TcpLink:
         self._splits += 1
         if self.rank not in ranks:
             return None
-        was = self._meeting
+        was = self._rendezvous
         scope = f"{was.scope}/{self._splits}:{'-'.join(map(str, ranks))}"
         place = list(ranks).index(self.rank)
         child = _meet(
-            Meeting(place, len(ranks), was.secret, scope, was.store, was.timeout, was.host, self._check), self.board
+            Rendezvous(place, len(ranks), was.secret, scope, was.store, was.timeout, was.host, self._check), self.board
         )
         self._children.append(child)
         return child

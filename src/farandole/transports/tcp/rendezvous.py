@@ -39,7 +39,7 @@ class Store(Protocol):
 _said: set[str] = set()  # the networks that this process has told of
 
 
-class Meeting:
+class Rendezvous:
     """One rendezvous. ``run`` returns the sessions, by rank: (data, board); None in our own place.
 
     ``host``: this host's addresses, with commas between, the one to try first in front; each with its prefix, if known.
@@ -61,29 +61,29 @@ class Meeting:
         self._failed: set[str] = set()  # and did not
 
     def run(self) -> tuple[list[Session | None], list[Session | None]]:
-        doors = [(address, self._listen(address)) for address in self.host.split(",")]
+        listeners = [(address, self._listen(address)) for address in self.host.split(",")]
         acceptors = [
             threading.Thread(
                 target=self.newcomers.accept_all, args=(listener, self._greet, "farandole-tcp-greet"),
                 name="farandole-tcp-accept", daemon=True,
             )
-            for _, listener in doors
+            for _, listener in listeners
         ]  # fmt: skip
         for acceptor in acceptors:
             acceptor.start()
         try:
-            told = ",".join(f"{address}|{listener.getsockname()[1]}" for address, listener in doors)
+            told = ",".join(f"{address}|{listener.getsockname()[1]}" for address, listener in listeners)
             self.store.set(self._key(self.rank), told.encode())
             for peer in range(self.rank):
                 for channel in (DATA, BOARD):
                     self._dial(peer, channel)
             self._wait_for_the_higher()
         except BaseException:
-            self._end(doors, acceptors)
+            self._end(listeners, acceptors)
             for session in self.sessions.values():
                 session.close()
             raise
-        self._end(doors, acceptors)
+        self._end(listeners, acceptors)
         self._tell_networks()
         return self._of(DATA), self._of(BOARD)
 
@@ -106,10 +106,10 @@ class Meeting:
             _said.add(used)
             logger.info("rank 0: TCP to the other hosts goes over %s (of %s)", used, self.host.replace(",", ", "))
 
-    def _end(self, doors: list[tuple[str, socket.socket]], acceptors: list[threading.Thread]) -> None:
+    def _end(self, listeners: list[tuple[str, socket.socket]], acceptors: list[threading.Thread]) -> None:
         with self.changed:
             self.open = False
-        for (_, listener), acceptor in zip(doors, acceptors, strict=True):
+        for (_, listener), acceptor in zip(listeners, acceptors, strict=True):
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
             acceptor.join(2.0)
@@ -126,12 +126,14 @@ class Meeting:
         """Connect to a lower rank. One that does not answer yet may have left an old address: look again."""
         patience = FIRST
         while True:
-            doors = dict(door.rsplit("|", 1) for door in self._address(peer).split(","))
-            addresses = network.order(list(doors), self._reached, self._failed) if len(doors) > 1 else list(doors)
-            seconds = min(PATIENCE, patience) if len(doors) > 1 else PATIENCE
+            listeners = dict(listener.rsplit("|", 1) for listener in self._address(peer).split(","))
+            addresses = (
+                network.order(list(listeners), self._reached, self._failed) if len(listeners) > 1 else list(listeners)
+            )
+            seconds = min(PATIENCE, patience) if len(listeners) > 1 else PATIENCE
             for address in addresses:
-                met = self._knock(peer, channel, network.parted(address)[0], int(doors[address]), seconds)
-                if len(doors) > 1:
+                met = self._knock(peer, channel, network.parted(address)[0], int(listeners[address]), seconds)
+                if len(listeners) > 1:
                     (self._reached if met else self._failed).add(network.network_of(*network.parted(address)))
                 if met:
                     return

@@ -30,8 +30,8 @@ def address(secret: str, scope: str, rank: int) -> str:
     return "\0farandole-" + derive(secret, f"shm|{scope}|{rank}")
 
 
-class Meeting:
-    """Opens this rank's door, then connects to every lower rank and accepts every higher one."""
+class Rendezvous:
+    """Opens this rank's listener, then connects to every lower rank and accepts every higher one."""
 
     def __init__(self, rank: int, size: int, secret: str, scope: str) -> None:
         self.rank, self.size, self.secret, self.scope = rank, size, secret, scope
@@ -39,15 +39,15 @@ class Meeting:
         self.trouble: dict[int, str] = {}  # why a rank was not reached
         self._changed = threading.Condition()
         self._newcomers = Newcomers(f"rank {rank}'s socket for shared memory", logger, size + _PENDING)
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._door.bind(address(secret, scope, rank))
-        self._door.listen(size + _PENDING)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(address(secret, scope, rank))
+        self._listener.listen(size + _PENDING)
         self._open = True
-        self._porter = threading.Thread(
-            target=self._newcomers.accept_all, args=(self._door, self._greet, "farandole-shm-greet"),
-            name="farandole-shm-door", daemon=True,
+        self._acceptor = threading.Thread(
+            target=self._newcomers.accept_all, args=(self._listener, self._greet, "farandole-shm-greet"),
+            name="farandole-shm-listener", daemon=True,
         )  # fmt: skip
-        self._porter.start()
+        self._acceptor.start()
 
     def found(self) -> dict[int, socket.socket]:
         """The ranks met so far. A rank that has been welcomed by this one is among them."""
@@ -55,7 +55,7 @@ class Meeting:
             return dict(self.peers)
 
     def look_around(self) -> None:
-        """Connect to the lower ranks that are on this host, now that every rank's door is known to be open."""
+        """Connect to the lower ranks that are on this host, now that every rank's listener is known to be open."""
         for peer in range(self.rank):
             with contextlib.suppress(RendezvousError):
                 self._dial(peer, time.monotonic() + _LOOK_SECONDS, 0.0)
@@ -81,12 +81,12 @@ class Meeting:
         return dict(self.peers)
 
     def close(self) -> None:
-        """Shut the door. Connections that were made stay open."""
+        """Shut the listener. Connections that were made stay open."""
         self._open = False
         with contextlib.suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)
-        self._porter.join(timeout=5)
-        self._door.close()
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join(timeout=5)
+        self._listener.close()
         self._newcomers.close()
 
     def _missing(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""One shared arena per rank: flags, a notice board, and staging room. Every rank maps all of them.
+"""One shared segment per rank: flags, a notice board, and staging room. Every rank maps all of them.
 
 Rules that make it safe without locks: a word is written by one rank only (its owner), counters only grow, and data is
 written before the counter that announces it.
@@ -17,7 +17,7 @@ import numpy as np
 
 from farandole.contracts import Report
 from farandole.errors import PeerLostError
-from farandole.transports.shm import futex, meeting, memory
+from farandole.transports.shm import futex, memory, rendezvous
 
 # The control page: byte offsets, a cache line (64 bytes) apart.
 PROGRESS, POSTED, SLEEPING, BELL, ABORTED, LEFT, REASON_LENGTH = (64 * i for i in range(7))
@@ -40,14 +40,14 @@ _LONGEST_SLEEP = 0.05
 _REPORT_SECONDS = 0.5
 
 
-class Arena:
-    """The arenas of all ranks of one host, seen from one of them."""
+class Segment:
+    """The segments of all ranks of one host, seen from one of them."""
 
     def __init__(
         self, rank: int, size: int, peers: Mapping[int, socket.socket], staging: int,
-        *, crowded: bool, patience: float, parent: Arena | None = None,
+        *, crowded: bool, patience: float, parent: Segment | None = None,
     ) -> None:  # fmt: skip
-        """``parent``: the arena that this is a part of; when that one is aborted, so is this."""
+        """``parent``: the segment that this is a part of; when that one is aborted, so is this."""
         self.parent = parent
         self.rank, self.size, self.peers, self.patience = rank, size, dict(peers), patience
         self._handing = threading.Lock()
@@ -73,8 +73,8 @@ class Arena:
         with self._handing:
             mine = memory.create(nbytes)
             for sock in self.peers.values():
-                meeting.hand_over(sock, mine)
-            fds = {peer: meeting.receive(sock, peer, self.patience) for peer, sock in self.peers.items()}
+                rendezvous.hand_over(sock, mine)
+            fds = {peer: rendezvous.receive(sock, peer, self.patience) for peer, sock in self.peers.items()}
             fds[self.rank] = mine
             return [memory.attach(fds[rank], nbytes) for rank in range(self.size)]
 
@@ -110,8 +110,8 @@ class Arena:
     ) -> bool:
         """Poll briefly, then sleep on this rank's bell, until ``condition()`` or ``seconds`` are over.
 
-        Raises PeerLostError when a peer is gone or the arena was aborted; also, if ``peer`` is given, when time is up.
-        That is the wait inside a collective, until ``peer`` has come to ``stage``: it is reported (``report_waits``).
+        Raises PeerLostError when a peer is gone or the segment was aborted; also, if ``peer`` is given, when time is
+        up: the wait inside a collective, until ``peer`` has come to ``stage``, which is reported (``report_waits``).
         """
         began = reported = time.monotonic()
         deadline = began + seconds
@@ -177,7 +177,7 @@ class Arena:
         self.check()
 
     def check(self) -> None:
-        """Raise PeerLostError if the arena was aborted or a peer is gone."""
+        """Raise PeerLostError if the segment was aborted or a peer is gone."""
         self.check_abort()
         for fd, _ in self._poll.poll(0):
             peer = self._of_fd[fd]
@@ -187,14 +187,14 @@ class Arena:
                 raise PeerLostError(f"rank {peer} died", peer)
 
     def check_alive(self) -> None:
-        """Raise PeerLostError if the arena was aborted or a peer died, not if it left in order. Any thread."""
+        """Raise PeerLostError if the segment was aborted or a peer died, not if it left in order. Any thread."""
         self.check_abort()
         for peer in self.others:
             if not self.words[peer][LEFT // 8] and self._hung_up(peer) and not self.words[peer][LEFT // 8]:
                 raise PeerLostError(f"rank {peer} died", peer)
 
     def check_abort(self) -> None:
-        """Raise PeerLostError if this arena or the one that it is a part of was aborted."""
+        """Raise PeerLostError if this segment or the one that it is a part of was aborted."""
         for peer in self._aborted_by():
             raise PeerLostError(self._reason(peer), peer)
         if self.parent is not None:

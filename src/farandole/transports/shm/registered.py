@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from farandole.collectives.kernels import quiet, reducer
-from farandole.transports.shm.arena import Arena
+from farandole.transports.shm.segment import Segment
 from farandole.types import Buffer, ReduceOp
 
 if TYPE_CHECKING:
@@ -17,60 +17,61 @@ _MASK = (1 << 64) - 1
 _CHUNK = 256 << 10  # of every rank: they stay in the second-level cache while they are reduced
 
 
-class Regions:
+class RegisteredBuffers:
     """Memory that all ranks allocated together."""
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-        self._regions: list[tuple[int, int, list[Array]]] = []  # address here, bytes, everybody's mapping
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._registered: list[tuple[int, int, list[Array]]] = []  # address here, bytes, everybody's mapping
 
     def allocate(self, nbytes: int) -> Array:
-        if self._arena.size == 1:
+        if self._segment.size == 1:
             import numpy as np
 
             return np.zeros(nbytes, dtype=np.uint8)
-        maps = [array for _, array in self._arena.share(nbytes)]
-        mine = maps[self._arena.rank]
-        self._regions.append((mine.ctypes.data, nbytes, maps))
+        maps = [array for _, array in self._segment.share(nbytes)]
+        mine = maps[self._segment.rank]
+        self._registered.append((mine.ctypes.data, nbytes, maps))
         return mine
 
     def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float) -> bool:
-        """Reduce in place if every rank's tensors stand at the same places of regions; else do nothing."""
-        if not self._regions:
+        """Reduce in place if every rank's tensors stand at the same places of registered buffers; else do nothing."""
+        if not self._registered:
             return False
-        arena = self._arena
+        segment = self._segment
         places = [self._place(buffer) for buffer in buffers]
         mark = 0 if None in places else hash(tuple(places)) & _MASK or 1
-        arena.words[arena.rank][PLACE // 8] = mark
-        arena.publish()
-        arena.await_all(arena.published)
-        alike = mark and all(arena.words[peer][PLACE // 8] == mark for peer in arena.others)
+        segment.words[segment.rank][PLACE // 8] = mark
+        segment.publish()
+        segment.await_all(segment.published)
+        alike = mark and all(segment.words[peer][PLACE // 8] == mark for peer in segment.others)
         if alike:
             for buffer, place in zip(buffers, places, strict=True):
                 if place is not None:
                     self._reduce(buffer, *place, op, scale)
-        arena.publish()  # everything is reduced; and the next collective may overwrite the mark
-        arena.await_all(arena.published)
+        segment.publish()  # everything is reduced; and the next collective may overwrite the mark
+        segment.await_all(segment.published)
         return bool(alike)
 
     def _place(self, buffer: Buffer) -> tuple[int, int] | None:
-        """Which region the tensor stands in, and where; None for ordinary memory."""
+        """Which registered buffer the tensor stands in, and where; None for ordinary memory."""
         if buffer.data is not buffer.out:
             return None
         address = buffer.data.ctypes.data
-        for index, (start, nbytes, _) in enumerate(self._regions):
+        for index, (start, nbytes, _) in enumerate(self._registered):
             if start <= address and address + buffer.data.nbytes <= start + nbytes:
                 return index, address - start
         return None
 
     def _reduce(self, buffer: Buffer, index: int, offset: int, op: ReduceOp, scale: float) -> None:
         """Each rank reduces its share, chunk by chunk while it is in cache, into everybody's memory: its own first."""
-        arena, dtype, me = self._arena, buffer.dtype, self._arena.rank
+        segment, dtype, me = self._segment, buffer.dtype, self._segment.rank
         count = len(buffer.data)
         maps = [
-            mapped[offset : offset + count * dtype.itemsize].view(dtype.storage) for mapped in self._regions[index][2]
+            mapped[offset : offset + count * dtype.itemsize].view(dtype.storage)
+            for mapped in self._registered[index][2]
         ]
-        share = -(-count // arena.size)
+        share = -(-count // segment.size)
         first, last = min(count, me * share), min(count, (me + 1) * share)
         step = _CHUNK // dtype.itemsize
         reduce = reducer(op, dtype, scale)
