@@ -16,7 +16,7 @@ from farandole.observe.replicas import combined
 from farandole.torch.replica import CURES, digests
 
 STEPS = 100  # so many steps without an exchange are training
-_NUMBERS = 64  # ... of gradients; metrics are fewer
+_NUMBERS = 64  # of gradients in one piece; metrics are fewer, and so are the gradients of a small model
 
 
 class _Watch:
@@ -41,11 +41,12 @@ class _Watch:
 
     def _look(self, optimizer: Any) -> None:
         others = torch.distributed
-        if context.largest_exchange() >= _NUMBERS or (others.is_available() and others.is_initialized()):
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        enough = min(_NUMBERS, sum(parameter.numel() for parameter in parameters) / 10)
+        if context.largest_exchange() >= enough or (others.is_available() and others.is_initialized()):
             self._next = 0
             return
         if not self._digest:
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             self._digest = combined(digests(parameters))
         found = compared(self._digest)
         if found is not None or context.rank():
