@@ -318,7 +318,7 @@ class TestWrongCalls:
             (lambda: farandole.run(whoami, launcher="locl"), "no launcher 'locl' .*did you mean 'local'?"),
             (lambda: farandole.run(whoami, hosts="a"), "Invalid host input"),
             (lambda: farandole.run(whoami, hosts="a:1", np=2), "Requested more processes"),
-            (lambda: farandole.run(whoami, hosts="elsewhere:1"), "on this machine only"),
+            (lambda: farandole.run(whoami, hosts="elsewhere:1", launcher="local"), "on this machine only"),
         ],
     )
     def test_others(self, call: Any, text: str) -> None:

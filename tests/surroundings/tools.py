@@ -22,8 +22,9 @@ if sys.argv[1:] == ["fails"]:
 total = hvd.allreduce(np.ones(3, np.float32), op=hvd.Sum)
 hvd.shutdown()
 hvd.init()
-print(hvd.rank(), hvd.local_rank(), hvd.cross_rank(), hvd.is_homogeneous(), total.tolist(),
-      *(os.environ[name] for name in names), os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"].isdigit())
+facts = [hvd.rank(), hvd.local_rank(), hvd.cross_rank(), hvd.is_homogeneous(), total.tolist(),
+         *(os.environ[name] for name in names), os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"].isdigit()]
+sys.stdout.write(" ".join(map(str, facts)) + "\n")  # in one piece: print's may mix with those of other ranks
 """
 
 
