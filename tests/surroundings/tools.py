@@ -24,7 +24,7 @@ hvd.shutdown()
 hvd.init()
 facts = [hvd.rank(), hvd.local_rank(), hvd.cross_rank(), hvd.is_homogeneous(), total.tolist(),
          *(os.environ[name] for name in names), os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"].isdigit()]
-sys.stdout.write(" ".join(map(str, facts)) + "\n")  # in one piece: print's may mix with those of other ranks
+sys.stdout.write(" ".join(map(str, facts)) + "\\n")  # in one piece: print's may mix with those of other ranks
 """
 
 
