@@ -7,6 +7,8 @@ from base64 import b64decode
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("ipykernel")

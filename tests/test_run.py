@@ -23,6 +23,8 @@ import farandole
 from farandole.errors import JobFailedError, SettingsError
 from tests.launch.tools import LIMIT, Marked, marked, read_pids, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Marked]:

@@ -9,6 +9,8 @@ import pytest
 
 from tests.compat.tools import ROOT, code
 
+pytestmark = pytest.mark.slow
+
 PAGE = (ROOT / "docs" / "migration.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]

@@ -19,6 +19,8 @@ from farandole.compat import runner
 from tests.compat.test_migration import is_here
 from tests.compat.tools import ROOT, SOURCE, code, python
 
+pytestmark = pytest.mark.slow
+
 MODULES = """
 horovod horovod.common horovod.common.basics horovod.common.elastic horovod.common.exceptions
 horovod.common.process_sets horovod.common.util horovod.data horovod.data.data_loader_base horovod.runner

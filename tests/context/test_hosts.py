@@ -13,6 +13,8 @@ import pytest
 from farandole.handshake import new_secret
 from tests.kits.hosts import hosts
 
+pytestmark = pytest.mark.slow
+
 DRIVER = """
 import sys
 from farandole.store import StoreServer

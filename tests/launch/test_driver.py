@@ -17,6 +17,8 @@ from farandole.launch import reaper
 from tests.launch import tools
 from tests.launch.tools import Marked, read_pids, wait_until
 
+pytestmark = pytest.mark.slow
+
 PY = sys.executable
 # Writes its pid, so that the test knows when it runs, and then works for ever.
 SLEEPER = """

@@ -21,6 +21,8 @@ from farandole.launch.launchers.ssh import Ssh, _answer, environment
 from farandole.registry import best
 from tests.kits.hosts import Hosts, hosts
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SOURCES = os.pathsep.join([str(ROOT / "src"), str(ROOT / "compat" / "src")])
 ALL = "a:1,b:1,c:1,d:1"

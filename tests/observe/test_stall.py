@@ -171,6 +171,7 @@ def run(path: Path, program: str, np: int, *flags: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_deadlock_is_told_with_every_rank_s_line(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     program = """
@@ -200,6 +201,7 @@ hvd.barrier()
     assert cause in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", ["shm", "tcp"])
 def test_a_rank_that_stops_inside_a_collective(wire: str, tmp_path: Path) -> None:
     program = """

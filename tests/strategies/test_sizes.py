@@ -8,6 +8,8 @@ import pytest
 
 from tests.job import job
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 SIZES = [1 << 20, 200, 600, 1 << 30, 30]

@@ -12,6 +12,8 @@ from tests.collectives.test_adasum import tree
 from tests.job import job
 from tests.torch.test_optimizer import OPTIMIZERS, data, loss_of, net, part
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 

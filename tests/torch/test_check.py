@@ -13,6 +13,8 @@ import pytest
 from tests.job import job
 from tests.kits.heard import heard
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 

@@ -11,6 +11,8 @@ import pytest
 from tests.job import job
 from tests.torch.test_optimizer import OPTIMIZERS, data, loss_of, net, part, values
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 TAKES_A_SET = """

@@ -10,6 +10,8 @@ import pytest
 from tests.job import job
 from tests.torch.test_optimizer import OPTIMIZERS, STEPS, alone, assert_all_close, data, loss_of, net, part, values
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 

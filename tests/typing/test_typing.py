@@ -33,6 +33,7 @@ def check(checker: list[str], folder: Path) -> tuple[set[str], set[str]]:
     return set(re.findall(r"(\w+\.py:\d+)(?::\d+)*(?: -|:) error", done.stdout)), expected
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)  # it reads all of torch: half a minute of computing
 def test_mypy(tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is not installed")
@@ -42,6 +43,7 @@ def test_mypy(tmp_path: Path) -> None:
     assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_pyright(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
