@@ -176,7 +176,7 @@ class DeviceTransport(Transport, Protocol):
 
 
 class Binding(Protocol):
-    """What a framework must tell us."""
+    """A framework's side of the collectives."""
 
     def buffer(self, tensor: Any) -> Buffer:
         """The tensor's memory, flat (``data`` and ``out`` are the same array): zero-copy where its layout and device
@@ -199,7 +199,7 @@ class Binding(Protocol):
 
 
 class Strategy(Protocol):
-    """What becomes of a gradient. One instance per optimizer; the same files serve every framework."""
+    """The way of gradients to the step. One instance per optimizer; the same files serve every framework."""
 
     def ready(self, index: int, gradient: Any) -> None:
         """The gradient of parameter ``index`` is complete (called during backward)."""
@@ -222,7 +222,7 @@ class Waiting(NamedTuple):
 
 
 class Observer:
-    """What the engine tells those who observe it. Override what you want to hear; nothing else is called.
+    """The engine's events. Override those that you want to hear; nothing else is called.
 
     Called on whichever thread drives the engine: be quick, and raise nothing.
     """
@@ -230,7 +230,7 @@ class Observer:
     clock: float = 0.0  # seconds by which the job's clock is ahead of this rank's monotonic clock; for ``settled``
 
     def agreed(self, responses: Sequence[Response]) -> None:
-        """What the ranks agree on: each decision once, when it is new."""
+        """The ranks' decisions: each once, when it is new."""
 
     def settled(
         self, asked: Sequence[Sequence[tuple[str, Request]]], since: Sequence[Sequence[float]],

@@ -114,7 +114,7 @@ class DeviceBuffer(Buffer):
 
 
 class Request(NamedTuple):
-    """What one rank asks for: everything that all ranks must agree on, and nothing else. Hashable.
+    """One rank's request: everything that all ranks must agree on, and nothing else. Hashable.
 
     ``shape`` is the local tensor's shape; ``group`` ties the members of a grouped call together
     (an empty string for a lone tensor) and ``group_size`` says how many members there are. ``device``: CPU or GPU.
@@ -135,7 +135,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What all ranks decided: run these requests now, as one unit, or fail them with ``error``.
+    """A decision of all ranks: run these requests now, as one unit, or fail them with ``error``.
 
     ``names``: the requests, in the order in which every rank runs them.
     ``requests``: per name, what some rank asked for, for ranks that have joined and asked for nothing.

@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def identify(slots: Sequence[Slot], here: Placement) -> Placement:
-    """Who the rank is that its surroundings told (``here``), by the slots of all."""
+    """The placement of the rank that its surroundings named (``here``), by the slots of all."""
     slot = slots[here.rank]
     return replace(
         here, size=slot.size, local_rank=slot.local_rank, local_size=slot.local_size,

@@ -128,7 +128,7 @@ def rounds(hosts: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
 
 
 def table(listed: Sequence[tuple[str, int]], found: Mapping[str, Any]) -> str:
-    """What was found, in columns."""
+    """The findings, in columns."""
     rows = [["host", "slots", "name there", "Python", "Farandole", "numpy", "cores", "memory", "GPUs"]]
     for host, slots in listed:
         facts = found["hosts"][host]
@@ -149,7 +149,7 @@ def table(listed: Sequence[tuple[str, int]], found: Mapping[str, Any]) -> str:
 
 
 def _doubts(found: Mapping[str, Any]) -> list[str]:
-    """What a job on these hosts may stumble over."""
+    """Differences of these hosts over which a job may stumble."""
     facts = found["hosts"]
     lines = []
     for name, what in (("python", "Python"), ("numpy", "numpy")):

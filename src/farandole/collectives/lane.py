@@ -45,7 +45,7 @@ class Lane:
         self._skips = False
 
     def close(self) -> None:
-        """What is still under way ends by itself: its wire is closed."""
+        """Work under way ends by itself: its wire is closed."""
         if self._thread is not None:
             self._skips = True
             self._orders.put(None)

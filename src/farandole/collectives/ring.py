@@ -145,7 +145,7 @@ class _Ring:
         return self.partials[step.chunk]
 
     def _landing(self, step: Step) -> Array:
-        """Where the bytes of ``step`` are received."""
+        """The memory that receives the bytes of ``step``."""
         lo, hi = self._received(step)
         if step.gather:
             view = self.out.view(lo - self.base, hi - self.base)

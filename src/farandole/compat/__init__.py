@@ -1,4 +1,4 @@
-"""What the distribution ``farandole-horovod`` needs beyond ``farandole``: Horovod's names for things, and its command.
+"""The part of ``farandole-horovod`` that is not in ``farandole`` itself: Horovod's names for things, and its command.
 
 The packages ``horovod`` and ``sparkdl`` of that distribution hold names alone; their behaviour is here.
 """

@@ -1,4 +1,4 @@
-"""What programs written for Horovod do with Keras 2, on Keras 3: ``optimizer.variables()``."""
+"""Habits of programs for Horovod on Keras 2, on Keras 3: ``optimizer.variables()``."""
 
 from __future__ import annotations
 

@@ -163,5 +163,5 @@ def get_ext_suffix() -> str:
 
 
 def get_extension_full_path(pkg_path: str, *args: str) -> str:
-    """Where Horovod would have put a compiled extension. There is no such file here."""
+    """The path of a compiled extension of Horovod's. There is no such file here."""
     return os.path.join(os.path.dirname(os.path.abspath(pkg_path)), *args) + get_ext_suffix()

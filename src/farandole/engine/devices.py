@@ -1,4 +1,4 @@
-"""Who runs collectives on memory that is not the host's.
+"""Transports for memory that is not the host's.
 
 A framework registers, for a device, a factory of a DeviceTransport over an engine's transport: that one agrees over
 the host, and falls back on it. An engine makes one when it first meets memory of that device.

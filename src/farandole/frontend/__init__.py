@@ -1,1 +1,1 @@
-"""What all frameworks share: the public collectives, written once."""
+"""The common part of all frameworks: the public collectives, written once."""

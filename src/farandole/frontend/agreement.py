@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Replica(Protocol):
-    """What a framework tells of one optimizer on this rank."""
+    """A framework's facts about one optimizer on this rank."""
 
     cures: Cures
     patient: bool  # may the first step come before the broadcast?

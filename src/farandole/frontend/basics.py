@@ -1,4 +1,4 @@
-"""What the module of every framework has, whatever its tensors are: the job, process sets, the operations' names."""
+"""The names of every framework's module, whatever its tensors are: the job, process sets, the operations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Product = ReduceOp.PRODUCT
 
 
 class _Basics:
-    """What programs reach for behind ``hvd.mpi_ops._basics``."""
+    """The object that programs reach for behind ``hvd.mpi_ops._basics``."""
 
     @staticmethod
     def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:

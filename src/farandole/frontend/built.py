@@ -1,4 +1,4 @@
-"""What there is to run on. Horovod answers these from how it was compiled; here nothing is compiled."""
+"""Libraries and devices to run on. Horovod answers these from how it was compiled; here nothing is compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What callbacks of any framework decide: metrics over all ranks, and learning rates.
+"""The decisions of callbacks of any framework: metrics over all ranks, and learning rates.
 
 Pure functions and small rules; what they are applied to is the framework's.
 """
@@ -28,7 +28,7 @@ _JOIN = Request("join", Kind.JOIN, DType.UINT8, (0,))
 
 
 class Tally(NamedTuple):
-    """What one rank knows about its metrics.
+    """One rank's knowledge of its metrics.
 
     ``logs``: their values, as its own samples gave them. ``states``: what they are computed from (sums and counts, a
     histogram for an AUC, ...), so that adding up states of ranks gives the metric over all samples, however unevenly
@@ -96,7 +96,7 @@ def any_rank(flag: bool, process_set: ProcessSet = WORLD) -> bool:
 
 
 def warmup_factor(epoch: float, size: int, warmup_epochs: float) -> float:
-    """What the learning rate of ``size`` ranks is multiplied with while it warms up: from 1 / size to 1.
+    """The factor of the learning rate of ``size`` ranks while it warms up: from 1 / size to 1.
 
     ``epoch`` is fractional. Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour" (2017).
     """

@@ -1,4 +1,4 @@
-"""Where a program calls what it leaves unnamed: kept per engine, while somebody compares the ranks (``agreement``)."""
+"""Lines of a program that call unnamed collectives: kept per engine, while ranks are compared (``agreement``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tensor is made smaller with before it travels."""
+"""Compression of tensors before they travel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Keras 2 and Keras 3 have in common: callbacks, as bases to stand before the Callback of either."""
+"""Callbacks common to Keras 2 and Keras 3, as bases to stand before the Callback of either."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the public collectives (``frontend/collectives``) are made of: prepare the entries of a call, submit them,
+"""The parts of the public collectives (``frontend/collectives``): prepare the entries of a call, submit them,
 finish what came back. Frameworks differ in their ``Binding`` alone.
 """
 
@@ -159,7 +159,7 @@ def engine_of(process_set: ProcessSet, operation: str) -> Engine:
 
 
 def place_of(root: int, process_set: ProcessSet) -> int:
-    """Where ``root``, a rank among all, stands in the set. Raises RequestError if it is not in it."""
+    """The number in the set of ``root``, a rank among all. Raises RequestError if it is not in it."""
     if process_set is WORLD:
         return root
     ranks = process_set.ranks or []
@@ -181,7 +181,7 @@ def _name(engine: Engine, kind: Kind, name: str | None, prefix: str = "") -> tup
 
 
 def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
-    """What ``average`` (old) and ``op`` say together."""
+    """The operation that ``average`` (old) and ``op`` give together."""
     if op is None:
         if average is None:
             return _AVERAGE

@@ -24,7 +24,7 @@ LARGE = 1 << 16  # bytes
 
 
 class Plan(NamedTuple):
-    """Where the arrays of one list stand. ``digest``: a number that differs for other lists, nearly always."""
+    """The places of the arrays of one list. ``digest``: a number that differs for other lists, nearly always."""
 
     digest: int
     table: list[tuple[str, tuple[int, ...], str]]  # per array: name, shape, type
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
             flats[number][begin:end] = 0
 
     def taken(self, flats: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
-        """What the buffers hold, as views of the shapes and types of ``arrays``; those alone are in ``arrays``."""
+        """The buffers' contents, as views of the shapes and types of ``arrays``; those alone are in ``arrays``."""
         results = []
         for array, place in zip(arrays, self.places, strict=True):
             if place is None:

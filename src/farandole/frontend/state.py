@@ -1,4 +1,4 @@
-"""What an elastic job goes on from: values that are saved, restored after a failure, and synchronised between ranks."""
+"""The state of an elastic job: values that are saved, restored after a failure, and synchronised between ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ADDED = 2
 
 
 class State:
-    """What all states share: commits, and being told of hosts that come and go."""
+    """The common part of all states: commits, and news of hosts that come and go."""
 
     def __init__(
         self, bcast_object: Callable[..., Any] = broadcast_object, get_rank: Callable[[], int] = context.rank

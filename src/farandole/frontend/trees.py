@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Leaf(NamedTuple):
-    """Where a tensor stood."""
+    """The place of a tensor."""
 
     number: int
 

@@ -1,4 +1,4 @@
-"""What runs on the host: a collective on numpy arrays."""
+"""The host's part: a collective on numpy arrays."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ _calls: weakref.WeakValueDictionary[int, _Call] = weakref.WeakValueDictionary()
 
 
 def _handle(pointer: Any) -> int | None:
-    """What XLA calls. Returns an error of XLA's, or None."""
+    """The function that XLA calls. Returns an error of XLA's, or None."""
     frame = pointer.contents
     try:
         if frame.extension_start:

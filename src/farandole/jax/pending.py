@@ -37,7 +37,7 @@ class _What(NamedTuple):
 
 
 class TracedHandle(NamedTuple):
-    """What ``allreduce_async`` and the like give inside a program, for ``synchronize``."""
+    """The result of ``allreduce_async`` and the like inside a program, for ``synchronize``."""
 
     number: Any
     what: _What

@@ -34,7 +34,7 @@ _REMEMBERED = 64  # failures whose exceptions are kept, to be raised as what the
 
 
 class HostCall(Protocol):
-    """What the primitive's parameter must be able to do. Hashable; equal calls may share a compiled program."""
+    """The parameter of the primitive. Hashable; equal calls may share a compiled program."""
 
     @property
     def elementwise(self) -> bool | None:
@@ -52,7 +52,7 @@ class HostCall(Protocol):
 
 
 class _Failures:
-    """What went wrong in calls, and the tokens that keep failing for it.
+    """The errors of calls, and the tokens that keep failing for it.
 
     A program that failed leaves a failed token, and every program that is given it fails in its turn, for ever. So when
     JAX looks for the token of the next program (by the effect's hash), one that is known to have failed is dropped.
@@ -218,7 +218,7 @@ def _without_config(token: Any) -> None:
 
 
 def _marked(error: Exception, call: HostCall) -> Exception:
-    """What JAX is told of ``error``: it keeps nothing but the text."""
+    """``error`` for JAX, which keeps nothing but the text."""
     text = f"rank {context.rank() if context.is_initialized() else '?'}, {call}: {error} {_failures.note(error)}"
     if isinstance(error, HorovodInternalError):
         return HorovodInternalError(text)

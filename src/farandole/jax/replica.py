@@ -1,4 +1,4 @@
-"""What JAX tells of a replica: digests of the parameters that a step was given."""
+"""JAX's facts about a replica: digests of the parameters that a step was given."""
 
 from __future__ import annotations
 

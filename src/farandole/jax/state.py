@@ -1,4 +1,4 @@
-"""What an elastic job with JAX goes on from."""
+"""The state of an elastic job with JAX."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from farandole.report import pace
 
 
 def path_of(callback: Any) -> str | None:
-    """Where a callback writes what all ranks have alike."""
+    """The logs of a callback, for values that all ranks have alike."""
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         return None if callback.filepath is None else str(callback.filepath)
     if isinstance(callback, keras.callbacks.BackupAndRestore):
@@ -36,7 +36,7 @@ def path_of(callback: Any) -> str | None:
 
 
 class Training:
-    """What the two callbacks of one ``fit`` share."""
+    """The common state of the two callbacks of one ``fit``."""
 
     def __init__(
         self, process_set: ProcessSet, users: Sequence[Any], paths: Sequence[Sequence[str | None]],
@@ -55,7 +55,7 @@ class Training:
         self._agreement: Agreement | None = None
 
     def agreement(self, optimizer: Any, variables: list[Any]) -> Agreement:
-        """Where ranks compare weights when nothing exchanges gradients."""
+        """The place where ranks compare weights when nothing exchanges gradients."""
         if self._agreement is None:
             engine = context.engine(self.process_set)
             cause = (
@@ -220,7 +220,7 @@ def _steps(model: Any) -> int:
 
 
 def _statistics(model: Any, local: Sequence[Any]) -> list[Any]:
-    """What ranks gather apart, from their own samples: moving averages of batch normalisation, say."""
+    """Variables that ranks fill apart, from their own samples: moving averages of batch normalisation, say."""
     return [
         variable for variable in model.non_trainable_weights
         if "float" in str(variable.dtype) and not any(variable is other for other in local)

@@ -1,4 +1,4 @@
-"""What ``model.fit`` does differently in a job of several ranks.
+"""The differences of ``model.fit`` in a job of several ranks.
 
 Keras has no place to say this in, so ``install`` wraps five methods of its classes; they do what they always did where
 one process trains alone, or gradients stay on their rank. Wrapped are:
@@ -111,7 +111,7 @@ def _around(bound: Any, callbacks: Any, first: list[Any], last: list[Any]) -> No
 
 
 class _Plan(NamedTuple):
-    """What ranks must agree on when ``fit`` begins, and what they should know of each other."""
+    """The facts on which ranks must agree when ``fit`` begins, and those that they should know of each other."""
 
     epochs: int
     initial_epoch: int

@@ -33,7 +33,7 @@ def backend() -> Any:
 
 
 class Gradients:
-    """What becomes of the gradients of one optimizer."""
+    """The way of the gradients of one optimizer."""
 
     def __init__(
         self, op: ReduceOp, predivide: float, compression: Any, process_set: ProcessSet, sparse_as_dense: bool,

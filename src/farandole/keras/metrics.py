@@ -64,7 +64,7 @@ class Watch:
 
 
 def states_of(model: Any) -> list[Array]:
-    """What the model's metrics are computed from, now."""
+    """The present state of the model's metrics."""
     return [np.array(numpy_of(variable)) for variable in model.metrics_variables]
 
 
@@ -79,7 +79,7 @@ def _tally(model: Any, logs: dict[str, float], states: list[Array], now: list[Ar
 
 
 def _results(model: Any, states: list[Array], now: list[Array]) -> dict[str, float]:
-    """What the model's metrics would be with ``states``; they are put back to ``now``."""
+    """The model's metrics with ``states``; they are put back to ``now``."""
     variables = model.metrics_variables
     if len(states) != len(variables):
         return {}

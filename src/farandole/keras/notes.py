@@ -1,4 +1,4 @@
-"""What users are told when a job does not do what it is there for: once, on rank 0."""
+"""Warnings to users whose job misses its purpose: once, on rank 0."""
 
 from __future__ import annotations
 

@@ -115,13 +115,13 @@ def distributed_in(optimizer: Any) -> Any:
 
 
 def gradients_of(optimizer: Any) -> Gradients | None:
-    """What exchanges the gradients of ``optimizer``, or of the one that it wraps; None if nothing does."""
+    """The reducer of the gradients of ``optimizer``, or of the one that it wraps; None if it has none."""
     found = distributed_in(optimizer)
     return None if found is None else found._farandole
 
 
 class Distributed:
-    """What a distributed optimizer does differently from its base class."""
+    """The differences of a distributed optimizer from its base class."""
 
     _farandole: Gradients
 

@@ -1,4 +1,4 @@
-"""What Keras tells of a replica: digests of weights, settings of the optimizer."""
+"""Keras's facts about a replica: digests of weights, settings of the optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who runs where: from hosts and a number of processes to slots. Pure."""
+"""The places of ranks: from hosts and a number of processes to slots. Pure."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _MXNET = {ours: theirs for theirs, ours in _DTYPES.items()}
 
 
 class Pair(NamedTuple):
-    """What a collective reads, and the array of the same shape and type that it writes (the same one: in place)."""
+    """The array that a collective reads, and that of the same shape and type which it writes (in place: the same)."""
 
     source: Any
     target: Any

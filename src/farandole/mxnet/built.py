@@ -1,4 +1,4 @@
-"""What MXNet was built with."""
+"""The libraries that MXNet was built with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MXNet programs for several ranks need beside collectives: seeds and files."""
+"""Helpers for MXNet programs on several ranks: seeds and files."""
 
 from __future__ import annotations
 

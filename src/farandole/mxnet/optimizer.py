@@ -91,7 +91,7 @@ class _Mine(NamedTuple):
     names: dict[Any, str]
 
     def name(self, index: Any) -> str:
-        """What the ranks know the parameter of this number by. Gluon says which one it is; Module numbers alike."""
+        """The ranks' name for the parameter of this number. Gluon says which one it is; Module numbers alike."""
         known = self.optimizer.param_dict
         if len(known) != len(self.names):
             self.names.clear()

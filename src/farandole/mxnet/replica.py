@@ -1,4 +1,4 @@
-"""What MXNet tells of a replica: digests of parameters, settings of the optimizer."""
+"""MXNet's facts about a replica: digests of parameters, settings of the optimizer."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class _Gradient:
         self._sent: tuple[Any, Any] = None, None
 
     def pack(self) -> Array:
-        """What to send: the sum over the devices of this rank; zeros if it was not computed since the last step. It may
+        """To send: the sum over the devices of this rank; zeros if it was not computed since the last step. It may
         be the gradient's own memory: MXNet has nothing to do with it until ``unpack``."""
         first, *others = self.parameter.list_grad()
         shape = first.shape

@@ -1,1 +1,1 @@
-"""Who watches an engine: timeline, autotune, stall check, and whether a job that began alike learned together."""
+"""The observers of an engine: timeline, autotune, stall check, and whether ranks that began alike learned together."""

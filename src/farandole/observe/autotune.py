@@ -34,7 +34,7 @@ _REACH = 0.3  # over which part of an axis a measurement tells of its neighbours
 
 
 class Point(NamedTuple):
-    """What is tuned, in bytes."""
+    """The tuned sizes, in bytes."""
 
     threshold: int
     bucket: int
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
 
 
 class Tuned(Protocol):
-    """What the tuner needs of an engine. A strategy that can change the size of its buckets lays them out with rank 0's
+    """The tuner's view of an engine. A strategy that can change the size of its buckets lays them out with rank 0's
     ``bucket_bytes`` on all ranks, and says so in ``bucketed``; as long as that is None, buckets are left alone."""
 
     fusion_threshold: int

@@ -23,7 +23,7 @@ _AWAY = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_AB
 
 
 class Called(NamedTuple):
-    """Where one rank called what it left unnamed.
+    """The lines from which one rank called unnamed collectives.
 
     ``places``: as ``file:line``. ``calls``: the index of a place by the number of the call. ``apart``: pairs of indexes
     of places of which a pass through their function takes one at most. ``last``: the highest number so far.

@@ -25,7 +25,7 @@ _NAMED = 8  # ranks that a message counts up
 
 
 class Cures(NamedTuple):
-    """What a framework's users write against each mistake."""
+    """The cure of each mistake, in a framework's own names."""
 
     broadcast: str  # makes all ranks begin alike
     share: str  # gives each rank its part of the data
@@ -33,7 +33,7 @@ class Cures(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What one rank tells.
+    """One rank's report.
 
     ``weights``: a digest per parameter, 0 where the parameter is this rank's own affair; empty if unknown.
     ``settings``: numbers that the optimizer steps with, as text, by name. ``steps``: how often it has stepped since the
@@ -55,7 +55,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class History:
-    """What the looks so far have found, the same on all ranks. ``step`` counts exchanges of gradients."""
+    """The findings so far, the same on all ranks. ``step`` counts exchanges of gradients."""
 
     patient: bool = False  # the first step may come before the broadcast: frameworks that make variables late
     alike_at: int = 0  # the last step at which all ranks held the same weights; 0: never
@@ -139,7 +139,7 @@ def numbers(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def findings(
     reports: Sequence[Report | None], names: Sequence[str], history: History, step: int, cures: Cures
 ) -> list[Finding]:
-    """What is wrong, when ranks were found to differ in weights or settings; what was told before is left out.
+    """The mistake, when ranks were found to differ in weights or settings; one that was told before is left out.
 
     ``reports``: by rank; None for a rank that takes no part (it has joined). ``names``: of the parameters.
     ``step``: the exchange of gradients after which this is. Changes ``history``.
@@ -255,7 +255,7 @@ def _alike_no_more(present: Mapping[int, Report], where: str, history: History, 
 
 
 def _odd(groups: Sequence[Sequence[int]]) -> str:
-    """Who differs from whom."""
+    """The ranks that differ, and from whom."""
     majority, *others = sorted(groups, key=lambda ranks: (-len(ranks), ranks[0]))
     if len(majority) == 1 and len(others) > 1:
         return f"all {len(groups)} ranks differ from each other"

@@ -1,2 +1,2 @@
-"""What travels between ranks and driver: outcomes, notes, pickled functions and results; and the keys of the
+"""The messages between ranks and driver: outcomes, notes, pickled functions and results; and the keys of the
 store under which they do."""

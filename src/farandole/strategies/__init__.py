@@ -1,1 +1,1 @@
-"""What becomes of a gradient."""
+"""The way of a gradient from backward to the step."""

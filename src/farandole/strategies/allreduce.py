@@ -241,7 +241,7 @@ class Allreduce:
         return self._tight
 
     def _filled(self) -> int:
-        """What this rank tells the others: the number of buckets that it filled without holes."""
+        """This rank's word to the others: the number of buckets that it filled without holes."""
         if self._misplaced:
             return _UNPLANNED
         if any(self.gradients[index].current() is not None for index in (*self._outside, *self._frozen)):
@@ -253,7 +253,7 @@ class Allreduce:
         return self._everything() if full == len(self._buckets) and not late else full
 
     def _everything(self) -> int:
-        """What a rank says whose gradients are all in: the number of buckets, and one for all that come as rows."""
+        """The word of a rank whose gradients are all in: the number of buckets, and one for all that come as rows."""
         return len(self._buckets) + bool(self._rows)
 
     def _fill(self, *, again: bool) -> None:

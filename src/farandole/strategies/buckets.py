@@ -36,7 +36,7 @@ class Gradient(Protocol):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What must be the same on all ranks: name, shape, layout, type (and that it is on a GPU)."""
+        """The facts that must be the same on all ranks: name, shape, layout, type (and that it is on a GPU)."""
 
     def trainable(self) -> bool:
         """May a gradient come?"""
@@ -54,13 +54,13 @@ class Gradient(Protocol):
         """Copy ``gradient`` to its place; where possible the place becomes the parameter's gradient."""
 
     def load(self) -> None:
-        """What stands in the place becomes the parameter's gradient."""
+        """The contents of the place become the parameter's gradient."""
 
     def pack(self, gradient: Any) -> Buffer:
-        """What to send for ``gradient`` (for zeros, if it is None) when it has no place."""
+        """The array to send for ``gradient`` (for zeros, if it is None) when it has no place."""
 
     def unpack(self) -> None:
-        """What came back for ``pack`` becomes the parameter's gradient."""
+        """The result for ``pack`` becomes the parameter's gradient."""
 
     def holds(self, gradient: Any) -> bool:
         """Is this the very object that was stored or packed last?"""

@@ -1,4 +1,4 @@
-"""Who a process is that a cluster's own command started: ``mpirun python train.py``, ``srun python train.py``.
+"""Processes that a cluster's own command started: ``mpirun python train.py``, ``srun python train.py``.
 
 One small class for each cluster says, by the environment, whether this is one of its processes, and who. Such a job has
 no driver: its ranks agree on a store, which lives in rank 0 until all others have left.
@@ -19,7 +19,7 @@ __all__ = ["CLUSTERS", "Cluster", "Found", "find", "leave"]
 
 
 class Cluster(Protocol):
-    """What starts processes, and how they can tell each other one text."""
+    """A way to start processes, by which they can tell each other one text."""
 
     name: ClassVar[str]
 

@@ -131,7 +131,7 @@ def environment(placement: Placement, connection: Connection) -> dict[str, str]:
 
 
 def torch_variables(placement: Placement, address: str, port: int) -> dict[str, str]:
-    """What ``torch.distributed.init_process_group`` reads."""
+    """The variables that ``torch.distributed.init_process_group`` reads."""
     who = {
         "RANK": placement.rank, "WORLD_SIZE": placement.size, "LOCAL_RANK": placement.local_rank,
         "LOCAL_WORLD_SIZE": placement.local_size, "MASTER_ADDR": address, "MASTER_PORT": port,

@@ -1,4 +1,4 @@
-"""What TensorFlow was built with."""
+"""The libraries that TensorFlow was built with."""
 
 from __future__ import annotations
 

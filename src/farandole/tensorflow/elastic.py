@@ -1,4 +1,4 @@
-"""What an elastic job on TensorFlow goes on from, and the loop that uses it."""
+"""The state of an elastic job on TensorFlow, and the loop that uses it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ collectives: Collectives[Any, Any] = Collectives(ArrayBinding())
 
 
 class _Casts:
-    """What ``CastCompressor`` needs to know of tensors."""
+    """The facts about tensors that ``CastCompressor`` needs."""
 
     @staticmethod
     def cast(tensor: Any, dtype: Any) -> Any:

@@ -124,5 +124,5 @@ def _counted(optimizer: Any) -> Any:
 
 
 def _operations(values: Sequence[Any]) -> list[Any]:
-    """What control dependencies take."""
+    """Arguments for control dependencies."""
     return [] if tf.executing_eagerly() else [getattr(value, "op", value) for value in values if value is not None]

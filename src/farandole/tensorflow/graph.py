@@ -44,7 +44,7 @@ class Task(Protocol):
         """Have ``call`` called once when it is done, or at once."""
 
     def result(self) -> Sequence[Array]:
-        """What came of it, or what it failed with."""
+        """Its result, or its error."""
 
 
 Start = Callable[..., Task]  # from arrays
@@ -258,7 +258,7 @@ def _fetch(number: Any) -> list[Any]:
 
 
 def _forget_the_dead() -> None:
-    """What was started in an earlier life of this rank, and never fetched: a step that failed half-way."""
+    """Collectives of an earlier life of this rank that were never fetched: a step failed half-way."""
     if len(_running) > 1000:
         engine = context.engine()
         for number, running in list(_running.items()):

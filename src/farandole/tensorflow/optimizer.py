@@ -67,7 +67,7 @@ def DistributedOptimizer(
 
 
 class _Wrapping(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """What the two kinds share: all that is not about gradients is the wrapped optimizer's."""
+    """The common part of the two kinds: all that is not about gradients is the wrapped optimizer's."""
 
     def __init__(
         self, optimizer: Any, name: str | None, use_locking: bool, terms: Terms, backward_passes_per_step: int,

@@ -1,4 +1,4 @@
-"""What TensorFlow tells of a replica: digests of variables, settings of the optimizer."""
+"""TensorFlow's facts about a replica: digests of variables, settings of the optimizer."""
 
 from __future__ import annotations
 

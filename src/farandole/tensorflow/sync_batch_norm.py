@@ -14,7 +14,7 @@ from farandole.types import ReduceOp
 
 
 class Synchronized:
-    """What the layer does differently from its base class, that of Keras 3 or 2."""
+    """The differences of the layer from its base class, that of Keras 3 or 2."""
 
     _process_set: ProcessSet
 

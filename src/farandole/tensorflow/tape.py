@@ -78,7 +78,7 @@ def PartialDistributedGradientTape(
 
 
 class _Distributed:
-    """What a distributed tape does differently from its base class."""
+    """The differences of a distributed tape from its base class."""
 
     _farandole: Terms
     _local: list[Any]

@@ -84,7 +84,7 @@ class Terms:
 
 
 def key_of(variable: Any) -> Any:
-    """What tells variables apart: those of Keras 3 wrap TensorFlow's."""
+    """The identity of a variable: those of Keras 3 wrap TensorFlow's."""
     inner = getattr(variable, "_value", None)
     variable = inner if isinstance(inner, tf.Variable) else variable
     return variable.ref() if hasattr(variable, "ref") else id(variable)

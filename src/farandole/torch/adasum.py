@@ -22,7 +22,7 @@ from farandole.types import ReduceOp
 
 
 class Steps:
-    """What one optimizer's step changes, reduced over the ranks. It takes the place of ``optimizer._Exchange``."""
+    """The changes of one optimizer's step, reduced over the ranks. It takes the place of ``optimizer._Exchange``."""
 
     def __init__(self, optimizer: Any, original: weakref.ref[Any], compression: Any, process_set: ProcessSet) -> None:
         self.strategy = None  # gradients stay as they are

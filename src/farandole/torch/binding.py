@@ -150,7 +150,7 @@ def _staged(tensor: Any) -> Any:
 
 
 def supported() -> str:
-    """What to do about a type that cannot travel."""
+    """The cure for a type that cannot travel."""
     known = ", ".join(dtype.value for dtype in DTYPES.values())
     return f"Convert it with tensor.to(dtype) to one of {known}; complex numbers travel as torch.view_as_real(tensor)."
 

@@ -1,4 +1,4 @@
-"""What torch was built with."""
+"""The libraries that torch was built with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DistributedOptimizer was given, checked. Everything here raises ValueError for what makes no sense."""
+"""The checked arguments of DistributedOptimizer. Everything here raises ValueError for arguments without sense."""
 
 from __future__ import annotations
 

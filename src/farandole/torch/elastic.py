@@ -1,4 +1,4 @@
-"""What an elastic training with PyTorch goes on from: ``hvd.elastic``."""
+"""The state of elastic training with PyTorch: ``hvd.elastic``."""
 
 from __future__ import annotations
 

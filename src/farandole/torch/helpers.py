@@ -1,4 +1,4 @@
-"""What torch programs for several ranks need beside collectives: seeds, checkpoints, and data loaders."""
+"""Helpers for torch programs on several ranks: seeds, checkpoints, and data loaders."""
 
 from __future__ import annotations
 

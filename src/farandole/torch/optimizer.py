@@ -89,7 +89,7 @@ def DistributedOptimizer(
 
 
 class _Distributed:
-    """What a distributed optimizer does differently from its base class."""
+    """The differences of a distributed optimizer from its base class."""
 
     _farandole: Any  # an _Exchange, or Steps
     backward_passes_per_step: int
@@ -162,7 +162,7 @@ class _Distributed:
 
 
 class _Combined(_Distributed):
-    """What is different with Adasum: there are no gradients to wait for."""
+    """The differences with Adasum: there are no gradients to wait for."""
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -179,7 +179,7 @@ def _blank(base: type) -> Any:
 
 
 class _Exchange:
-    """What a distributed optimizer knows beyond its base class."""
+    """A distributed optimizer's own facts."""
 
     def __init__(
         self, optimizer: Any, original: weakref.ref[Any], names: dict[int, str], groups: Any, terms: Terms,

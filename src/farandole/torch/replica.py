@@ -1,4 +1,4 @@
-"""What torch tells of a replica: digests of parameters, settings of the optimizer."""
+"""Torch's facts about a replica: digests of parameters, settings of the optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``farandole hosts`` runs on each host: it tells what is there, and measures the way to other hosts."""
+"""The program of ``farandole hosts`` on each host: it tells what is there, and measures the way to other hosts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _measured(sock: socket.socket) -> dict[str, float]:
 
 
 def facts(odd: Mapping[str, str]) -> dict[str, Any]:
-    """What is there. ``odd``: the driver's packages of which this host has others (where) or none ("")."""
+    """The facts about this host. ``odd``: the driver's packages of which this host has others (where) or none ("")."""
     return {
         "hostname": socket.gethostname(), "python": platform.python_version(), "executable": sys.executable,
         "farandole": odd.get("farandole"), "numpy": _version("numpy"), "cores": cores(), "memory": _memory(),

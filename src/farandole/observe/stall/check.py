@@ -51,7 +51,7 @@ class StallCheck(Observer):
         return ""
 
     def now(self) -> Sequence[Waiting]:
-        """What waits on this rank, with ranks' numbers in the job. Any thread."""
+        """The collectives that wait on this rank, with ranks' numbers in the job. Any thread."""
         when, collectives = self._last
         return self._in_job(collectives) if monotonic() - when < _FRESH else ()
 

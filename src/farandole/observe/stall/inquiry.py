@@ -22,7 +22,7 @@ _PAUSE = 1.0
 
 
 class Store(Protocol):
-    """What is needed of ``farandole.store.StoreClient``."""
+    """The methods needed of ``farandole.store.StoreClient``."""
 
     def set(self, key: str, value: bytes) -> None: ...
     def get(self, key: str, timeout: float) -> bytes: ...
@@ -31,7 +31,7 @@ class Store(Protocol):
 
 
 class Answer(NamedTuple):
-    """What one rank does. ``silent``: why it does not answer, empty if it does. ``waits``: names of collectives that
+    """A rank's activity. ``silent``: why it does not answer, empty if it does. ``waits``: names of collectives that
     others stay away from; ``stuck``: of one that has begun and does not go on, for it waits for the ranks ``awaited``.
     ``seconds``: for how long. ``stack``: the user's frames of the main thread, the innermost last."""
 

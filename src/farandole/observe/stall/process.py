@@ -1,4 +1,4 @@
-"""What the kernel says of a rank's process that does not answer."""
+"""The kernel's word on a rank's process that does not answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def story(where: bytes | None) -> str:
 
 
 def state(pid: int) -> str:
-    """What a process of this host does, in words."""
+    """The activity of a process of this host, in words."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             letter = file.read().rpartition(")")[2].split()[0]
@@ -54,7 +54,7 @@ def _swapped(pid: int) -> int:
 
 
 def _space() -> str:
-    """What processes have in common that see each other's numbers: the running kernel, and the namespace of numbers."""
+    """The common trait of processes that see each other's numbers: the running kernel, and the namespace of numbers."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip() + os.readlink("/proc/self/ns/pid")
     return ""

@@ -1,4 +1,4 @@
-"""Where the user's program is."""
+"""The lines at which the user's program is."""
 
 from __future__ import annotations
 

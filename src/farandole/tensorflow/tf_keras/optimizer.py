@@ -85,7 +85,7 @@ def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
 
 
 class _Exchange:
-    """What a distributed optimizer knows beside what its base class knows."""
+    """A distributed optimizer's own facts."""
 
     def __init__(self, optimizer: Any, terms: Terms, passes: int, average: bool) -> None:
         self.terms, self.passes = terms, passes
@@ -108,7 +108,7 @@ class _Exchange:
 
 
 class _Distributed:
-    """What a distributed optimizer does differently from its base class."""
+    """The differences of a distributed optimizer from its base class."""
 
     def register_local_var(self, var: Any) -> None:
         """Leave ``var`` to each rank: its gradients are not exchanged."""

@@ -1,4 +1,4 @@
-"""What the rest of this folder asks of a kind of device. ``Cuda`` is the one there is; tests have another."""
+"""The contract of a kind of device, for the rest of this folder. ``Cuda`` is the one there is; tests have another."""
 
 from __future__ import annotations
 

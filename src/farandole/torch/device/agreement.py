@@ -16,7 +16,7 @@ from farandole.torch.device.accelerator import Accelerator
 
 
 class View(NamedTuple):
-    """What one rank has: its device, why it cannot exchange directly (or nothing), what ``--nccl`` says there, and how
+    """A rank's equipment: its device, why it cannot exchange directly (or nothing), what ``--nccl`` says there, and how
     many devices it sees."""
 
     identity: str
@@ -73,7 +73,7 @@ def _obstacle(views: Sequence[View]) -> tuple[str, bool]:
 
 
 def tell(host: Transport, text: str) -> list[str]:
-    """What every rank tells, in rank order. Collective."""
+    """Every rank's facts, in rank order. Collective."""
     mine = np.frombuffer(text.encode(), dtype=np.uint8).copy()
     lengths = np.zeros(host.size, dtype=np.int64)
     host.allgather(np.array([len(mine)], dtype=np.int64).view(np.uint8), lengths.view(np.uint8), [8] * host.size)

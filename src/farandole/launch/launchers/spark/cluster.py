@@ -54,7 +54,7 @@ class Cluster:
 
     @staticmethod
     def files() -> str:
-        """Where this process finds what it gave to ``addFile``; empty without a session."""
+        """The folder of the files given to ``addFile``; empty without a session."""
         if "pyspark" not in sys.modules:
             return ""
         from pyspark import SparkContext, SparkFiles
