@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import pool
+from tests.kits import slurm
 
 # Tests of a framework run where it is installed: `make test` runs them in the environments of tests/environments.
 FOLDERS = {name: name for name in ("torch", "tensorflow", "keras", "jax", "mxnet")} | {"pyspark": "spark"}
@@ -26,3 +27,13 @@ def _signals_as_in_a_terminal() -> None:
     """Started in the background, this process ignores some signals, and whatever it starts would ignore them too."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="module")
+def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Cluster]:
+    """Two nodes of this machine."""
+    why = slurm.reason()
+    if why:
+        pytest.skip(why)
+    with slurm.cluster(tmp_path_factory.mktemp("slurm")) as made:
+        yield made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,21 +42,12 @@ hvd.allreduce(np.ones(2, np.float32))
 """
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kit.Cluster]:
-    why = kit.reason()
-    if why:
-        pytest.skip(why)
-    with kit.cluster(tmp_path_factory.mktemp("slurm")) as made:
-        yield made
-
-
 @pytest.mark.slow
-def test_a_batch_script_whose_ranks_are_warned_before_the_end(cluster: kit.Cluster, tmp_path: Path) -> None:
+def test_a_batch_script_whose_ranks_are_warned_before_the_end(slurm_cluster: kit.Cluster, tmp_path: Path) -> None:
     program, batch, out = tmp_path / "program.py", tmp_path / "batch.sh", tmp_path / "out"
     program.write_text(PROGRAM)
     batch.write_text(BATCH.format(python=sys.executable, program=program))
-    number = cluster.run(["sbatch", "--parsable", "--output", str(out), str(batch)]).stdout.strip()
+    number = slurm_cluster.run(["sbatch", "--parsable", "--output", str(out), str(batch)]).stdout.strip()
     assert wait_until(lambda: out.exists() and "it ended with" in out.read_text(), 60), out.read_text()
     said = out.read_text()
     for line in (
@@ -73,7 +63,7 @@ def test_a_batch_script_whose_ranks_are_warned_before_the_end(cluster: kit.Clust
 
 
 @pytest.mark.slow
-def test_the_batch_file_of_the_page_goes_on_after_its_time_limit(cluster: kit.Cluster, tmp_path: Path) -> None:
+def test_the_batch_file_of_the_page_goes_on_after_its_time_limit(slurm_cluster: kit.Cluster, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     for block in blocks(ROOT / "docs" / "launching.md"):
         for word in block.words:
@@ -82,7 +72,7 @@ def test_the_batch_file_of_the_page_goes_on_after_its_time_limit(cluster: kit.Cl
     path = os.pathsep.join([str(Path(sys.executable).parent), kit.PATH])
     own = {"PATH": path, "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
     submit = ["sbatch", "--parsable", f"--chdir={tmp_path}", "--output=out", str(tmp_path / "train.sbatch")]
-    job = cluster.run(submit, **own).stdout.strip()
+    job = slurm_cluster.run(submit, **own).stdout.strip()
 
     def turns() -> list[int]:
         """The first step of each."""
@@ -91,12 +81,12 @@ def test_the_batch_file_of_the_page_goes_on_after_its_time_limit(cluster: kit.Cl
 
     out = tmp_path / "out"
     assert wait_until(turns, 60)
-    cluster.run(["scancel", "--signal=USR1", job])
+    slurm_cluster.run(["scancel", "--signal=USR1", job])
     # Slurm lets a job wait for two minutes before its next turn.
-    assert wait_until(lambda: cluster.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout == "PENDING\n", 60)
-    cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
+    assert wait_until(lambda: slurm_cluster.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout == "PENDING\n", 60)
+    slurm_cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
     assert wait_until(lambda: len(turns()) == 2, 60), out.read_text()
-    cluster.run(["scancel", job])
+    slurm_cluster.run(["scancel", job])
     first, second = turns()
     assert first == 0
     assert second > 0

@@ -51,14 +51,7 @@ class TestTwoHosts:
 
     def test_the_ranks_find_their_places_and_rank_0(self, made: Hosts, tmp_path: Path) -> None:
         done = self.run(made, tmp_path, *MPIEXEC, "-hosts", "a:2,b:1", *tools.program(tmp_path))
-        assert done.returncode == 0, done.stderr
-        lines = [line.split() for line in sorted(done.stdout.splitlines())]
-        assert [line[:4] for line in lines] == [  # rank, local rank, cross rank, homogeneous
-            ["0", "0", "0", "False"],
-            ["1", "1", "0", "False"],
-            ["2", "0", "1", "False"],
-        ]
-        assert [line[4:7] for line in lines] == [["[3.0,", "3.0,", "3.0]"]] * 3
+        lines = tools.check_hosts_of_two_and_one(done)
         assert {line[-2] for line in lines} == {made[0].address}, "of torch.distributed's master"
 
     def test_the_launcher_starts_agents_there(self, made: Hosts, tmp_path: Path) -> None:

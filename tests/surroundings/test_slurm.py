@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,26 +16,10 @@ from tests.kits import slurm as kit
 from tests.surroundings import tools
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kit.Cluster]:
-    why = kit.reason()
-    if why:
-        pytest.skip(why)
-    with kit.cluster(tmp_path_factory.mktemp("slurm")) as made:
-        yield made
-
-
 @pytest.mark.slow
-def test_a_step_on_two_nodes_agrees_by_a_file(cluster: kit.Cluster, tmp_path: Path) -> None:
-    done = cluster.run(["srun", "-N2", "-n3", *tools.program(tmp_path)], HOME=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in sorted(done.stdout.splitlines())]
-    assert [line[:4] for line in lines] == [  # rank, local rank, cross rank, homogeneous
-        ["0", "0", "0", "False"],
-        ["1", "1", "0", "False"],
-        ["2", "0", "1", "False"],
-    ]
-    assert [line[4:7] for line in lines] == [["[3.0,", "3.0,", "3.0]"]] * 3
+def test_a_step_on_two_nodes_agrees_by_a_file(slurm_cluster: kit.Cluster, tmp_path: Path) -> None:
+    done = slurm_cluster.run(["srun", "-N2", "-n3", *tools.program(tmp_path)], HOME=str(tmp_path))
+    lines = tools.check_hosts_of_two_and_one(done)
     assert [line[7:11] for line in lines] == [["0", "3", "0", "2"], ["1", "3", "1", "2"], ["2", "3", "0", "1"]]
     assert {line[13] for line in lines} == {"slurm"}
     assert {line[-1] for line in lines} == {"True"}
@@ -44,9 +27,12 @@ def test_a_step_on_two_nodes_agrees_by_a_file(cluster: kit.Cluster, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_step_with_pmi_needs_no_file_and_a_task_that_fails_ends_it(cluster: kit.Cluster, tmp_path: Path) -> None:
+def test_a_step_with_pmi_needs_no_file_and_a_task_that_fails_ends_it(
+    slurm_cluster: kit.Cluster, tmp_path: Path
+) -> None:
     (tmp_path / ".cache").touch()  # so that no folder can be made in it
-    done = cluster.run(["srun", "--mpi=pmi2", "-N2", "-n3", *tools.program(tmp_path, "fails")], HOME=str(tmp_path))
+    command = ["srun", "--mpi=pmi2", "-N2", "-n3", *tools.program(tmp_path, "fails")]
+    done = slurm_cluster.run(command, HOME=str(tmp_path))
     tools.check_failure(done)
     assert "farandole: rank 1 on n1 failed" in done.stderr
 

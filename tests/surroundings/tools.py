@@ -65,3 +65,16 @@ def check_failure(done: subprocess.CompletedProcess[str]) -> None:
     assert "Rank 1 shut down or ended while rank 0 waited" in done.stderr
     assert "farandole: rank 1 on " in done.stderr
     assert " failed: ValueError: no more data" in done.stderr
+
+
+def check_hosts_of_two_and_one(done: subprocess.CompletedProcess[str]) -> list[list[str]]:
+    """The words of the three ranks, in order: two of them on the first host."""
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in sorted(done.stdout.splitlines())]
+    assert [line[:4] for line in lines] == [  # rank, local rank, cross rank, homogeneous
+        ["0", "0", "0", "False"],
+        ["1", "1", "0", "False"],
+        ["2", "0", "1", "False"],
+    ]
+    assert [line[4:7] for line in lines] == [["[3.0,", "3.0,", "3.0]"]] * 3
+    return lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+MOST = 6  # names in one text
 _INTERNAL = [
     (re.compile(r"allocate\.optimizer\..*|optimizer\.\d+\..*"), "gradients of DistributedOptimizer"),
     (re.compile(r"process_set\.(add|remove)\.\d+"), r"\1_process_set"),
@@ -20,8 +21,8 @@ _INTERNAL = [
 
 
 def listed(names: Iterable[str]) -> str:
-    """At most six of ``names``, as they are shown, once each."""
-    return ", ".join(list(dict.fromkeys(shown(name) for name in names))[:6])
+    """At most ``MOST`` of ``names``, as they are shown, once each."""
+    return ", ".join(list(dict.fromkeys(map(shown, names)))[:MOST])
 
 
 def shown(name: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from farandole.contracts import Waiting
 from farandole.observe.stall.inquiry import Answer
-from farandole.observe.stall.names import shown
+from farandole.observe.stall.names import MOST, listed, shown
 from farandole.observe.stall.stacks import Frame
 
-_NAMES_SHOWN = 6
 _RANKS_SHOWN = 16
 _FLAG = "--stall-check-shutdown-time-seconds"
 
@@ -107,12 +106,11 @@ def _at(frame: Frame) -> str:
 
 
 def _names(stalled: Sequence[Waiting]) -> str:
-    return _joined(wait.name for wait in stalled)
+    return _joined([wait.name for wait in stalled])
 
 
-def _joined(names: Iterable[str]) -> str:
-    found = list(dict.fromkeys(map(shown, names)))
-    return ", ".join(found[:_NAMES_SHOWN]) + (" ..." if len(found) > _NAMES_SHOWN else "")
+def _joined(names: Sequence[str]) -> str:
+    return listed(names) + (" ..." if len(set(map(shown, names))) > MOST else "")
 
 
 def _missing(stalled: Sequence[Waiting]) -> list[int]:
