@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import signal
 from collections.abc import Iterator
 
 import pytest
 
+from farandole.log import logger
 from tests import pool
 from tests.kits import slurm
 
@@ -27,6 +29,16 @@ def _signals_as_in_a_terminal() -> None:
     """Started in the background, this process ignores some signals, and whatever it starts would ignore them too."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_in_a_new_process() -> None:
+    """A job of an earlier test may have set up the log of this process: caplog would hear a record twice, or never."""
+    for handler in list(logger.handlers):
+        if type(handler) is logging.StreamHandler:  # pytest's own are of kinds derived from it
+            logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
 
 
 @pytest.fixture(scope="module")

@@ -205,7 +205,6 @@ class TestSlots:
         """A minute passes with every look."""
         now = iter(range(0, 100_000, 60))
         monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _: None))
-        monkeypatch.setattr(cluster.logger, "propagate", True)
         assert Cluster(Context("yarn", [0, 0, 1, 1, 1, 1, 1, 1, 2], 1)).await_slots(2, 600.0) == 2
         assert caplog.messages == [
             f"waiting for executors: np=2 ranks need as many task slots, and yarn has {slots} "
