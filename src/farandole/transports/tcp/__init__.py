@@ -1,8 +1,9 @@
-"""The wire between hosts: a full mesh of authenticated TCP connections, two per pair of ranks.
+"""The wire between hosts: authenticated TCP connections, one for data between any two ranks, one for the board between
+neighbours in its ``overlay``.
 
-``rendezvous`` finds the others through the store and makes the connections; ``link`` moves data over the first of each
-pair, ``board`` posts notices, the reason of an abort and the goodbye over the second. A connection of the board is
-idle most of the time, so its end is how a rank learns of another's death, whomever it waits for.
+``rendezvous`` finds the others through the store and makes the connections; ``link`` moves data over the former,
+``board`` posts notices, the reason of an abort and the goodbye over the latter. A connection of the board is idle most
+of the time, so its end is how ranks learn of another's death, whomever they wait for.
 """
 
 from farandole.contracts import End

@@ -1,8 +1,11 @@
-"""The notice board over one connection per peer, which also carries the reason of an abort and the goodbye.
+"""The notice board over one connection per neighbour, which also carries the reason of an abort and the goodbye.
 
-Nothing here blocks except ``wait``: what a peer does not take at once waits in its outbox, and goes on its way
-whenever the board (or the link, which minds the board while it waits for data) looks at the connections. A round is
-collected only when our own message is out, so a rank may leave the board alone after ``collect``.
+Few ranks are all neighbours; many are those of a tree (``overlay``), and pass on what they hear. Nothing here blocks
+except ``wait``: what a neighbour does not take at once waits in its outbox, and goes on its way whenever the board (or
+the link, which minds the board while it waits for data) looks at the connections. A round is collected only when its
+messages are out, so a rank may leave the board alone after ``collect``. A rank of a tree whose program computes has a
+thread that passes on, now and then: a round cannot end without that rank, but the others hear who is missing, and why
+the wire was aborted.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import math
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections import deque
@@ -21,13 +25,17 @@ from collections.abc import Sequence
 from farandole import liveness
 from farandole.errors import HorovodInternalError, PeerLostError, WireError
 from farandole.handshake import HEAD, TAG, Session
+from farandole.transports.tcp.overlay import Overlay
+from farandole.transports.tcp.rounds import Onward, Rounds, Run, unpacked
 
-_POST, _ABORT, _GOODBYE = b"p", b"a", b"g"  # the first byte of a frame
+_POST, _RUNS, _ABORT, _GOODBYE = b"p", b"r", b"a", b"g"  # the first byte of a frame
+_RANK = struct.Struct("<i")  # of whom an abort or a goodbye tells
 _LIMIT = 1 << 32  # bytes of a frame
 _READ = 1 << 18  # bytes of one system call
 _SPIN = 200e-6  # seconds for which a message is looked for before its reader sleeps
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 _FAREWELL = 1.0  # seconds that a peer has to take our last words
+_RELAY = 0.25  # seconds between two looks of the thread that passes on
 
 
 class _Peer:
@@ -35,29 +43,30 @@ class _Peer:
 
     def __init__(self, rank: int, session: Session) -> None:
         self.rank, self.session, self.sock = rank, session, session.sock
-        self.inbox: deque[bytes] = deque()  # messages of rounds not collected yet
         self.unread = bytearray()  # the beginning of a frame
         self.length = -1  # of that frame, once its head is there
         self.outbox: deque[memoryview] = deque()
         self.open = True
         self.blocked = False  # it takes nothing more for the moment
-        self.said_goodbye = False
+        self.onward: Onward | None = None  # in a tree: what it is still to be sent of others' messages
+        self.departures: list[int] = []  # and the ranks whose goodbye it has not heard
 
 
 class TcpBoard:
-    """One rank's board. ``sessions``: by rank, None in our own place; their sockets do not block.
+    """One rank's board. ``sessions``: by rank, None where it has no connection; their sockets do not block.
 
     ``parent``: the board of the wire that this one was split from; when that one is lost, so is this one.
     """
 
-    def __init__(self, rank: int, sessions: Sequence[Session | None], parent: TcpBoard | None = None) -> None:
-        self.rank = rank
-        self._parent = parent
+    def __init__(self, place: Overlay, sessions: Sequence[Session | None], parent: TcpBoard | None = None) -> None:
+        self.rank = place.rank
+        self._overlay, self._parent = place, parent
         self.lost: PeerLostError | WireError | None = None  # set once, for good
         self.connections = select.epoll()  # readable when a peer said something
         self.stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable for good once the wire is lost
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._mine: deque[bytes] = deque()
+        self._rounds = Rounds(place.rank, place.size)
+        self._gone: dict[int, None] = {}  # ranks that left in good order, the first one first
         self._news = False
         self._closed = False
         self._lock = threading.RLock()
@@ -69,30 +78,41 @@ class TcpBoard:
         self._waiter = select.poll()
         for fd in (self.connections.fileno(), self.stop, self._bell):
             self._waiter.register(fd, select.POLLIN)
-        self._inboxes = [self._peers[peer].inbox if peer != rank else self._mine for peer in range(len(sessions))]
+        self._relays = [peer for peer in self._peers.values() if place.relays]
+        for peer in self._relays:
+            peer.onward = Onward(place.size - place.beyond[peer.rank])
+        self._relay = threading.Thread(target=self._pass_on, name=f"farandole-relay-{self.rank}", daemon=True)
+        self._done = threading.Event()
+        if self._relays:
+            self._relay.start()
 
     def post(self, message: bytes) -> None:
         with self._lock:
             self.check()
-            if self._mine:
+            if self._rounds.posted:
                 raise HorovodInternalError(f"rank {self.rank} posted twice in one round of the board")
-            self._mine.append(bytes(message))
-            self._send_to_all(_POST, message)
+            message = bytes(message)
+            self._rounds.put(self.rank, message)
+            if self._relays:
+                self._hand_on(Run(self.rank, 1, message))
+                self._forward()
+            else:
+                self._send_to_all(_POST, message)
 
     def started(self) -> bool:
         self.pump()
-        return any(peer.inbox for peer in self._peers.values())
+        return self._rounds.started()
 
     def missing(self) -> list[int]:
         self.pump()
-        return [rank for rank, inbox in enumerate(self._inboxes) if not inbox]
+        return self._rounds.missing(range(self._overlay.size))
 
     def collect(self) -> list[bytes] | None:
         with self._lock:
             self.pump()
-            if not all(self._inboxes) or any(peer.outbox for peer in self._peers.values()):
+            if not self._rounds.complete or any(peer.outbox for peer in self._peers.values()):
                 return None
-            return [inbox.popleft() for inbox in self._inboxes]
+            return self._rounds.collect()
 
     def wait(self, seconds: float, *, spin: bool) -> None:
         now = time.monotonic()
@@ -110,8 +130,9 @@ class TcpBoard:
             if now < spin_until:
                 os.sched_yield()
                 continue
-            ready = self._waiter.poll(math.ceil((deadline - now) * 1000))
-            if not ready:
+            due = self._due()
+            ready = self._waiter.poll(math.ceil(max(0.0, min(deadline, due) - now) * 1000))
+            if not ready and due > deadline:
                 self.look_at_hosts()
             if any(fd == self._bell for fd, _ in ready):
                 with contextlib.suppress(BlockingIOError):
@@ -145,11 +166,11 @@ class TcpBoard:
         self.check()
 
     def _check_needed(self) -> None:
-        """A peer that left in good order is missed only when its message is."""
-        if self._mine:
-            for peer in self._peers.values():
-                if not peer.open and not peer.inbox:
-                    raise left(peer.rank)
+        """A rank that left in good order is missed only when its message is, or one that it would have passed on."""
+        if self._gone and self._rounds.posted:
+            for rank in list(self._gone):
+                if any(self._rounds.missing(ranks) for ranks in self._overlay.severed(rank)):
+                    raise left(rank)
 
     def pump(self) -> bool:
         """Read and send as much as possible without waiting. True if a waiting thread should look again."""
@@ -166,7 +187,36 @@ class TcpBoard:
                     self._flush(peer)
                 if events & ~select.EPOLLOUT:
                     self._read(peer)
+            if self._relays:
+                self._forward()
             return self._news and not before
+
+    def _pass_on(self) -> None:
+        """What the thread of a rank in a tree does."""
+        while not self._done.wait(_RELAY):
+            if self.pump():
+                self.ring()
+
+    def _hand_on(self, run: Run, source: _Peer | None = None) -> None:
+        """Keep messages for all neighbours but the one that sent them."""
+        now = time.monotonic()
+        for peer in self._relays:
+            if peer is not source and peer.onward is not None:
+                peer.onward.add(run, now)
+
+    def _due(self) -> float:
+        """When messages have to be passed on that wait for others."""
+        return min((peer.onward.due for peer in self._relays if peer.onward is not None), default=math.inf)
+
+    def _forward(self, *, everything: bool = False) -> None:
+        now = math.inf if everything else time.monotonic()
+        for peer in self._relays:
+            onward = peer.onward
+            if onward is not None and onward.waiting and (onward.due <= now or peer.departures):
+                self._send(peer, _RUNS + onward.take())
+            if peer.departures:
+                self._send(peer, _GOODBYE + b"".join(map(_RANK.pack, peer.departures)))
+                peer.departures.clear()
 
     def _ask_parent(self) -> None:
         if self._parent is not None:
@@ -178,36 +228,39 @@ class TcpBoard:
     def hear_why(self, rank: int, seconds: float = 3.0) -> PeerLostError | WireError:
         """The data connection to ``rank`` ended: what does its board connection say about that?"""
         end = time.monotonic() + seconds
-        while self.lost is None and self._peers[rank].open and time.monotonic() < end:
+        neighbour = self._peers.get(rank)
+        while self.lost is None and rank not in self._gone and time.monotonic() < end:
+            if neighbour is not None and not neighbour.open:
+                break
             self._waiter.poll(50)
             self.pump()
         if self.lost is None:
-            return left(rank) if self._peers[rank].said_goodbye else vanished(rank)
+            return left(rank) if rank in self._gone else vanished(rank)
         return type(self.lost)(str(self.lost), self.lost.rank)
 
     def fail(self, error: WireError) -> None:
         """This wire cannot be trusted any more: tell everybody."""
         with self._lock:
-            self._lose(error)
-            self._send_to_all(_ABORT, f"rank {self.rank} says: {error}".encode())
+            self._lose(error, told=f"rank {self.rank} says: {error}")
 
     def abort(self, why: str) -> None:
         """Tell everybody, and let nobody here wait any more."""
         with self._lock:
             if self.lost is None and not self._closed:
-                self._lose(PeerLostError(why or "the wire was aborted", self.rank))
-                self._send_to_all(_ABORT, why.encode())
+                self._lose(PeerLostError(why or "the wire was aborted", self.rank), told=why)
                 self._finish_sending()
 
     def close(self) -> None:
         """Say goodbye; or, if the wire is lost, why: who has not noticed yet must not blame this rank."""
+        self._done.set()
         with self._lock:
             if self._closed:
                 return
             if self.lost is None:
-                self._send_to_all(_GOODBYE, b"")
+                self._forward(everything=True)
+                self._send_to_all(_GOODBYE, _RANK.pack(self.rank))
             else:
-                self._send_to_all(_ABORT, str(self.lost).encode())
+                self._tell(str(self.lost), self.lost.rank)
             self._finish_sending()
             self._closed = True
             self._lose(PeerLostError(f"rank {self.rank} has closed its wire", self.rank))
@@ -216,20 +269,32 @@ class TcpBoard:
             self.connections.close()
             os.close(self.stop)
             os.close(self._bell)
+        if self._relays and self._relay is not threading.current_thread():
+            self._relay.join(_FAREWELL)
 
-    def _lose(self, error: PeerLostError | WireError) -> None:
-        if self.lost is None:
-            self.lost = error
-            os.eventfd_write(self.stop, 1)
+    def _lose(self, error: PeerLostError | WireError, told: str | None = None) -> None:
+        """``told``: what all others are to hear about it. In a tree they hear of every loss: few see it."""
+        if self.lost is not None:
+            return
+        self.lost = error
+        os.eventfd_write(self.stop, 1)
+        if told is not None or (self._relays and not self._closed):
+            self._tell(str(error) if told is None else told, error.rank)
+
+    def _tell(self, why: str, rank: int) -> None:
+        self._send_to_all(_ABORT, _RANK.pack(rank) + why.encode())
 
     def _send_to_all(self, kind: bytes, payload: bytes) -> None:
         content = kind + payload
         for peer in self._peers.values():
-            if peer.open:
-                head, tail = peer.session.outgoing.seal(content)
-                peer.outbox.append(memoryview(b"".join((head, content, tail))))
-                if len(peer.outbox) == 1:
-                    self._flush(peer)
+            self._send(peer, content)
+
+    def _send(self, peer: _Peer, content: bytes) -> None:
+        if peer.open:
+            head, tail = peer.session.outgoing.seal(content)
+            peer.outbox.append(memoryview(b"".join((head, content, tail))))
+            if len(peer.outbox) == 1:
+                self._flush(peer)
 
     def _finish_sending(self) -> None:
         """Give the outboxes a moment to empty."""
@@ -296,19 +361,41 @@ class TcpBoard:
 
     def _take(self, peer: _Peer, kind: bytes, payload: bytes) -> None:
         if kind == _POST:
-            peer.inbox.append(payload)
-            self._news = True
+            self._arrived(peer, peer.rank, payload)
+        elif kind == _RUNS:
+            try:
+                for run in unpacked(payload, self._overlay.size):
+                    self._arrived(peer, run.first, run.message, run.ranks)
+                    self._hand_on(run, peer)
+            except ValueError as error:
+                self.fail(WireError(f"rank {peer.rank} sent messages of others that cannot be: {error}", peer.rank))
         elif kind == _ABORT:
-            self._lose(PeerLostError(payload.decode(errors="replace"), peer.rank))
+            (rank,) = _RANK.unpack_from(payload)
+            self._lose(PeerLostError(payload[_RANK.size :].decode(errors="replace"), rank))
         elif kind == _GOODBYE:
-            peer.said_goodbye = True
+            self._depart(peer, [rank for (rank,) in _RANK.iter_unpack(payload)])
         else:
             text = f"rank {peer.rank} sent a notice of the kind {kind!r}, which this version does not know"
             self.fail(WireError(f"{text}: does it run another version of Farandole?", peer.rank))
 
+    def _arrived(self, peer: _Peer, first: int, message: bytes, ranks: int = 1) -> None:
+        if self._rounds.put(first, message, ranks):
+            self._news = True
+        else:
+            text = f"rank {peer.rank} brought a message of rank {first} that is two rounds early"
+            self.fail(WireError(text, peer.rank))
+
+    def _depart(self, source: _Peer, ranks: Sequence[int]) -> None:
+        """These ranks have left in good order."""
+        self._gone.update(dict.fromkeys(ranks))
+        self._news = True  # who waits for one of them should look
+        for peer in self._relays:
+            if peer is not source:
+                peer.departures += ranks
+
     def _broken(self, peer: _Peer, error: OSError) -> None:
         """A connection tells only once why it broke: that its other end was silent for too long, or anything else."""
-        if error.errno in _UNREACHABLE and not peer.said_goodbye:
+        if error.errno in _UNREACHABLE and peer.rank not in self._gone:
             self._lose(vanished(peer.rank))
 
     def _hang_up(self, peer: _Peer) -> None:
@@ -322,7 +409,7 @@ class TcpBoard:
             peer.sock.shutdown(socket.SHUT_RDWR)
         self._by_fd.pop(peer.sock.fileno())
         peer.sock.close()
-        if not peer.said_goodbye and not self._closed:
+        if peer.rank not in self._gone and not self._closed:
             text = f"rank {peer.rank} was lost: its connection broke (did its process die?)"
             self._lose(PeerLostError(text, peer.rank))
 
@@ -332,4 +419,4 @@ def vanished(rank: int) -> PeerLostError:
 
 
 def left(rank: int) -> PeerLostError:
-    return PeerLostError(f"rank {rank} has left (it shut down) while it was still needed", rank)
+    return PeerLostError(f"rank {rank} has left (it shut down) while it was still needed", rank, left=True)

@@ -47,7 +47,7 @@ def connect(
 
 def _meet(rendezvous: Rendezvous, parent: TcpBoard | None) -> TcpLink:
     data, boards = rendezvous.run() if rendezvous.size > 1 else ([None], [None])
-    return TcpLink(rendezvous, data, TcpBoard(rendezvous.rank, boards, parent))
+    return TcpLink(rendezvous, data, TcpBoard(rendezvous.overlay, boards, parent))
 
 
 class _Incoming:

@@ -1,7 +1,7 @@
 """How the ranks of a TCP mesh find each other.
 
 Every rank listens on each of its interfaces and writes the addresses to the store under ``tcp/<scope>/<rank>``; it
-dials all lower ranks and is dialled by all higher ones, twice by each: a connection for data and one for the board. It
+dials all lower ranks and is dialled by all higher ones, for data, and once more by its neighbours of the board. It
 takes the first of a peer's addresses that answers. Both ends prove that they know the job's secret before a byte is
 believed. When everybody is there, nobody listens any more.
 """
@@ -20,6 +20,7 @@ from farandole import liveness, network
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
 from farandole.handshake import Newcomers, Session, authenticate
 from farandole.log import logger
+from farandole.transports.tcp.overlay import overlay
 
 DATA, BOARD = 0, 1
 PATIENCE = 5.0  # seconds that one handshake may take
@@ -40,7 +41,7 @@ _said: set[str] = set()  # the networks that this process has told of
 
 
 class Rendezvous:
-    """One rendezvous. ``run`` returns the sessions, by rank: (data, board); None in our own place.
+    """One rendezvous. ``run`` returns the sessions, by rank: (data, board); None where there is none.
 
     ``host``: this host's addresses, with commas between, the one to try first in front; each with its prefix, if known.
     """
@@ -51,6 +52,7 @@ class Rendezvous:
     ) -> None:  # fmt: skip
         self.rank, self.size, self.secret, self.scope = rank, size, secret, scope
         self.store, self.timeout, self.host, self.check = store, timeout, host, check
+        self.overlay = overlay(rank, size)
         self.deadline = time.monotonic() + timeout
         self.sessions: dict[tuple[int, int], Session] = {}
         self.changed = threading.Condition()
@@ -75,7 +77,7 @@ class Rendezvous:
             told = ",".join(f"{address}|{listener.getsockname()[1]}" for address, listener in listeners)
             self.store.set(self._key(self.rank), told.encode())
             for peer in range(self.rank):
-                for channel in (DATA, BOARD):
+                for channel in self._channels(peer):
                     self._dial(peer, channel)
             self._wait_for_the_higher()
         except BaseException:
@@ -86,6 +88,10 @@ class Rendezvous:
         self._end(listeners, acceptors)
         self._tell_networks()
         return self._of(DATA), self._of(BOARD)
+
+    def _channels(self, peer: int) -> tuple[int, ...]:
+        """The connections that this rank has with ``peer``."""
+        return (DATA, BOARD) if peer in self.overlay.beyond else (DATA,)
 
     def _of(self, channel: int) -> list[Session | None]:
         return [self.sessions.get((peer, channel)) for peer in range(self.size)]
@@ -174,7 +180,7 @@ class Rendezvous:
                 self._pause()
 
     def _wait_for_the_higher(self) -> None:
-        wanted = {(peer, channel) for peer in range(self.rank + 1, self.size) for channel in (DATA, BOARD)}
+        wanted = {(peer, channel) for peer in range(self.rank + 1, self.size) for channel in self._channels(peer)}
         while True:
             with self.changed:
                 if wanted <= self.sessions.keys():
@@ -190,7 +196,7 @@ class Rendezvous:
         absent: list[int] = []
         silent: list[int] = []
         for peer in range(self.size):
-            if peer == self.rank or {(peer, DATA), (peer, BOARD)} <= self.sessions.keys():
+            if peer == self.rank or {(peer, channel) for channel in self._channels(peer)} <= self.sessions.keys():
                 continue
             (absent if self.store.try_get(self._key(peer)) is None else silent).append(peer)
         if absent:
@@ -225,7 +231,7 @@ class Rendezvous:
             session = self.newcomers.admit(sock, self.secret, self._key(self.rank), seconds=PATIENCE)
             sock.settimeout(PATIENCE)
             peer, channel = _HELLO.unpack(session.receive(_HELLO.size) or b"")
-            if not self.rank < peer < self.size or channel not in (DATA, BOARD):
+            if not self.rank < peer < self.size or channel not in self._channels(peer):
                 raise AuthenticationError(f"it says it is rank {peer} of {self.size}")
             session.send(_WELCOME)
             self._add(peer, channel, session)
