@@ -128,7 +128,7 @@ class Connection(Variables):
     """How this process reaches its job."""
 
     store: str = knob("", "host:port of the job's store; empty: no job, one rank")
-    secret: str = knob("", "the job's secret, in hex")
+    secret: str = knob("", "the job's secret, in hex; with tls: in front, connections are encrypted")
     launcher: str = knob("", "name of the launcher that started this process")
 
 
@@ -172,6 +172,10 @@ class Settings(Variables):
     network_interfaces: str = knob(
         "", "interfaces that carry the job's traffic, like eth0,ib0; without: those that answer, the fastest first",
         flag="--network-interfaces", group=HOSTS,
+    )  # fmt: skip
+    tls: bool = knob(
+        False, "encrypt what goes between hosts (TLS 1.3), with a certificate of the job's own at each end",
+        flag="--tls", group=HOSTS,
     )  # fmt: skip
     ssh_port: int = knob(
         0, "port of ssh on all hosts; 0: as ssh's configuration says", flag="--ssh-port", group=HOSTS, most=65535

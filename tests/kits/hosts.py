@@ -64,6 +64,21 @@ shutil.rmtree(told["remove"], ignore_errors=True)
 """
 
 
+CAPTURE = """
+import select, socket, sys
+with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as sock:
+    sock.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE
+    print("ready", flush=True)
+    seen, over = bytearray(), False
+    while ready := select.select([sock, *([] if over else [sys.stdin])], [], [], 0 if over else None)[0]:
+        if sock in ready:
+            seen += sock.recv(1 << 17)
+        else:
+            over = True
+sys.stdout.buffer.write(seen)
+"""
+
+
 @dataclass(frozen=True)
 class Host:
     """``pid``: of its init, seen from outside."""
@@ -116,6 +131,23 @@ class Host:
         """All its processes at once, and its network, without a word to anybody."""
         self.cable("down")
         os.kill(self.pid, signal.SIGKILL)
+
+
+class Capture:
+    """Every packet between hosts, by a program on their switch; ``seen`` when its context has been left."""
+
+    def __init__(self, host: Host) -> None:
+        words = ["nsenter", "--target", str(host.switch), "--net", sys.executable, "-I", "-S", "-c", CAPTURE]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.seen = b""
+
+    def __enter__(self) -> Capture:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seen = self._process.communicate(timeout=30)[0]
 
 
 @dataclass(frozen=True)

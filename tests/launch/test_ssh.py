@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ import pytest
 from farandole.launch.contract import Request
 from farandole.launch.launchers.ssh import Ssh, _answer, environment
 from farandole.registry import best
-from tests.kits.hosts import Hosts, hosts
+from tests.kits.hosts import Capture, Hosts, hosts
 
 pytestmark = pytest.mark.slow
 
@@ -105,6 +106,35 @@ def test_a_function_runs_there_and_its_results_come_back(four: Hosts, tmp_path: 
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "[(0, 'b', 42), (1, 'b', 42), (2, 'c', 42)]\n", done.stderr
     assert four.idle()
+
+
+SECRETIVE = """
+import os
+import numpy as np
+import farandole.numpy as hvd
+hvd.init()
+weights = np.full(300_000, float.fromhex("0x1.2345678765432p+0"))
+assert (hvd.allreduce(weights, op=hvd.Max, name="x") == weights).all()
+if hvd.rank() == 0:
+    print(os.environ["FARANDOLE_SECRET"])
+"""
+
+
+def test_with_tls_nothing_of_a_job_can_be_seen_on_the_network(four: Hosts) -> None:
+    """Without, the same capture has the tensor and the secret."""
+    weight = struct.pack("<d", float.fromhex("0x1.2345678765432p+0"))
+    found = []
+    for words in (["--tls"], []):
+        with Capture(four[0]) as capture:
+            status, out, err = run(four, "run", "-np", "2", "-H", "a:1,b:1", *words, sys.executable, "-c", SECRETIVE)
+        assert status == 0, err
+        encrypted = ", encrypted (--tls)" if words else ""
+        assert err == f"farandole: 2 ranks on a:1, b:1, by ssh{encrypted}\n"
+        secret = out.strip().removeprefix("[0]<stdout>:")
+        assert secret.startswith("tls:") is bool(words)
+        key = secret.removeprefix("tls:")
+        found.append([text in capture.seen for text in (weight, key.encode(), bytes.fromhex(key), b"SSH-2.0")])
+    assert found == [[False, False, False, True], [True, True, False, True]]
 
 
 def test_a_network_that_leads_nowhere_is_passed_over(four: Hosts) -> None:

@@ -25,9 +25,9 @@ DATA, BOARD = 0, 1  # in the order in which a rank dials
 ALTERED = [relay.flip, relay.flip_head, relay.inject, relay.append, relay.replay, relay.reflect]
 
 
-def _between(attack: Attack, connection: int, work: Any) -> list[str]:
+def between(attack: Attack, connection: int, work: Any, secret: str = "") -> list[str]:
     """What two ranks raise that talk through a relay."""
-    store, secret, relays = ThreadStore(), new_secret(), []
+    store, secret, relays = ThreadStore(), secret or new_secret(), []
     connected = threading.Barrier(2)
 
     def join(rank: int) -> Any:
@@ -56,7 +56,7 @@ def _between(attack: Attack, connection: int, work: Any) -> list[str]:
             each.close()
 
 
-def _exchange(link: Any) -> None:
+def exchange(link: Any) -> None:
     """Several messages under way at once, in both directions."""
     other = 1 - link.rank
     data, got = np.full(200_000, 7, np.uint8), np.zeros(200_000, np.uint8)
@@ -68,7 +68,7 @@ def _exchange(link: Any) -> None:
     wait_forever(link.board)
 
 
-def _agree(link: Any) -> None:
+def agree(link: Any) -> None:
     for turn in range(3):
         link.board.post(b"%d" % turn)
         while (said := link.board.collect()) is None:
@@ -79,21 +79,21 @@ def _agree(link: Any) -> None:
 @pytest.mark.parametrize("attack", [*ALTERED[1:], relay.leave_out], ids=lambda attack: attack.__name__)
 def test_data_that_nobody_sent_is_told_as_such(attack: Attack) -> None:
     """Its content is not authenticated, so a flipped bit inside of a message is not among these: docs/run.md."""
-    raised = _between(attack, DATA, _exchange)
+    raised = between(attack, DATA, exchange)
     assert "WireError" in raised
     assert set(raised) <= {"WireError", "PeerLostError"}
 
 
 @pytest.mark.parametrize("attack", ALTERED, ids=lambda attack: attack.__name__)
 def test_notices_that_nobody_sent_are_told_as_such(attack: Attack) -> None:
-    raised = _between(attack, BOARD, _agree)
+    raised = between(attack, BOARD, agree)
     assert "WireError" in raised
     assert set(raised) <= {"WireError", "PeerLostError"}
 
 
-@pytest.mark.parametrize(("connection", "work"), [(DATA, _exchange), (BOARD, _agree)])
+@pytest.mark.parametrize(("connection", "work"), [(DATA, exchange), (BOARD, agree)])
 def test_a_connection_that_is_cut(connection: int, work: Any) -> None:
-    assert _between(relay.truncate, connection, work) == ["PeerLostError", "PeerLostError"]
+    assert between(relay.truncate, connection, work) == ["PeerLostError", "PeerLostError"]
 
 
 @pytest.fixture
@@ -106,21 +106,21 @@ def server() -> Iterator[StoreServer]:
 @pytest.mark.parametrize("attack", [*ALTERED, relay.truncate], ids=lambda attack: attack.__name__)
 def test_the_store_believes_nothing_that_no_rank_said(attack: Attack, server: StoreServer) -> None:
     host, _, port = server.address.rpartition(":")
-    between = Relay((host, int(port)), attack)
-    client = StoreClient(f"127.0.0.1:{between.address[1]}", server._secret, timeout=5.0)
+    middle = Relay((host, int(port)), attack)
+    client = StoreClient(f"127.0.0.1:{middle.address[1]}", server._secret, timeout=5.0)
     server.set("function", b"print()")
     try:
         assert client.get("function", 5.0) == b"print()"
-        between.arm(0)
+        middle.arm(0)
         with pytest.raises((WireError, PeerLostError)):
-            _use(client)
+            use(client)
         assert server.get("result/0") in (None, b"true")
     finally:
         client.close()
-        between.close()
+        middle.close()
 
 
-def _use(client: StoreClient) -> None:
+def use(client: StoreClient) -> None:
     for _ in range(3):
         assert client.get("function", 5.0) == b"print()"
         client.set("result/0", b"true")

@@ -12,7 +12,8 @@ from farandole import collectives, network, registry
 from farandole.collectives.hierarchical import Hierarchical, slices
 from farandole.config import Connection, Placement, Settings
 from farandole.contracts import End, Transport
-from farandole.errors import RendezvousError
+from farandole.errors import RendezvousError, SettingsError
+from farandole.handshake import encrypted
 from farandole.log import logger
 from farandole.store import StoreClient
 from farandole.transports import shm
@@ -23,6 +24,8 @@ def connect(
 ) -> Transport:
     """The transport that joins all ranks. Collective."""
     rank, size, secret, timeout = placement.rank, placement.size, connection.secret, settings.start_timeout
+
+    check_encryption(connection, settings, rank)
 
     def wire(name: str, scope: str, ranks: Sequence[int]) -> Transport:
         addresses = network.offered(client.host, settings.network_interfaces)
@@ -60,6 +63,21 @@ def connect(
     local = shm.join(index, len(mine), secret, f"{scope}/host{hosts.index(mine)}", peers)
     cross = wire("tcp", f"{scope}/slice{index}", [host[index] for host in hosts]) if index < slices(hosts) else None
     return Hierarchical(flat, local, cross, hosts)
+
+
+def check_encryption(connection: Connection, settings: Settings, rank: int) -> None:
+    """Raise SettingsError if this rank would have its bytes encrypted and others not, or a wire would not do it."""
+    if settings.tls != encrypted(connection.secret):
+        here, job = ("with", "without") if settings.tls else ("without", "with")
+        raise SettingsError(
+            f"rank {rank} was started {here} --tls (FARANDOLE_TLS={int(settings.tls)}), its job {job}: set it for all "
+            "ranks, or for none"
+        )
+    if settings.tls and settings.transport not in ("auto", *registry.BUILT_IN["wire"]):
+        raise SettingsError(
+            f"--tls (FARANDOLE_TLS=1): nobody knows whether the wire {settings.transport!r}, of --transport, "
+            "encrypts what it sends; use --transport auto, or leave --tls out"
+        )
 
 
 def reason(hosts: Sequence[Sequence[int]], trouble: Mapping[int, str]) -> str:

@@ -5,26 +5,40 @@ signing both sides' fresh nonces, so a recorded handshake is worthless. All mess
 nothing that a stranger sends is parsed, no length of his is believed, and he has ``seconds`` to finish; of these,
 ``SILENCE`` to begin. The keys of the session that follows come from the secret and both nonces: a relay between two
 that know the secret does not have them.
+
+A secret that begins with ``tls:`` has all of that, and all that follows, go over TLS (``tls``), but on Unix sockets.
+Whoever has such a secret cannot speak in clear by mistake.
 """
 
 from __future__ import annotations
 
 import hmac
+import math
 import os
 import socket
 import time
+from typing import NamedTuple
 
 from farandole.errors import AuthenticationError, UnfinishedHandshakeError
-from farandole.handshake.session import Session
+from farandole.handshake.session import Session, Stream
 
 NONCE = 32
 MAC = 32
 SILENCE = 2.0  # seconds in which the first byte must come: who has connected sends it at once
 
 
-def new_secret() -> str:
-    """A fresh secret for one job, in hex."""
-    return os.urandom(32).hex()
+ENCRYPTED = "tls:"  # the beginning of a secret that asks for TLS
+_RECORDS = range(0x14, 0x18)  # the first byte of what TLS sends; no nonce begins with one
+
+
+def new_secret(tls: bool = False) -> str:
+    """A fresh secret for one job, in hex. ``tls``: connections between its hosts are encrypted."""
+    return ENCRYPTED * tls + os.urandom(32).hex()
+
+
+def encrypted(secret: str) -> bool:
+    """Are the connections of a job with this secret encrypted?"""
+    return secret.startswith(ENCRYPTED)
 
 
 def derive(secret: str, purpose: str) -> str:
@@ -34,7 +48,7 @@ def derive(secret: str, purpose: str) -> str:
 
 def _key(secret: str) -> bytes:
     try:
-        return bytes.fromhex(secret)
+        return bytes.fromhex(secret.removeprefix(ENCRYPTED))
     except ValueError:
         raise AuthenticationError(
             "the job's secret (FARANDOLE_SECRET) must be hexadecimal digits, as farandole.handshake.new_secret() gives"
@@ -44,27 +58,15 @@ def _key(secret: str) -> bytes:
 def authenticate(sock: socket.socket, secret: str, purpose: str, *, server: bool, seconds: float = 5.0) -> Session:
     """Prove both ends to each other, or raise AuthenticationError. ``purpose`` keeps sockets of one job apart."""
     deadline = time.monotonic() + seconds
-    mine = os.urandom(NONCE)
-    key = _key(secret)
-
-    def sign(role: str, client: bytes, accepting: bytes) -> bytes:
-        return hmac.digest(key, f"{role}|{purpose}|".encode() + client + accepting, "sha256")
-
+    begin = min(deadline, time.monotonic() + SILENCE)
     try:
-        if server:
-            theirs = _read(sock, NONCE, min(deadline, time.monotonic() + SILENCE), deadline)
-            sock.sendall(mine)
-            if not hmac.compare_digest(_read(sock, MAC, deadline, deadline), sign("client", theirs, mine)):
-                raise AuthenticationError(f"a peer on the {purpose} socket does not know the job's secret")
-            sock.sendall(sign("server", theirs, mine))
-            nonces = theirs, mine
-        else:
-            sock.sendall(mine)
-            theirs = _read(sock, NONCE, deadline, deadline)
-            sock.sendall(sign("client", mine, theirs))
-            if not hmac.compare_digest(_read(sock, MAC, deadline, deadline), sign("server", mine, theirs)):
-                raise AuthenticationError(f"the {purpose} server does not know the job's secret")
-            nonces = mine, theirs
+        stream: Stream = sock
+        if encrypted(secret) and sock.family != socket.AF_UNIX:
+            from farandole.handshake import tls  # here, for it imports ssl
+
+            stream = tls.encrypt(sock, _key(secret), purpose, server=server, begin=begin, deadline=deadline)
+            begin = deadline
+        keys = _challenge(_Messages(sock, stream, deadline), _key(secret), purpose, server, begin)
         sock.settimeout(None)
     except AuthenticationError:
         raise
@@ -74,20 +76,64 @@ def authenticate(sock: socket.socket, secret: str, purpose: str, *, server: bool
         ) from None
     except (OSError, EOFError) as error:
         raise UnfinishedHandshakeError(f"handshake on the {purpose} socket failed: {error}") from error
-    keys = sign("client's key", *nonces), sign("server's key", *nonces)
-    return Session(sock, *(reversed(keys) if server else keys))
+    return Session(sock, *keys, stream=stream)
 
 
-def _read(sock: socket.socket, count: int, begin: float, deadline: float) -> bytes:
-    """``count`` bytes, of which the first has come by ``begin``."""
-    data = b""
-    while len(data) < count:
-        left = (deadline if data else begin) - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        sock.settimeout(left)
-        piece = sock.recv(count - len(data))
-        if not piece:
-            raise EOFError("the other end hung up (as it does when it knows another secret)")
-        data += piece
-    return data
+class _Messages(NamedTuple):
+    """Those of a handshake, which has to be done by ``deadline``."""
+
+    sock: socket.socket
+    stream: Stream
+    deadline: float
+
+    def send(self, content: bytes) -> None:
+        self.stream.sendall(content)
+
+    def receive(self, count: int, begin: float = math.inf) -> bytes:
+        """``count`` bytes, of which the first has come by ``begin``."""
+        data = b""
+        while len(data) < count:
+            left = (self.deadline if data else min(begin, self.deadline)) - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self.sock.settimeout(left)
+            piece = self.stream.recv(count - len(data))
+            if not piece:
+                raise EOFError("the other end hung up (as it does when it knows another secret)")
+            data += piece
+        return data
+
+
+def _challenge(messages: _Messages, key: bytes, purpose: str, server: bool, begin: float) -> tuple[bytes, bytes]:
+    """The keys of both directions, ours first; the client's first byte must come by ``begin``."""
+    mine = os.urandom(NONCE)
+    while mine[0] in _RECORDS:
+        mine = os.urandom(NONCE)
+
+    def sign(role: str, client: bytes, accepting: bytes) -> bytes:
+        return hmac.digest(key, f"{role}|{purpose}|".encode() + client + accepting, "sha256")
+
+    if server:
+        theirs = messages.receive(NONCE, begin)
+        messages.send(mine)
+        _check_clear(theirs, purpose)
+        if not hmac.compare_digest(messages.receive(MAC), sign("client", theirs, mine)):
+            raise AuthenticationError(f"a peer on the {purpose} socket does not know the job's secret")
+        messages.send(sign("server", theirs, mine))
+        return sign("server's key", theirs, mine), sign("client's key", theirs, mine)
+    messages.send(mine)
+    theirs = messages.receive(NONCE)
+    _check_clear(theirs, purpose)
+    messages.send(sign("client", mine, theirs))
+    if not hmac.compare_digest(messages.receive(MAC), sign("server", mine, theirs)):
+        raise AuthenticationError(f"the {purpose} server does not know the job's secret")
+    return sign("client's key", mine, theirs), sign("server's key", mine, theirs)
+
+
+def _check_clear(nonce: bytes, purpose: str) -> None:
+    """Raise AuthenticationError for one that is a message of TLS."""
+    if nonce[0] in _RECORDS:
+        raise AuthenticationError(
+            f"the other end of the {purpose} socket speaks TLS, this one does not: only one of them was started with "
+            "--tls (FARANDOLE_TLS=1)"
+        )

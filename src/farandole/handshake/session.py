@@ -14,6 +14,8 @@ import hashlib
 import hmac
 import socket
 import struct
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from farandole.errors import PeerLostError, WireError
 
@@ -26,6 +28,21 @@ _PLACE = struct.Struct("<QQ")  # number, length
 HEAD = _LENGTH.size + TAG
 
 Content = bytes | bytearray | memoryview
+
+
+class TamperedError(OSError):
+    """What came cannot have been encrypted by the other end."""
+
+
+class Stream(Protocol):
+    """Moves the bytes of a connection, with the methods and errors of a socket, which it may be."""
+
+    def send(self, data: Any, /) -> int: ...
+    def sendmsg(self, buffers: Sequence[Any], /) -> int: ...
+    def sendall(self, data: Any, /) -> None: ...
+    def recv(self, count: int, /) -> bytes: ...
+    def recv_into(self, buffer: Any, /) -> int: ...
+    def recvmsg_into(self, buffers: Sequence[Any], /) -> tuple[int, Any, Any, Any]: ...
 
 
 class Direction:
@@ -87,27 +104,38 @@ def _tail(state: hashlib.blake2s, content: Content) -> bytes:
 
 
 class Session:
-    """One end of a connection that is authenticated. ``peer``: who is at the other end, for messages."""
+    """One end of a connection that is authenticated. ``peer``: who is at the other end, for messages; ``stream``: moves
+    the bytes over ``sock``, if that does not do so itself."""
 
-    def __init__(self, sock: socket.socket, outgoing: bytes, incoming: bytes, peer: str = "the other end") -> None:
+    def __init__(
+        self, sock: socket.socket, outgoing: bytes, incoming: bytes, peer: str = "the other end",
+        stream: Stream | None = None,
+    ) -> None:  # fmt: skip
         self.sock, self.peer = sock, peer
+        self.stream: Stream = stream or sock
         self.outgoing, self.incoming = Direction(outgoing), Direction(incoming)
 
     def send(self, content: Content) -> None:
         """Send one frame."""
         head, tail = self.outgoing.seal(content)
         if len(content) <= 1 << 16:
-            self.sock.sendall(b"".join((head, content, tail)))
+            self.stream.sendall(b"".join((head, content, tail)))
         else:
             for part in (head, content, tail):
-                self.sock.sendall(part)
+                self.stream.sendall(part)
 
     def receive(self, limit: int) -> bytearray | None:
         """Receive one frame of at most ``limit`` bytes; None when the other end hung up before it.
 
         Raises WireError for messages that that end cannot or may not send, PeerLostError if it hung up inside.
         """
-        head = recv_exactly(self.sock, HEAD, allow_end=True)
+        try:
+            return self._receive(limit)
+        except TamperedError as error:
+            raise self.tampered() from error
+
+    def _receive(self, limit: int) -> bytearray | None:
+        head = recv_exactly(self.stream, HEAD, allow_end=True)
         if head is None:
             return None
         length = self.incoming.length(head)
@@ -115,8 +143,8 @@ class Session:
             raise self.tampered()
         if length > limit:
             raise WireError(f"{self.peer} announced a message of {length} bytes; here it may have {limit}")
-        content = recv_exactly(self.sock, length)
-        tail = recv_exactly(self.sock, TAG)
+        content = recv_exactly(self.stream, length)
+        tail = recv_exactly(self.stream, TAG)
         if content is None or tail is None or not self.incoming.opens(content, tail):
             raise self.tampered()
         return content
@@ -132,14 +160,14 @@ class Session:
         self.sock.close()
 
 
-def recv_exactly(sock: socket.socket, count: int, *, allow_end: bool = False) -> bytearray | None:
+def recv_exactly(stream: Stream, count: int, *, allow_end: bool = False) -> bytearray | None:
     """``count`` bytes; None if the other end hung up before the first one and ``allow_end``."""
     data, filled = bytearray(), 0
     while filled < count:
         if filled == len(data):
             data += bytes(min(PIECE, count - filled))
         with memoryview(data) as view, view[filled:] as rest:
-            got = sock.recv_into(rest)
+            got = stream.recv_into(rest)
         if got == 0:
             if allow_end and not filled:
                 return None

@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from farandole import context
 from farandole.engine import Engine, Entry
+from farandole.errors import SettingsError
 from farandole.frontend import objects, serials
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
@@ -46,6 +47,11 @@ def init_distributed(**options: Any) -> None:
 
     Each rank takes the accelerator of its local rank. ``options`` go to ``jax.distributed.initialize``.
     """
+    if context.settings().tls and context.local_size() < context.size():
+        raise SettingsError(
+            "init_distributed(): this job was started with --tls (FARANDOLE_TLS=1), and JAX does not encrypt what it "
+            "sends to other hosts: leave one of the two out"
+        )
     address = None
     if context.rank() == 0:
         here = "127.0.0.1" if context.cross_size() == 1 else socket.gethostbyname(socket.gethostname())

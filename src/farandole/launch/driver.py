@@ -45,13 +45,13 @@ def run(job: Job) -> list[Any]:
         function = None if job.call is None else _pack(job)
         allocation = launcher.allocate(request)
         if display.verbose or (allocation.remote and not display.quiet):
-            display.tell(allocation.describe())
+            display.tell(allocation.describe() + ", encrypted (--tls)" * job.settings.tls)
         streams = Streams(
             job.np, display.out, display.err, notes=display.notes, directory=display.output_dir,
             timestamp=display.prefix_timestamp, shown=display.show_ranks,
         )  # fmt: skip
         stack.callback(streams.close)
-        secret = handshake.new_secret()
+        secret = handshake.new_secret(tls=job.settings.tls)
         store = allocation.listen(secret)
         stack.callback(store.close)
         stack.callback(allocation.close)

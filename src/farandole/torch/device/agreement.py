@@ -83,9 +83,9 @@ def tell(host: Transport, text: str) -> list[str]:
     return [part.tobytes().decode() for part in np.split(everything, np.cumsum(counts)[:-1])]
 
 
-def views(host: Transport, accelerator: Accelerator, wish: str) -> list[View]:
-    """Everybody's. Collective."""
-    lack = accelerator.lack()
+def views(host: Transport, accelerator: Accelerator, wish: str, bar: str = "") -> list[View]:
+    """Everybody's. ``bar``: why this rank may not exchange directly, if its device could. Collective."""
+    lack = bar or accelerator.lack()
     mine = View("", lack, wish) if lack else View(accelerator.identity(), "", wish, accelerator.count())
     return [View(*json.loads(text)) for text in tell(host, json.dumps(mine))]
 

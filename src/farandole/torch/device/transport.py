@@ -138,7 +138,9 @@ class TorchTransport:
         if self.size == 1 and wish != "on":
             self._way = Native(0, 1)
             return
-        decision = agreement.decide(agreement.views(self._host, self._accelerator, wish), name)
+        far = self._settings.tls and context.local_size() < self.size
+        bar = f"--tls, and other hosts to reach, to which {name} would send in clear" if far else ""
+        decision = agreement.decide(agreement.views(self._host, self._accelerator, wish, bar), name)
         if self.rank == 0:
             say = logger.warning if decision.pity else logger.info
             say("GPUs exchange %s: %s", f"by {name}" if decision.direct else "through host memory", decision.why)

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from farandole import liveness
 from farandole.errors import HorovodInternalError, PeerLostError, WireError
-from farandole.handshake import HEAD, TAG, Session
+from farandole.handshake import HEAD, TAG, Session, TamperedError
 from farandole.transports.tcp.overlay import Overlay
 from farandole.transports.tcp.rounds import Onward, Rounds, Run, unpacked
 
@@ -42,7 +42,7 @@ class _Peer:
     """The connection to one rank, and the bytes read from it."""
 
     def __init__(self, rank: int, session: Session) -> None:
-        self.rank, self.session, self.sock = rank, session, session.sock
+        self.rank, self.session, self.sock, self.stream = rank, session, session.sock, session.stream
         self.unread = bytearray()  # the beginning of a frame
         self.length = -1  # of that frame, once its head is there
         self.outbox: deque[memoryview] = deque()
@@ -83,6 +83,8 @@ class TcpBoard:
             peer.onward = Onward(place.size - place.beyond[peer.rank])
         self._relay = threading.Thread(target=self._pass_on, name=f"farandole-relay-{self.rank}", daemon=True)
         self._done = threading.Event()
+        for first in list(self._peers.values()):
+            self._read(first)  # what came together with the handshake is in the stream: the connection tells no more
         if self._relays:
             self._relay.start()
 
@@ -308,7 +310,7 @@ class TcpBoard:
         try:
             while peer.outbox:
                 frame = peer.outbox[0]
-                sent = peer.sock.send(frame)
+                sent = peer.stream.send(frame)
                 if sent == len(frame):
                     peer.outbox.popleft()
                 else:
@@ -325,7 +327,7 @@ class TcpBoard:
 
     def _read(self, peer: _Peer) -> None:
         try:
-            while data := peer.sock.recv(_READ):
+            while data := peer.stream.recv(_READ):
                 if self.lost is not None:
                     return  # nothing counts any more
                 peer.unread += data
@@ -333,6 +335,9 @@ class TcpBoard:
                 if len(data) < _READ:
                     return  # that was all
         except BlockingIOError:
+            return
+        except TamperedError:
+            self.fail(peer.session.tampered(peer.rank))
             return
         except OSError as error:
             self._broken(peer, error)

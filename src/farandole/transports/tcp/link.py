@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from farandole.contracts import Report
 from farandole.errors import WireError
-from farandole.handshake import HEAD, TAG, Session
+from farandole.handshake import HEAD, TAG, Session, TamperedError
 from farandole.transports.tcp.board import TcpBoard
 from farandole.transports.tcp.rendezvous import Rendezvous, Store
 
@@ -127,6 +127,7 @@ class TcpLink:
         self._rendezvous = rendezvous
         self._sessions = sessions
         self._sockets = sockets = [session.sock if session is not None else None for session in sessions]
+        self._streams = [session.stream if session is not None else None for session in sessions]
         self._splits = 0
         self._children: list[TcpLink] = []
         self._closed = False
@@ -189,10 +190,10 @@ class TcpLink:
 
     def _send(self, outgoing: list[memoryview], dst: int) -> int:
         """Send as much as the kernel takes, up to a piece; returns the number of bytes."""
-        sock = self._sockets[dst]
-        assert sock is not None
+        stream = self._streams[dst]
+        assert stream is not None
         try:
-            count = sock.send(outgoing[0]) if len(outgoing) == 1 else sock.sendmsg(_some(outgoing))
+            count = stream.send(outgoing[0]) if len(outgoing) == 1 else stream.sendmsg(_some(outgoing))
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -216,12 +217,16 @@ class TcpLink:
         return count
 
     def _read(self, parts: list[memoryview], src: int) -> int:
-        sock = self._sockets[src]
-        assert sock is not None
+        stream = self._streams[src]
+        assert stream is not None
         try:
-            count = sock.recv_into(parts[0]) if len(parts) == 1 else sock.recvmsg_into(_some(parts))[0]
+            count = stream.recv_into(parts[0]) if len(parts) == 1 else stream.recvmsg_into(_some(parts))[0]
         except BlockingIOError:
             return 0
+        except TamperedError as error:
+            wrong = self._sessions[src].tampered(src)  # type: ignore[union-attr]
+            self.board.fail(wrong)
+            raise wrong from error
         except OSError as error:
             raise self.board.hear_why(src) from error
         if not count:
@@ -276,10 +281,10 @@ class TcpLink:
                 self._read_aside(peer)
 
     def _read_aside(self, peer: int) -> None:
-        sock, aside = self._sockets[peer], self._aside[peer]
-        assert sock is not None
+        stream, aside = self._streams[peer], self._aside[peer]
+        assert stream is not None
         try:
-            data = sock.recv(min(1 << 18, ASIDE - len(aside)))
+            data = stream.recv(min(1 << 18, ASIDE - len(aside)))
         except BlockingIOError:
             return
         except OSError:
