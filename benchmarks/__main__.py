@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--rate", default="", help="speed of each host's link, as tc writes it (1gbit; default: no limit)"
     )
+    found.add_argument("--tls", action="store_true", help="encrypt what goes between the hosts; for --hosts alone")
     found.add_argument(
         "--framework", choices=FRAMEWORKS, default="torch", help="whose training step (default: torch); for step alone"
     )
@@ -95,10 +96,10 @@ def check_hosts(found: argparse.ArgumentParser, chosen: argparse.Namespace) -> N
 
     if chosen.launcher == "ssh" and (why := hosts.obstacle(ssh=True)):
         found.error(f"--launcher=ssh: {why}")
-    if chosen.hosts == 1 and not chosen.rate:
+    if chosen.hosts == 1 and not (chosen.rate or chosen.tls):
         return
     if chosen.hosts < 2:
-        found.error(f"--hosts={chosen.hosts} must be at least 2 (--rate is about links between hosts)")
+        found.error(f"--hosts={chosen.hosts} must be at least 2 (--rate and --tls are about links between hosts)")
     if chosen.size < chosen.hosts:
         found.error(f"--np={chosen.size} leaves some of the {chosen.hosts} hosts without a rank")
     if chosen.what != ["allreduce"] or chosen.framework != "torch":
@@ -115,7 +116,7 @@ def run(chosen: argparse.Namespace) -> Iterator[Case]:
         from benchmarks import hosts
 
         with hosts.made(chosen.hosts, chosen.rate) as among:
-            yield from crew.measure(chosen.what, chosen.size, chosen.quick, among=among)
+            yield from crew.measure(chosen.what, chosen.size, chosen.quick, among=among, tls=chosen.tls)
         return
     inside = [benchmark for benchmark in chosen.what if benchmark != "start"]
     if inside:

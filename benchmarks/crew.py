@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks import hosts
 from benchmarks.samples import Case
 from benchmarks.steps import FRAMEWORKS
-from farandole.config import Connection, Placement
+from farandole.config import Connection, Placement, Settings
 from farandole.handshake import new_secret
 from farandole.store import StoreServer
 
@@ -70,11 +70,16 @@ def mpirun(size: int) -> list[str] | None:
 
 
 def measure(
-    benchmarks: Sequence[str], size: int, quick: bool, framework: str = "torch", among: Sequence[Any] = ()
+    benchmarks: Sequence[str],
+    size: int,
+    quick: bool,
+    framework: str = "torch",
+    among: Sequence[Any] = (),
+    tls: bool = False,
 ) -> Iterator[Case]:
     """Cases as they are done; ``among``: the hosts that have the ranks, if not this one. Raises BenchmarkError when a
     rank fails; leaves no process either way."""
-    secret = new_secret()
+    secret = new_secret(tls=tls)
     store = hosts.store_on(among[0], secret) if among else StoreServer(secret)
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
         plan = Plan(size, list(benchmarks), quick, str(Path(folder, "gloo")), framework, len(among) or 1)
@@ -86,6 +91,7 @@ def measure(
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             **FRAMEWORKS[framework].environment,
             **Connection(store=store.address, secret=secret).to_env(),
+            **Settings(tls=tls).to_env(),
         }
         ranks = _start(plan, env, Path(folder, "stderr"), among)
         try:

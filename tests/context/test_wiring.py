@@ -113,6 +113,19 @@ def test_tcp_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(2, monkeypatch, transport="tcp") == [("Collectives", 3.0)] * 2
 
 
+@pytest.mark.parametrize(("settings", "tls", "said"), [
+    (Settings(tls=True), False, r"rank 3 was started with --tls \(FARANDOLE_TLS=1\), its job without"),
+    (Settings(), True, r"rank 3 was started without --tls \(FARANDOLE_TLS=0\), its job with"),
+    (Settings(tls=True), True, "nobody knows whether the wire 'far', of --transport, encrypts"),
+])  # fmt: skip
+def test_nothing_goes_in_clear_unless_all_ranks_want_that(settings: Settings, tls: bool, said: str) -> None:
+    wiring.check_encryption(Connection(secret=new_secret(tls=tls)), Settings(tls=tls), 3)
+    if "far" in said:
+        object.__setattr__(settings, "transport", "far")
+    with pytest.raises(SettingsError, match=said):
+        wiring.check_encryption(Connection(secret=new_secret(tls=tls)), settings, 3)
+
+
 def test_the_wire_of_another_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One file, and a line among its entry points."""
     info = tmp_path / "other-1.0.dist-info"

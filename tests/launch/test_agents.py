@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from farandole.errors import SettingsError
 from farandole.handshake import new_secret
 from farandole.launch.agents import boot, remote
-from farandole.launch.agents.allocation import Place, deal
+from farandole.launch.agents.allocation import AgentAllocation, Place, deal
+from farandole.launch.agents.command import Command
 from farandole.launch.agents.registry import Agent, AgentRegistry
 from farandole.launch.plan import plan
 from farandole.store import StoreServer
@@ -80,3 +82,11 @@ def test_of_the_drivers_addresses_the_one_is_taken_that_knows_the_secret() -> No
     finally:
         store.close()
         stranger.close()
+
+
+def test_with_tls_a_cluster_that_others_can_read_gets_no_secret() -> None:
+    allocation = AgentAllocation(Command("mpi", ["true"], "nowhere"), [Place(1)], 1.0)
+    with pytest.raises(
+        SettingsError, match=r"--tls .*a process of true gets the job's secret by the cluster's own means"
+    ):
+        allocation.listen(new_secret(tls=True))

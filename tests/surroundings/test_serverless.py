@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from farandole.config import Placement, Settings
-from farandole.errors import RendezvousError
+from farandole.errors import RendezvousError, SettingsError
 from farandole.report import keys
 from farandole.report.outcome import Outcome
 from farandole.store import StoreClient
@@ -34,6 +34,11 @@ def test_ranks_that_do_not_come_are_named() -> None:
         serverless.join(Told(), Placement(size=3, local_size=3), Settings(start_timeout=0.2))  # type: ignore[arg-type]
     assert caught.value.missing == (1, 2)
     assert serverless._stay is None
+
+
+def test_with_tls_no_secret_leaves_the_host_by_a_way_that_others_can_read() -> None:
+    with pytest.raises(SettingsError, match=r"--tls .*told would carry the job's secret to the other hosts"):
+        serverless.join(Told(), Placement(size=2), Settings(tls=True))  # type: ignore[arg-type]
 
 
 def test_an_address_that_does_not_answer_is_passed_over() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from farandole import network
 from farandole.config import Connection, Placement, Settings, variables
-from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
+from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
 from farandole.handshake import new_secret
 from farandole.log import logger
 from farandole.report import keys
@@ -54,6 +54,11 @@ def join(cluster: Cluster, placement: Placement, settings: Settings) -> tuple[Pl
     Raises RendezvousError naming ranks that do not come within ``settings.start_timeout`` seconds."""
     global _stay
     timeout = settings.start_timeout
+    if settings.tls and placement.local_size < placement.size:
+        raise SettingsError(
+            f"--tls (FARANDOLE_TLS=1): {cluster.name} would carry the job's secret to the other hosts in a way that "
+            "others may be able to read; start the ranks by ssh (farandole run -H), or leave it out"
+        )
     host = Host(placement, settings) if placement.rank == 0 else None
     try:
         told = cluster.broadcast(placement, lambda: host.invitation() if host else "", timeout)
@@ -167,7 +172,7 @@ class Host:
     def __init__(self, placement: Placement, settings: Settings) -> None:
         self._size, self._timeout = placement.size, settings.start_timeout
         self._interfaces = settings.network_interfaces
-        self._secret = new_secret()
+        self._secret = new_secret(tls=settings.tls)
         self._everywhere = placement.local_size < placement.size
         self._changed = threading.Condition()
         self._present = set(range(1, placement.size))

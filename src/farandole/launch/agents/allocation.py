@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from farandole.errors import JobFailedError, RendezvousError, SettingsError
+from farandole.handshake import encrypted
 from farandole.launch.agents.registry import Agent, AgentRegistry, RemoteWorker
 from farandole.launch.limits import crowding
 from farandole.launch.plan import plan
@@ -32,9 +33,10 @@ class Place(NamedTuple):
 
 class Cluster(Protocol):
     """How agents come to their places. ``noun``: an agent's process, in the cluster's words ("Spark task"); ``python``:
-    the ranks' interpreter, empty: the agents' own."""
+    the ranks' interpreter, empty: the agents' own; ``private``: nobody can read what it tells its agents."""
 
     noun: str
+    private: bool
     python: str
 
     def describe(self) -> str:
@@ -82,6 +84,11 @@ class AgentAllocation:
         return self._cluster.describe()
 
     def listen(self, secret: str) -> StoreServer:
+        if encrypted(secret) and not self._cluster.private:
+            raise SettingsError(
+                f"--tls (FARANDOLE_TLS=1): a {self._cluster.noun} gets the job's secret by the cluster's own means, "
+                "which others may be able to read; start the ranks by ssh (-H), or leave --tls out"
+            )
         host, name = self._cluster.address()
         self._secret = secret
         try:

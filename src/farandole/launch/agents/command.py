@@ -25,7 +25,7 @@ class Command:
     """The ``Cluster`` of ``AgentAllocation``. ``argv``: the command, without the program that it starts on each place,
     which ``launcher`` knows by its ``surroundings``; ``where``: the places, for the user; ``interfaces``: as set."""
 
-    python = ""
+    python, private = "", False
 
     def __init__(self, launcher: str, argv: Sequence[str], where: str, interfaces: str = "") -> None:
         self.noun = f"process of {argv[0]}"

@@ -55,7 +55,7 @@ class Ssh:
 class Sessions:
     """The ``Cluster`` of ``AgentAllocation``: one ssh for each host of ``slots``."""
 
-    noun, python = "host", ""
+    noun, python, private = "host", "", True
 
     def __init__(self, slots: Sequence[Slot], settings: Settings) -> None:
         self._slots, self._settings = slots, settings

@@ -1,7 +1,7 @@
 """Moving bytes over the data connections: full duplex, never stuck because everybody sends.
 
 Each message is a frame whose head and tail authenticate its place in the sequence and its length: bytes that the peer
-did not send, or too few, end the wire. Its content is not authenticated, which would halve the speed.
+did not send, or too few, end the wire. Its content is not authenticated, which would halve the speed; with TLS it is.
 
 While a send has to wait, whatever arrives from any rank is read: into its place if that is known, else aside (up to a
 limit per peer), for the receive that will ask for it. So ranks may all send first and receive later.

@@ -87,7 +87,7 @@ class Spark:
 class Tasks:
     """The ``Cluster`` of ``AgentAllocation``: one barrier stage. ``where``: its description."""
 
-    noun = "Spark task"
+    noun, private = "Spark task", False
 
     def __init__(self, cluster: Any, np: int, title: str, where: str, knob: str, python: str) -> None:
         self.python = python
