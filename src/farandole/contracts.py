@@ -85,7 +85,7 @@ class End(NamedTuple):
     secret: str  # of the job
     scope: str  # tells the wires of a job apart; all ranks have the same
     timeout: float  # seconds for all ranks to come
-    store: Any  # the job's: ``set(key, value)``, ``get(key, timeout)`` and ``try_get(key)``, of bytes
+    store: Any  # the job's: what ``farandole.store.StoreClient`` has to set, get and gather values of bytes
     host: str  # addresses of this host for others to try, in this order, with commas between: "10.1.2.3/24,10.7.0.3/16"
 
 

@@ -23,6 +23,12 @@ class ThreadStore:
                 raise RendezvousError(f"{key} was not set within {timeout} s")
             return self.values[key]
 
+    def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]:
+        keys = [f"{prefix}/{index}" for index in range(count)]
+        with self.changed:
+            self.changed.wait_for(lambda: all(key in self.values for key in keys), timeout)
+            return [self.values.get(key) for key in keys]
+
     def try_get(self, key: str) -> bytes | None:
         with self.changed:
             return self.values.get(key)

@@ -35,6 +35,7 @@ class Store(Protocol):
     def set(self, key: str, value: bytes) -> None: ...
     def get(self, key: str, timeout: float) -> bytes: ...
     def try_get(self, key: str) -> bytes | None: ...
+    def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]: ...
 
 
 _said: set[str] = set()  # the networks that this process has told of
@@ -76,9 +77,10 @@ class Rendezvous:
         try:
             told = ",".join(f"{address}|{listener.getsockname()[1]}" for address, listener in listeners)
             self.store.set(self._key(self.rank), told.encode())
+            addresses = self._all_addresses() if self.rank else []
             for peer in range(self.rank):
                 for channel in self._channels(peer):
-                    self._dial(peer, channel)
+                    self._dial(peer, channel, addresses[peer])
             self._wait_for_the_higher()
         except BaseException:
             self._end(listeners, acceptors)
@@ -128,11 +130,13 @@ class Rendezvous:
     def _left(self) -> float:
         return self.deadline - time.monotonic()
 
-    def _dial(self, peer: int, channel: int) -> None:
+    def _dial(self, peer: int, channel: int, known: bytes | None) -> None:
         """Connect to a lower rank. One that does not answer yet may have left an old address: look again."""
         patience = FIRST
         while True:
-            listeners = dict(listener.rsplit("|", 1) for listener in self._address(peer).split(","))
+            told = self._address(peer) if known is None else known.decode()
+            known = None
+            listeners = dict(listener.rsplit("|", 1) for listener in told.split(","))
             addresses = (
                 network.order(list(listeners), self._reached, self._failed) if len(listeners) > 1 else list(listeners)
             )
@@ -171,6 +175,14 @@ class Rendezvous:
             raise RendezvousError(self._who_is_missing())
         self.check()
         time.sleep(0.05)
+
+    def _all_addresses(self) -> list[bytes | None]:
+        """Every rank's, by one request for all: a request for each would be as many as there are pairs of ranks."""
+        while True:
+            found = self.store.gather(f"tcp/{self.scope}", self.size, max(0.0, min(1.0, self._left())))
+            if None not in found or self._left() <= 0:
+                return found
+            self.check()
 
     def _address(self, peer: int) -> str:
         while True:
