@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 import farandole.torch as hvd
-from benchmarks.samples import GLOO, GLOO_FLAT, Case, interleave
+from benchmarks.samples import GLOO, GLOO_FLAT, OURS, PARTS, Case, interleave
 from benchmarks.steps.torch import Team
+from farandole import context
+from farandole.collectives.hierarchical import GATHER, NETWORK, SCATTER
 
 # (name, bytes, operations per sample): small ones are repeated until a sample is long enough to time.
 SIZES = [
@@ -20,6 +22,7 @@ SIZES = [
     ("16 MiB", 16 << 20, 4),
     ("64 MiB", 64 << 20, 2),
 ]
+PARTS_OF = dict(zip((SCATTER, NETWORK, GATHER), PARTS, strict=True))
 TENSORS, ELEMENTS, TIMES = 200, 10_000, 5
 REPETITIONS = 31
 
@@ -38,7 +41,32 @@ def cases(team: Team, quick: bool) -> Iterator[Case]:
             contenders, repetitions=repetitions, per_sample=per_sample, before=hvd.barrier, after=settle
         )  # fmt: skip
         yield Case("allreduce", name, samples, per_sample, nbytes)
+        parts = split(contenders[OURS], samples[OURS], 3 if quick else 7)
+        if parts:
+            yield Case("parts", name, parts, 1, nbytes)
     yield many(peers, 5 if quick else TENSORS, repetitions)
+
+
+def split(run: Callable[[], Any], ours: list[float], repetitions: int) -> dict[str, list[float]]:
+    """Seconds of each part of an allreduce on this rank; they overlap. Nothing where it has no parts."""
+    transport: Any = context.engine().transport
+    if not hasattr(transport, "report_parts"):
+        return {}
+    now = dict.fromkeys(PARTS, 0.0)
+
+    def report(part: str, begin: float, end: float) -> None:
+        now[PARTS_OF[part]] += end - begin
+
+    found: dict[str, list[float]] = {part: [] for part in PARTS}
+    transport.report_parts(report)
+    for _ in range(repetitions):
+        hvd.barrier()
+        now.update(dict.fromkeys(PARTS, 0.0))
+        run()
+        for part in PARTS:
+            found[part].append(now[part])
+    transport.report_parts(None)
+    return {OURS: ours, **found} if any(map(sum, found.values())) else {}
 
 
 def many(peers: Sequence[Any], count: int, repetitions: int) -> Case:

@@ -22,6 +22,7 @@ from benchmarks.samples import (
     MPI,
     ONE_HOST,
     OURS,
+    PARTS,
     PEERS,
     SSH_ALONE,
     TIMELINE,
@@ -38,7 +39,7 @@ COLOURS = {
     ALONE: "#b0b0b0", TOGETHER: "#808080", IMPORT: "#b0b0b0", BARE_STAGE: "#b0b0b0", TORCH_DISTRIBUTOR: "#30638e",
     ONE_HOST: "#30638e", SSH_ALONE: "#b0b0b0",
     UNWATCHED: "#b0b0b0", TIMELINE: "#30638e", TUNED: "#edae49",
-    **dict.fromkeys(PEERS, "#30638e"),
+    **dict.fromkeys(PEERS, "#30638e"), **dict(zip(PARTS, ("#7ea8be", "#30638e", "#b0b0b0"), strict=True)),
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from benchmarks.samples import (
     MPI,
     ONE_HOST,
     OURS,
+    PARTS,
     PEERS,
     SSH_ALONE,
     TIMELINE,
@@ -38,6 +39,7 @@ from benchmarks.samples import (
 
 TITLES = {
     "allreduce": "allreduce, float32",
+    "parts": "time of rank 0 in the parts of an allreduce, which overlap",
     "step": "one training step",
     "start": "start of a job",
     "observers": "one training step, watched",
@@ -56,6 +58,7 @@ COLUMNS = (
     GLOO,
     GLOO_FLAT,
     MPI,
+    *PARTS,
     TORCHRUN,
     IMPORT,
     TORCH_DISTRIBUTOR,
@@ -98,7 +101,7 @@ def cell(case: Case, contender: str) -> str:
         return "-"
     low, high = case.spread(contender)
     text = f"{seconds(case.median(contender))} ({seconds(low)} - {seconds(high)})"
-    if contender == OURS or case.benchmark == "step":
+    if contender == OURS or case.benchmark in ("step", "parts"):
         return text
     if case.benchmark == "observers":
         return f"{text} {case.ratio(contender) - 1:+.1%}"

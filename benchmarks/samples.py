@@ -11,6 +11,8 @@ from typing import Any
 # The contenders. Of allreduce:
 OURS = "Farandole"
 GLOO, GLOO_FLAT, MPI = "Gloo", "Gloo, one flat tensor", "Open MPI"
+# Parts of ours between hosts:
+PARTS = ("shared memory: reduce-scatter", "network", "shared memory: all-gather")
 # Of the training step, beside ours:
 ALONE = "one process"  # the other ranks wait
 TOGETHER = "no exchange"  # every rank trains by itself at the same time: the machine is shared, no gradient is

@@ -21,6 +21,7 @@ from benchmarks.samples import (
     GLOO_FLAT,
     MPI,
     OURS,
+    PARTS,
     TIMELINE,
     TOGETHER,
     TORCHRUN,
@@ -202,7 +203,7 @@ def test_ranks_on_hosts_of_namespaces() -> None:
     needed(ssh=False)
     with hosts.made(2, "1gbit") as among:
         cases = list(crew.measure(["allreduce"], 3, quick=True, among=among))
-    assert {name for each in cases for name in each.samples} == {OURS, GLOO, GLOO_FLAT}
+    assert {name for each in cases for name in each.samples} == {OURS, GLOO, GLOO_FLAT, *PARTS}
 
 
 @pytest.mark.slow

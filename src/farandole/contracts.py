@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Report = Callable[[Sequence[int], float], None]
+Parts = Callable[[str, float, float], None]
 
 
 class Board(Protocol):
@@ -145,6 +146,14 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+class PartedTransport(Transport, Protocol):
+    """One whose collectives have parts on several wires."""
+
+    def report_parts(self, report: Parts | None) -> None:
+        """Have ``report(part, begin, end)`` called after each part of a collective: its name, and its times on the
+        monotonic clock, in seconds. On any thread, two at once, before the collective returns. None: no more."""
+
+
 class DeviceTransport(Transport, Protocol):
     """Runs collectives on the memory of a device. Its arrays are flat tensors of a framework, of the dtype itself (also
     where a Transport wants bytes); a rank that has joined may bring host arrays to ``allreduce``.
@@ -242,6 +251,9 @@ class Observer:
 
     def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
         """A collective (several names: fused) is about to run."""
+
+    def part(self, name: str, begin: float, end: float) -> None:
+        """A part of the collective that runs is done: see ``PartedTransport.report_parts``. On any thread."""
 
     def finished(self, kind: Kind, names: Sequence[str]) -> None:
         """It has run."""

@@ -8,37 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.collectives import hierarchical, over
+from farandole.collectives import hierarchical
 from farandole.collectives.hierarchical import SMALL, Hierarchical
 from farandole.errors import PeerLostError
-from farandole.transports.inproc import World
 from farandole.types import Buffer, DType, ReduceOp
 from tests.kits.oracle import assert_reduced, values
 from tests.kits.transport import TransportKit
+from tests.kits.worlds import two_levels
 from tests.pool import threads
-
-HOSTS = {1: [1], 2: [1, 1], 3: [2, 1], 4: [2, 2], 5: [2, 3], 6: [1, 3, 2]}  # ranks per host
-
-
-def joiner(size: int) -> Callable[[int], Any]:
-    ends = np.cumsum(HOSTS[size]).tolist()
-    hosts = [list(range(end - count, end)) for end, count in zip(ends, HOSTS[size], strict=True)]
-    flat = World(size)
-    local = [World(len(host)) for host in hosts]
-    cross = [World(len(hosts)) for _ in range(min(HOSTS[size]))]
-
-    def join(rank: int) -> Hierarchical:
-        place = next(place for place, host in enumerate(hosts) if rank in host)
-        index = hosts[place].index(rank)
-        between = over(cross[index].link(place)) if index < len(cross) else None
-        return Hierarchical(over(flat.link(rank)), over(local[place].link(index)), between, hosts)
-
-    return join
 
 
 class TestHierarchical(TransportKit):
     def joiner(self, size: int) -> Callable[[int], Any]:
-        return joiner(size)
+        return two_levels(size)
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 6])
@@ -57,7 +39,7 @@ def test_large_ones_go_in_slices(size: int, dtype: DType, op: ReduceOp) -> None:
         wire.allreduce([Buffer(array, array, dtype) for array in arrays], op, scale)
         return arrays
 
-    results = threads(size, joiner(size), body)
+    results = threads(size, two_levels(size), body)
     for place, length in enumerate(lengths):
         parts = [values(dtype, length, rank) for rank in range(size)]
         for rank in range(size):
@@ -78,7 +60,7 @@ def test_very_large_ones_go_in_pieces(size: int, monkeypatch: pytest.MonkeyPatch
         assert np.array_equal(data, values(DType.FLOAT32, length, wire.rank))
         return out
 
-    results = threads(size, joiner(size), body)
+    results = threads(size, two_levels(size), body)
     parts = [values(DType.FLOAT32, length, rank) for rank in range(size)]
     for rank, result in enumerate(results):
         assert_reduced(result, parts, DType.FLOAT32, ReduceOp.SUM, 1.0, f"rank {rank}")
@@ -103,7 +85,7 @@ def test_a_byte_crosses_between_two_hosts_once() -> None:
         wire.allreduce([Buffer(data, data, DType.FLOAT32)], ReduceOp.SUM)
         assert (data == 5).all()
 
-    threads(5, joiner(5), body)
+    threads(5, two_levels(5), body)
     assert [sum(sent[:2]), sum(sent[2:])] == [4 * length] * 2
 
 
@@ -122,4 +104,4 @@ def test_who_is_lost_between_pieces_ends_the_exchange_on_all(monkeypatch: pytest
             go_on(wire, data)
         return str(caught.value)
 
-    assert all("rank 3 has had enough" in said for said in threads(5, joiner(5), body))
+    assert all("rank 3 has had enough" in said for said in threads(5, two_levels(5), body))

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from farandole.collectives import over
+from farandole.collectives.hierarchical import Hierarchical
+from farandole.transports.inproc import World
 from farandole.types import Buffer, DType, ReduceOp
 from tests import pool
 
@@ -93,3 +96,23 @@ def wait_in(transport: Any, where: str) -> None:
         transport.barrier()  # a root may be through before its data are taken
     array = np.ones(1000 if where == "allreduce" else 3_000_000, np.float32)
     transport.allreduce([in_place(array, DType.FLOAT32)], ReduceOp.SUM)
+
+
+HOSTS = {1: [1], 2: [1, 1], 3: [2, 1], 4: [2, 2], 5: [2, 3], 6: [1, 3, 2]}  # ranks per host
+
+
+def two_levels(size: int) -> Callable[[int], Any]:
+    """Joins a world of ``HOSTS[size]``: shared memory and a network, both between threads."""
+    ends = np.cumsum(HOSTS[size]).tolist()
+    hosts = [list(range(end - count, end)) for end, count in zip(ends, HOSTS[size], strict=True)]
+    flat = World(size)
+    local = [World(len(host)) for host in hosts]
+    cross = [World(len(hosts)) for _ in range(min(HOSTS[size]))]
+
+    def join(rank: int) -> Hierarchical:
+        place = next(place for place, host in enumerate(hosts) if rank in host)
+        index = hosts[place].index(rank)
+        between = over(cross[index].link(place)) if index < len(cross) else None
+        return Hierarchical(over(flat.link(rank)), over(local[place].link(index)), between, hosts)
+
+    return join

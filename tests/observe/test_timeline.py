@@ -24,10 +24,11 @@ from farandole.errors import HorovodInternalError, SettingsError
 from farandole.handshake import new_secret
 from farandole.observe.timeline import Timeline, ahead, merge, read, recorder
 from farandole.observe.timeline.file import ArrayFile
-from farandole.observe.timeline.story import Finished, Scope, Settled, Started, Story
+from farandole.observe.timeline.story import Finished, Part, Scope, Settled, Started, Story
 from farandole.store import StoreClient, StoreServer, clock_name
 from farandole.types import Buffer, DType, Kind, Request
-from tests.pool import procs, ranks
+from tests.kits.worlds import two_levels
+from tests.pool import procs, ranks, threads
 
 SCOPE = Scope("", "SHM", range(2))
 
@@ -110,6 +111,26 @@ def test_the_life_of_a_tensor() -> None:
     assert times["E", "QUEUE"] == times["B", "SHM_ALLREDUCE"] == 2.25e6
     assert times["E", "SHM_ALLREDUCE"] == times["E", "ALLREDUCE"] == 2.5e6
     assert events[-1]["args"] == {"dtype": "float32", "shape": "[2, 3]"}
+
+
+def test_parts_of_an_exchange_lie_in_it_and_the_network_beside_them() -> None:
+    events = told(
+        Settled(102.0, [[("a", REQUEST)], [("a", REQUEST)]], [[], []], ["a"], []),
+        Started(102.0, Kind.ALLREDUCE, ["a"], 24),
+        Part(102.2, 102.1, "SHM_REDUCESCATTER", "a"),
+        Part(102.6, 102.2, "NETWORK_ALLREDUCE", "a"),
+        Part(102.5, 102.3, "SHM_REDUCESCATTER", "a"),
+        Part(102.5, 102.3, "SHM_REDUCESCATTER", "not known"),
+        Finished(103.0, Kind.ALLREDUCE, ["a"]),
+        Settled(104.0, [[("a", REQUEST)], [("a", REQUEST)]], [[], []], ["a"], []),
+    )
+    check(events)
+    parts = [each for each in events if each["ph"] == "X" and not each["name"].isdigit()]
+    assert [(each["name"], each["ts"], each["dur"]) for each in parts] == [
+        ("SHM_REDUCESCATTER", 2.1e6, 1e5), ("NETWORK_ALLREDUCE", 2.2e6, 4e5), ("SHM_REDUCESCATTER", 2.3e6, 2e5),
+    ]  # fmt: skip
+    (own,) = {each["tid"] for each in events if each["name"] == "ALLREDUCE"}
+    assert [each["tid"] == own for each in parts] == [True, False, True]
 
 
 def test_a_rank_that_does_not_say_since_when_was_ready_when_it_was_heard() -> None:
@@ -340,6 +361,21 @@ def test_every_collective_of_a_job_is_told(n: int, tmp_path: Path) -> None:
         own = [event for event in events if event["pid"] == tensors(events)["g1"]]
         shapes = [event["args"] for event in own if event["ph"] == "E" and "args" in event]
         assert shapes == 4 * [{"dtype": "float32", "shape": "[2, 1]"}]
+
+
+def test_a_bucket_of_several_hosts_tells_its_time_in_shared_memory_and_on_the_network(tmp_path: Path) -> None:
+    """Two hosts of two ranks; the second of the tensors that go together says nothing of its own."""
+
+    def body(engine: Engine) -> None:
+        for handle in [engine.submit([entry(name, np.ones(30_000, np.float32)) for name in ("one", "two")])]:
+            handle.wait()
+
+    traced(4, tmp_path / "t.json", body, lambda n, fn: threads(n, two_levels(n), fn))
+    for rank in range(4):
+        events = whole(f"{tmp_path}/t.json.rank{rank}")
+        names = [name for phase, name in of(events, "one") if phase == "X" and not name.isdigit()]
+        assert sorted(names) == ["NETWORK_ALLREDUCE", "SHM_ALLGATHER", "SHM_REDUCESCATTER"]
+        assert [name for phase, name in of(events, "two") if phase == "X" and not name.isdigit()] == []
 
 
 def test_ticks_tell_when_each_rank_was_ready_although_a_third_is_late(tmp_path: Path) -> None:

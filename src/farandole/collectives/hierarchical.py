@@ -12,16 +12,17 @@ memory, and the one before is gathered.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from farandole.collectives import kernels
 from farandole.collectives.lane import Lane
-from farandole.contracts import Report, Transport
+from farandole.contracts import Parts, Report, Transport
 from farandole.types import Buffer, DType, ReduceOp
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _NARROW = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
 SMALL = 64 << 10  # bytes up to which one exchange among all is quicker than three
 PIECE = 4 << 20  # bytes that are between the hosts at a time
+SCATTER, NETWORK, GATHER = "SHM_REDUCESCATTER", "NETWORK_ALLREDUCE", "SHM_ALLGATHER"  # the parts of an allreduce
 
 
 class Hierarchical:
@@ -47,6 +49,7 @@ class Hierarchical:
         self.board = flat.board
         self.flat, self.local, self.cross = flat, local, cross
         self._wires = [wire for wire in (flat, local, cross) if wire is not None]
+        self._parts: Parts | None = None
         self._lane = Lane(f"farandole-hosts-{flat.rank}")
         self.allgather, self.broadcast, self.alltoall = flat.allgather, flat.broadcast, flat.alltoall
         self.reducescatter, self.barrier = flat.reducescatter, flat.barrier
@@ -106,16 +109,25 @@ class Hierarchical:
         """This host's sum of this rank's slice, with the elements of every local rank's."""
         counts = kernels.shares(len(whole.data), self._slices) + [0] * (self.local.size - self._slices)
         slice_ = np.empty(counts[self.local.rank], whole.data.dtype)
-        self.local.reducescatter(Buffer(whole.data, slice_, whole.dtype), counts, op)
+        part = Buffer(whole.data, slice_, whole.dtype)
+        self._do(SCATTER, lambda: self.local.reducescatter(part, counts, op))
         return counts, slice_
 
     def _between_hosts(self, slice_: Array, dtype: DType, op: ReduceOp, scale: float) -> None:
-        if self.cross is not None:
-            self.cross.allreduce([Buffer(slice_, slice_, dtype)], op, scale)
+        cross = self.cross
+        if cross is not None:
+            self._do(NETWORK, lambda: cross.allreduce([Buffer(slice_, slice_, dtype)], op, scale))
 
     def _gather(self, whole: Buffer, counts: Sequence[int], slice_: Array) -> None:
         sizes = [count * whole.dtype.itemsize for count in counts]
-        self.local.allgather(slice_.view(np.uint8), whole.out.view(np.uint8), sizes)
+        self._do(GATHER, lambda: self.local.allgather(slice_.view(np.uint8), whole.out.view(np.uint8), sizes))
+
+    def _do(self, part: str, work: Callable[[], None]) -> None:
+        """One part of an allreduce, and its times to whom they interest."""
+        report, begin = self._parts, monotonic()
+        work()
+        if report is not None:
+            report(part, begin, monotonic())
 
     def split(self, ranks: Sequence[int]) -> Transport | None:
         return self.flat.split(ranks)
@@ -131,6 +143,10 @@ class Hierarchical:
         self.local.report_waits(partial(_report_of, one_at_a_time, self._neighbours))
         if self.cross is not None:
             self.cross.report_waits(partial(_report_of, one_at_a_time, self._counterparts))
+
+    def report_parts(self, report: Parts | None) -> None:
+        """See ``contracts.PartedTransport``."""
+        self._parts = report
 
     def abort(self, why: str) -> None:
         for wire in self._wires:

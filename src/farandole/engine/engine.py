@@ -81,6 +81,7 @@ class Engine:
         self._unpark = threading.Semaphore(0)
         if self.observers.waiting:
             transport.report_waits(self._held_up)
+        self.observers.hear_parts_of(transport)
         self._thread = threading.Thread(target=self._background, name="farandole-engine", daemon=True)
         self._thread.start()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
-from farandole.contracts import Observer
+from farandole.contracts import Observer, PartedTransport, Transport
 
 
 class Subscribers:
@@ -26,11 +27,21 @@ class Subscribers:
             raise ValueError(f"{observer!r} does not observe this engine")
         self._set(tuple(other for other in self.all if other is not observer))
 
+    def hear_parts_of(self, transport: Transport) -> None:
+        """Have the parts of its collectives told, if they have any and somebody hears it."""
+        if self.part and hasattr(transport, "report_parts"):
+            cast(PartedTransport, transport).report_parts(self._tell_part)
+
+    def _tell_part(self, name: str, begin: float, end: float) -> None:
+        for observer in self.part:
+            observer.part(name, begin, end)
+
     def _set(self, observers: tuple[Observer, ...]) -> None:
         self.all = observers
         self.agreed = self._overriding("agreed")
         self.settled = self._overriding("settled")
         self.running = self._overriding("started", "finished")
+        self.part = self._overriding("part")
         self.waiting = self._overriding("waiting")
 
     def _overriding(self, *events: str) -> tuple[Observer, ...]:

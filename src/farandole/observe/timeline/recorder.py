@@ -11,7 +11,7 @@ from time import monotonic
 from farandole.contracts import Observer
 from farandole.log import logger
 from farandole.observe.timeline.file import ArrayFile
-from farandole.observe.timeline.story import Finished, Named, Note, Scope, Settled, Started, Story
+from farandole.observe.timeline.story import Finished, Named, Note, Part, Scope, Settled, Started, Story
 from farandole.types import Kind
 
 ROOM = 100_000  # notes that may wait to be written
@@ -64,6 +64,7 @@ class EngineTracer(Observer):
     def __init__(self, timeline: Timeline, scope: Scope) -> None:
         self.clock = timeline.clock
         self._timeline, self._scope = timeline, scope
+        self._running: Sequence[str] = ()
 
     def settled(
         self, asked: Sequence[Sequence[Named]], since: Sequence[Sequence[float]],
@@ -72,7 +73,12 @@ class EngineTracer(Observer):
         self._timeline.note((self._scope, Settled(monotonic() + self.clock, asked, since, agreed, failed)))
 
     def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
+        self._running = names
         self._timeline.note((self._scope, Started(monotonic() + self.clock, kind, names, nbytes)))
+
+    def part(self, name: str, begin: float, end: float) -> None:
+        part = Part(end + self.clock, begin + self.clock, name, self._running[0])
+        self._timeline.note((self._scope, part))
 
     def finished(self, kind: Kind, names: Sequence[str]) -> None:
         self._timeline.note((self._scope, Finished(monotonic() + self.clock, kind, names)))

@@ -1,7 +1,9 @@
 """From what the engine noted to the events of a Chrome trace. Pure.
 
 As in Horovod's timeline every tensor is a "process". Its life is NEGOTIATE_<KIND>, with a tick for each rank when that
-rank was ready, then <KIND>, and in that QUEUE and <WIRE>_<KIND>. Unnamed tensors share the name of their request, and
+rank was ready, then <KIND>, and in that QUEUE and <WIRE>_<KIND>. In that, of the first
+of the tensors that go together, lie the parts of the exchange, on a line of its own the one that goes on beside them.
+Unnamed tensors share the name of their request, and
 those in flight together lie on threads of their own.
 """
 
@@ -15,6 +17,7 @@ from typing import NamedTuple
 from farandole.types import Kind, Request
 
 Named = tuple[str, Request]
+BESIDE = ("NETWORK_ALLREDUCE",)  # parts of an exchange that go on beside others
 
 
 class Settled(NamedTuple):
@@ -34,6 +37,15 @@ class Started(NamedTuple):
     nbytes: int
 
 
+class Part(NamedTuple):
+    """A part of an exchange, from ``begin`` to ``time``. ``tensor``: the first of those that go together."""
+
+    time: float
+    begin: float
+    name: str
+    tensor: str
+
+
 class Finished(NamedTuple):
     time: float
     kind: Kind
@@ -48,7 +60,7 @@ class Scope(NamedTuple):
     ranks: Sequence[int]
 
 
-Note = tuple[Scope, Settled | Started | Finished]
+Note = tuple[Scope, Settled | Started | Part | Finished]
 
 
 class _Tensor:
@@ -70,6 +82,7 @@ class _Flight:
     def __init__(self, tensor: _Tensor, request: Request) -> None:
         self.tensor, self.request = tensor, request
         self.tid = tensor.lane()
+        self.beside: int | None = None  # the lane of what goes on beside the rest
         self.open: list[str] = []
         self.last = 0.0
 
@@ -106,6 +119,9 @@ class Story:
                 self._end(flight, what.time)
                 args = f'{{"tensors":{len(what.names)},"bytes":{what.nbytes}}}'
                 self._start(flight, f"{scope.wire}_{what.kind.name}", what.time, args)
+        elif isinstance(what, Part):
+            for flight in self._known(scope, [what.tensor]):
+                self._part(flight, what)
         else:
             for flight in self._known(scope, what.names):
                 self._end(flight, what.time)
@@ -175,6 +191,17 @@ class Story:
             where = f'"pid":{flight.tensor.pid},"tid":{flight.tid}'
             self._out.append(f'{{"ph":"X","name":"{rank}","ts":{ts},"dur":0,{where}}}')
 
+    def _part(self, flight: _Flight, what: Part) -> None:
+        tid = flight.tid
+        if what.name in BESIDE:
+            if flight.beside is None:
+                flight.beside = flight.tensor.lane()
+            tid = flight.beside
+        begin = max(what.begin, self._begin)
+        where = f'"pid":{flight.tensor.pid},"tid":{tid}'
+        duration = f"{max(0.0, what.time - begin) * 1e6:.3f}"
+        self._out.append(f'{{"ph":"X","name":"{what.name}","ts":{self._ts(begin)},"dur":{duration},{where}}}')
+
     def _land(self, flight: _Flight, time: float) -> None:
         request = flight.request
         self._end(flight, time, f'{{"dtype":"{request.dtype.value}","shape":"{list(request.shape)}"}}')
@@ -183,6 +210,8 @@ class Story:
     def _release(self, flight: _Flight) -> None:
         self._lasts[flight.tensor.pid, flight.tid] = flight.last
         heapq.heappush(flight.tensor.free, flight.tid)
+        if flight.beside is not None:
+            heapq.heappush(flight.tensor.free, flight.beside)
 
     def _tensor(self, label: str) -> _Tensor:
         tensor = self._tensors.get(label)
