@@ -26,7 +26,7 @@ from farandole.errors import (
     UnfinishedHandshakeError,
     WireError,
 )
-from farandole.handshake import ANY_SIZE, Newcomers, Session, authenticate, hang_up
+from farandole.handshake import ANY_SIZE, Newcomers, Session, authenticate, hang_up, new_secret
 from farandole.log import logger
 
 PURPOSE = "store"
@@ -435,6 +435,37 @@ class StoreClient:
             raise
         session.peer = f"the job's store at {self.address}"
         return session
+
+
+class Door:
+    """The way in for those to whom the secret of ``store`` cannot go unseen. They are told an ``invitation`` instead,
+    which asks for TLS and opens nothing but this; here each of ``seats`` is handed the secret once. When all are in,
+    the door is closed, and the invitation worthless, also to who has captured it and all packets."""
+
+    def __init__(
+        self, store: StoreServer, secret: str, seats: int, host: str = "127.0.0.1", advertise: str = ""
+    ) -> None:
+        self.invitation = new_secret(tls=True)
+        self._server = StoreServer(self.invitation, host, advertise)
+        self.address = self._server.address
+        for seat in range(seats):
+            self._server.set(f"seat/{seat}", f"{store.address.rpartition(':')[2]} {secret}".encode())
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def enter(door: StoreClient, seat: int) -> StoreClient:
+    """A client of the store behind the door. Raises AuthenticationError if somebody else has sat down there."""
+    handed = door.take(f"seat/{seat}", 0.0)
+    door.close()
+    if handed is None:
+        raise AuthenticationError(
+            f"somebody else has used this job's invitation in the place of number {seat}, and may know its secret: "
+            "who can read what the cluster tells its processes? Start the job again, by ssh (-H) if you do not know"
+        )
+    port, _, secret = handed.decode().partition(" ")
+    return StoreClient(f"{door.address.rpartition(':')[0]}:{port}", secret, door.timeout)
 
 
 def clock_name() -> str:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from farandole.errors import SettingsError
+from farandole.errors import RendezvousError
 from farandole.handshake import new_secret
 from farandole.launch.agents import boot, remote
 from farandole.launch.agents.allocation import AgentAllocation, Place, deal
 from farandole.launch.agents.command import Command
 from farandole.launch.agents.registry import Agent, AgentRegistry
 from farandole.launch.plan import plan
-from farandole.store import StoreServer
+from farandole.store import StoreClient, StoreServer, enter
+
+HELLO = {"host": "a", "place": "", "odd": {}, "gpus": [], "cores": 1, "python": "", "pid": 1}
 
 
 def test_agents_that_tell_nonsense_are_not_believed(caplog: pytest.LogCaptureFixture) -> None:
@@ -84,9 +89,26 @@ def test_of_the_drivers_addresses_the_one_is_taken_that_knows_the_secret() -> No
         stranger.close()
 
 
-def test_with_tls_a_cluster_that_others_can_read_gets_no_secret() -> None:
-    allocation = AgentAllocation(Command("mpi", ["true"], "nowhere"), [Place(1)], 1.0)
-    with pytest.raises(
-        SettingsError, match=r"--tls .*a process of true gets the job's secret by the cluster's own means"
-    ):
-        allocation.listen(new_secret(tls=True))
+def test_with_tls_a_cluster_that_others_can_read_is_told_an_invitation_only() -> None:
+    class Open(Command):
+        def start(self, facts: Mapping[str, Any]) -> None:
+            told.update(facts)
+
+    told: dict[str, Any] = {}
+    secret = new_secret(tls=True)
+    allocation = AgentAllocation(Open("mpi", ["true"], "here", "lo"), [Place(1)], 10.0)
+    store = allocation.listen(secret)
+    try:
+        allocation.start(["python"], {})
+        assert secret not in str(told)
+        assert told["address"] != store.address
+        client = enter(StoreClient(told["address"], told["secret"], timeout=10.0), 0)
+        assert (client.address, client.secret) == (store.address, secret)
+        client.set("agent/0/hello", json.dumps(HELLO).encode())
+        client.close()
+        assert allocation.slots() is not None
+        with pytest.raises(RendezvousError):  # all are in
+            StoreClient(told["address"], told["secret"], timeout=10.0)
+    finally:
+        allocation.close()
+        store.close()

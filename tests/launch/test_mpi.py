@@ -40,12 +40,12 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_job_runs_and_its_failure_is_explained(tmp_path: Path) -> None:
+def test_an_encrypted_job_runs_and_its_failure_is_explained(tmp_path: Path) -> None:
     if not Path(sys.executable).with_name("mpirun").exists():
         pytest.skip("no mpirun is installed beside this Python")
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    done = run("-np", "2", "--launcher", "mpi", sys.executable, str(script), CUSTOM="of the driver",
+    done = run("-np", "2", "--launcher", "mpi", "--tls", sys.executable, str(script), CUSTOM="of the driver",
                PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))  # fmt: skip
     assert sorted(done.stdout.splitlines()) == [
         f"[{rank}]<stdout>:{rank} 2 {rank} [2.0, 2.0] of the driver {os.getcwd()}" for rank in (0, 1)

@@ -28,8 +28,8 @@ class TestOpenMpi:
     def test_a_job(self, tmp_path: Path) -> None:
         tools.check_success(tools.run(MPIRUN, tmp_path, TMPDIR=str(tmp_path)), 2, "mpi")
 
-    def test_a_rank_that_fails_ends_the_job_with_its_cause(self, tmp_path: Path) -> None:
-        tools.check_failure(tools.run(MPIRUN, tmp_path, "fails", TMPDIR=str(tmp_path)))
+    def test_a_rank_that_fails_ends_the_job_with_its_cause_also_with_tls(self, tmp_path: Path) -> None:
+        tools.check_failure(tools.run(MPIRUN, tmp_path, "fails", TMPDIR=str(tmp_path), FARANDOLE_TLS="1"))
 
 
 def test_without_a_way_to_agree_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

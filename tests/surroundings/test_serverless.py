@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from farandole.config import Placement, Settings
-from farandole.errors import RendezvousError, SettingsError
+from farandole.errors import AuthenticationError, RendezvousError, SettingsError
+from farandole.handshake import new_secret
 from farandole.report import keys
 from farandole.report.outcome import Outcome
-from farandole.store import StoreClient
+from farandole.store import StoreClient, enter
 from farandole.surroundings import serverless
 from farandole.surroundings.serverless import Host
 
@@ -36,9 +37,28 @@ def test_ranks_that_do_not_come_are_named() -> None:
     assert serverless._stay is None
 
 
-def test_with_tls_no_secret_leaves_the_host_by_a_way_that_others_can_read() -> None:
-    with pytest.raises(SettingsError, match=r"--tls .*told would carry the job's secret to the other hosts"):
-        serverless.join(Told(), Placement(size=2), Settings(tls=True))  # type: ignore[arg-type]
+def test_with_tls_the_cluster_carries_an_invitation_only() -> None:
+    host = Host(Placement(size=2, local_size=2), Settings(tls=True))
+    address, invitation = host.invitation().split(",")
+    try:
+        assert host._secret not in (address, invitation)
+        client = enter(serverless.reach([address], invitation, 10.0), 1)
+        assert (client.address, client.secret) == (host.server.address, host._secret)
+        client.close()
+        with pytest.raises(AuthenticationError, match="somebody else has used this job's invitation"):
+            enter(serverless.reach([address], invitation, 10.0), 1)
+    finally:
+        host.hang_up()
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_ranks_that_were_told_differently_whether_to_encrypt(tls: bool) -> None:
+    class Other(Told):
+        def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float) -> str:
+            return f"127.0.0.1:1,{new_secret(tls=not tls)}"
+
+    with pytest.raises(SettingsError, match=f"rank 1 was started with FARANDOLE_TLS={int(tls)}, rank 0 with"):
+        serverless.join(Other(), Placement(rank=1, size=2), Settings(tls=tls))  # type: ignore[arg-type]
 
 
 def test_an_address_that_does_not_answer_is_passed_over() -> None:

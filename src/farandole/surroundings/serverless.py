@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from farandole import network
 from farandole.config import Connection, Placement, Settings, variables
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
-from farandole.handshake import new_secret
+from farandole.handshake import encrypted, new_secret
 from farandole.log import logger
 from farandole.report import keys
 from farandole.report.outcome import Outcome
-from farandole.store import StoreClient, StoreServer
+from farandole.store import Door, StoreClient, StoreServer, enter
 
 if TYPE_CHECKING:
     from farandole.surroundings import Cluster
@@ -54,16 +54,18 @@ def join(cluster: Cluster, placement: Placement, settings: Settings) -> tuple[Pl
     Raises RendezvousError naming ranks that do not come within ``settings.start_timeout`` seconds."""
     global _stay
     timeout = settings.start_timeout
-    if settings.tls and placement.local_size < placement.size:
-        raise SettingsError(
-            f"--tls (FARANDOLE_TLS=1): {cluster.name} would carry the job's secret to the other hosts in a way that "
-            "others may be able to read; start the ranks by ssh (farandole run -H), or leave it out"
-        )
     host = Host(placement, settings) if placement.rank == 0 else None
     try:
         told = cluster.broadcast(placement, lambda: host.invitation() if host else "", timeout)
         *addresses, secret = told.split(",")
+        if encrypted(secret) != settings.tls:
+            raise SettingsError(
+                f"rank {placement.rank} was started with FARANDOLE_TLS={int(settings.tls)}, rank 0 with "
+                f"FARANDOLE_TLS={int(encrypted(secret))}: set it for all ranks, or for none"
+            )
         client = reach(addresses, secret, timeout)
+        if settings.tls:  # what the cluster has carried is an invitation
+            client = enter(client, placement.rank)
         client.stay(f"rank/{placement.rank}")
         client.set(f"node/{placement.rank}", json.dumps([placement.hostname, placement.local_rank]).encode())
         if host:
@@ -74,10 +76,10 @@ def join(cluster: Cluster, placement: Placement, settings: Settings) -> tuple[Pl
             raise RendezvousError.late(facts["missing"], timeout)
     except BaseException:
         if host:
-            host.server.close()
+            host.hang_up()
         raise
     placement = Placement(**facts["placement"])
-    connection = Connection(store=client.address, secret=secret, launcher=cluster.name)
+    connection = Connection(store=client.address, secret=client.secret, launcher=cluster.name)
     _stay = _Stay(os.getpid(), cluster, placement, client, host)
     os.environ.update(environment(placement, connection))
     for name, text in torch_variables(placement, client.address.rpartition(":")[0], facts["port"]).items():
@@ -177,18 +179,23 @@ class Host:
         self._changed = threading.Condition()
         self._present = set(range(1, placement.size))
         self._nodes: list[tuple[str, int]] = []
-        self.server = StoreServer(self._secret, host="0.0.0.0" if self._everywhere else _LOOPBACK)
+        listen = "0.0.0.0" if self._everywhere else _LOOPBACK
+        self.server = StoreServer(self._secret, host=listen)
+        self._door = Door(self.server, self._secret, placement.size, listen) if settings.tls else None
         self.server.lost.append(self._lost)
         self.server.hooks.append(self._heard)
 
     def invitation(self) -> str:
-        """The store's addresses, then the secret, with commas between."""
-        port = self.server.address.rpartition(":")[2]
+        """The store's addresses, then the secret, with commas between; or those of its door."""
+        address, secret = self.server.address, self._secret
+        if self._door is not None:
+            address, secret = self._door.address, self._door.invitation
+        port = address.rpartition(":")[2]
         hosts = [_LOOPBACK]
         if self._everywhere:
             offered = network.chosen(network.interfaces(), self._interfaces)
             hosts = [interface.address for interface in offered] or hosts
-        return ",".join([*(f"{host}:{port}" for host in hosts), self._secret])
+        return ",".join([*(f"{host}:{port}" for host in hosts), secret])
 
     def deal(self) -> None:
         """Wait for the other ranks, and tell all of them who they are, or who is missing."""
@@ -196,6 +203,8 @@ class Host:
         names = [f"node/{rank}" for rank in range(self._size)]
         found = [self.server.wait(name, max(0.0, deadline - time.monotonic())) for name in names]
         missing = [rank for rank, node in enumerate(found) if node is None]
+        if self._door is not None:
+            self._door.close()
         if not missing:
             self._nodes = [(name, local_rank) for name, local_rank in (json.loads(node or b"") for node in found)]
         port = free_port()
@@ -216,6 +225,11 @@ class Host:
             self._changed.wait_for(lambda: not self._present, seconds)
         for line in self._story():
             sys.stderr.write(f"farandole: {line}\n")
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        if self._door is not None:
+            self._door.close()
         self.server.close()
 
     def _story(self) -> list[str]:

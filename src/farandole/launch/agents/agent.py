@@ -22,7 +22,7 @@ from typing import Any
 from farandole.config import Connection, Placement, Settings, cores, variables
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
 from farandole.launch.processes import LocalWorker, start_ranks
-from farandole.store import StoreClient
+from farandole.store import StoreClient, enter
 from farandole.types import Slot
 
 STREAMS = ("stdout", "stderr")
@@ -37,16 +37,17 @@ _GONE = (HorovodInternalError, RendezvousError, AuthenticationError, OSError)  #
 
 
 class Agent:
-    """``task``: index, address, secret, timeout, gpus; ``env``: variables for the ranks that are of this place;
-    ``hidden``: prefixes of the agent's own variables that ranks do not get; ``cwd``: where ranks work, if not here.
-    ``folder`` holds the driver's packages, if this host had others: ``odd``."""
+    """``task``: index, address, secret (``invited``: those of a door), timeout, gpus; ``env``: variables for the ranks
+    that are of this place; ``hidden``: prefixes of the agent's own variables that ranks do not get; ``cwd``: where
+    ranks work, if not here. ``folder`` holds the driver's packages, if this host had others: ``odd``."""
 
     def __init__(self, task: Mapping[str, Any], folder: str, odd: Mapping[str, str]) -> None:
         self.name = f"agent/{task['index']}"
         self._task = task
         self._folder = folder
         self._odd = odd
-        self._client = StoreClient(task["address"], task["secret"], timeout=task["timeout"])
+        client = StoreClient(task["address"], task["secret"], timeout=task["timeout"])
+        self._client = enter(client, task["index"]) if task.get("invited") else client
         self._workers: Sequence[LocalWorker] = ()
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._wake_in, self._wake_out = os.pipe()

@@ -13,7 +13,7 @@ from farandole.launch.agents.registry import Agent, AgentRegistry, RemoteWorker
 from farandole.launch.limits import crowding
 from farandole.launch.plan import plan
 from farandole.log import logger
-from farandole.store import StoreServer
+from farandole.store import Door, StoreServer
 from farandole.types import Slot
 
 # Of the driver's variables, the ranks get those that say what a program was written for. No others: the hosts are not
@@ -75,6 +75,7 @@ class AgentAllocation:
         self._cluster, self._places, self._timeout, self._log = cluster, places, timeout, log
         self._np = sum(place.ranks for place in places)
         self._store: StoreServer | None = None
+        self._door: Door | None = None
         self._registry: AgentRegistry | None = None
         self._slots: Sequence[Slot] | None = None
         self._secret, self._command, self._env = "", list[str](), dict[str, str]()
@@ -84,15 +85,12 @@ class AgentAllocation:
         return self._cluster.describe()
 
     def listen(self, secret: str) -> StoreServer:
-        if encrypted(secret) and not self._cluster.private:
-            raise SettingsError(
-                f"--tls (FARANDOLE_TLS=1): a {self._cluster.noun} gets the job's secret by the cluster's own means, "
-                "which others may be able to read; start the ranks by ssh (-H), or leave --tls out"
-            )
         host, name = self._cluster.address()
         self._secret = secret
         try:
             self._store = StoreServer(secret, host, advertise=name)
+            if encrypted(secret) and not self._cluster.private:
+                self._door = Door(self._store, secret, len(self._places), host, name)
         except OSError as error:
             cure = self._cluster.unreachable(host)
             raise SettingsError(f"the driver cannot listen on {host!r} ({error}): {cure}") from error
@@ -105,7 +103,10 @@ class AgentAllocation:
         self._began = time.monotonic()
         slots = plan(None, self._np)
         self._registry = AgentRegistry(self._store, slots, len(self._places), self._cluster.gone, self._cluster.noun)
-        self._cluster.start({"address": self._store.address, "secret": self._secret, "timeout": CONTACT})
+        facts = {"address": self._store.address, "secret": self._secret, "timeout": CONTACT}
+        if self._door is not None:
+            facts |= {"address": self._door.address, "secret": self._door.invitation, "invited": True}
+        self._cluster.start(facts)
         return self._registry.workers
 
     def status(self) -> str:
@@ -117,6 +118,7 @@ class AgentAllocation:
             agents = self._registry.agents
             absent = [index for index in range(len(self._places)) if index not in agents]
             if not absent:
+                self._shut()
                 self._slots = self._deal(self._registry, [agents[index] for index in range(len(self._places))])
             elif why := self._failure(self._registry, absent):
                 self._cluster.close(TIDY)
@@ -160,7 +162,12 @@ class AgentAllocation:
         if self._registry is not None:
             self._registry.to_log(text)
 
+    def _shut(self) -> None:
+        if self._door is not None:
+            self._door.close()
+
     def close(self) -> None:
+        self._shut()
         if self._registry is not None:
             self._registry.dismiss()
             # Agents that have not reported cannot be told to end.
