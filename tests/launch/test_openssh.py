@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -60,6 +61,25 @@ def test_what_the_first_program_says() -> None:
     assert reason("h1", 1, f"noise\n{OLD}, and /usr/bin/python3 is 3.8\n") == f"{OLD}, and /usr/bin/python3 is 3.8"
     assert "it has no Python" in reason("h1", 127, "sh: 1: exec: python3: not found")
     assert reason("h1", 1, "Traceback\nKeyError: 3\n") == "its program ended with status 1: KeyError: 3"
+
+
+def test_options_with_an_open_quotation_mark() -> None:
+    with pytest.raises(SettingsError, match=r"--ssh-options=.* cannot be taken apart into words: No closing quotation"):
+        command("h1", Settings(ssh_options="-o 'User x"), ["true"])
+
+
+@pytest.mark.parametrize(
+    ("shell", "says"),
+    [("echo welcome", "before our program began: .* it printed: welcome"), ("exit", "~/.bashrc"),
+     ("echo This account is not available.; exit 1", "ended with status 1: This account is not available")],
+)  # fmt: skip
+def test_a_login_shell_that_ends_the_session(shell: str, says: str) -> None:
+    session = Session("h1", ["sh", "-c", shell], {}, lambda facts: None)
+    deadline = time.monotonic() + 20
+    while session.ended() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert re.search(says, session.ended() or "")
+    session.close(time.monotonic())
 
 
 def test_one_text_for_all_hosts() -> None:

@@ -28,6 +28,7 @@ OPTIONS = (
     "ControlMaster=no", "ClearAllForwardings=yes", "RemoteCommand=none",
 )  # fmt: skip
 NO_PYTHON = 127
+SSH = 255  # the status of ssh's own failures
 OLD = "farandole needs Python 3.10"
 FIRST = (
     f"import sys;v=sys.version_info[:2];v<(3,10) and sys.exit('{OLD}, and '+sys.executable+' is %d.%d'%v);"
@@ -63,7 +64,12 @@ CAUSES: tuple[tuple[str, str], ...] = (
 
 def command(host: str, settings: Settings, words: Sequence[str]) -> list[str]:
     """The command line of ssh that runs ``words`` on ``host``, whatever its user's shell is."""
-    more = shlex.split(settings.ssh_options)
+    try:
+        more = shlex.split(settings.ssh_options)
+    except ValueError as error:
+        raise SettingsError(
+            f"--ssh-options={settings.ssh_options!r} cannot be taken apart into words: {error}"
+        ) from error
     port = ["-p", str(settings.ssh_port)] if settings.ssh_port else []
     identity = ["-i", settings.ssh_identity_file] if settings.ssh_identity_file else []
     ours = [word for option in OPTIONS for word in ("-o", option)]
@@ -91,13 +97,22 @@ def reason(host: str, code: int, said: str) -> str:
         return (
             "it has no Python: neither the driver's interpreter nor python3 in the PATH of a login without a terminal"
         )
-    if code == 255:  # ssh's own
+    if code == SSH:
         for pattern, text in CAUSES:
             found = re.search(pattern, said)
             if found:
                 return text.format(*found.groups(), host=host.rpartition("@")[2], line="".join(lines[-1:]))
     last = lines[-1] if lines else "it said nothing"
-    return f"ssh failed: {last}" if code == 255 else f"its program ended with status {code}: {last}"
+    return f"ssh failed: {last}" if code == SSH else f"its program ended with status {code}: {last}"
+
+
+def unheard(noise: str) -> str:
+    """Why a session ended well before our program began. ``noise``: the last line that the host printed."""
+    printed = f"; it printed: {noise}" if noise else ""
+    return (
+        "it ended the session before our program began: a startup file of the shell there (~/.bashrc) ends it, or "
+        f"ssh's configuration has it run in the background (ForkAfterAuthentication, StdinNull){printed}"
+    )
 
 
 def framed(data: bytes) -> bytes:
@@ -121,6 +136,7 @@ class Session:
         self.host = host
         self.failed = ""  # in its own words
         self._hear, self._said, self._lock = hear, "", threading.Lock()
+        self._begun, self._noise = False, ""  # has the program spoken; what the host printed before
         first_program, second_program = _programs()
         opening = [first_program, json.dumps(dict(first)).encode(), second_program]
         # A session of its own: Ctrl-C is for the driver, which ends the ranks in order.
@@ -156,7 +172,9 @@ class Session:
         self._write(opening)
         for line in self._process.stdout:
             if not line.startswith(remote.MARK.encode()):
-                continue  # what the login scripts of the host print
+                self._noise = line.decode("utf-8", "replace").strip() or self._noise  # of the host's login scripts
+                continue
+            self._begun = True
             with contextlib.suppress(ValueError):
                 facts = json.loads(line[len(remote.MARK) :])
                 self.failed = str(facts.get("failed", self.failed))
@@ -176,7 +194,9 @@ class Session:
             return None
         for thread in self._threads:
             thread.join(1.0)
-        return self.failed or ("" if code == 0 else reason(self.host, code, self._said))
+        if code == 0:
+            return self.failed or ("" if self._begun else unheard(self._noise))
+        return self.failed or reason(self.host, code, self._said or (self._noise if code != SSH else ""))
 
     def close(self, deadline: float) -> None:
         """Wait for it to end by itself until ``deadline`` (of the monotonic clock); then end it, and the program there

@@ -121,6 +121,7 @@ class AgentAllocation:
                 self._shut()
                 self._slots = self._deal(self._registry, [agents[index] for index in range(len(self._places))])
             elif why := self._failure(self._registry, absent):
+                self._registry.dismiss()  # the others, which wait for ranks in vain
                 self._cluster.close(TIDY)
                 raise JobFailedError(why)
             elif time.monotonic() > self._began + self._timeout:

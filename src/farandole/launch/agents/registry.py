@@ -25,6 +25,7 @@ from farandole.types import Slot
 
 ROOM = 1 << 20  # bytes of output on their way to the driver's main thread, for each stream
 WHY = 2.0  # seconds in which the cluster says why an agent was lost
+SILENT = "it does not answer any more: it is down, or the network between"  # the cluster may notice that later than we
 Gone = Callable[[int], "str | None"]
 
 
@@ -177,7 +178,7 @@ class AgentRegistry:
         if worker.lost_at is None or not (why is not None or now > worker.lost_at + WHY):
             return
         first = worker.lost_at <= min(other.lost_at for other in self.workers if other.lost_at is not None)
-        self._fail(worker, "error" if first else "victim", f"its {self._noun} was lost: {why or 'no reason is known'}")
+        self._fail(worker, "error" if first else "victim", f"its {self._noun} was lost: {why or SILENT}")
 
     def _fail(self, worker: RemoteWorker, status: str, message: str) -> None:
         if not worker.reported:

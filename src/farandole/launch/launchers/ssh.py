@@ -44,6 +44,9 @@ class Ssh:
     def allocate(self, request: Request) -> AgentAllocation:
         if request.hosts is None:
             raise SettingsError("the launcher ssh needs hosts: -H h1:2,h2:2, or --hostfile")
+        key = os.path.expanduser(request.settings.ssh_identity_file)
+        if key and "%" not in key and not os.path.isfile(key):  # ssh would go on without it
+            raise SettingsError(f"--ssh-identity-file={key!r}: there is no such file")
         slots = plan(request.hosts, request.np)
         wanted = [Place(slot.local_size, slot.host) for slot in slots if slot.local_rank == 0]
         return AgentAllocation(Sessions(slots, request.settings), wanted, request.start_timeout)
