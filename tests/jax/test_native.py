@@ -36,3 +36,15 @@ def test_without_jax_distributed_programs_are_plain_ones() -> None:
             native.inside(native.Collective(native.Kind.ALLREDUCE, process_set=hvd.ProcessSet([0])), [jnp.ones(1)])
     finally:
         hvd.shutdown()
+
+
+def test_with_tls_nothing_goes_to_other_hosts_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    import farandole.jax as hvd
+    from farandole.config import Settings
+    from farandole.errors import SettingsError
+    from farandole.jax import native
+
+    for name, value in (("settings", Settings(tls=True)), ("size", 2), ("local_size", 1)):
+        monkeypatch.setattr(native.context, name, lambda value=value: value)
+    with pytest.raises(SettingsError, match=r"--tls .*JAX does not encrypt what it sends to other hosts"):
+        hvd.init_distributed()

@@ -682,3 +682,13 @@ def test_a_variable_is_set_for_a_moment() -> None:
         with _variable(name, "2"):
             assert os.environ[name] == "1", "what is set wins"
     assert name not in os.environ
+
+
+def test_a_rank_that_may_not_send_in_clear_does_not_exchange_directly() -> None:
+    from farandole.torch.device.agreement import decide, views
+    from farandole.transports import shm
+
+    bar = "--tls, and other hosts to reach, to which NCCL would send in clear"
+    found = views(shm.connect(0, 1, "", "bar"), Pretend("GPU-0"), "auto", bar)  # type: ignore[arg-type]
+    assert decide(found, "NCCL")[:2] == (False, f"rank 0 has {bar}")
+    assert bar in decide([view._replace(wish="on") for view in found], "NCCL").refused

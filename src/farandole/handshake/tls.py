@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -140,9 +141,17 @@ class TlsStream:
         return count
 
 
-@functools.lru_cache(maxsize=8)
+_making = threading.Lock()
+
+
 def contexts(key: bytes) -> dict[bool, ssl.SSLContext]:
     """The settings of TLS for a job with the secret ``key``, at a server and (False) at a client."""
+    with _making:  # many may come at once, and one has to make them
+        return _contexts(key)
+
+
+@functools.lru_cache(maxsize=8)
+def _contexts(key: bytes) -> dict[bool, ssl.SSLContext]:
     try:
         import ssl
     except ImportError as error:
