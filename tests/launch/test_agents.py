@@ -6,6 +6,10 @@ import io
 import json
 import logging
 import os
+import re
+import socket
+import sys
+import threading
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,12 +19,13 @@ import pytest
 
 from farandole.errors import RendezvousError
 from farandole.handshake import new_secret
-from farandole.launch.agents import boot, remote
+from farandole.launch.agents import boot, bundle, remote
 from farandole.launch.agents.allocation import AgentAllocation, Place, deal
 from farandole.launch.agents.command import Command
 from farandole.launch.agents.registry import Agent, AgentRegistry
 from farandole.launch.plan import plan
 from farandole.store import StoreClient, StoreServer, enter
+from tests.launch.tools import wait_until
 
 HELLO = {"host": "a", "place": "", "odd": {}, "gpus": [], "cores": 1, "python": "", "pid": 1}
 
@@ -112,3 +117,46 @@ def test_with_tls_a_cluster_that_others_can_read_is_told_an_invitation_only() ->
     finally:
         allocation.close()
         store.close()
+
+
+class TestPackages:
+    def test_an_agent_without_farandole_fetches_the_drivers(self, tmp_path: Path) -> None:
+        """As mpirun or srun starts it, with an interpreter that has no packages; its rank has them, too."""
+        hide = f'p=$1; shift; exec env -u PYTHONPATH XDG_CACHE_HOME={tmp_path} "$p" -S "$@"'
+        allocation = AgentAllocation(Command("mpi", ["sh", "-c", hide, "sh"], "nowhere"), [Place(1)], 30.0)
+        store = allocation.listen(new_secret())
+        try:
+            (worker,) = allocation.start([sys.executable, "-c", "import farandole; print(farandole.__file__)"], {})
+            assert wait_until(lambda: allocation.slots() is not None, 30)
+            assert worker.stdout is not None
+            with open(worker.stdout, encoding="utf-8") as out:
+                said = out.read()
+        finally:
+            allocation.close()
+            store.close()
+        assert re.fullmatch(rf"{tmp_path}/farandole/farandole-[0-9a-f]{{16}}-\d+/farandole/__init__.py\n", said)
+
+    def test_what_is_not_the_drivers_is_not_unpacked(self) -> None:
+        packed = io.BytesIO(bundle.archive())
+        assert boot.contents(packed.getvalue()) == bundle.digests()
+        with zipfile.ZipFile(packed, "a") as archive:
+            archive.writestr("farandole/errors.so", b"")  # Python would take it before errors.py
+        with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+            def answer() -> None:
+                connection = stranger.accept()[0]
+                with connection:
+                    connection.sendall(packed.getvalue())
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            with pytest.raises(ValueError, match="sent is not the driver's"):
+                boot.fetch([f"127.0.0.1:{stranger.getsockname()[1]}"], bundle.digests())
+            thread.join()
+
+    def test_an_agent_that_cannot_get_them_says_so(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            address = f"127.0.0.1:{closed.getsockname()[1]}"
+        assert boot.begin({"wanted": {"farandole": "another"}, "packages": [address]}) == 1
+        there = Path(boot.__file__).parents[2]
+        assert f"has not the driver's Farandole (it has: {there}), and cannot get it" in capsys.readouterr().err

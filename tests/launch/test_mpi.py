@@ -11,7 +11,6 @@ import pytest
 
 from farandole.config import Placement
 from farandole.errors import SettingsError
-from farandole.launch.agents import command
 from farandole.launch.contract import Request
 from farandole.launch.launchers import mpi
 
@@ -104,13 +103,3 @@ def test_it_knows_its_agents_and_its_ranks() -> None:
     assert launcher.surroundings(agent) == Placement(rank=1, size=2, hostname="b")
     assert launcher.surroundings({**agent, "FARANDOLE_RANK": "5"}) == Placement(rank=5)
     assert launcher.surroundings({}) is None
-
-
-def test_an_agent_by_hand() -> None:
-    env = {name: value for name, value in os.environ.items() if name != command.FACTS}
-    done = subprocess.run(
-        [sys.executable, "-m", "farandole.launch.agents"], env=env, capture_output=True, text=True, timeout=30,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "is started by a launcher (farandole run), not by hand" in done.stderr

@@ -9,12 +9,16 @@ import hashlib
 import importlib.util
 import io
 import os
+import socket
 import stat
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+SUFFIXES = (".py", ".typed")
+FETCH = 10.0  # seconds without a byte of the archive, for each of the driver's addresses
 
 
 def digest(name: str) -> str:
@@ -44,8 +48,45 @@ def sources(root: str) -> list[str]:
     found = []
     for folder, folders, files in os.walk(root):
         folders.sort()
-        found += [os.path.join(folder, name) for name in sorted(files) if name.endswith((".py", ".typed"))]
+        found += [os.path.join(folder, name) for name in sorted(files) if name.endswith(SUFFIXES)]
     return found
+
+
+def cache() -> str:
+    """The user's folder for what can be made again; empty if there is none to write to."""
+    folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "farandole")
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    except OSError:
+        return ""
+    return folder if os.access(folder, os.W_OK) else ""
+
+
+def fetch(addresses: Sequence[str], wanted: Mapping[str, str]) -> bytes:
+    """The archive, from the first of the driver's addresses that has it. Raises OSError or ValueError."""
+    trouble: Exception = ValueError("no address is known")
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        try:
+            with socket.create_connection((host, int(port)), FETCH) as sock, sock.makefile("rb") as file:
+                archive = file.read()
+            if contents(archive) == wanted:
+                return archive
+            trouble = ValueError(f"what {address} sent is not the driver's")
+        except (OSError, zipfile.BadZipFile) as error:
+            trouble = error
+    raise trouble
+
+
+def contents(archive: bytes) -> dict[str, str]:
+    """The digest of each package in it. An entry that ``digest`` would not look at has a name of its own."""
+    totals: dict[str, Any] = {}
+    with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+        for entry in packed.namelist():
+            name, _, path = entry.partition("/")
+            total = totals.setdefault(name if path.endswith(SUFFIXES) else entry, hashlib.sha256())
+            total.update(f"{path}\0".encode() + packed.read(entry))
+    return {name: total.hexdigest() for name, total in totals.items()}
 
 
 def provide(archive: bytes, wanted: Mapping[str, str], home: str = "") -> tuple[str, dict[str, str]]:
@@ -105,3 +146,24 @@ def main(archive: bytes, wanted: Mapping[str, str], task: Mapping[str, Any]) -> 
     from farandole.launch.agents.agent import Agent
 
     Agent(task, folder, odd).run()
+
+
+def begin(task: Mapping[str, Any]) -> int:
+    """The same for an agent that the cluster's own command has started (``task.main``), and that fetches what it lacks.
+    Its status."""
+    folder, odd = "", dict[str, str]()
+    wanted = task["wanted"]
+    if any(digest(name) != sum_ for name, sum_ in wanted.items()):
+        try:
+            folder, odd = provide(fetch(task["packages"], wanted), wanted, cache())
+        except (OSError, ValueError) as error:
+            here, there = socket.gethostname(), folder_of("farandole") or "none"
+            sys.stderr.write(
+                f"farandole: {here} has not the driver's Farandole (it has: {there}), and cannot get it from "
+                f"it ({error}): install the same version there, or let ports through\n"
+            )
+            return 1
+        prefer(folder, list(wanted))
+    from farandole.launch.agents.task import main
+
+    return main(task, folder, odd)

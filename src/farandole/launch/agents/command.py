@@ -5,20 +5,39 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socketserver
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from farandole import network
 from farandole.errors import SettingsError
 
-FACTS = "FARANDOLE_AGENT"  # the variable that tells agents how to reach the driver
+FACTS = "FARANDOLE_AGENT"  # the variable that tells agents how to reach the driver, and how to begin
+FIRST = f"import json,os,sys;t=json.loads(os.environ.pop('{FACTS}'));exec(t['boot']);sys.exit(begin(t))"
+SEND = 30.0  # seconds without progress in which an agent must take its archive
 LINES = 20  # of the command's last output that are shown when it fails
 TIDY = 3.0  # seconds between SIGTERM and SIGKILL
+
+
+class Packages(socketserver.ThreadingTCPServer):
+    """Sends the driver's own packages to whoever connects. They are no secret, and agents know their digests."""
+
+    daemon_threads, request_queue_size = True, 512
+
+
+class _Send(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        from farandole.launch.agents.bundle import archive
+
+        self.request.settimeout(SEND)
+        with contextlib.suppress(OSError):
+            self.request.sendall(archive())
 
 
 class Command:
@@ -34,6 +53,7 @@ class Command:
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._said: deque[str] = deque(maxlen=LINES)
+        self._packages: Packages | None = None
 
     def describe(self) -> str:
         return self._where
@@ -47,8 +67,9 @@ class Command:
     def start(self, facts: Mapping[str, Any]) -> None:
         port = str(facts["address"]).rpartition(":")[2]
         addresses = [f"{address}:{port}" for address in self._addresses]
-        told = json.dumps({**facts, "addresses": addresses, "launcher": self._launcher, "cwd": os.getcwd()})
-        command = [*self._argv, sys.executable, "-m", "farandole.launch.agents"]
+        more = {"addresses": addresses, "launcher": self._launcher, "cwd": os.getcwd(), **self._offer()}
+        told = json.dumps({**facts, **more})
+        command = [*self._argv, sys.executable, "-c", FIRST]
         try:
             self._process = subprocess.Popen(
                 command, env={**os.environ, FACTS: told}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -58,6 +79,19 @@ class Command:
             raise SettingsError(f"{self._argv[0]} cannot be started: {error}") from error
         self._reader = threading.Thread(target=self._read, name=f"farandole-{self._launcher}", daemon=True)
         self._reader.start()
+
+    def _offer(self) -> dict[str, Any]:
+        """What an agent needs to become the driver's Farandole: the program that sees to it, and where to get that."""
+        from farandole.launch.agents import boot
+        from farandole.launch.agents.bundle import digests
+
+        self._packages = Packages((self.address()[0], 0), _Send)
+        threading.Thread(target=self._packages.serve_forever, name="farandole-packages", daemon=True).start()
+        port = self._packages.server_address[1]
+        return {
+            "boot": Path(boot.__file__).read_text("utf-8"), "wanted": digests(),
+            "packages": [f"{address}:{port}" for address in self._addresses],
+        }  # fmt: skip
 
     def _read(self) -> None:
         assert self._process is not None
@@ -85,6 +119,9 @@ class Command:
 
     def close(self, seconds: float) -> None:
         process, deadline = self._process, time.monotonic() + seconds
+        if self._packages is not None:
+            self._packages.shutdown()
+            self._packages.server_close()
         if process is None:
             return
         for end in (None, process.terminate, process.kill):

@@ -42,16 +42,6 @@ def enter(told: dict[str, Any]) -> bool:
     return True
 
 
-def cache() -> str:
-    """The user's folder for what can be made again; empty if there is none to write to."""
-    folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "farandole")
-    try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-    except OSError:
-        return ""
-    return folder if os.access(folder, os.W_OK) else ""
-
-
 def reach(addresses: list[str], secret: str) -> str:
     """The driver's address that answers and knows the secret; empty if none does. The first to try is the one from
     which ssh came here."""
@@ -87,7 +77,7 @@ def main() -> int:
     need = any(boot["digest"](name) != digest for name, digest in wanted.items())
     say(need=need, python=f"{sys.version_info[0]}.{sys.version_info[1]}")
     archive = frame() if need else b""
-    folder, odd = boot["provide"](archive, wanted, cache())
+    folder, odd = boot["provide"](archive, wanted, boot["cache"]())
     if folder:
         boot["prefer"](folder, list(wanted))
     if told["do"] == "probe":

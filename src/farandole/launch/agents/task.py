@@ -1,4 +1,4 @@
-"""``python -m farandole.launch.agents``: an agent that mpirun or srun started (``command``).
+"""An agent that mpirun or srun started (``command``), once the driver's Farandole is there (``boot.begin``).
 
 Signals that a cluster sends before it ends a job (SIGUSR1, SIGTERM) reach its processes, so the agents. They hand them
 on to their ranks: programs write checkpoints then.
@@ -6,15 +6,15 @@ on to their ranks: programs write checkpoints then.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from farandole import registry
 from farandole.launch.agents.agent import Agent
-from farandole.launch.agents.command import FACTS
 from farandole.launch.agents.remote import reach
 
 HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)
@@ -25,13 +25,10 @@ PRIVATE = (
 )  # fmt: skip
 
 
-def main() -> int:
-    task = json.loads(os.environ.pop(FACTS, "null"))
-    if task is None:
-        sys.stderr.write("farandole.launch.agents is started by a launcher (farandole run), not by hand\n")
-        return 2
+def main(task: Mapping[str, Any], folder: str, odd: Mapping[str, str]) -> int:
+    """Until the driver lets it go; its status. See ``agent.Agent``."""
     here = registry.load("launcher", task["launcher"])().surroundings(os.environ)
-    task |= {"index": here.rank if here is not None else 0, "hidden": PRIVATE}
+    own = {"index": here.rank if here is not None else 0, "hidden": PRIVATE}
     address = reach(task["addresses"], task["secret"])
     if not address:
         sys.stderr.write(
@@ -40,12 +37,8 @@ def main() -> int:
             "--network-interfaces names the wrong ones\n"
         )
         return 1
-    agent = Agent({**task, "address": address}, "", {})
+    agent = Agent({**task, **own, "address": address}, folder, odd)
     for number in HANDED_ON:
         signal.signal(number, lambda number, _: agent.signal(number))
     agent.run()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
