@@ -3,16 +3,49 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import cloudpickle
 
+from farandole.handshake import new_secret
+from farandole.store import StoreServer
 from tests import pool
 
 
-def job(n: int, fn: Callable[[int], Any], *, wire: str = "", deadline: float = 100.0, **settings: Any) -> list[Any]:
-    """The results of ``fn(rank)`` of all ranks, over ``wire`` ("shm" or "tcp"), with ``Settings(**settings)``."""
+@contextmanager
+def stored() -> Iterator[Callable[[Callable[[Any], Any]], Callable[[Any], Any]]]:
+    """Gives what makes a function of ranks one that runs with a store of their job."""
+    secret = new_secret()
+    server = StoreServer(secret)
+    address = server.address
+
+    def having(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def body(of_rank: Any) -> Any:
+            from farandole import context
+            from farandole.store import StoreClient
+
+            context._store = client = StoreClient(address, secret)
+            try:
+                return fn(of_rank)
+            finally:
+                context._store = None
+                client.close()
+
+        return body
+
+    try:
+        yield having
+    finally:
+        server.close()
+
+
+def job(
+    n: int, fn: Callable[[int], Any], *, wire: str = "", deadline: float = 100.0, store: bool = False, **settings: Any
+) -> list[Any]:
+    """The results of ``fn(rank)`` of all ranks, over ``wire`` ("shm" or "tcp"), with ``Settings(**settings)``; with a
+    store, if they want one."""
 
     def body(transport: Any) -> Any:
         from farandole import context
@@ -29,4 +62,7 @@ def job(n: int, fn: Callable[[int], Any], *, wire: str = "", deadline: float = 1
             context.shutdown()
 
     cloudpickle.register_pickle_by_value(sys.modules[fn.__module__])  # test modules need not be importable over there
-    return pool.procs(n, body, wire=wire, deadline=deadline)
+    if not store:
+        return pool.procs(n, body, wire=wire, deadline=deadline)
+    with stored() as having:
+        return pool.procs(n, having(body), wire=wire, deadline=deadline)

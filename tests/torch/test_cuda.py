@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests import pool
-from tests.job import job
+from tests.job import job, stored
 from tests.torch.test_optimizer import OPTIMIZERS, STEPS, alone, assert_all_close, data, loss_of, net, part, values
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -67,7 +67,7 @@ def test_every_operation(n: int, settings: dict[str, Any], dtype: str) -> None:
                 assert found.device == device
                 torch.testing.assert_close(found.cpu(), wanted)
 
-    job(n, check, deadline=120, **settings)
+    job(n, check, deadline=120, store=True, **settings)
 
 
 @pytest.mark.parametrize(("n", "settings"), WAYS)
@@ -90,7 +90,7 @@ def test_side_streams_are_in_order(n: int, settings: dict[str, Any]) -> None:
         with torch.inference_mode():
             assert hvd.allreduce(torch.ones(2, device=device), op=hvd.Sum).tolist() == [n, n]
 
-    job(n, check, deadline=120, **settings)
+    job(n, check, deadline=120, store=True, **settings)
 
 
 @pytest.mark.parametrize(("n", "settings"), WAYS)
@@ -120,7 +120,7 @@ def test_training(n: int, settings: dict[str, Any], mixed: bool) -> None:
             optimizer.step()
         return [each.cpu() for each in values(model)]
 
-    assert_all_close(job(n, train, deadline=120, **settings), alone(OPTIMIZERS["momentum"]), 1e-4)
+    assert_all_close(job(n, train, deadline=120, store=True, **settings), alone(OPTIMIZERS["momentum"]), 1e-4)
 
 
 def test_ranks_that_share_a_gpu_go_through_host_memory() -> None:
@@ -132,7 +132,7 @@ def test_ranks_that_share_a_gpu_go_through_host_memory() -> None:
             hvd.allreduce(torch.ones(1, device="cuda"))
         return str(caught.value)
 
-    for said in job(2, check, deadline=120, nccl="on"):
+    for said in job(2, check, deadline=120, store=True, nccl="on"):
         assert "ranks 0 and 1 share GPU-" in said or "a torch without NCCL" in said
 
 
@@ -152,7 +152,7 @@ def test_the_programs_own_process_group_is_left_alone() -> None:
         finally:
             distributed.destroy_process_group()
 
-    job(1, check, deadline=120, nccl="on")
+    job(1, check, deadline=120, store=True, nccl="on")
 
 
 def test_a_graph_that_is_captured_cannot_hold_collectives() -> None:
@@ -191,6 +191,7 @@ def test_a_peer_that_dies_is_named(settings: dict[str, Any]) -> None:
         finally:
             context.shutdown()
 
-    said, died = pool.procs(2, body, deaths=True, deadline=120)
+    with stored() as having:
+        said, died = pool.procs(2, having(body), deaths=True, deadline=120)
     assert said.startswith("rank 1 ")
     assert died == pool.Died(-signal.SIGKILL)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests import pool
-from tests.job import job
+from tests.job import job, stored
 from tests.torch.pretend import Pretend, pretending
 from tests.torch.test_optimizer import OPTIMIZERS, STEPS, alone, assert_all_close, data, loss_of, net, part, values
 from tests.torch.test_properties import DTYPES, check_moves, check_reductions
@@ -35,7 +35,7 @@ def device_job(
         with pretending(Pretend(f"GPU-{rank if way == 'direct' else 0}", counts=counts)) as pretend:
             return fn(rank, pretend)
 
-    return job(n, body, **options)
+    return job(n, body, store=True, **options)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def agreed(n: int, pretend_of: Callable[[int], Pretend], **settings: Any) -> lis
             logger.removeHandler(handler)
             logger.setLevel(level)
 
-    return job(n, body, **settings)
+    return job(n, body, store=True, **settings)
 
 
 OWN = "GPUs exchange by Gloo: every rank has a GPU of its own"
@@ -422,7 +422,8 @@ def killed(n: int, fn: Callable[[Any, Pretend], Any], pretend_of: Callable[[int]
             finally:
                 context.shutdown()
 
-    results = pool.procs(n, body, wire=wire, deaths=True, deadline=40)
+    with stored() as having:
+        results = pool.procs(n, having(body), wire=wire, deaths=True, deadline=40)
     assert results[1] == pool.Died(-signal.SIGKILL)
     return results[0]
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import socket
+import secrets
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import distributed
 
 from farandole.contracts import Transport
+from farandole.store import StoreClient
 from farandole.torch.device.accelerator import Accelerator
+from farandole.torch.device.store import JobStore
 
 
 class View(NamedTuple):
@@ -90,19 +91,11 @@ def views(host: Transport, accelerator: Accelerator, wish: str, bar: str = "") -
     return [View(*json.loads(text)) for text in tell(host, json.dumps(mine))]
 
 
-def connect(host: Transport, accelerator: Accelerator, interface: str, seconds: float) -> Any:
+def connect(host: Transport, accelerator: Accelerator, client: StoreClient | None, seconds: float) -> Any:
     """A torch.distributed backend that joins the ranks of ``host``. Collective.
 
-    They meet at a store of torch's on rank 0, which listens on ``interface`` alone.
+    They meet in the job's store; one rank without a job has none.
     """
-    listener = None
-    if host.rank == 0:
-        family = socket.AF_INET6 if ":" in interface else socket.AF_INET
-        listener = socket.create_server((interface, 0), family=family, backlog=max(128, host.size))
-    address = json.dumps([interface, listener.getsockname()[1]] if listener is not None else None)
-    name, port = json.loads(tell(host, address)[0])
-    store = distributed.TCPStore(
-        name, port, host.size, host.rank == 0, timedelta(seconds=seconds), wait_for_workers=False,
-        master_listen_fd=None if listener is None else listener.detach(),
-    )  # fmt: skip
+    group = tell(host, secrets.token_hex(8))[0]
+    store = distributed.HashStore() if client is None else JobStore(client, group, seconds)
     return accelerator.connect(store, host.rank, host.size)

@@ -149,9 +149,8 @@ class TorchTransport:
 
     def _connected(self) -> Native:
         store = context.store()
-        interface = "127.0.0.1" if store is None else store.host
         try:
-            self._backend = agreement.connect(self._host, self._accelerator, interface, self._settings.start_timeout)
+            self._backend = agreement.connect(self._host, self._accelerator, store, self._settings.start_timeout)
             self._watch = Watch(self._host, self._lost, lambda: self.abort(""))
             way = Native(self.rank, self.size, self._backend, self._accelerator.follow, self._watch)
             one = torch.ones(1, device=self._accelerator.device)

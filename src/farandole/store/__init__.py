@@ -2,20 +2,18 @@
 
 Every connection begins with the job's handshake; a stranger is refused, logged once, and costs at most one pending
 place for a few seconds. After it, a request is one frame (verb, seconds, key), followed by a frame with the value
-when the verb is SET. Values are opaque bytes: nothing is unpickled here. What a frame may hold is limited by what it
-is for, and its memory grows as it arrives.
+when the verb is SET or SWAP. Values are opaque bytes: nothing is unpickled here. What a frame may hold is limited by
+what it is for, and its memory grows as it arrives.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from farandole import liveness
 from farandole.errors import (
@@ -28,6 +26,28 @@ from farandole.errors import (
 )
 from farandole.handshake import ANY_SIZE, Newcomers, Session, authenticate, hang_up, new_secret
 from farandole.log import logger
+from farandole.store.frames import (
+    CLOCK,
+    FOUND,
+    GATHER,
+    GET,
+    HEADER,
+    LENGTH,
+    MISSING,
+    SECONDS,
+    SET,
+    STAY,
+    SWAP,
+    TAKE,
+    TRY,
+    packed,
+    parsed,
+    reply,
+    swap_parts,
+    swapped_value,
+    unpacked,
+)  # fmt: skip
+from farandole.store.frames import Value as Value
 
 PURPOSE = "store"
 MAX_PENDING = 256  # strangers (and newcomers) in their handshake; the oldest has to go when one more comes
@@ -36,15 +56,8 @@ MAX_VALUE = 64 << 20  # bytes of a value, but for
 LARGE = "result/"  # the results of functions may be of any size
 ATTEMPTS = 5
 PAUSE = 0.05  # seconds, more after every attempt
-_GET, _TRY, _SET, _CLOCK, _TAKE, _STAY, _GATHER = 1, 2, 3, 4, 5, 6, 7
-_HEADER = struct.Struct("<Bd")
-_SECONDS = struct.Struct("<d")
-_LENGTH = struct.Struct("<I")
-_NOBODY = 0xFFFFFFFF  # in place of a length: the value is missing
 MOST = 1 << 17  # values that one request may gather
-_MISSING, _FOUND = b"\0", b"\1"
 Keys = set[str]
-Value = bytes | bytearray  # bytes from the network are kept as they came: they may be large
 
 
 class _Wait:
@@ -88,11 +101,25 @@ class StoreServer:
 
     def set(self, key: str, value: Value) -> None:
         with self._changed:
-            self._values[key] = value
-            for wait in self._awaited.pop(key, ()):
-                wait.missing.discard(key)
-                if not wait.missing:
-                    wait.ready.set()
+            self._put(key, value)
+
+    def _put(self, key: str, value: Value) -> None:
+        """(Holding the lock.)"""
+        self._values[key] = value
+        for wait in self._awaited.pop(key, ()):
+            wait.missing.discard(key)
+            if not wait.missing:
+                wait.ready.set()
+
+    def swap(self, key: str, expected: Value, value: Value) -> tuple[bool, Value | None]:
+        """``set``, if the value is the ``expected`` one (empty: also if there is none). Was it, and what is there
+        after it?"""
+        with self._changed:
+            now = self._values.get(key)
+            swapped = (now is None and not expected) or now == expected
+            if swapped:
+                self._put(key, value)
+            return swapped, self._values.get(key)
 
     def get(self, key: str) -> Value | None:
         with self._changed:
@@ -176,32 +203,32 @@ class StoreServer:
         request = session.receive(MAX_REQUEST)
         if request is None or self._closed:
             return False
-        verb, seconds, key = _parsed(request, session)
-        if verb == _SET:
+        verb, seconds, key = parsed(request, session)
+        if verb == SET:
             value = session.receive(ANY_SIZE if key.startswith(LARGE) else MAX_VALUE)
             if value is None:
                 return False
             self.receive(key, value)
-            session.send(_FOUND)
+            session.send(FOUND)
             return True
-        if verb == _STAY:
+        if verb == SWAP:
+            both = session.receive(MAX_VALUE)
+            return both is not None and reply(session, swapped_value(*self.swap(key, *swap_parts(both, session))))
+        if verb == STAY:
             self._keep(session, key)
             return False
-        if verb == _CLOCK:
-            session.send(_FOUND)
-            session.send(_SECONDS.pack(time.monotonic()) + clock_name().encode())
+        if verb == CLOCK:
+            session.send(FOUND)
+            session.send(SECONDS.pack(time.monotonic()) + clock_name().encode())
             return True
         found: Value | None
-        if verb == _GATHER:
+        if verb == GATHER:
             found = self._gather(key, seconds, session)
         else:
-            found = self._wait(key, 0.0 if verb == _TRY else seconds, take=verb == _TAKE)
+            found = self._wait(key, 0.0 if verb == TRY else seconds, take=verb == TAKE)
         if found is None and self._closed:
             return False  # hang up: "nobody set it" would be a false story
-        session.send(_MISSING if found is None else _FOUND)
-        if found is not None:
-            session.send(found)
-        return True
+        return reply(session, found)
 
     def _wait(self, key: str, seconds: float, take: bool) -> Value | None:
         deadline = time.monotonic() + seconds
@@ -249,54 +276,18 @@ class StoreServer:
             if self._closed:
                 return None
             if not complete:
-                return _packed([self._values.get(key) for key in keys])
-            wait.packed = wait.packed or _packed([self._values.get(key) for key in keys])
+                return packed([self._values.get(key) for key in keys])
+            wait.packed = wait.packed or packed([self._values.get(key) for key in keys])
             return wait.packed
 
     def _keep(self, session: Session, name: str) -> None:
         """Until the client hangs up, or we do."""
-        session.send(_FOUND)
+        session.send(FOUND)
         with contextlib.suppress(OSError, HorovodInternalError):
             session.receive(0)
         if not self._closed:
             for hook in self.lost:
                 hook(name)
-
-
-def _packed(values: Sequence[Value | None]) -> bytes:
-    parts: list[Value] = []
-    for value in values:
-        parts.append(_LENGTH.pack(_NOBODY if value is None else len(value)))
-        parts.append(value or b"")
-    return b"".join(parts)
-
-
-def _unpacked(data: bytes) -> list[bytes | None]:
-    values: list[bytes | None] = []
-    place = 0
-    while place < len(data):
-        (length,) = _LENGTH.unpack_from(data, place)
-        place += _LENGTH.size
-        if length == _NOBODY:
-            values.append(None)
-        else:
-            values.append(data[place : place + length])
-            place += length
-    return values
-
-
-def _parsed(request: bytearray, session: Session) -> tuple[int, float, str]:
-    """Verb, seconds and key of a request, or WireError."""
-    try:
-        verb, seconds = _HEADER.unpack_from(request)
-        key = request[_HEADER.size :].decode()
-    except (struct.error, UnicodeDecodeError) as error:
-        raise WireError(f"{session.peer} sent a request that cannot be read: {error}") from None
-    if not _GET <= verb <= _GATHER:
-        raise WireError(f"{session.peer} sent the verb {verb}; the store knows {_GET} to {_GATHER}")
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise WireError(f"{session.peer} wants to wait for {seconds} seconds; that must be a number from 0 on")
-    return verb, min(seconds, threading.TIMEOUT_MAX), key
 
 
 class StoreClient:
@@ -314,11 +305,11 @@ class StoreClient:
         self._idle = [self._connect()]
 
     def set(self, key: str, value: bytes) -> None:
-        self._ask(_SET, key, 0.0, value)
+        self._ask(SET, key, 0.0, value)
 
     def get(self, key: str, timeout: float) -> bytes:
         """Wait for ``key``; RendezvousError, naming it, when it has not been set after ``timeout`` seconds."""
-        found = self._ask(_GET, key, timeout)
+        found = self._ask(GET, key, timeout)
         if found is None:
             raise RendezvousError(
                 f"nobody set {key!r} in the job's store within {timeout:g} s; "
@@ -328,31 +319,37 @@ class StoreClient:
 
     def take(self, key: str, timeout: float) -> bytes | None:
         """Wait for ``key`` and remove it; None when it has not been set after ``timeout`` seconds."""
-        return self._ask(_TAKE, key, timeout)
+        return self._ask(TAKE, key, timeout)
 
     def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]:
         """The values of ``prefix/0`` to ``prefix/<count-1>`` as soon as all are set, in one answer; None for those that
         have not been after ``timeout`` seconds."""
-        found = self._ask(_GATHER, f"{count} {prefix}", timeout)
+        found = self._ask(GATHER, f"{count} {prefix}", timeout)
         assert found is not None
-        return _unpacked(found)
+        return unpacked(found)
 
     def try_get(self, key: str) -> bytes | None:
-        return self._ask(_TRY, key, 0.0)
+        return self._ask(TRY, key, 0.0)
+
+    def swap(self, key: str, expected: bytes, value: bytes) -> tuple[bool, bytes | None]:
+        """Set ``key`` if its value is the ``expected`` one (empty: also if it has none); no other client comes between.
+        Was it so, and its value after that (None if it has none)?"""
+        told = self._ask(SWAP, key, 0.0, LENGTH.pack(len(expected)) + expected + value)
+        return (False, None) if told is None else (bool(told[0]), told[1:])
 
     def stay(self, name: str) -> None:
         """Keep a connection open until ``close`` or the end of this process, so that the server sees that end."""
         session = self._connect()
         self._staying.append(session)
-        session.send(_HEADER.pack(_STAY, 0.0) + name.encode())
-        if session.receive(len(_FOUND)) is None:
+        session.send(HEADER.pack(STAY, 0.0) + name.encode())
+        if session.receive(len(FOUND)) is None:
             raise PeerLostError(f"the job's store at {self.address} hung up; the driver has ended")
 
     def clock(self) -> tuple[float, str]:
         """The time on the monotonic clock of the driver's host, and that clock's name (see ``clock_name``)."""
-        answer = self._ask(_CLOCK, "", 0.0)
+        answer = self._ask(CLOCK, "", 0.0)
         assert answer is not None
-        return _SECONDS.unpack_from(answer)[0], answer[_SECONDS.size :].decode()
+        return SECONDS.unpack_from(answer)[0], answer[SECONDS.size :].decode()
 
     def close(self) -> None:
         """Hang up. May be called twice; calls that wait, and later ones, raise PeerLostError."""
@@ -395,13 +392,13 @@ class StoreClient:
     def _exchange(self, session: Session, verb: int, key: str, seconds: float, value: bytes | None) -> bytes | None:
         # A silent driver host must not hold a rank for ever: some seconds more than the server was asked to wait.
         session.sock.settimeout(seconds + max(self.timeout, 10.0))
-        session.send(_HEADER.pack(verb, seconds) + key.encode())
+        session.send(HEADER.pack(verb, seconds) + key.encode())
         if value is not None:
             session.send(value)
-        answer = bytes(session.receive(len(_FOUND)) or b"")
-        if answer == _MISSING or (answer == _FOUND and verb == _SET):
+        answer = bytes(session.receive(len(FOUND)) or b"")
+        if answer == MISSING or (answer == FOUND and verb == SET):
             return None
-        found = session.receive(ANY_SIZE) if answer == _FOUND else None
+        found = session.receive(ANY_SIZE) if answer == FOUND else None
         if found is None:
             raise PeerLostError(f"the job's store at {self.address} hung up; the driver has ended")
         return bytes(found)
