@@ -32,7 +32,8 @@ def commands(size: int) -> dict[str, list[str]]:
 def cases(size: int, quick: bool) -> Iterator[Case]:
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:  # torchrun leaves its logs behind
         turns = {name: partial(run, command, folder) for name, command in commands(size).items()}
-        yield Case("start", f"no-op job, {size} ranks", interleave(turns, repetitions=1 if quick else REPETITIONS))
+        samples = interleave(turns, repetitions=1 if quick else REPETITIONS, warm_up=not quick)
+        yield Case("start", f"no-op job, {size} ranks", samples)
 
 
 def run(command: list[str], folder: str) -> None:
