@@ -86,6 +86,66 @@ def test_epochs_of_different_lengths() -> None:
     assert weights == other_weights
 
 
+EPOCHS = {  # steps of rank 0 and of rank 1
+    "rank 1 begins late": [(3, 0), (3, 2), (2, 3), (3, 3)],
+    "rank 0 begins late": [(0, 3), (2, 3), (3, 2), (3, 3)],
+    "rank 1 ends early": [(4, 1), (2, 3), (1, 4), (3, 3)],
+    "rank 0 ends early": [(1, 4), (3, 2), (4, 1), (3, 3)],
+}
+
+
+@pytest.mark.parametrize(
+    ("overlap", "options"),
+    [("on", {}), ("off", {"groups": 2}), ("on", {"op": 1, "backward_passes_per_step": 2})],
+    ids=str,
+)
+def test_buckets_that_were_laid_out_anew_without_those_who_joined(overlap: str, options: dict[str, Any]) -> None:
+    """Parameters that are used late, and sizes of buckets that rank 0 changes (autotune), while a rank is away."""
+
+    def train(name: str, rank: int, hvd: Any, steps: list[tuple[int, int]]) -> None:
+        from farandole import context
+
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(9, 9) for _ in range(6)]
+        model = torch.nn.Sequential(*layers)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options
+        )
+        for epoch, pair in enumerate(steps):
+            for step in range(pair[rank]):
+                if rank == 0 and step == 1:
+                    context.engine().bucket_bytes = (1 << 20, 400)[epoch % 2]
+                optimizer.zero_grad()
+                own = [torch.zeros_like(parameter) for parameter in model.parameters()]
+                for _ in range(options.get("backward_passes_per_step", 1)):
+                    x = torch.randn(3, 9)
+                    for layer in layers[: 2 + step + epoch]:  # the last ones come late
+                        x = layer(x).tanh()
+                    loss = x.square().mean()
+                    for total, part in zip(
+                        own, torch.autograd.grad(loss, model.parameters(), retain_graph=True, allow_unused=True),
+                        strict=True,
+                    ):  # fmt: skip
+                        total += 0 if part is None else part
+                    loss.backward()
+                optimizer.synchronize()
+                for number, (parameter, mine) in enumerate(zip(model.parameters(), own, strict=True)):
+                    wanted = hvd.allreduce(mine, op=options.get("op", hvd.Average), name=f"{name}.{number}")
+                    found = torch.zeros_like(wanted) if parameter.grad is None else parameter.grad
+                    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            hvd.broadcast_parameters(model.state_dict(), hvd.join())
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        for name, steps in EPOCHS.items():
+            train(name, rank, hvd, steps)
+
+    job(2, fn, overlap=overlap, bucket_bytes=1 << 20)
+
+
 def test_what_cannot_be_done_without_them() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd

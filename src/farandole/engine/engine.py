@@ -71,7 +71,7 @@ class Engine:
         self._batch: list[Item] = []  # posted in this round
         self._posted = False
         self._waiting: dict[str, Item] = {}  # posted in earlier rounds, not agreed yet
-        self._allocated = 0
+        self.joins = self._allocated = 0  # joins of all ranks that have ended
         self._devices = Devices(transport, settings, self._end)
         self._running: Sequence[Item] = ()  # in a collective that has begun
         self._ended: HorovodInternalError | None = None
@@ -420,6 +420,7 @@ class Engine:
                     item.handle.fail(error)
                 return
         self._running = ()
+        self.joins += unit.kind is Kind.JOIN
         if observers:
             for observer in observers:
                 observer.finished(unit.kind, names)

@@ -12,6 +12,7 @@ from farandole.frontend.calls import Calls
 
 _lock = threading.Lock()
 _numbers: WeakKeyDictionary[Engine, Iterator[int]] = WeakKeyDictionary()
+_optimizers: WeakKeyDictionary[Engine, Iterator[int]] = WeakKeyDictionary()
 _turns: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
 _calls: WeakKeyDictionary[Engine, Calls] = WeakKeyDictionary()  # of engines whose ranks are compared
 _TURN = 40  # a turn has 2**40 numbers
@@ -44,6 +45,13 @@ def next_for(engine: Engine) -> int:
     if known is None or known() is not engine:
         numbers, _ = _found(engine)
     return next(numbers)
+
+
+def next_optimizer(engine: Engine) -> int:
+    """1, 2, 3, ...: the same on all ranks whose optimizers begin in the same order. A join does not change it: a rank
+    that had no data before begins with the optimizer that others have used."""
+    with _lock:
+        return next(_optimizers.setdefault(engine, itertools.count(1)))
 
 
 def next_call(engine: Engine) -> int:

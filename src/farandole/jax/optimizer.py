@@ -42,7 +42,7 @@ class _Numbered(Exchange):
         engine = context.engine(self.process_set)
         if engine is not self._number:
             self._number = engine
-            self.name = f"{self.name.partition('.')[0]}.{serials.next_for(engine)}"
+            self.name = f"{self.name.partition('.')[0]}.{serials.next_optimizer(engine)}"
         return super().start(arrays, names, in_place=in_place, replica=replica)
 
 

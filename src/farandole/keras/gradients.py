@@ -122,7 +122,7 @@ class Gradients:
         """The exchange of this job; ranks agree on its name by having as many optimizers that step."""
         engine = context.engine(self.process_set)
         if self._exchange is None or self._exchange[0] is not engine:
-            number = serials.next_for(engine)
+            number = serials.next_optimizer(engine)
             self._exchange = engine, Exchange(
                 f"keras.DistributedOptimizer.{number}", self._op, 1.0 / self._predivide,
                 self._predivide * self.factor, self.process_set, wire,

@@ -41,7 +41,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxn
         mine = _Mine(
             optimizer, gradient_predivide_factor, num_groups, process_set, active,
             gradient_predivide_factor / process_set.size() if active else 1.0,
-            f"DistributedOptimizer.{serials.next_for(context.engine())}", {},
+            f"DistributedOptimizer.{serials.next_optimizer(context.engine())}", {},
         )  # fmt: skip
         object.__setattr__(self, "_mine", mine)
         optimizer.rescale_grad *= mine.factor

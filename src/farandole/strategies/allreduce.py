@@ -74,9 +74,9 @@ class Allreduce:
         self._memory: Any = None  # of the flat buckets
         self._limit = self._wished = _NO_WORD  # bytes per bucket: as laid out, and as rank 0 wants it
         self._planned: list[int] = []
-        self._laid_out = False
         self._order: list[int] | None = None  # the order in which gradients came, while it is being recorded
-        self._rounds = 0
+        self._rounds = self._joins = 0
+        self._shared = 0  # bytes that every rank has for buckets
         self._overlap = False
         self._dirty = False
         self._agreement: Agreement | None = None  # the looks whether the ranks train one model
@@ -136,10 +136,10 @@ class Allreduce:
         """After the first step: lay out the buckets in the order in which gradients came."""
         self._steps += 1
         if self._order is not None and self._rounds and not self._dirty:
-            self._plan(self._order, flat=self.flat)
-            self._order = None
+            order, self._order = self._order, None
+            self._plan(order)
         elif self._order is None and not self._dirty and self._wished not in (self._limit, _NO_WORD):
-            self._plan(self._planned, flat=self._laid_out)
+            self._plan(self._planned)
         if self._closed and not self._dirty:  # the program stepped without ``before_step``
             self._begin()
 
@@ -230,7 +230,7 @@ class Allreduce:
         self._fill(again=again)
         self._finish()
         if agreed == _UNPLANNED:
-            self._plan(self._order or self._planned, flat=self._laid_out)
+            self._plan(self._order or self._planned)
             self._fill(again=True)
             self._finish()
             self._misplaced = False
@@ -339,15 +339,24 @@ class Allreduce:
         return lows, highs
 
     def _open(self) -> None:
-        """Make a first plan, if there is none with the engine of today."""
+        """Agree on the buckets, if that was not done with the engine of today, or a join has ended since: others may
+        have laid them out anew meanwhile, or a rank that had no data begins now."""
         engine = context.engine(self._set)
-        if engine is self._engine:
+        if engine is self._engine and (engine.joins == self._joins or self._dirty):
             return
+        if engine is not self._engine:
+            self._enter(engine)
+        self._joins = engine.joins
+        self._check_alike()
+        self._plan(self._order or self._planned)
+        self._begin()
+
+    def _enter(self, engine: Engine) -> None:
         self._engine, self._rounds = engine, 0
         on_device = any(gradient.device != "CPU" for gradient in self.gradients)  # to launch there costs no core
         settings = context.settings()
         self._overlap = _spare_cores(settings, context.local_size()) or (on_device and settings.overlap != "off")
-        self._name = f"optimizer.{serials.next_for(engine)}"
+        self._name = f"optimizer.{serials.next_optimizer(engine)}"
         self._memory = None
         self._word = np.zeros(7, dtype=np.int64)
         self._ballot = (
@@ -357,10 +366,7 @@ class Allreduce:
             ),
         )
         self._agreement = Agreement(self._replica, engine, self._name) if self._replica is not None else None
-        self._check_alike()
-        self._order = []
-        self._plan(self._order, flat=False)
-        self._begin()
+        self._order, self._planned = [], []
 
     def _check_alike(self) -> None:
         identity = [gradient.identity for gradient in self.gradients]
@@ -376,25 +382,32 @@ class Allreduce:
             "model on all ranks, and give named_parameters=model.named_parameters() to have their names here"
         )
 
-    def _plan(self, order: list[int], *, flat: bool) -> None:
-        """Lay out the buckets. Collective: rank 0's ``order`` counts, and what any rank trains is in."""
+    def _plan(self, order: list[int]) -> None:
+        """Lay out the buckets. Collective: rank 0's ``order`` counts, and what any rank trains is in. They stay
+        for good if some rank has recorded an order, be it before others had data."""
         assert self._engine is not None
         count = len(self.gradients)
-        places, ways = np.full(count + 1, _NO_WORD), np.zeros(count + 1, dtype=np.int64)
+        places, ways = np.full(count + 3, _NO_WORD), np.zeros(count, dtype=np.int64)
         if self._engine.rank == 0:
             known = list(dict.fromkeys(order))
             places[known] = np.arange(len(known))
             places[count] = self._engine.bucket_bytes
-        ways[:count] = [self._way(index) for index in range(count)]
+        if self._order is None:
+            places[count + 1] = 0
+        places[count + 2] = 0 if self._memory is None else len(self._memory)
+        ways[:] = [self._way(index) for index in range(count)]
         places, ways = self._extremes("plan", places, ways)
-        limit = int(places[count])
+        limit, recorded, self._shared = places[count:].tolist()
+        if recorded != _NO_WORD:
+            self._order = None
         self._limit = self._wished = context.settings().bucket_bytes if limit == _NO_WORD else limit
         final = sorted(range(count), key=lambda index: (places[index], -index))  # the unknown from last to first
         final = [index for index in final if ways[index] == _DENSE]
         self._rows = [index for index in range(count) if ways[index] == _ROWS]
         self._members = partition(final, self.gradients, self._limit, self._groups_of(final))
+        flat = self.flat and self._order is None
         self._buckets = self._flat(self._members) if flat else self._loose(self._members)
-        self._planned, self._laid_out = final, flat
+        self._planned = final
         self._home = [None] * len(self.gradients)
         for bucket, indexes in zip(self._buckets, self._members, strict=True):
             for slot, index in enumerate(indexes):
@@ -450,9 +463,9 @@ class Allreduce:
     def _room(self, nbytes: int) -> Any:
         """At least so much memory of the transport. It is used again when buckets are laid out anew."""
         assert self._engine is not None
-        if self._memory is None or len(self._memory) < nbytes:
+        if self._shared < nbytes:  # on some rank
             try:
-                self._memory = self._engine.allocate(nbytes)
+                self._memory = self._engine.allocate(nbytes, self._name)
             except HorovodInternalError as error:
                 if "with Join" not in str(error):
                     raise

@@ -59,7 +59,7 @@ class Steps:
                 for group in optimizer.param_groups
                 for parameter in group["params"]
             ]
-            label = f"adasum.{serials.next_for(engine)}"
+            label = f"adasum.{serials.next_optimizer(engine)}"
             self._agreement = engine, Agreement(replica, engine, label)
         if self._agreement[1].any_due():
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
