@@ -295,6 +295,22 @@ def test_scaled_losses_skip_steps_on_all_ranks(backend: str) -> None:
         found["skipped"] = p.weights(model), begin, float(np.asarray(scaled.dynamic_scale.numpy()))
         model.fit(mine, theirs, batch_size=4, verbose=0, shuffle=False)
         found["went on"] = p.weights(model), begin, float(np.asarray(scaled.dynamic_scale.numpy()))
+        local, shared = (keras.Variable(np.ones(3, np.float32)) for _ in range(2))
+        inner = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        inner.register_local_var(local)
+        scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0)
+        scaled.build([local, shared])
+        for value in (np.inf if rank == 1 else 64.0, 64.0):
+            grads = [keras.ops.full((3,), value), keras.ops.full((3,), 64.0 * (1 + 2 * rank))]
+            if keras.backend.backend() != "jax":
+                scaled.apply(grads)
+                continue
+            held = [local, shared], scaled.variables
+            results = scaled.stateless_apply([v.value for v in held[1]], grads, [v.value for v in held[0]])
+            for variables, values in zip(held, results, strict=True):
+                for variable, result in zip(variables, values, strict=True):
+                    variable.assign(result)
+        found["local"] = keras.ops.convert_to_numpy(local), keras.ops.convert_to_numpy(shared)
         keras.config.set_dtype_policy("mixed_float16")
         try:
             model = p.dense(rank)
@@ -312,5 +328,7 @@ def test_scaled_losses_skip_steps_on_all_ranks(backend: str) -> None:
         assert each["skipped"][2] == 32.0
         assert not np.array_equal(each["went on"][0][0], each["went on"][1][0])
         assert each["kind"] == "LossScaleOptimizer"
+        # of the two steps the second counts, with half the scale
+        np.testing.assert_allclose(each["local"], [[0.9] * 3, [0.6] * 3], rtol=1e-6)
     equal(zero["went on"][0], one["went on"][0])
     equal(zero["mixed"], one["mixed"])

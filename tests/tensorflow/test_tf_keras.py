@@ -366,12 +366,14 @@ def test_scaled_losses(old: bool, outside: bool) -> None:
     def body(rank: int) -> list[Any]:
         import tf_keras
 
-        kind = (tf_keras.optimizers.legacy if old else tf_keras.optimizers).SGD
-        scaled = tf_keras.mixed_precision.LossScaleOptimizer
-        if outside:
-            optimizer = hvd.DistributedOptimizer(scaled(kind(0.5), initial_scale=8))
-        else:
-            optimizer = scaled(hvd.DistributedOptimizer(kind(0.5)), initial_scale=8)
+        def made() -> Any:
+            kind = (tf_keras.optimizers.legacy if old else tf_keras.optimizers).SGD
+            scaled = tf_keras.mixed_precision.LossScaleOptimizer
+            if outside:
+                return hvd.DistributedOptimizer(scaled(kind(0.5), initial_scale=8))
+            return scaled(hvd.DistributedOptimizer(kind(0.5)), initial_scale=8)
+
+        optimizer = made()
         model = tf_keras.Sequential([tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
         model.build((None, 1))
         model.compile(optimizer, lambda true, found: found)  # its gradient is the mean of the inputs
@@ -390,7 +392,14 @@ def test_scaled_losses(old: bool, outside: bool) -> None:
             gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [weight]))
             optimizer.apply_gradients(zip(gradients, [weight], strict=True))
             seen()
-        return found
+        shared, local, optimizer = tf.Variable(1.0), tf.Variable(1.0), made()
+        (optimizer if outside else optimizer.inner_optimizer).register_local_var(local)
+        for value in (np.inf if rank else 1.0, 1.0):
+            gradients = [tf.constant(rank + 1.0), tf.constant(value)]
+            optimizer.apply_gradients(zip(gradients, [shared, local], strict=True))
+            found.append((shared.numpy(), float(optimizer.loss_scale.numpy())))
+        return [*found, local.numpy()]
 
     for found in job(2, body):
-        assert found == [(0.25, 8.0), (0.25, 4.0), (-0.25, 4.0), (-1.0, 4.0), (-1.0, 2.0), (-1.5, 2.0)]
+        assert found == [(0.25, 8.0), (0.25, 4.0), (-0.25, 4.0), (-1.0, 4.0), (-1.0, 2.0), (-1.5, 2.0),
+                         (1.0, 4.0), (0.25, 4.0), 0.75]  # fmt: skip

@@ -72,14 +72,23 @@ class Gradients:
         found: list[Any] = backend().apart(self._of_all, optimizer, grads)
         return found
 
+    def marked(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
+        """``grads`` of ``self.variables``; where one of a local variable is not finite, no shared one is."""
+        places = self._places(optimizer)
+        local = sorted(set(range(len(grads))) - set(places))
+        results = list(grads)
+        if places and local and self.shared():
+            zero = sum(keras.ops.sum(keras.ops.multiply(keras.ops.convert_to_tensor(grads[at]), 0.0)) for at in local)
+            first = keras.ops.convert_to_tensor(results[places[0]])
+            results[places[0]] = keras.ops.add(first, keras.ops.cast(zero, first.dtype))
+        return results
+
     def _of_all(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
         if self.outside:
             return list(grads)
         if not self.shared():
             return list(grads) if self.factor == 1.0 else [keras.ops.multiply(grad, self.factor) for grad in grads]
-        local = {optimizer._var_key(variable) for variable in self.local()}
-        keys = [optimizer._var_key(variable) for variable in self.variables]
-        common = [number for number, key in enumerate(keys) if key not in local]
+        common = self._places(optimizer)
         results = list(grads)
         names = [name_of(self.variables[number]) for number in common]
         variables = [self.variables[number] for number in common]
@@ -90,6 +99,12 @@ class Gradients:
         for number in set(range(len(results))) - set(common) if factor != 1.0 else ():
             results[number] = keras.ops.multiply(results[number], factor)
         return results
+
+    def _places(self, optimizer: Any) -> list[int]:
+        """The places in ``self.variables`` of those that all ranks share."""
+        local = {optimizer._var_key(variable) for variable in self.local()}
+        keys = [optimizer._var_key(variable) for variable in self.variables]
+        return [number for number, key in enumerate(keys) if key not in local]
 
     def local(self) -> list[Any]:
         """The variables that are left to each rank: those of local layers that are not trained (frozen ones,

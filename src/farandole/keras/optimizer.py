@@ -221,10 +221,12 @@ def exchanged_outside(optimizer: Any) -> Iterator[None]:
 def reduced_for_scaling(optimizer: Any, grads: Sequence[Any], variables: Any) -> list[Any]:
     """Everybody's gradients for a LossScaleOptimizer around a distributed one: non-finite on one rank, so on all."""
     inner = distributed_in(optimizer)
+    gradients: Gradients = inner._farandole
     variables = inner._trainable_variables if variables is None else list(variables)
     there = [number for number, grad in enumerate(grads) if grad is not None]
-    inner._farandole.variables = [variables[number] for number in there]
+    gradients.variables = [variables[number] for number in there]
+    own = gradients.marked(inner, [grads[place] for place in there])
     results = list(grads)
-    for number, result in zip(there, inner._farandole.reduced(inner, [grads[place] for place in there]), strict=True):
+    for number, result in zip(there, gradients.reduced(inner, own), strict=True):
         results[number] = result
     return results

@@ -12,7 +12,7 @@ from farandole.context import ProcessSet
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.ops import WORLD
 from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from farandole.tensorflow.terms import Terms
+from farandole.tensorflow.terms import Terms, key_of
 from farandole.types import ReduceOp
 
 
@@ -84,6 +84,12 @@ def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
     return [slot for slot in inner.variables if slot.name.endswith(ends)] if ends else []
 
 
+def _scaled(optimizer: Any) -> bool:
+    """Does somebody look whether gradients are finite before the step?"""
+    outside = getattr(optimizer, "_is_wrapped_by_loss_scale_optimizer", False)
+    return outside or hasattr(optimizer, "get_scaled_loss")
+
+
 class _Exchange:
     """A distributed optimizer's own facts."""
 
@@ -100,11 +106,28 @@ class _Exchange:
         """The gradients to apply, with their variables."""
         pairs = list(pairs)
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        if _scaled(self.terms.optimizer):
+            gradients = self._marked(gradients, variables)
         return list(zip(self.helper.compute_gradients(gradients, variables), variables, strict=True))
 
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        of_layers = [variable for layer in self.local_layers for variable in layer.trainable_weights]
-        return self.terms.reduced(gradients, variables, [*self.local, *of_layers])
+        return self.terms.reduced(gradients, variables, self._locals())
+
+    def _locals(self) -> list[Any]:
+        return [*self.local, *(variable for layer in self.local_layers for variable in layer.trainable_weights)]
+
+    def _marked(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """``gradients``; where one of a local variable is not finite, no shared one is: ranks skip steps together."""
+        mine = {key_of(variable) for variable in self._locals()}
+        there = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        local = [place for place in there if key_of(variables[place]) in mine]
+        shared = [place for place in there if place not in local]
+        results = list(gradients)
+        if local and shared:
+            zeros = [tf.reduce_sum(tf.convert_to_tensor(gradients[place]) * 0) for place in local]
+            first = tf.convert_to_tensor(results[shared[0]])
+            results[shared[0]] = first + sum(tf.cast(zero, first.dtype) for zero in zeros)
+        return results
 
 
 class _Distributed:
