@@ -88,6 +88,16 @@ def test_second_derivatives() -> None:
         assert first.numpy() == 54.0
         assert outer.gradient(first, x).numpy() == 36.0
 
+        def penalty() -> Any:
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    y = (rank + 1.0) * x**3
+                first = hvd.DistributedGradientTape(inner).gradient(y, x)
+            return first, outer.gradient(first, x)
+
+        for run in (penalty, tf.function(penalty, autograph=False)):
+            assert [each.numpy() for each in run()] == [40.5, 18.0 * (rank + 1)]
+
     job(2, body)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 from farandole import context
 from farandole.context import ProcessSet
@@ -16,7 +17,7 @@ from farandole.frontend.agreement import Replica
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.exchange import Exchange
 from farandole.frontend.ops import WORLD
-from farandole.tensorflow import graph
+from farandole.tensorflow import graph, reductions
 from farandole.tensorflow.functions import Names
 from farandole.tensorflow.sparse import allreduce_slices, is_slices
 from farandole.types import ReduceOp
@@ -44,7 +45,7 @@ def names_of(variables: Sequence[Any]) -> list[str]:
 
 def reduce_gradients(
     gradients: Sequence[Any], names: Sequence[str], exchange: Exchange, *, sparse_as_dense: bool = False,
-    compression: Any = NoneCompressor, replica: Replica | None = None,
+    compression: Any = NoneCompressor, replica: Replica | None = None, differentiable: bool = False,
 ) -> list[Any]:  # fmt: skip
     """``gradients``, reduced over the ranks as ``exchange`` says. In eager mode, tf.functions and v1 graphs.
 
@@ -54,6 +55,7 @@ def reduce_gradients(
 
     ``names``: for messages. In a graph two calls with the same ``exchange`` must not run at the same time.
     ``compression``: a Compressor, if the exchange's ``wire`` is not enough.
+    ``differentiable``: gradients go through the results, too, with one more operation in graphs.
     Raises ValueError (graphs: InvalidArgumentError) when the ranks' lists differ.
     """
     results = list(gradients)
@@ -63,7 +65,8 @@ def reduce_gradients(
     if dense:
         pairs = [compression.compress(tf.convert_to_tensor(results[place])) for place in dense]
         labels = [names[place] for place in dense]
-        totals = _exchanged([small for small, _ in pairs], labels, exchange, replica)
+        exchanged = _differentiable if differentiable else _exchanged
+        totals = exchanged([small for small, _ in pairs], labels, exchange, replica)
         for place, total, (_, token) in zip(dense, totals, pairs, strict=True):
             results[place] = compression.decompress(total, token)
     for place, gradient in enumerate(results):
@@ -79,6 +82,27 @@ def _reduced_slices(slices: Any, name: str, exchange: Exchange, compression: Any
         return total
     values = total.values * tf.cast(prescale * postscale, total.values.dtype)
     return tf.IndexedSlices(values, total.indices, total.dense_shape)
+
+
+def _differentiable(
+    tensors: Sequence[Any], names: Sequence[str], exchange: Exchange, replica: Replica | None
+) -> list[Any]:
+    """The results of ``exchange``. Their gradient is reduced as they were: sums and averages are linear."""
+    if tf.executing_eagerly() and not record.could_possibly_record():
+        return _exchanged(tensors, names, exchange, replica)
+    back = Names("GroupedAllreduce", exchange.name).and_("_gradient")
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def through(*tensors: Any) -> Any:
+        def gradient(*upstream: Any, variables: Sequence[Any] = ()) -> Any:
+            found = reductions.reduced(
+                reductions.dense(upstream), exchange.op, *exchange.scales, back, exchange.process_set, grouped=True
+            )
+            return (found, [None] * len(variables)) if variables else found  # they are read to be compared only
+
+        return _exchanged(tensors, names, exchange, replica), gradient
+
+    return list(through(*tensors))
 
 
 def _exchanged(

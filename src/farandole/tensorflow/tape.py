@@ -39,6 +39,7 @@ def DistributedGradientTape(
         "DistributedGradientTape", op, gradient_predivide_factor, compression, sparse_as_dense, process_set,
         scale_local_gradients, num_groups, groups,
     )  # fmt: skip
+    terms.differentiable = True  # by an outer tape: penalties on gradients
     base = type(gradtape)
     wrapped: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
     wrapped.__dict__.update(gradtape.__dict__)

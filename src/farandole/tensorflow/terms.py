@@ -39,6 +39,7 @@ class Terms:
         self.compression, self.sparse_as_dense = compression, sparse_as_dense
         self.scale_local = scale_local_gradients
         self.optimizer: Any = None  # that steps with them, if it is known
+        self.differentiable = False
         is_cast = isinstance(compression, type) and issubclass(compression, CastCompressor)
         self._wire = compression.dtype if is_cast else None
 
@@ -79,8 +80,9 @@ class Terms:
         exchange = exchange_for(self.what, self.op, *self._factors, self.process_set, self._wire)
         compression = NoneCompressor if self._wire is not None else self.compression
         return reduce_gradients(
-            gradients, names, exchange, sparse_as_dense=self.sparse_as_dense, compression=compression, replica=replica
-        )
+            gradients, names, exchange, sparse_as_dense=self.sparse_as_dense, compression=compression, replica=replica,
+            differentiable=self.differentiable,
+        )  # fmt: skip
 
 
 def key_of(variable: Any) -> Any:
