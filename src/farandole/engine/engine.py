@@ -406,8 +406,7 @@ class Engine:
             for observer in observers:
                 observer.started(unit.kind, names, nbytes)
         divisor = self.size - len(unit.absent) if self._mean_of_present else self.size
-        device = unit.requests[0].device
-        after = None
+        device, after = unit.requests[0].device, None
         self._running = items
         if device == HOST:
             results = execute(unit, buffers, self.transport, divisor)
