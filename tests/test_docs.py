@@ -15,6 +15,7 @@ those of README.md from docs/bench.json, which ``farandole bench --json docs/ben
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
 import re
 import subprocess
@@ -25,7 +26,7 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks import report
+from benchmarks import report, scale
 from farandole.config import Connection, Placement, knobs
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +41,7 @@ TASKS = [
 ]  # fmt: skip
 SETTINGS = ROOT / "docs" / "settings.md"
 README, RUNS = ROOT / "README.md", ROOT / "docs" / "bench.json"
+SCALING, POINTS = ROOT / "docs" / "scaling.md", ROOT / "docs" / "scaling.json"  # made by python -m benchmarks.scale
 BEGIN, END = "<!-- table: made by python -m tests.test_docs --write -->", "<!-- end of table -->"
 
 
@@ -208,6 +210,20 @@ def with_table(page: str, new: str) -> str:
     return f"{before}{BEGIN}\n\n{new}\n\n{END}{after}"
 
 
+def with_scaling(page: str) -> str:
+    """docs/scaling.md with its tables as the model and the measured points have them."""
+    for name, made in scale.TABLES.items():
+        begin = f"<!-- {name}: made by python -m tests.test_docs --write -->"
+        before, found, rest = page.partition(begin)
+        assert found, f"docs/scaling.md has no place for {name}"
+        page = f"{before}{begin}\n\n{made(json.loads(POINTS.read_text()))}\n\n{END}{rest.partition(END)[2]}"
+    return page
+
+
+def test_predictions_are_those_of_the_model() -> None:
+    assert SCALING.read_text() == with_scaling(SCALING.read_text()), "run: python -m tests.test_docs --write"
+
+
 def test_the_numbers_of_the_readme_are_those_of_the_run() -> None:
     page = README.read_text()
     assert page == with_table(page, bench_table()), "run: python -m tests.test_docs --write"
@@ -219,5 +235,6 @@ def test_the_table_of_settings_is_current() -> None:
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
+    SCALING.write_text(with_scaling(SCALING.read_text()))
     SETTINGS.write_text(with_table(SETTINGS.read_text(), table()))
     README.write_text(with_table(README.read_text(), bench_table()))

@@ -1,0 +1,109 @@
+"""What a job costs on more hosts than were measured: formulas, their constants from measured points. Pure.
+
+Times in seconds, sizes in bytes, rates in bits per second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from farandole.transports.tcp import overlay
+
+HOST = 8  # ranks of a host, in predictions
+LATENCY = 100e-6  # from a program to one on another host: Ethernet and TCP without special drivers
+GRADIENTS = 100e6  # bytes
+RATES = (1e9, 10e9, 100e9)
+RANKS = (8, 64, 512, 1024, 4096, 27_000)
+PAYLOAD = 1448 / 1514  # of an Ethernet frame with TCP
+EXCHANGES = 4  # of ranks over the store, while they start: three about shared memory, one about addresses
+TOLD = 40  # bytes that a rank tells in each of them
+
+
+class Constants(NamedTuple):
+    message: float  # work for a message of a board, at one end
+    rank: float  # work of a rank in a round, for each rank
+    meet: float  # work of store and client until a client is connected
+    exchange: float  # work of store and client for an exchange of one rank
+    value: float  # the same, for each value that it reads
+    connection: float  # work for one connection, at both ends
+    step: float  # of a ring: latency and work, as measured on these hosts
+    link: float  # share of what the link allows that a ring fills
+    copying: float  # bytes per second at which one rank sends, receives and adds up
+
+
+def depth(ranks: int) -> int:
+    """Steps from the root of a board's tree to the farthest rank; 0 where there is no tree."""
+    return max(len(overlay.overlay(rank, ranks).subtrees) for rank in range(max(0, ranks - 1000), ranks)) - 1
+
+
+def fitted(points: Mapping[str, Any]) -> Constants:
+    """The constants of ``points``, which is what docs/scaling.json holds."""
+    trees = [each for each in points["rounds"] if each["steps"] > 1]
+    work = [[each["steps"] * (overlay.FANOUT + 1), each["ranks"]] for each in trees]
+    (message, rank), *_ = np.linalg.lstsq(np.array(work, float), np.array([each["path"] for each in trees]), rcond=None)
+    meetings = points["meetings"]
+    total = sum(each["ranks"] for each in meetings)
+    exchange, value = _exchange(meetings)
+    step, link = _ring([each for each in points["allreduce"] if each["rate"]])
+    free = [each for each in points["allreduce"] if not each["rate"]]
+    return Constants(
+        message=float(message),
+        rank=max(0.0, float(rank)),
+        meet=sum(each["connect"] for each in meetings) / total,
+        exchange=exchange,
+        value=value,
+        connection=points["connection"],
+        step=step,
+        link=link,
+        copying=max(each["bytes"] * 2 * (each["hosts"] - 1) / each["hosts"] / each["seconds"] for each in free),
+    )
+
+
+def _exchange(meetings: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Seconds per rank, and per rank and value, by least squares of the relative errors."""
+    rows = [[each["ranks"] / each["exchange"], each["ranks"] ** 2 / each["exchange"]] for each in meetings]
+    (rank, value), *_ = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)
+    return max(0.0, float(rank)), max(0.0, float(value))
+
+
+def _ring(points: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Seconds per step and share of the link, by least squares of the relative errors over a ring's ``points``."""
+    rows, ones = [], []
+    for each in points:
+        wire = crossing(each["bytes"], each["hosts"], each["rate"])
+        rows.append([2 * (each["hosts"] - 1) / each["seconds"], wire / each["seconds"]])
+        ones.append(1.0)
+    (step, slower), *_ = np.linalg.lstsq(np.array(rows), np.array(ones), rcond=None)
+    return max(0.0, float(step)), 1 / float(slower)
+
+
+def crossing(nbytes: float, hosts: int, rate: float) -> float:
+    """Seconds for which a ring of so many hosts keeps its links busy."""
+    return 2 * (hosts - 1) / hosts * nbytes * 8 / (rate * PAYLOAD)
+
+
+def agreement(ranks: int, at: Constants) -> float:
+    """Seconds of one round. No tree: a message to each and one from each, one latency."""
+    if ranks <= overlay.DIRECT:
+        return LATENCY + 2 * (ranks - 1) * at.message
+    steps = 2 * depth(ranks)
+    return steps * (LATENCY + (overlay.FANOUT + 1) * at.message) + ranks * at.rank
+
+
+def start(ranks: int, rate: float, at: Constants) -> float:
+    """Seconds from the start of the ranks' programs until they can exchange: the store serves all ranks from one thread
+    at a time, over one link; then each rank connects to those with lower numbers."""
+    store = ranks * (at.meet + EXCHANGES * (at.exchange + ranks * at.value))
+    answers = EXCHANGES * ranks * ranks * TOLD * 8 / (rate * PAYLOAD)
+    return store + answers + ranks * at.connection
+
+
+def allreduce(ranks: int, rate: float, at: Constants, nbytes: float = GRADIENTS) -> float:
+    """Seconds of a ring over the hosts, each of whose ranks moves a slice; sums in shared memory go on meanwhile."""
+    hosts = max(2, -(-ranks // HOST))
+    link = crossing(nbytes, hosts, rate) / at.link
+    copying = 2 * (hosts - 1) / hosts * nbytes / HOST / at.copying
+    return 2 * (hosts - 1) * max(LATENCY, at.step) + max(link, copying)

@@ -1,0 +1,187 @@
+"""Simulated ranks: boards of many ranks, and clients of a store, in one process on one machine.
+
+The work of every rank is done by one thread, one rank after the other, so that what is timed is the work of each and
+not the crowd. A round's duration on real hosts follows from that: along the longest way of the tree, the work of the
+ranks on it and the latency of the network between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from farandole.errors import HorovodInternalError
+from farandole.handshake import Session, new_secret
+from farandole.store import StoreClient, StoreServer
+from farandole.transports import tcp
+from farandole.transports.tcp import board, overlay
+from farandole.transports.tcp.board import TcpBoard
+from farandole.transports.tcp.link import TcpLink
+
+MESSAGE = bytes(17)  # of a rank that posts one known collective
+
+
+class Round(NamedTuple):
+    """The work of one round, in seconds. ``path``: of all ranks along the longest way through the ranks, one after the
+    other; ``steps``: how often the network's latency comes on top."""
+
+    ranks: int
+    connections: int  # of the rank with the most
+    path: float
+    steps: int
+
+
+@contextlib.contextmanager
+def boards(size: int, *, direct: bool) -> Iterator[list[TcpBoard]]:
+    """The boards of ``size`` ranks over TCP on the loopback interface; ``direct``: each is connected with each."""
+    few, pause = overlay.DIRECT, board._RELAY
+    overlay.DIRECT = size if direct else 1
+    board._RELAY = 3600.0  # nobody computes here
+    made: list[TcpBoard] = []
+    try:
+        places = [overlay.overlay(rank, size) for rank in range(size)]
+        sessions: list[dict[int, Session]] = [{} for _ in places]
+        for place in places:
+            for peer in place.beyond:
+                if peer < place.rank:
+                    sessions[place.rank][peer], sessions[peer][place.rank] = _pair()
+        for place in places:
+            row = [sessions[place.rank].get(peer) for peer in range(size)]
+            made.append(TcpBoard(place, row))
+        yield made
+    finally:
+        overlay.DIRECT, board._RELAY = few, pause
+        for each in made:
+            each.close()
+
+
+def _pair() -> tuple[Session, Session]:
+    """Both ends of a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    for sock in (one, other):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setblocking(False)
+    return Session(one, b"1" * 32, b"2" * 32), Session(other, b"2" * 32, b"1" * 32)
+
+
+def measure(size: int, *, direct: bool, repetitions: int = 9) -> Round:
+    """Rounds in which all ranks post the same, as in a training step. Of each rank's times the least: other programs
+    on this machine only add to them."""
+    with boards(size, direct=direct) as made:
+        _round(made)  # the first one grows buffers
+        times = [_round(made) for _ in range(repetitions)]
+        widest = max(len(each._peers) for each in made)
+        up, down = ([min(of_rank) for of_rank in zip(*half, strict=True)] for half in zip(*times, strict=True))
+        if direct:
+            return Round(size, widest, max(map(sum, zip(up, down, strict=True))), 1)
+        return Round(size, widest, *_longest(up, down))
+
+
+def _round(made: Sequence[TcpBoard]) -> tuple[list[float], list[float]]:
+    """Each rank's seconds: first all post; then, of a tree, the leaves' messages go up and all of them down, where
+    numbers grow."""
+    size = len(made)
+    up, down = [0.0] * size, [0.0] * size
+    for passes in range(2 if made[0]._relays else 1):
+        for rank in reversed(range(size)):
+            start = time.perf_counter()
+            made[rank].pump() if passes else made[rank].post(MESSAGE)
+            up[rank] += time.perf_counter() - start
+    for rank in range(size):
+        start = time.perf_counter()
+        if made[rank].collect() != [MESSAGE] * size:
+            raise AssertionError(f"rank {rank} did not get all messages of a round")
+        down[rank] = time.perf_counter() - start
+    return up, down
+
+
+def _longest(up: list[float], down: list[float]) -> tuple[float, int]:
+    """The work along the longest way from a leaf to the root and from there to a leaf; its number of messages."""
+    size = len(up)
+    above = [overlay.overlay(rank, size).subtrees for rank in range(size)]
+    arrived = list(up)
+    for rank in range(size - 1, 0, -1):
+        parent = above[rank][-2].start
+        arrived[parent] = max(arrived[parent], up[parent] + arrived[rank])
+    read = [0.0] * size
+    for rank in range(size):
+        parent = above[rank][-2].start if rank else -1
+        read[rank] = down[rank] + (read[parent] if rank else arrived[0])
+    return max(read), 2 * (max(map(len, above)) - 1)
+
+
+class Meeting(NamedTuple):
+    """Seconds that a store takes for ``ranks`` clients: until all are connected, and for each of the ``exchanges`` in
+    which each tells something and reads what all told."""
+
+    ranks: int
+    connect: float
+    exchange: float
+
+
+_SERVE = """
+import sys
+from farandole.store import StoreServer
+store = StoreServer(sys.argv[1])
+print(store.address, flush=True)
+sys.stdin.read()
+"""
+
+
+def meeting(size: int) -> Meeting:
+    """A store in a process of its own, and ``size`` clients in this one."""
+    secret = new_secret()
+    server = subprocess.Popen(
+        [sys.executable, "-c", _SERVE, secret], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    clients: list[StoreClient] = []
+    try:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        start = time.perf_counter()
+        clients += (StoreClient(address, secret) for _ in range(size))
+        connected = time.perf_counter()
+        for rank, client in enumerate(clients):
+            client.set(f"share/near/{rank}", b"[%d, %d]" % (rank, rank + 1))
+        for client in clients:
+            if None in client.gather("share/near", size, 60.0):
+                raise HorovodInternalError("a value was lost")
+        return Meeting(size, connected - start, time.perf_counter() - connected)
+    finally:
+        for client in clients:
+            client.close()
+        server.kill()
+        server.wait()
+        for pipe in (server.stdin, server.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def connection(size: int) -> float:
+    """Seconds of work, at both ends together, for one connection of a mesh: of ``size`` ranks, threads here."""
+    secret = new_secret()
+    store = StoreServer(secret)
+    clients = [StoreClient(store.address, secret) for _ in range(size)]
+    links: list[TcpLink] = []
+    start = time.process_time()
+    try:
+        with ThreadPoolExecutor(size) as pool:
+            links += pool.map(lambda rank: tcp.connect(rank, size, secret, "mesh", clients[rank], 60.0), range(size))
+        edges = size * (size - 1) / 2 + sum(len(link.board._peers) for link in links) / 2
+        return (time.process_time() - start) / edges
+    finally:
+        for link in links:
+            link.close()
+        for client in clients:
+            client.close()
+        store.close()
