@@ -45,6 +45,8 @@ class PeerLostError(HorovodInternalError):
     """Another rank died or gave up. ``rank`` is the one that was lost (-1 when not known); ``left`` is True when it
     closed its end in order (its program ended, or it called ``shutdown()``)."""
 
+    SILENT = "does not answer: its host is gone, or the network between"
+
     def __init__(self, message: str, rank: int = -1, *, left: bool = False) -> None:
         super().__init__(message)
         self.rank = rank

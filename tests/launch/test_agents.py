@@ -87,8 +87,8 @@ def test_of_the_drivers_addresses_the_one_is_taken_that_knows_the_secret() -> No
     secret = new_secret()
     store, stranger = StoreServer(secret), StoreServer(new_secret())
     try:
-        assert remote.reach(["127.0.0.1:1", stranger.address, store.address], secret) == store.address
-        assert remote.reach(["127.0.0.1:1"], secret) == ""
+        assert remote.contact(["127.0.0.1:1", stranger.address, store.address], secret) == store.address
+        assert remote.contact(["127.0.0.1:1"], secret) == ""
     finally:
         store.close()
         stranger.close()

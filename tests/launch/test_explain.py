@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from farandole.errors import RendezvousError, ShutDownError
+from farandole.errors import PeerLostError, RendezvousError, ShutDownError
 from farandole.launch.explain import Event, describe, exit_status, explain, with_lines
 from farandole.report.outcome import Outcome
 
@@ -104,6 +104,17 @@ class TestExplain:
         assert verdict is not None
         assert verdict.rank == -1
         assert verdict.message.startswith("Ranks 0-1 lost each other, and no cause was seen.\nRank 0 said: rank 1 went")
+
+    def test_a_network_that_parts_two_hosts_is_named(self) -> None:
+        silent = Outcome(status="victim", kind="PeerLostError", lost=2, message=f"rank 2 {PeerLostError.SILENT}")
+        broke = Outcome(status="victim", kind="PeerLostError", lost=0, message="rank 0 was lost: its connection broke")
+        order = ((0, silent), (1, broke), (2, broke), (3, broke))
+        verdict = explain([Event(rank, outcome=outcome) for rank, outcome in order], ["a", "a", "b", "b"])
+        assert verdict is not None
+        assert verdict.rank == -1
+        assert verdict.message.startswith(
+            "The network between a and b was lost: rank 0 and rank 2 reach the driver, but not each other.\nRank 0"
+        )
 
     def test_one_victim_alone(self) -> None:
         """It lost somebody, not 'each other'."""

@@ -12,7 +12,7 @@ from farandole.errors import AuthenticationError, RendezvousError, SettingsError
 from farandole.handshake import new_secret
 from farandole.report import keys
 from farandole.report.outcome import Outcome
-from farandole.store import StoreClient, enter
+from farandole.store import StoreClient, enter, reach
 from farandole.surroundings import serverless
 from farandole.surroundings.serverless import Host
 
@@ -42,11 +42,11 @@ def test_with_tls_the_cluster_carries_an_invitation_only() -> None:
     address, invitation = host.invitation().split(",")
     try:
         assert host._secret not in (address, invitation)
-        client = enter(serverless.reach([address], invitation, 10.0), 1)
+        client = enter(reach([address], invitation, 10.0), 1)
         assert (client.address, client.secret) == (host.server.address, host._secret)
         client.close()
         with pytest.raises(AuthenticationError, match="somebody else has used this job's invitation"):
-            enter(serverless.reach([address], invitation, 10.0), 1)
+            enter(reach([address], invitation, 10.0), 1)
     finally:
         host.hang_up()
 
@@ -65,11 +65,11 @@ def test_an_address_that_does_not_answer_is_passed_over() -> None:
     host = Host(Placement(size=2, local_size=2), Settings())
     *_, address, secret = host.invitation().split(",")
     try:
-        client = serverless.reach(["127.0.0.1:1", address], secret, 10.0)
+        client = reach(["127.0.0.1:1", address], secret, 10.0)
         assert client.address == address
         client.close()
         with pytest.raises(RendezvousError, match=r"127\.0\.0\.1:1"):
-            serverless.reach(["127.0.0.1:1"], secret, 10.0)
+            reach(["127.0.0.1:1"], secret, 10.0)
     finally:
         host.server.close()
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from farandole.errors import SHUT_DOWN, RendezvousError, ShutDownError
+from farandole.errors import SHUT_DOWN, PeerLostError, RendezvousError, ShutDownError
 from farandole.report.outcome import Outcome
 
 VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first victim
@@ -180,7 +180,23 @@ def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str], activity: Mappi
             f"process has not ended: it hangs or is busy elsewhere, or its network is gone.\n{said}"
         )
         return Verdict(lost, patience, code, message, trace)
+    apart = _apart(victims, hosts)
+    if apart:
+        return Verdict(-1, patience, code, f"{apart}\n{said}", trace)
     return Verdict(-1, patience, code, f"{_lost_each_other(victims, hosts)}, and no cause was seen.\n{said}", trace)
+
+
+def _apart(victims: Sequence[_Rank], hosts: Sequence[str]) -> str:
+    """Two hosts that were heard to the end, and did not hear each other; empty if there are none."""
+    blamed = {victim.rank for victim in victims}
+    for victim in sorted(victims, key=lambda victim: victim.order):
+        lost, said = (victim.outcome.lost, victim.outcome.message) if victim.outcome is not None else (-1, "")
+        if lost in blamed and PeerLostError.SILENT in said and hosts[lost] != hosts[victim.rank]:
+            return (
+                f"The network between {hosts[victim.rank]} and {hosts[lost]} was lost: rank {victim.rank} and rank "
+                f"{lost} reach the driver, but not each other."
+            )
+    return ""
 
 
 def _late(ranks: Sequence[_Rank], hosts: Sequence[str], first: _Rank, activity: Mapping[int, str]) -> tuple[int, str]:

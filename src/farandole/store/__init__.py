@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from farandole import liveness
 from farandole.errors import (
@@ -463,6 +463,16 @@ def enter(door: StoreClient, seat: int) -> StoreClient:
         )
     port, _, secret = handed.decode().partition(" ")
     return StoreClient(f"{door.address.rpartition(':')[0]}:{port}", secret, door.timeout)
+
+
+def reach(addresses: Sequence[str], secret: str, *rounds: float) -> StoreClient:
+    """A client of the store, under the first of its addresses at which somebody answers who knows the secret. All are
+    tried for the seconds of each round. Raises the last one's error."""
+    *others, last = [(address, seconds) for seconds in rounds for address in addresses]
+    for address, seconds in others:
+        with contextlib.suppress(RendezvousError, AuthenticationError, HorovodInternalError, OSError):
+            return StoreClient(address, secret, seconds)
+    return StoreClient(last[0], secret, last[1])
 
 
 def clock_name() -> str:

@@ -21,13 +21,13 @@ from farandole.handshake import encrypted, new_secret
 from farandole.log import logger
 from farandole.report import keys
 from farandole.report.outcome import Outcome
-from farandole.store import Door, StoreClient, StoreServer, enter
+from farandole.store import Door, StoreClient, StoreServer, enter, reach
 
 if TYPE_CHECKING:
     from farandole.surroundings import Cluster
 
 PATIENCE = 10.0  # seconds in which the others end after a failure; what is left then is ended
-REACH = 5.0  # seconds for one address of rank 0's host, which may have several
+REACH = 5.0  # seconds for each address of rank 0's host, if it has several, before one is waited for longer
 SLACK = 5.0  # seconds that the word on who is missing may take
 _LOOPBACK = "127.0.0.1"
 _LEFT = "left/"  # a rank's last word
@@ -63,7 +63,7 @@ def join(cluster: Cluster, placement: Placement, settings: Settings) -> tuple[Pl
                 f"rank {placement.rank} was started with FARANDOLE_TLS={int(settings.tls)}, rank 0 with "
                 f"FARANDOLE_TLS={int(encrypted(secret))}: set it for all ranks, or for none"
             )
-        client = reach(addresses, secret, timeout)
+        client = reach(addresses, secret, *[REACH] * (len(addresses) > 1), timeout)
         if settings.tls:  # what the cluster has carried is an invitation
             client = enter(client, placement.rank)
         client.stay(f"rank/{placement.rank}")
@@ -121,15 +121,6 @@ def _all_ended(stay: _Stay, seconds: float) -> bool:
     except HorovodInternalError:
         pass  # rank 0 has ended, and with it the store
     return True
-
-
-def reach(addresses: Sequence[str], secret: str, timeout: float) -> StoreClient:
-    """A client of the store, under the first of its addresses that answers. Raises the last one's error."""
-    *others, last = addresses
-    for address in others:
-        with contextlib.suppress(RendezvousError, AuthenticationError, HorovodInternalError):
-            return StoreClient(address, secret, min(REACH, timeout))
-    return StoreClient(last, secret, timeout)
 
 
 def environment(placement: Placement, connection: Connection) -> dict[str, str]:

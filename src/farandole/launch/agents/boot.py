@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import io
 import os
+import shutil
 import socket
 import stat
 import sys
@@ -103,15 +104,17 @@ def provide(archive: bytes, wanted: Mapping[str, str], home: str = "") -> tuple[
     if not _is_ours(folder):
         os.makedirs(home, exist_ok=True)
         fresh = tempfile.mkdtemp(prefix="farandole-", dir=home)
-        with zipfile.ZipFile(io.BytesIO(archive)) as packed:
-            packed.extractall(fresh)
+        try:
+            with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+                packed.extractall(fresh)
+        except OSError as error:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise OSError(f"Farandole cannot be unpacked to {home}: {error}") from error
         try:
             os.rename(fresh, folder)  # another task of this host may be as far
         except OSError:
             if not _is_ours(folder):  # somebody else's: it may hold anything
                 return fresh, odd
-            import shutil
-
             shutil.rmtree(fresh)
     return folder, odd
 

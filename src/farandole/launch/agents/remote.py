@@ -42,22 +42,20 @@ def enter(told: dict[str, Any]) -> bool:
     return True
 
 
-def reach(addresses: list[str], secret: str) -> str:
+def contact(addresses: list[str], secret: str) -> str:
     """The driver's address that answers and knows the secret; empty if none does. The first to try is the one from
     which ssh came here."""
     from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
-    from farandole.store import StoreClient
+    from farandole.store import reach
 
     came_from = os.environ.get("SSH_CONNECTION", "").split(" ")[0]
     wanted = sorted(addresses, key=lambda address: address.rpartition(":")[0] != came_from)
-    for seconds in CONTACT:
-        for address in wanted:
-            try:
-                StoreClient(address, secret, timeout=seconds).close()
-                return address
-            except (AuthenticationError, HorovodInternalError, RendezvousError, OSError):
-                continue
-    return ""
+    try:
+        client = reach(wanted, secret, *CONTACT)
+    except (AuthenticationError, HorovodInternalError, RendezvousError, OSError):
+        return ""
+    client.close()
+    return client.address
 
 
 def lifeline() -> None:
@@ -90,7 +88,7 @@ def main() -> int:
 def run_agent(told: dict[str, Any], folder: str, odd: dict[str, str]) -> int:
     """Until the driver lets it go. 1, and the driver knows, if it cannot be reached."""
     task = told["task"]
-    address = reach(told["addresses"], task["secret"])
+    address = contact(told["addresses"], task["secret"])
     if not address:
         say(failed=f"it reaches none of the driver's addresses ({', '.join(told['addresses'])}): a firewall stands "
                    "between, or --network-interfaces names the wrong ones")  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 
 from farandole import registry
 from farandole.launch.agents.agent import Agent
-from farandole.launch.agents.remote import reach
+from farandole.launch.agents.remote import contact
 
 HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)
 # The place of the agent itself in the cluster's job, which is not that of its ranks.
@@ -29,7 +29,7 @@ def main(task: Mapping[str, Any], folder: str, odd: Mapping[str, str]) -> int:
     """Until the driver lets it go; its status. See ``agent.Agent``."""
     here = registry.load("launcher", task["launcher"])().surroundings(os.environ)
     own = {"index": here.rank if here is not None else 0, "hidden": PRIVATE}
-    address = reach(task["addresses"], task["secret"])
+    address = contact(task["addresses"], task["secret"])
     if not address:
         sys.stderr.write(
             f"farandole: {socket.gethostname()} reaches none of the driver's addresses "

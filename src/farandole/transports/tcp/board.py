@@ -420,7 +420,7 @@ class TcpBoard:
 
 
 def vanished(rank: int) -> PeerLostError:
-    return PeerLostError(f"rank {rank} does not answer: its host is gone, or the network between", rank)
+    return PeerLostError(f"rank {rank} {PeerLostError.SILENT}", rank)
 
 
 def left(rank: int) -> PeerLostError:
