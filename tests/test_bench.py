@@ -112,6 +112,7 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
         (["--framework", "theano"], "invalid choice: 'theano'"),
         (["--hosts", "2"], "--hosts is about the wire: farandole bench allreduce --hosts 2"),
         (["allreduce", "--rate", "1gbit"], "--hosts=1 must be at least 2"),
+        (["allreduce", "--tls"], "--hosts=1 must be at least 2"),
         (["allreduce", "--hosts", "3", "-np", "2"], "--np=2 leaves some of the 3 hosts without a rank"),
         (["start", "--framework", "jax"], "--framework=jax is about steps; start is measured with torch"),
     ],
