@@ -121,7 +121,7 @@ def run(chosen: argparse.Namespace) -> Iterator[Case]:
     inside = [benchmark for benchmark in chosen.what if benchmark != "start"]
     if inside:
         if chosen.framework == "torch" and crew.mpirun(chosen.size) is None:
-            say("mpi4py or mpirun is not installed: Open MPI takes no part (pip install 'farandole[bench]')")
+            say("mpi4py or mpirun is not installed: no MPI takes part (pip install 'farandole[bench]')")
         yield from crew.measure(inside, chosen.size, chosen.quick, chosen.framework)
     if "start" in chosen.what:
         by = {"local": start, "spark": start_spark, "ssh": start_ssh}[chosen.launcher]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import hosts
-from benchmarks.samples import Case
+from benchmarks.samples import INTEL, MPI, MPICH, Case
 from benchmarks.steps import FRAMEWORKS
 from farandole.config import Connection, Placement, Settings
 from farandole.handshake import new_secret
@@ -45,6 +45,7 @@ class Plan:
     rendezvous: str  # the file in which Gloo's ranks meet
     framework: str = "torch"
     hosts: int = 1
+    mpi: bool = False  # the ranks are started by mpirun, which numbers them
 
     def environment(self, rank: int) -> dict[str, str]:
         slot = hosts.slots(self.size, self.hosts)[rank]
@@ -55,11 +56,17 @@ class Plan:
 
 
 def mpirun(size: int) -> list[str] | None:
-    """The start of an mpirun command, or None when mpi4py or mpirun is missing."""
+    """The start of an mpirun command of an MPI that we know, or None when mpi4py or mpirun is missing."""
     beside = Path(sys.executable).parent / "mpirun"
     program = str(beside) if beside.exists() else shutil.which("mpirun")
     if program is None or importlib.util.find_spec("mpi4py") is None:
         return None
+    said = subprocess.run(
+        [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
+    found = implementation(said.stdout)
+    if found != MPI:
+        return None if found is None else [program]  # of MPICH and Intel MPI: shared memory by themselves
     # Shared memory only; without the hierarchical module ("han"), which makes a single host slower up to 1 MiB.
     # MPI is told of more ranks than cores only when it is so: its ranks then yield while they wait.
     slots = ["--host", f"localhost:{size}"] if size <= (os.cpu_count() or 1) else ["--oversubscribe"]
@@ -67,6 +74,12 @@ def mpirun(size: int) -> list[str] | None:
         program, "--allow-run-as-root", *slots, "--bind-to", "none",
         "--mca", "pml", "ob1", "--mca", "btl", "self,sm", "--mca", "coll", "^han",
     ]  # fmt: skip
+
+
+def implementation(version: str) -> str | None:
+    """Which MPI says this of itself, as mpirun or as library."""
+    marks = {"Open MPI": MPI, "Open-MPI": MPI, "OpenRTE": MPI, "Intel(R) MPI": INTEL, "MPICH": MPICH, "HYDRA": MPICH}
+    return next((name for mark, name in marks.items() if mark in version), None)
 
 
 def measure(
@@ -82,7 +95,10 @@ def measure(
     secret = new_secret(tls=tls)
     store = hosts.store_on(among[0], secret) if among else StoreServer(secret)
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
-        plan = Plan(size, list(benchmarks), quick, str(Path(folder, "gloo")), framework, len(among) or 1)
+        launcher = mpirun(size) if framework == "torch" and not among else None
+        plan = Plan(
+            size, list(benchmarks), quick, str(Path(folder, "gloo")), framework, len(among) or 1, bool(launcher)
+        )
         env = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -93,7 +109,7 @@ def measure(
             **Connection(store=store.address, secret=secret).to_env(),
             **Settings(tls=tls).to_env(),
         }
-        ranks = _start(plan, env, Path(folder, "stderr"), among)
+        ranks = _start(plan, env, Path(folder, "stderr"), among, launcher)
         try:
             for line in ranks[0].stdout or ():
                 if line.startswith(MARK):
@@ -107,9 +123,10 @@ def measure(
             store.close()
 
 
-def _start(plan: Plan, env: dict[str, str], log: Path, among: Sequence[Any]) -> list[subprocess.Popen[str]]:
+def _start(
+    plan: Plan, env: dict[str, str], log: Path, among: Sequence[Any], launcher: Sequence[str] | None
+) -> list[subprocess.Popen[str]]:  # fmt: skip
     worker = [sys.executable, "-m", "benchmarks.worker", json.dumps(asdict(plan))]
-    launcher = mpirun(plan.size) if plan.framework == "torch" and not among else None
     if among:
         places = [among[int(slot.host.removeprefix("host"))] for slot in hosts.slots(plan.size, plan.hosts)]
         commands = [(place.command(*worker), {**env, "FARANDOLE_RANK": str(rank)}) for rank, place in enumerate(places)]

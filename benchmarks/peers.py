@@ -1,4 +1,4 @@
-"""The contenders inside one process: ours, torch Gloo and, where the job came from mpirun, mpi4py.
+"""The contenders inside one process: ours, torch Gloo and, where the job came from mpirun, MPI by mpi4py.
 
 All of them are connected at the same time, so that their turns can alternate.
 """
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import farandole.torch as hvd
+from benchmarks.crew import implementation
 from benchmarks.samples import GLOO, MPI, OURS
 
 
@@ -47,12 +48,11 @@ class Gloo:
 
 
 class Mpi:
-    name = MPI
-
     def __init__(self) -> None:
         from mpi4py import MPI as mpi
 
         self.mpi: Any = mpi
+        self.name = implementation(mpi.Get_library_version()) or MPI
 
     def allreduce(self, tensor: torch.Tensor) -> None:
         self.mpi.COMM_WORLD.Allreduce(self.mpi.IN_PLACE, tensor.numpy(), op=self.mpi.SUM)

@@ -10,7 +10,7 @@ from typing import Any
 
 # The contenders. Of allreduce:
 OURS = "Farandole"
-GLOO, GLOO_FLAT, MPI = "Gloo", "Gloo, one flat tensor", "Open MPI"
+GLOO, GLOO_FLAT, MPI, MPICH, INTEL = "Gloo", "Gloo, one flat tensor", "Open MPI", "MPICH", "Intel MPI"
 # Parts of ours between hosts:
 PARTS = ("shared memory: reduce-scatter", "network", "shared memory: all-gather")
 # Of the training step, beside ours:

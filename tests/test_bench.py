@@ -19,7 +19,9 @@ from benchmarks.samples import (
     DDP,
     GLOO,
     GLOO_FLAT,
+    INTEL,
     MPI,
+    MPICH,
     OURS,
     PARTS,
     TIMELINE,
@@ -205,6 +207,29 @@ def test_hosts_end_with_the_benchmark_that_was_killed() -> None:
         benchmark.kill()
     assert len(spaces) >= 3  # two hosts and what joins them
     assert psutil.wait_procs(left, timeout=10)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("version", "named", "options"),
+    [
+        ("mpirun (Open MPI) 5.0.8", MPI, True),
+        ("HYDRA build details:\n    Version:    4.3.1", MPICH, False),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.16", INTEL, False),
+        ("mpirun of somebody else", None, False),
+    ],
+)
+def test_mpirun_of_any_mpi(
+    version: str, named: str | None, options: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "mpirun"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{version}\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(crew.importlib.util, "find_spec", lambda name: name)
+    command = crew.mpirun(2)
+    assert crew.implementation(version) == named
+    assert (command is None) == (named is None)
+    assert command is None or (command[0] == str(program) and ("--mca" in command) == options)
 
 
 def test_contenders_are_prepared_before_all_ranks_line_up() -> None:

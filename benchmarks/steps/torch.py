@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +57,7 @@ def connect(rank: int, plan: Plan) -> Team:
     torch.set_num_threads(1)
     hvd.init()
     peers: list[Any] = [Ours(), Gloo(rank, plan.size, plan.rendezvous)]
-    if "OMPI_COMM_WORLD_RANK" in os.environ:
+    if plan.mpi:
         peers.append(Mpi())
     return Team(peers)
 
