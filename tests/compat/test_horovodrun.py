@@ -14,6 +14,7 @@ from farandole.compat import HOROVOD, flags, horovodrun
 from farandole.errors import SettingsError
 from farandole.launch import driver
 from farandole.launch.job import Job
+from farandole.launch.launchers import mpi
 from tests.compat import tools
 
 # Every flag of horovodrun 0.28. A program's command line must go on working.
@@ -145,13 +146,23 @@ def test_flags_for_other_hosts_are_settings() -> None:
     assert (found.ssh_port, found.ssh_identity_file, found.network_interfaces) == (2222, "key", "eth0,ib0")
 
 
+def test_mpi_where_there_is_an_mpirun(
+    started: list[Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for there, launcher in (("/bin/mpirun", "mpi"), (None, "auto")):
+        monkeypatch.setattr(mpi, "found", lambda there=there: there)
+        assert horovodrun.main(["-np", "2", "--mpi", "true"]) == 0
+        assert started[-1].launcher == launcher
+        assert ("--mpi has no effect: there is no mpirun" in capsys.readouterr().err) is (there is None)
+
+
 def test_what_has_no_effect_is_said_in_a_line_each(started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
-    line = "-np 1 --mpi --disable-cache --slots-per-host 2 --torus-allreduce true"
+    line = "-np 1 --mpi-args x --disable-cache --slots-per-host 2 --torus-allreduce true"
     assert horovodrun.main(line.split()) == 0
     said = capsys.readouterr().err.splitlines()
     assert len(started) == 1
     assert [each.split(" has no effect: ")[0].removeprefix("horovodrun: ") for each in said] == [
-        "--slots-per-host", "--disable-cache", "--mpi", "--torus-allreduce",
+        "--slots-per-host", "--disable-cache", "--mpi-args", "--torus-allreduce",
     ]  # fmt: skip
     assert horovodrun.main(["-np", "1", "--gloo", "--no-torus-allreduce", "true"]) == 0
     assert capsys.readouterr().err == ""

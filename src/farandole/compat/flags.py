@@ -9,7 +9,7 @@ from farandole.errors import SettingsError
 
 USAGE = "horovodrun -np N [options] python train.py [arguments]"
 _ONE_WAY = "there is one way to do it, and it is chosen automatically"
-_NO_MPI = "ranks are not started by mpirun"
+_NO_MPI = "mpirun, which --mpi asks for, takes options by its own variables (PRTE_MCA_..., HYDRA_...)"
 
 
 class Flag(NamedTuple):
@@ -68,7 +68,8 @@ TUNABLE = (
     Flag(("--stall-check-shutdown-time-seconds",), int, "when to end the job; 0: never",
          "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", section="stall_check", key="shutdown_time_seconds"),
     Flag(("--mpi-threads-disable",), bool, "one thread in MPI", "HOROVOD_MPI_THREADS_DISABLE",
-         no="--no-mpi-threads-disable", note=_NO_MPI, section="library_options", key="mpi_threads_disable"),
+         no="--no-mpi-threads-disable", note="MPI carries no tensors", section="library_options",
+         key="mpi_threads_disable"),
     Flag(("--num-nccl-streams",), int, "NCCL streams", "HOROVOD_NUM_NCCL_STREAMS",
          note="torch.distributed decides on NCCL's streams", section="library_options", key="num_nccl_streams"),
     Flag(("--thread-affinity",), int, "core of the background thread", "HOROVOD_THREAD_AFFINITY",
@@ -106,8 +107,8 @@ OWN = (
     Flag(("-i", "--ssh-identity-file"), str, "file with the private key for ssh"),
     Flag(("--mpi-args",), str, "arguments of mpirun", note=_NO_MPI, section="library_options", key="mpi_args"),
     Flag(("--binding-args",), str, "arguments of mpirun", note=_NO_MPI, section="library_options", key="binding_args"),
-    Flag(("--gloo",), bool, "ranks are started without mpirun: always so", name="use_gloo"),
-    Flag(("--mpi",), bool, "ranks are started by mpirun", note=_NO_MPI + "; they are started directly", name="use_mpi"),
+    Flag(("--gloo",), bool, "ranks are started without mpirun: so without a flag, too", name="use_gloo"),
+    Flag(("--mpi",), bool, "ranks are started by mpirun, if there is one", name="use_mpi"),
     Flag(("--jsrun",), bool, "ranks are started by jsrun", name="use_jsrun"),
 )
 

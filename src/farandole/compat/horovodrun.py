@@ -16,6 +16,7 @@ from farandole.errors import JobFailedError, SettingsError
 from farandole.launch import driver
 from farandole.launch.display import Display
 from farandole.launch.job import Job, settings_for
+from farandole.launch.launchers import mpi
 from farandole.launch.plan import check_np, read_hostfile
 
 _NO_LSF = (
@@ -78,11 +79,22 @@ def job(options: argparse.Namespace) -> Job:
     return Job(
         np=check_np(options.num_proc), command=command, settings=settings, env=env,
         hosts=read_hostfile(options.hostfile) if options.hostfile else options.hosts,
+        launcher=_launcher(bool(options.use_mpi)),
         display=Display(
             output_dir=options.output_filename, prefix_timestamp=bool(options.prefix_output_with_timestamp),
             verbose=bool(options.verbose),
         ),
     )  # fmt: skip
+
+
+def _launcher(use_mpi: bool) -> str:
+    """By name. A script's ``--mpi`` does not stop where there is no mpirun."""
+    if use_mpi and mpi.found() is None:
+        sys.stderr.write(
+            "horovodrun: --mpi has no effect: there is no mpirun on the PATH; ranks are started directly\n"
+        )
+        return "auto"
+    return "mpi" if use_mpi else "auto"
 
 
 def _overrides(env: dict[str, str]) -> dict[str, Any]:

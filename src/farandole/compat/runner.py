@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from farandole.compat import in_horovods_words, missing
 from farandole.errors import JobFailedError, SettingsError
 from farandole.launch import api
+from farandole.launch.launchers import mpi
 from farandole.launch.plan import read_hostfile
 from farandole.log import logger
 
@@ -48,9 +49,10 @@ def run(
             f"executable={executable!r}: ranks run the Python of this process, {sys.executable}; call horovod.run from "
             "the interpreter that they are to use"
         )
-    given = [name for name, value in {"use_mpi": use_mpi, "mpi_args": mpi_args}.items() if value]
-    if given:
-        logger.info("horovod.run: ranks are not started by mpirun, so these have no effect: %s", ", ".join(given))
+    by_mpi = bool(use_mpi) and mpi.found() is not None
+    if mpi_args or (use_mpi and not by_mpi):
+        why = "mpirun takes options by its own variables" if by_mpi else "ranks are not started by mpirun"
+        logger.info("horovod.run: %s has no effect: %s", "mpi_args" if by_mpi or not use_mpi else "use_mpi", why)
     remote: dict[str, Any] = {
         "start_timeout": None if start_timeout is None else float(start_timeout), "ssh_port": ssh_port,
         "ssh_identity_file": ssh_identity_file, "network_interfaces": network_interfaces or network_interface,
@@ -59,7 +61,7 @@ def run(
     try:
         return api.run(
             func, args, kwargs, np=num_proc, hosts=read_hostfile(hostfile) if hostfile else hosts,
-            output_dir=output_filename, verbose=bool(verbose), **settings,
+            launcher="mpi" if by_mpi else "auto", output_dir=output_filename, verbose=bool(verbose), **settings,
         )  # fmt: skip
     except JobFailedError as error:
         error.args = (f"{error}{in_horovods_words(error)}",)

