@@ -15,7 +15,7 @@ from pathlib import Path
 
 from farandole.launch import reaper
 
-LIMIT = 5.0  # seconds after which nothing of a job may be left
+LIMIT = 10.0  # seconds after which nothing of a job may be left
 
 
 def wait_until(true: Callable[[], object], seconds: float = 10.0) -> bool:

@@ -75,21 +75,25 @@ def keras_model(backend: str) -> tuple[list[Any], list[Any]]:
     return together, trained(0, 1, keras.optimizers.SGD(0.1), [])
 
 
+def summed() -> list[float]:
+    import farandole.numpy as hvd
+
+    hvd.init()
+    return list(hvd.allreduce(np.full(2, hvd.rank() + 1.0), op=hvd.Sum))
+
+
 class TestResults:
     def test_the_same_on_the_cluster_on_the_driver_and_alone(self) -> None:
         alone, driver, spark = (HorovodRunner(np=np).run(torch_model, steps=20, lr=1.0) for np in (-1, -2, 2))
         assert spark == driver
         assert spark == pytest.approx(alone, rel=1e-9)
 
-    @pytest.mark.parametrize("backend", ["torch", "tensorflow", "jax"])
-    def test_keras(self, backend: str, capsys: pytest.CaptureFixture[str]) -> None:
-        driver, _ = HorovodRunner(np=-2).run(keras_model, backend=backend)
-        capsys.readouterr()
-        spark, alone = HorovodRunner(np=2).run(keras_model, backend=backend)
+    def test_keras(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """On JAX, which is loaded fastest; the notebook trains on PyTorch, tests of Keras on all backends."""
+        together, alone = HorovodRunner(np=2).run(keras_model, backend="jax")
         said = capsys.readouterr().out.splitlines()
-        for one, two, three in zip(spark, driver, alone, strict=True):
-            np.testing.assert_allclose(one, two, rtol=1e-6)
-            np.testing.assert_allclose(one, three, rtol=1e-4)
+        for one, two in zip(together, alone, strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-4)
         assert [re.sub(r"\d[\d.e+-]*", "N", line) for line in said] == [
             "Epoch N begins", *["Epoch N batch N, loss=N"] * 2, "Epoch N ended after N s, loss=N, N steps/s",
         ] * 2  # fmt: skip
@@ -112,10 +116,10 @@ class TestResults:
     def test_in_another_thread_and_with_a_timeline(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOROVOD_TIMELINE", str(tmp_path / "timeline.json"))
         results: list[Any] = []
-        thread = threading.Thread(target=lambda: results.append(HorovodRunner(np=2).run(torch_model, steps=2, lr=0.0)))
+        thread = threading.Thread(target=lambda: results.append(HorovodRunner(np=2).run(summed)))
         thread.start()
         thread.join(60)
-        assert results == [pytest.approx([0.1] * 5)]
+        assert results == [[3.0, 3.0]]
         assert "ALLREDUCE" in (tmp_path / "timeline.json").read_text()
 
 

@@ -19,7 +19,7 @@ from farandole.spark import HorovodRunner
 from tests.launch.tools import read_pids
 from tests.spark import tools
 
-KILLS = int(os.environ.get("FARANDOLE_SPARK_KILLS", "5"))
+KILLS = int(os.environ.get("FARANDOLE_SPARK_KILLS", "3"))  # one of each kind
 LOST = "its Spark task was lost: "
 SAYS = [("rank", "SIGKILL"), ("task", LOST), ("executor", f"{LOST}ExecutorLostFailure")]
 
@@ -179,7 +179,7 @@ class TestOfTheCluster:
             assert time.monotonic() - killer.at < tools.LIMIT
             assert str(caught.value.rank) == who
             assert str(caught.value).count("\n") < 6, caught.value
-            assert tools.wait_until(lambda: not tools.left(), 8.0), f"{turn}: {victim}: left behind"
+            assert tools.wait_until(lambda: not tools.left(), tools.LIMIT), f"{turn}: {victim}: left behind"
 
 
 class Killer(threading.Thread):

@@ -141,7 +141,7 @@ def test_the_session_is_stopped_meanwhile(spark: Any, tmp_path: Path) -> None:
         HorovodRunner(np=2).run(wait, folder=str(tmp_path))
     assert time.monotonic() - began < tools.LIMIT
     thread.join()
-    assert tools.wait_until(lambda: not tools.left(), 8.0)
+    assert tools.wait_until(lambda: not tools.left(), tools.LIMIT)
     with pytest.raises(SettingsError, match="Could not find an active SparkContext"):
         run(print, num_proc=2)
     with tools.session("local[2]") as fresh, tools.Clean(fresh):

@@ -25,7 +25,8 @@ class Kernel:
     """A notebook's kernel; the messages of the last cell."""
 
     def __init__(self) -> None:
-        self.manager, self.client = manager.start_new_kernel(kernel_name="python3", env=dict(os.environ))
+        env = {**os.environ, "SPARK_MASTER": "local[2]"}  # one JVM; docs/spark.md has a program on executors
+        self.manager, self.client = manager.start_new_kernel(kernel_name="python3", env=env)
         self.messages: list[Any] = []
 
     def run(self, source: str) -> str:
@@ -146,6 +147,6 @@ def test_an_interrupted_cell_ends_the_job_everywhere(kernel: Kernel, tmp_path: P
     )
     thread.join()
     assert [each["content"]["ename"] for each in kernel.of("error")] == ["KeyboardInterrupt"]
-    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), 8.0)
-    assert wait_until(lambda: not tools.left(), 8.0)
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), tools.LIMIT)
+    assert wait_until(lambda: not tools.left(), tools.LIMIT)
     assert kernel.run("print(HorovodRunner(np=2).run(lambda: 'usable'))").endswith("usable\n")

@@ -3,8 +3,8 @@ API, and with executors whose Python has no Farandole, or another one."""
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -34,8 +34,6 @@ class Cluster:
         options = f"-Dspark.authenticate=true -Dspark.authenticate.secret='{SECRET}'"
         self.env = {**kept, "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_JAVA_OPTS": options}
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.port = free_port()
-        self.url = f"spark://127.0.0.1:{self.port}"
 
     def start(self, name: str, kind: str, *arguments: str) -> None:
         command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}", *arguments]
@@ -44,6 +42,12 @@ class Cluster:
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"Starting Spark master at (spark://\S+)", self.log("master"))
+        assert found, self.log("master")
+        return found[1]
 
     def stop(self) -> None:
         for process in self.processes:
@@ -56,16 +60,11 @@ class Cluster:
                 process.wait()
 
 
-def free_port() -> int:
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as sock:
-        return int(sock.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("standalone")
     cluster = Cluster(folder)
-    cluster.start("master", "master.Master", "--host", "127.0.0.1", "--port", str(cluster.port), "--webui-port", "0")
+    cluster.start("master", "master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     try:
         assert wait_until(lambda: "I have been elected leader" in cluster.log("master"), 90), cluster.log("master")
         for index in range(2):

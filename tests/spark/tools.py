@@ -80,13 +80,13 @@ class Clean:
     def __exit__(self, *_: object) -> None:
         took = time.monotonic() - self.began
         assert took < self.seconds, f"it took {took:.1f} s"
-        assert wait_until(lambda: not left(), 8.0), f"processes are left: {[command(pid) for pid in left()]}"
+        assert wait_until(lambda: not left(), LIMIT), f"processes are left: {[command(pid) for pid in left()]}"
         context = self.spark.sparkContext
         if context._jsc is not None:
             tracker = context.statusTracker()
-            assert wait_until(lambda: not tracker.getActiveJobsIds(), 8.0), "a Spark job is left"
-        assert wait_until(lambda: threads() <= self.threads, 8.0), f"threads are left: {threads() - self.threads}"
-        assert wait_until(lambda: files() <= self.files, 8.0), f"{self.files} open files before, {files()} now"
+            assert wait_until(lambda: not tracker.getActiveJobsIds(), LIMIT), "a Spark job is left"
+        assert wait_until(lambda: threads() <= self.threads, LIMIT), f"threads are left: {threads() - self.threads}"
+        assert wait_until(lambda: files() <= self.files, LIMIT), f"{self.files} open files before, {files()} now"
 
 
 def files() -> int:
