@@ -12,6 +12,7 @@ from tests import pool
 from tests.job import job
 
 BACKENDS = [name for name in ("tensorflow", "jax", "torch") if importlib.util.find_spec(name)]
+QUICK = "jax" if "jax" in BACKENDS else BACKENDS[-1]  # to import: what concerns no backend is shown on this one
 _pools: dict[str, list[Any]] = {}
 
 

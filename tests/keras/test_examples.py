@@ -1,4 +1,4 @@
-"""The Keras examples learn, on the backends and on two processes."""
+"""The Keras examples learn, each on a backend of its own, on two processes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from tests.keras.backends import BACKENDS
+from tests.keras.backends import BACKENDS, QUICK
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
-QUICK = "jax" if "jax" in BACKENDS else BACKENDS[-1]  # to import
 
 
 def train(script: str, *arguments: str | Path, np: int = 2, backend: str = "tensorflow", fails: bool = False) -> str:
@@ -43,12 +41,11 @@ def write_idx(folder: Path, part: str, count: int) -> None:
         (folder / name).write_bytes(header + array.tobytes())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_one_file_learns_digits_on_every_backend(backend: str, tmp_path: Path) -> None:
+def test_digits_are_learned(tmp_path: Path) -> None:
     output = train(
-        "keras_mnist.py", "--images", "1000", "--epochs", "4", "--checkpoint", tmp_path / "best.keras", backend=backend
+        "keras_mnist.py", "--images", "1000", "--epochs", "4", "--checkpoint", tmp_path / "best.keras", backend=QUICK
     )
-    found = re.search(rf"^{backend}: 2 process\(es\), accuracy ([\d.]+)%, all alike: True$", output, re.M)
+    found = re.search(rf"^{QUICK}: 2 process\(es\), accuracy ([\d.]+)%, all alike: True$", output, re.M)
     assert found, output
     assert float(found[1]) > 70.0
     assert output.count("Epoch ") == 4  # rank 0 alone speaks
@@ -100,7 +97,7 @@ def test_chest_x_rays_from_a_folder(tmp_path: Path) -> None:
                     folder / f"{number}.png"
                 )
     arguments = ("--image-size", "16", "--batch-size", "4", "--epochs", "2", "--checkpoint", tmp_path / "best.keras")
-    assert "best model: AUC" in train("chest_xray.py", "--data-folder", tmp_path, *arguments, backend=BACKENDS[-1])
+    assert "best model: AUC" in train("chest_xray.py", "--data-folder", tmp_path, *arguments, backend=QUICK)
     assert "needs folders train/ and val/" in train(
         "chest_xray.py", "--data-folder", tmp_path / "train", np=1, fails=True, backend=QUICK
     )

@@ -36,22 +36,42 @@ def test_an_elastic_program_runs_in_a_job_of_fixed_size() -> None:
     assert max(float(loss) for _, _, loss, _, _ in found) < 0.5
 
 
-def test_names() -> None:
-    """All that the migration page lists is there, and all that farandole.tensorflow has, under Horovod's names; and
-    importing it loads no Keras."""
+def test_names_basics_and_small_things() -> None:
+    """One process: all that the migration page lists is there, and all that farandole.tensorflow has, under Horovod's
+    names; importing it loads no Keras; variables of a Keras optimizer may be called, as in Keras 2."""
     known = [(row[0].strip("`"), name, row[2]) for row in ROWS for name in names(row)]
     known = [each for each in known if each[0].startswith("horovod.tensorflow") and ".keras" not in each[0]]
     assert len(known) > 60
     assert code(
-        "import sys, importlib, farandole.tensorflow as ours, horovod.tensorflow as hvd\n"
+        "import sys, importlib, farandole.tensorflow as ours, horovod.tensorflow as hvd, tensorflow as tf\n"
         "print('farandole.keras' in sys.modules)\n"
         f"for module, name, status in {known}:\n"
         "    value = getattr(importlib.import_module(module), name)\n"
         "    if status == 'later':\n"
         "        try:\n            value(print)\n        except NotImplementedError:\n            continue\n"
         "        raise SystemExit(f'{module}.{name} did not raise')\n"
-        "print([name for name in ours.__all__ if getattr(hvd, name) is not getattr(ours, name)])"
-    ).splitlines() == ["False", "['elastic', 'mpi_ops']"]  # fmt: skip
+        "print([name for name in ours.__all__ if getattr(hvd, name) is not getattr(ours, name)])\n"
+        "from horovod.tensorflow import util\n"
+        "hvd.init()\n"
+        "basics = hvd.mpi_ops._basics\n"
+        "print(basics._get_process_set_ids_and_ranks(), basics.size(), hvd.is_homogeneous())\n"
+        "print(hvd.handle_average_backwards_compatibility(None, None), hvd.check_num_rank_power_of_2(6))\n"
+        "v = tf.Variable(1.0)\n"
+        "print(util.refs_to_vars(util.vars_to_refs([[v]]))[0][0] is v, util._executing_eagerly())\n"
+        "print(util._make_subgraph(lambda x: x + 1)(1).numpy(), hvd.Average, int(hvd.nccl_built()))\n"
+        "print({each.__name__.partition('.')[0] for each in (hvd.elastic, hvd.mpi_ops, hvd.compression)})\n"
+        "import keras, horovod.keras, horovod.tensorflow.keras\n"
+        "print(horovod.keras.elastic.run is horovod.tensorflow.keras.elastic.run is hvd.elastic.run)\n"
+        "print(hvd.util is util, hvd._executing_eagerly(), hvd.functions.broadcast_object is hvd.broadcast_object)\n"
+        "v = keras.Variable([1.0, 2.0])\n"
+        "for optimizer in (keras.optimizers.Adam(), hvd.DistributedOptimizer(keras.optimizers.SGD(momentum=0.9)),\n"
+        "                  keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())):\n"
+        "    optimizer.build([v])\n"
+        "    print(len(optimizer.variables) > 1, optimizer.variables() == optimizer.variables)\n"
+    ).splitlines() == [
+        "False", "['elastic', 'mpi_ops']", "{0: [0]} 1 True", "0 False", "True True", "2 0 0", "{'horovod'}", "True",
+        "True True True", *["True True"] * 3,
+    ]  # fmt: skip
 
 
 def test_programs_for_keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,39 +107,3 @@ def test_programs_for_keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "keras.optimizers.Adam is not an optimizer of Keras 2 (tf_keras): for one of Keras 3 use farandole.keras, or "
         "unset TF_USE_LEGACY_KERAS",
     ]  # fmt: skip
-
-
-def test_basics_and_small_things() -> None:
-    assert code(
-        "import horovod.tensorflow as hvd, tensorflow as tf\n"
-        "from horovod.tensorflow import util\n"
-        "hvd.init()\n"
-        "basics = hvd.mpi_ops._basics\n"
-        "print(basics._get_process_set_ids_and_ranks(), basics.size(), hvd.is_homogeneous())\n"
-        "print(hvd.handle_average_backwards_compatibility(None, None), hvd.check_num_rank_power_of_2(6))\n"
-        "v = tf.Variable(1.0)\n"
-        "print(util.refs_to_vars(util.vars_to_refs([[v]]))[0][0] is v, util._executing_eagerly())\n"
-        "print(util._make_subgraph(lambda x: x + 1)(1).numpy(), hvd.Average, int(hvd.nccl_built()))\n"
-        "print({each.__name__.partition('.')[0] for each in (hvd.elastic, hvd.mpi_ops, hvd.compression)})\n"
-        "import horovod.keras, horovod.tensorflow.keras\n"
-        "print(horovod.keras.elastic.run is horovod.tensorflow.keras.elastic.run is hvd.elastic.run)\n"
-        "print(hvd.util is util, hvd._executing_eagerly(), hvd.functions.broadcast_object is hvd.broadcast_object)\n"
-    ).splitlines() == [
-        "{0: [0]} 1 True", "0 False", "True True", "2 0 0", "{'horovod'}", "True", "True True True"
-    ]  # fmt: skip
-
-
-def test_variables_of_a_keras_optimizer_may_be_called() -> None:
-    """As in Keras 2."""
-    assert (
-        code(
-            "import keras, horovod.tensorflow as hvd\n"
-            "hvd.init()\n"
-            "v = keras.Variable([1.0, 2.0])\n"
-            "for optimizer in (keras.optimizers.Adam(), hvd.DistributedOptimizer(keras.optimizers.SGD(momentum=0.9)),\n"
-            "                  keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())):\n"
-            "    optimizer.build([v])\n"
-            "    print(len(optimizer.variables) > 1, optimizer.variables() == optimizer.variables)\n"
-        ).splitlines()
-        == ["True True"] * 3
-    )
