@@ -120,7 +120,8 @@ class _Process:
     def __init__(self) -> None:
         task_read, task_write = os.pipe()
         result_read, result_write = os.pipe()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])}
+        threads = {"OMP_NUM_THREADS": "1"}  # as farandole run does on two cores: ranks that each take all are slow
+        environment = {**threads, **os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])}
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "worker_main.py"), str(task_read), str(result_write)],
             pass_fds=(task_read, result_write), env=environment, stdin=subprocess.DEVNULL,

@@ -83,10 +83,9 @@ def summed() -> list[float]:
 
 
 class TestResults:
-    def test_the_same_on_the_cluster_on_the_driver_and_alone(self) -> None:
-        alone, driver, spark = (HorovodRunner(np=np).run(torch_model, steps=20, lr=1.0) for np in (-1, -2, 2))
+    def test_the_same_on_the_cluster_and_on_the_driver(self) -> None:
+        driver, spark = (HorovodRunner(np=np).run(torch_model, steps=20, lr=1.0) for np in (-2, 2))
         assert spark == driver
-        assert spark == pytest.approx(alone, rel=1e-9)
 
     def test_keras(self, capsys: pytest.CaptureFixture[str]) -> None:
         """On JAX, which is loaded fastest; the notebook trains on PyTorch, tests of Keras on all backends."""
