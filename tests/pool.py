@@ -34,6 +34,7 @@ from farandole.handshake import new_secret
 from farandole.transports.inproc import World
 
 HERE = Path(__file__).parent
+START = 80.0  # seconds until all ranks are there: one whose process is new imports its framework first
 
 
 class Deadline(AssertionError):
@@ -243,7 +244,7 @@ def procs(
 def _over_shm(rank: int, n: int, secret: str, scope: str, fn: Callable[[Any], Any]) -> Any:
     from farandole.transports import shm
 
-    return _run(over(shm.connect(rank, n, secret, scope, 20.0)), fn)
+    return _run(over(shm.connect(rank, n, secret, scope, START)), fn)
 
 
 def _over_tcp(rank: int, n: int, secret: str, scope: str, address: str, fn: Callable[[Any], Any]) -> Any:
@@ -252,7 +253,7 @@ def _over_tcp(rank: int, n: int, secret: str, scope: str, address: str, fn: Call
 
     store = StoreClient(address, secret)
     try:
-        return _run(over(tcp.connect(rank, n, secret, scope, store, 20.0)), fn)
+        return _run(over(tcp.connect(rank, n, secret, scope, store, START)), fn)
     finally:
         store.close()
 
