@@ -67,6 +67,11 @@ def test_hosts_that_cannot_be_read(hosts: str) -> None:
         plan(hosts, 1)
 
 
+def test_hosts_that_are_no_text() -> None:
+    with pytest.raises(SettingsError, match=r"hosts=\['a:2', 'b:2'\] must be a text"):
+        parse_hosts(["a:2", "b:2"])  # type: ignore[arg-type]
+
+
 def test_too_few_slots() -> None:
     with pytest.raises(ValueError, match=r"Requested more processes \(4\) than there are available slots \(3\)"):
         plan("a:1,b:2", 4)

@@ -24,6 +24,8 @@ def check_np(np: Any) -> int:
 
 def parse_hosts(hosts: str) -> list[tuple[str, int]]:
     """``"h1:2,h2:4"`` as pairs; a host that is named twice has the sum of its slots."""
+    if not isinstance(hosts, str):
+        raise SettingsError(f'hosts={hosts!r} must be a text, such as "worker-0:2,worker-1:2"')
     slots: dict[str, int] = {}
     for item in hosts.split(","):
         if not _HOSTS.match(item.strip()):
