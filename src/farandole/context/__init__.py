@@ -12,9 +12,9 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from farandole import log, surroundings
+from farandole import log
 from farandole.config import PROCESS, Connection, Placement, Settings, variables
 from farandole.context import wiring
 from farandole.context.heap import keep_freed_memory
@@ -26,6 +26,9 @@ from farandole.errors import NotInitializedError, RequestError, SettingsError
 from farandole.report import reporter
 from farandole.store import StoreClient
 from farandole.transports import shm
+
+if TYPE_CHECKING:
+    from farandole.surroundings import Found
 
 
 class _Place(NamedTuple):
@@ -110,7 +113,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         if _place is not None:
             return
         placement, connection, settings = Placement.from_env(), Connection.from_env(), Settings.from_env()
-        found = surroundings.find(os.environ) if not _told(os.environ) else None
+        found = None if _told(os.environ) else _found()
         rank = found.placement.rank if found else placement.rank
         log.configure(settings.log_level, rank=rank, hide_time=settings.log_hide_time)
         if found:
@@ -273,6 +276,12 @@ def stop_timeline() -> None:
     _entered().observers.stop_timeline()
 
 
+def _found() -> Found | None:
+    from farandole import surroundings  # here, so that jobs with a driver do not pay for it
+
+    return surroundings.find(os.environ)
+
+
 def _entered() -> _Place:
     if _place is None:
         raise NotInitializedError
@@ -287,7 +296,9 @@ def _forget() -> None:
 
 def _leave() -> None:
     shutdown()
-    surroundings.leave(failed=reporter.failed())
+    surroundings = sys.modules.get("farandole.surroundings")
+    if surroundings is not None:
+        surroundings.leave(failed=reporter.failed())
 
 
 atexit.register(_leave)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from functools import lru_cache
 from itertools import combinations
-from pathlib import Path
 from types import CodeType
 
 from farandole.observe.order import Called, alternatives
@@ -14,7 +14,7 @@ from farandole.observe.replicas import digest_of_text
 
 _KEPT = 256  # calls
 _OTHERS = 32  # places of which it is known whether they exclude each other
-_OURS = (str(Path(__file__).parents[1]),)
+_OURS = (os.path.dirname(os.path.dirname(__file__)),)
 
 
 class Calls:

@@ -7,7 +7,6 @@ import os
 import random
 import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -87,7 +86,7 @@ def seed_everything(seed: int) -> np.random.Generator:
 def save_model(model: Any, path: str | os.PathLike[str], **options: Any) -> None:
     """``model.save`` by rank 0, whole or not at all: the file is replaced when the new one is on the disk, so that a
     job that ends meanwhile leaves the old one. All ranks call it, and go on when it is there."""
-    if Path(path).suffix not in (".keras", ".h5", ".hdf5"):
+    if os.path.splitext(path)[1] not in (".keras", ".h5", ".hdf5"):
         raise ValueError(f"path={os.fspath(path)!r} must end with .keras, .h5 or .hdf5: Keras chooses the format by it")
     saved_by_rank_0(lambda place: model.save(place, **options), path)
 
@@ -102,7 +101,7 @@ def saved_by_rank_0(write: Callable[[str], None], path: str | os.PathLike[str]) 
     error: Exception | None = None
     if context.rank() == 0:
         try:
-            _write_whole(write, Path(path))
+            _write_whole(write, os.fspath(path))
         except Exception as found:
             error = found
     text = broadcast_object(f"{type(error).__name__}: {error}" if error else "", root_rank=0)
@@ -112,19 +111,20 @@ def saved_by_rank_0(write: Callable[[str], None], path: str | os.PathLike[str]) 
         raise RuntimeError(f"rank 0 could not save {os.fspath(path)!r}, and what was there before is untouched: {text}")
 
 
-def _write_whole(write: Callable[[str], None], path: Path) -> None:
+def _write_whole(write: Callable[[str], None], path: str) -> None:
     """Write beside the place, and move it there when it is on the disk."""
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent) as folder:
-        place = os.path.join(folder, path.name)
+    folder, name = os.path.split(os.path.abspath(path))
+    mode = os.stat(path).st_mode & 0o777 if os.path.exists(path) else 0o666 & ~_umask()
+    with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".tmp", dir=folder) as beside:
+        place = os.path.join(beside, name)
         write(place)
         os.chmod(place, mode)
         _sync(place)
         os.replace(place, path)
-    _sync(path.parent)  # the name, too, is on the disk then
+    _sync(folder)  # the name, too, is on the disk then
 
 
-def _sync(path: str | Path) -> None:
+def _sync(path: str) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -11,17 +11,19 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from farandole.config import Connection, Placement, Settings, variables
 from farandole.errors import SettingsError
-from farandole.launch.agents.allocation import AgentAllocation, Place
 from farandole.launch.contract import Request
 from farandole.launch.openssh import CONNECT, Session, command, failures, program
 from farandole.launch.plan import parse_hosts, places, plan
 from farandole.log import logger
 from farandole.network import chosen, interfaces, is_here
 from farandole.types import Slot
+
+if TYPE_CHECKING:
+    from farandole.launch.agents.allocation import AgentAllocation
 
 SETTLE = CONNECT + 2.0  # seconds after which ssh has given up on hosts that are down, and no other failure is awaited
 # Variables of the driver that are about its own machine, user or terminal; ranks get the others, as with Horovod.
@@ -42,6 +44,8 @@ class Ssh:
         return -1 if all(is_here(_name(host)) for host, _ in hosts) else 2
 
     def allocate(self, request: Request) -> AgentAllocation:
+        from farandole.launch.agents.allocation import AgentAllocation, Place  # here: local jobs look at this file, too
+
         if request.hosts is None:
             raise SettingsError("the launcher ssh needs hosts: -H h1:2,h2:2, or --hostfile")
         key = os.path.expanduser(request.settings.ssh_identity_file)

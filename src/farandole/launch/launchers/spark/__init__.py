@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from farandole.config import Placement
 from farandole.errors import SettingsError
-from farandole.launch.agents.allocation import AgentAllocation, Place
 from farandole.launch.contract import Request
+
+if TYPE_CHECKING:
+    from farandole.launch.agents.allocation import AgentAllocation
 
 START_TIMEOUT = 600.0  # seconds for the tasks to be running; HOROVOD_SPARK_START_TIMEOUT
 LATE = (
@@ -66,6 +68,8 @@ class Spark:
         return self._cluster
 
     def allocate(self, request: Request) -> AgentAllocation:
+        from farandole.launch.agents.allocation import AgentAllocation, Place  # here: local jobs look at this file, too
+
         if request.hosts is not None:
             raise SettingsError(f"hosts={request.hosts!r}: with launcher 'spark', the cluster says where ranks run")
         timeout = self._start_timeout if self._told else max(self._start_timeout, request.start_timeout)
