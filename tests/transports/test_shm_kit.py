@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
+from farandole.errors import PeerLostError
 from farandole.handshake import new_secret
 from farandole.transports import shm
 from tests.kits.process import ProcessKit
@@ -17,3 +21,25 @@ class TestShm(TransportKit):
 
 class TestShmProcesses(ProcessKit):
     wire = "shm"
+
+
+def test_who_leaves_while_it_is_looked_for_has_said_why() -> None:
+    """The reason counts, not the departure behind it, also if both come in the middle of a look."""
+    secret, scope = new_secret(), fresh_scope()
+    with ThreadPoolExecutor(2) as threads:
+        one, two = threads.map(lambda rank: shm.connect(rank, 2, secret, scope, 10.0), range(2))
+    poll = one._segment._poll
+
+    class Late:
+        @staticmethod
+        def poll(timeout: int) -> list[tuple[int, int]]:
+            two.abort("rank 7 died")
+            two.close()
+            return poll.poll(timeout)
+
+    one._segment._poll = Late()  # type: ignore[assignment]
+    try:
+        with pytest.raises(PeerLostError, match=r"^rank 7 died$"):
+            one._segment.check()
+    finally:
+        one.close()

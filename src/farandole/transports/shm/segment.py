@@ -179,12 +179,15 @@ class Segment:
     def check(self) -> None:
         """Raise PeerLostError if the segment was aborted or a peer is gone."""
         self.check_abort()
-        for fd, _ in self._poll.poll(0):
-            peer = self._of_fd[fd]
+        gone = [self._of_fd[fd] for fd, _ in self._poll.poll(0)]
+        died = [peer for peer in gone if self._hung_up(peer) and not self.words[peer][LEFT // 8]]
+        if gone:
+            self.check_abort()  # who left meanwhile may have said why
+        for peer in died:
+            raise PeerLostError(f"rank {peer} died", peer)
+        for peer in gone:
             if self.words[peer][LEFT // 8]:
                 raise PeerLostError(f"rank {peer} has left: it shut down or its program ended", peer, left=True)
-            if self._hung_up(peer):
-                raise PeerLostError(f"rank {peer} died", peer)
 
     def check_alive(self) -> None:
         """Raise PeerLostError if the segment was aborted or a peer died, not if it left in order. Any thread."""
