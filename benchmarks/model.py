@@ -41,30 +41,32 @@ def depth(ranks: int) -> int:
 
 def fitted(points: Mapping[str, Any]) -> Constants:
     """The constants of ``points``, which is what docs/scaling.json holds."""
-    trees = [each for each in points["rounds"] if each["steps"] > 1]
-    work = [[each["steps"] * (overlay.FANOUT + 1), each["ranks"]] for each in trees]
-    (message, rank), *_ = np.linalg.lstsq(np.array(work, float), np.array([each["path"] for each in trees]), rcond=None)
+    trees = [point for point in points["rounds"] if point["steps"] > 1]
+    work = [[point["steps"] * (overlay.FANOUT + 1), point["ranks"]] for point in trees]
+    (message, rank), *_ = np.linalg.lstsq(
+        np.array(work, float), np.array([point["path"] for point in trees]), rcond=None
+    )
     meetings = points["meetings"]
-    total = sum(each["ranks"] for each in meetings)
+    total = sum(point["ranks"] for point in meetings)
     exchange, value = _exchange(meetings)
-    step, link = _ring([each for each in points["allreduce"] if each["rate"]])
-    free = [each for each in points["allreduce"] if not each["rate"]]
+    step, link = _ring([point for point in points["allreduce"] if point["rate"]])
+    free = [point for point in points["allreduce"] if not point["rate"]]
     return Constants(
         message=float(message),
         rank=max(0.0, float(rank)),
-        meet=sum(each["connect"] for each in meetings) / total,
+        meet=sum(point["connect"] for point in meetings) / total,
         exchange=exchange,
         value=value,
         connection=points["connection"],
         step=step,
         link=link,
-        copying=max(each["bytes"] * 2 * (each["hosts"] - 1) / each["hosts"] / each["seconds"] for each in free),
+        copying=max(point["bytes"] * 2 * (point["hosts"] - 1) / point["hosts"] / point["seconds"] for point in free),
     )
 
 
 def _exchange(meetings: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     """Seconds per rank, and per rank and value, by least squares of the relative errors."""
-    rows = [[each["ranks"] / each["exchange"], each["ranks"] ** 2 / each["exchange"]] for each in meetings]
+    rows = [[point["ranks"] / point["exchange"], point["ranks"] ** 2 / point["exchange"]] for point in meetings]
     (rank, value), *_ = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)
     return max(0.0, float(rank)), max(0.0, float(value))
 
@@ -72,9 +74,9 @@ def _exchange(meetings: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 def _ring(points: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     """Seconds per step and share of the link, by least squares of the relative errors over a ring's ``points``."""
     rows, ones = [], []
-    for each in points:
-        wire = crossing(each["bytes"], each["hosts"], each["rate"])
-        rows.append([2 * (each["hosts"] - 1) / each["seconds"], wire / each["seconds"]])
+    for point in points:
+        wire = crossing(point["bytes"], point["hosts"], point["rate"])
+        rows.append([2 * (point["hosts"] - 1) / point["seconds"], wire / point["seconds"]])
         ones.append(1.0)
     (step, slower), *_ = np.linalg.lstsq(np.array(rows), np.array(ones), rcond=None)
     return max(0.0, float(step)), 1 / float(slower)

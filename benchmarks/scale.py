@@ -52,24 +52,25 @@ def measured(found: Mapping[str, Any]) -> str:
         "",
     ]
     rows += ["| hosts | link | tensor | all-reduce |", "|---|---|---|---|"]
-    for each in found["allreduce"]:
-        link = f"{each['rate'] / 1e9:g} Gbit/s" if each["rate"] else "no limit"
-        rows.append(f"| {each['hosts']} | {link} | {each['bytes'] >> 20} MiB | {report.seconds(each['seconds'])} |")
+    for point in found["allreduce"]:
+        link = f"{point['rate'] / 1e9:g} Gbit/s" if point["rate"] else "no limit"
+        rows.append(f"| {point['hosts']} | {link} | {point['bytes'] >> 20} MiB | {report.seconds(point['seconds'])} |")
     return "\n".join(rows)
 
 
 def rounds_table(found: Mapping[str, Any]) -> str:
     rows = ["| ranks | connections | work along the longest way | messages on it |", "|---|---|---|---|"]
-    for each in found["rounds"]:
-        how = "each with each" if each["steps"] == 1 else f"tree, {each['connections']}"
-        rows.append(f"| {each['ranks']:,} | {how} | {_time(each['path'])} | {each['steps']} |")
+    for point in found["rounds"]:
+        how = "each with each" if point["steps"] == 1 else f"tree, {point['connections']}"
+        rows.append(f"| {point['ranks']:,} | {how} | {_time(point['path'])} | {point['steps']} |")
     return "\n".join(rows)
 
 
 def store_table(found: Mapping[str, Any]) -> str:
     rows = ["| clients | connected after | each told and read all after |", "|---|---|---|"]
     rows += [
-        f"| {each['ranks']:,} | {_time(each['connect'])} | {_time(each['exchange'])} |" for each in found["meetings"]
+        f"| {point['ranks']:,} | {_time(point['connect'])} | {_time(point['exchange'])} |"
+        for point in found["meetings"]
     ]
     return "\n".join(rows)
 

@@ -28,7 +28,7 @@ SILENCE = 2.0  # seconds in which the first byte must come: who has connected se
 
 
 ENCRYPTED = "tls:"  # the beginning of a secret that asks for TLS
-_RECORDS = range(0x14, 0x18)  # the first byte of what TLS sends; no nonce begins with one
+RECORDS = range(0x14, 0x18)  # the first byte of what TLS sends; no nonce begins with one
 
 
 def new_secret(tls: bool = False) -> str:
@@ -107,7 +107,7 @@ class _Messages(NamedTuple):
 def _challenge(messages: _Messages, key: bytes, purpose: str, server: bool, begin: float) -> tuple[bytes, bytes]:
     """The keys of both directions, ours first; the client's first byte must come by ``begin``."""
     mine = os.urandom(NONCE)
-    while mine[0] in _RECORDS:
+    while mine[0] in RECORDS:
         mine = os.urandom(NONCE)
 
     def sign(role: str, client: bytes, accepting: bytes) -> bytes:
@@ -132,7 +132,7 @@ def _challenge(messages: _Messages, key: bytes, purpose: str, server: bool, begi
 
 def _check_clear(nonce: bytes, purpose: str) -> None:
     """Raise AuthenticationError for one that is a message of TLS."""
-    if nonce[0] in _RECORDS:
+    if nonce[0] in RECORDS:
         raise AuthenticationError(
             f"the other end of the {purpose} socket speaks TLS, this one does not: only one of them was started with "
             "--tls (FARANDOLE_TLS=1)"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from farandole.errors import AuthenticationError, SettingsError
 from farandole.handshake.certificate import make
+from farandole.handshake.proof import RECORDS
 from farandole.handshake.session import Content, TamperedError
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 17  # bytes that are encrypted before they are sent, or received before they are decrypted
 RECORD = 1 << 14  # bytes of content in one record of TLS, at most
-RECORDS = range(0x14, 0x18)  # the first byte of what TLS sends
 REFUSAL = bytes([0x15, 3, 3, 0, 2, 2, 0x46]).ljust(32, b"\0")  # an alert of TLS (protocol_version), as long as a nonce
 
 
