@@ -339,7 +339,9 @@ def test_training(way: str, counts: Callable[[Any], bool]) -> None:
                     (loss_of(model, *part(rank, 2, *data(step))) / passes).backward()
                 optimizer.step()
             found.append(values(model))
-        assert "lane 1" in pretend.calls
+        lanes = {call for call in pretend.calls if call.startswith("lane")}
+        assert lanes, "the device was left out"
+        assert "lane 0" not in lanes, "each waits for the marks of its buckets; several may travel together"
         return found
 
     results = device_job(2, train, way, counts=counts, bucket_bytes=256)
