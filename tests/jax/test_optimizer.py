@@ -100,15 +100,15 @@ def test_training(kind: str, n: int) -> None:
 def test_passes_are_added_up_and_exchanged_once() -> None:
     def fn(rank: int) -> Any:
         import farandole.jax as hvd
-        from farandole.frontend.exchange import Exchange
+        from farandole.strategies.list_reducer import GradientListReducer
 
-        original, starts = Exchange.start, []
+        original, starts = GradientListReducer.start, []
 
         def start(self: Any, *args: Any, **kwargs: Any) -> Any:
             starts.append(self.name)
             return original(self, *args, **kwargs)
 
-        Exchange.start = start
+        GradientListReducer.start = start
         try:
             found = [
                 trained(
@@ -117,7 +117,7 @@ def test_passes_are_added_up_and_exchanged_once() -> None:
                 for more in ({}, {"average_aggregated_gradients": False})
             ]
         finally:
-            Exchange.start = original
+            GradientListReducer.start = original
         return found, len(starts)
 
     results = job(2, fn)
@@ -241,7 +241,7 @@ def test_replicas_that_have_become_different_are_found() -> None:
         ({"gradient_predivide_factor": 2.0, "op": 1}, "gradient_predivide_factor not supported with op != Average"),
         ({"gradient_predivide_factor": -1.0}, "gradient_predivide_factor must be > 0"),
         ({"backward_passes_per_step": 0}, "backward_passes_per_step must be > 0"),
-        ({"op": 3}, "use Average, Sum or Adasum"),
+        ({"op": 3}, "only supports Average, Sum and Adasum"),
     ],
 )
 def test_arguments_that_cannot_be(options: dict[str, Any], text: str) -> None:

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
-from farandole.context import global_process_set
-from farandole.tensorflow.gradients import exchange_for, reduce_gradients
+from farandole.strategies.options import GradientOptions
+from farandole.tensorflow.gradients import reduce_gradients, reducer_for
 from tests.job import job
 
 MODES = ["eager", "function", "session"]
@@ -107,7 +107,7 @@ def test_lists_of_gradients(mode: str) -> None:
         def reduced(x: Any) -> Any:
             rows = tf.IndexedSlices(x[None] * 2.0, tf.constant([rank]), tf.constant([3, 2]))
             half = tf.cast(x, tf.bfloat16)
-            exchange = exchange_for("lists", hvd.Average, 0.5, 2.0, global_process_set)
+            exchange = reducer_for("lists", GradientOptions(prescale=0.5, postscale=2.0))
             first, none, sparse, small = reduce_gradients([x, None, rows, half], ["a", "b", "c", "d"], exchange)
             assert none is None
             assert (first.shape, small.dtype) == (x.shape, tf.bfloat16)
@@ -130,7 +130,7 @@ def test_lists_of_gradients(mode: str) -> None:
 
 def test_results_are_the_callers_to_keep() -> None:
     def body(rank: int) -> None:
-        exchange = exchange_for("kept", hvd.Sum, 1.0, 1.0, global_process_set)
+        exchange = reducer_for("kept", GradientOptions(hvd.Sum))
 
         def reduced(x: Any) -> Any:
             return reduce_gradients([x], ["x"], exchange)[0]

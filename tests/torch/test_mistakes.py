@@ -45,7 +45,7 @@ def wrap_alone(**options: Any) -> Any:
          "gradient_predivide_factor not supported with op != Average"),
         ({"gradient_predivide_factor": -1.0}, ValueError, "gradient_predivide_factor must be > 0"),
         ({"backward_passes_per_step": 0}, ValueError, "backward_passes_per_step must be > 0"),
-        ({"op": 3}, ValueError, "use Average, Sum or Adasum"),
+        ({"op": 3}, ValueError, "only supports Average, Sum and Adasum"),
         ({"op": 2, "gradient_predivide_factor": 2.0}, ValueError,
          "gradient_predivide_factor not supported with op != Average"),
     ],

@@ -342,7 +342,7 @@ def test_two_optimizers_and_one_that_is_gone() -> None:
         first = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         loss_of(model, *part(rank, 2, *data())).backward()
         first.step()
-        gone = weakref.ref(first), weakref.ref(first._farandole.strategy)
+        gone = weakref.ref(first), weakref.ref(first._farandole.reducer)
         del first
         gc.collect()
         assert [each() for each in gone] == [None, None]
@@ -369,7 +369,7 @@ def test_a_new_engine_in_the_middle() -> None:
         try:
             model = net()
             optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-            strategy = optimizer._farandole.strategy
+            strategy = optimizer._farandole.reducer
             for step in range(3):
                 optimizer.zero_grad()
                 loss_of(model, *part(rank, 2, *data(step))).backward()

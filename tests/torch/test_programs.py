@@ -211,9 +211,9 @@ def test_activation_checkpoints(reentrant: bool) -> None:
             (h,) = part(rank, 2, torch.randn(8, 4, requires_grad=True))
             for layer in layers:
                 h = checkpoint(layer, h, use_reentrant=reentrant)
-            before = optimizer._farandole.strategy._rounds
+            before = optimizer._farandole.reducer._rounds
             h.square().mean().backward()
-            rounds.append(optimizer._farandole.strategy._rounds - before)
+            rounds.append(optimizer._farandole.reducer._rounds - before)
             optimizer.step()
         assert rounds == [1] * STEPS  # not one per checkpoint
         return [value for layer in layers for value in values(layer)]

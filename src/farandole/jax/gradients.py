@@ -8,45 +8,44 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
-from farandole.frontend.exchange import Exchange
 from farandole.jax import native
 from farandole.jax.calls import Collective, check_dtypes
 from farandole.jax.primitive import host_call, wait
 from farandole.jax.replica import CURES, ArraysReplica, comparable, sample
 from farandole.observe.replicas import Cures
+from farandole.strategies.list_reducer import GradientListReducer
 from farandole.types import Kind, ReduceOp
 
 if TYPE_CHECKING:
     from farandole.types import Array
 
 
-class _Exchanged:
+class _Reduction:
     """All gradients of a step, and behind them, to be looked at, samples of parameters. See ``primitive.HostCall``.
-    Equal if the exchange and the names are. ``replica``: of parameters that are there already, outside of programs."""
+    Equal if the reducer and the names are. ``replica``: of parameters that are there already, outside of programs."""
 
     def __init__(
-        self, exchange: Exchange, names: Sequence[str], looked_at: Sequence[str] = (), cures: Cures = CURES,
+        self, reducer: GradientListReducer, names: Sequence[str], looked_at: Sequence[str] = (), cures: Cures = CURES,
         told: Collection[str] = (), replica: ArraysReplica | None = None,
     ) -> None:  # fmt: skip
-        self.exchange, self.names, self.looked_at = exchange, tuple(names), tuple(looked_at)
+        self.reducer, self.names, self.looked_at = reducer, tuple(names), tuple(looked_at)
         self._cures, self._told, self._replica = cures, told, replica
 
     def __hash__(self) -> int:
-        return hash((id(self.exchange), self.names, self.looked_at))
+        return hash((id(self.reducer), self.names, self.looked_at))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Exchanged):
+        if not isinstance(other, _Reduction):
             return False
-        return (self.exchange, self.names, self.looked_at) == (other.exchange, other.names, other.looked_at)
+        return (self.reducer, self.names, self.looked_at) == (other.reducer, other.names, other.looked_at)
 
     def __str__(self) -> str:
-        return self.exchange.name
+        return self.reducer.name
 
     @property
     def elementwise(self) -> bool | None:
-        return None if self.exchange.op is ReduceOp.ADASUM else True
+        return None if self.reducer.options.op is ReduceOp.ADASUM else True
 
     @property
     def in_place(self) -> bool:
@@ -62,7 +61,7 @@ class _Exchanged:
         replica = self._replica
         if self.looked_at:
             replica = ArraysReplica(arrays[count:], self.looked_at, self._cures, self._told)
-        return self.exchange(arrays[:count], self.names, in_place=True, replica=replica)
+        return self.reducer(arrays[:count], self.names, in_place=True, replica=replica)
 
 
 @documented(
@@ -70,13 +69,13 @@ class _Exchanged:
     "disagree",
     leaves="arrays of floating point or whole numbers, None, or float0.",
     names="one per leaf, for messages.",
-    exchange="a farandole.frontend.exchange.Exchange: one object for all steps.",
+    reducer="a farandole.strategies.list_reducer.GradientListReducer: one object for all steps. Its options count.",
     parameters="what the leaves are gradients of, in the same order, if that is known.",
     cures="what to advise when ranks have come apart.",
     told="kinds of findings that the user knows of.",
 )
 def reduce_gradients(
-    leaves: Sequence[Any], names: Sequence[str], exchange: Exchange, compression: Any = NoneCompressor,
+    leaves: Sequence[Any], names: Sequence[str], reducer: GradientListReducer,
     parameters: Sequence[Any] = (), cures: Cures = CURES, told: Collection[str] = (),
 ) -> list[Any]:  # fmt: skip
     """The reduction of ``leaves`` over all ranks, in one go; inside ``jit`` and outside.
@@ -90,20 +89,23 @@ def reduce_gradients(
     places = [place for place, leaf in enumerate(leaves) if leaf is not None and _dtype(leaf) != jax.dtypes.float0]
     if not places:
         return results
+    compression = reducer.options.compression
     pairs = [compression.compress(jnp.asarray(leaves[place])) for place in places]
     labels, smalls = [names[place] for place in places], [small for small, _ in pairs]
     of = [parameters[place] for place in places] if len(parameters) == len(leaves) else []
-    reduced = _reduced(exchange, labels, smalls, of if comparable(of, smalls) else [], cures, told)
+    reduced = _reduced(reducer, labels, smalls, of if comparable(of, smalls) else [], cures, told)
     for place, result, (_, token) in zip(places, reduced, pairs, strict=True):
         results[place] = compression.decompress(result, token)
     return results
 
 
 def _reduced(
-    exchange: Exchange, names: Sequence[str], arrays: list[Any], parameters: Sequence[Any], cures: Cures,
+    reducer: GradientListReducer, names: Sequence[str], arrays: list[Any], parameters: Sequence[Any], cures: Cures,
     told: Collection[str],
 ) -> list[Any]:  # fmt: skip
-    call = Collective(Kind.ALLREDUCE, exchange.name, exchange.process_set, exchange.op, *exchange.scales, grouped=True)
+    options = reducer.options
+    scales = options.prescale, options.postscale
+    call = Collective(Kind.ALLREDUCE, reducer.name, options.process_set, options.op, *scales, grouped=True)
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
         if native.position() is not None:
             return native.inside(call, arrays)
@@ -113,9 +115,9 @@ def _reduced(
         if found is not None:
             return found
     if parameters and isinstance(parameters[0], jax.core.Tracer):
-        return host_call(_Exchanged(exchange, names, names, cures, told), [*arrays, *sample(parameters)])
+        return host_call(_Reduction(reducer, names, names, cures, told), [*arrays, *sample(parameters)])
     replica = ArraysReplica(parameters, names, cures, told)
-    return host_call(_Exchanged(exchange, names, (), cures, told, replica), arrays)
+    return host_call(_Reduction(reducer, names, (), cures, told, replica), arrays)
 
 
 def _dtype(leaf: Any) -> Any:

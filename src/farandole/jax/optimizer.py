@@ -15,12 +15,12 @@ from farandole.frontend import serials
 from farandole.frontend.agreement import Replica
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
-from farandole.frontend.exchange import Exchange
-from farandole.frontend.ops import WORLD, reduce_op
-from farandole.frontend.predivide import predivided
+from farandole.frontend.ops import WORLD
 from farandole.jax.accumulation import accumulated
 from farandole.jax.collectives import grouped_allreduce
 from farandole.jax.gradients import names_of, reduce_gradients
+from farandole.strategies.list_reducer import GradientListReducer
+from farandole.strategies.options import GradientOptions, check_passes, gradient_options
 from farandole.types import ReduceOp
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 
-class _Numbered(Exchange):
-    """An exchange that takes its name from the order in which those of a job are first used, which is the same on all
+class _NumberedReducer(GradientListReducer):
+    """One that takes its name from the order in which those of a job are first used, which is the same on all
     ranks (the order in which they are made need not be)."""
 
     _number: Engine | None = None
@@ -39,45 +39,36 @@ class _Numbered(Exchange):
         self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False,
         replica: Replica | None = None,
     ) -> Callable[[], list[Array]]:  # fmt: skip
-        engine = context.engine(self.process_set)
+        engine = context.engine(self.options.process_set)
         if engine is not self._number:
             self._number = engine
             self.name = f"{self.name.partition('.')[0]}.{serials.next_optimizer(engine)}"
         return super().start(arrays, names, in_place=in_place, replica=replica)
 
 
-class Reducer:
+class TreeReducer:
     """Reduces trees of gradients. Make it once, and call it in every step."""
 
-    def __init__(
-        self, what: str, op: int, compression: Any, predivide: float, process_set: ProcessSet, name: str | None
-    ) -> None:
-        factors = predivided(op, predivide)
-        self._op = _checked_op(op)
-        self._compression, self._set = compression, process_set
-        kind = _Numbered if name is None else Exchange
-        self._exchange = kind(name or what, self._op, *factors, process_set)
+    def __init__(self, what: str, options: GradientOptions, name: str | None) -> None:
+        """``what`` asks for it, if what the ranks agree by has no ``name``."""
+        self._options = options
+        self._list = (_NumberedReducer if name is None else GradientListReducer)(name or what, options)
 
     def __call__(self, gradients: Any, parameters: Any = None) -> Any:
         """``gradients`` (any tree) of all ranks. On a rank outside the process set, its own. ``parameters``: what they
         are gradients of, if that is known."""
-        if not self._set.included():
+        if not self._options.process_set.included():
             return gradients
         leaves, kind = jax.tree_util.tree_flatten(gradients)
-        if self._op is ReduceOp.ADASUM:  # of each array for itself
-            reduced = grouped_allreduce(leaves, None, None, self._compression, self._op, process_set=self._set)
+        if self._options.op is ReduceOp.ADASUM:  # of each array for itself
+            reduced = grouped_allreduce(
+                leaves, None, None, self._options.compression, self._options.op,
+                process_set=self._options.process_set,
+            )  # fmt: skip
         else:
             of, other = jax.tree_util.tree_flatten(parameters)
-            reduced = reduce_gradients(
-                leaves, names_of(gradients), self._exchange, self._compression, of if kind == other else ()
-            )  # fmt: skip
+            reduced = reduce_gradients(leaves, names_of(gradients), self._list, of if kind == other else ())
         return jax.tree_util.tree_unflatten(kind, reduced)
-
-
-def _checked_op(op: int) -> ReduceOp:
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
-        raise ValueError(f"op={op!r} makes no sense of gradients; use Average, Sum or Adasum")
-    return reduce_op(None, op)
 
 
 @documented(
@@ -100,7 +91,8 @@ def distributed_gradients(
     """
     import optax
 
-    reduce = Reducer("distributed_gradients", op, compression, gradient_predivide_factor, process_set, name)
+    options = gradient_options(op, gradient_predivide_factor, compression=compression, process_set=process_set)
+    reduce = TreeReducer("distributed_gradients", options, name)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         return reduce(updates, params), state
@@ -133,8 +125,7 @@ def DistributedOptimizer(
     """
     import optax
 
-    if backward_passes_per_step <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
+    check_passes(backward_passes_per_step)
     exchange = distributed_gradients(op, compression, gradient_predivide_factor, process_set, name)
     parts = (optimizer, exchange) if op == ReduceOp.ADASUM else (exchange, optimizer)
     chained = optax.with_extra_args_support(optax.chain(*parts))
@@ -165,7 +156,8 @@ def value_and_grad(
 
     What it gives may be jitted.
     """
-    reduce = Reducer("value_and_grad", op, compression, gradient_predivide_factor, process_set, name)
+    chosen = gradient_options(op, gradient_predivide_factor, compression=compression, process_set=process_set)
+    reduce = TreeReducer("value_and_grad", chosen, name)
     local = jax.value_and_grad(fun, argnums, has_aux, **options)
 
     @functools.wraps(fun)

@@ -18,8 +18,8 @@ from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.frontend.solo import MOMENT, compared, tell_solo
 from farandole.keras import metrics, notes
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
-from farandole.keras.gradients import counter, name_of
 from farandole.keras.optimizer import gradients_of
+from farandole.keras.reducer import counter, name_of
 from farandole.keras.replica import CURES, KerasReplica
 from farandole.keras.weights import broadcast_variables, digests, local_of, numpy_of, shared_variables
 from farandole.observe.replicas import combined

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from farandole.frontend.exchange import Exchange
 from farandole.jax.gradients import reduce_gradients
 from farandole.keras.replica import KerasReplica
+from farandole.strategies.list_reducer import GradientListReducer
 
 
 def apart(call: Callable[..., Any], *args: Any) -> Any:
@@ -18,15 +18,15 @@ def apart(call: Callable[..., Any], *args: Any) -> Any:
 
 
 def reduced(
-    grads: Sequence[Any], names: Sequence[str], exchange: Exchange, sparse_as_dense: bool, compression: Any,
-    replica: KerasReplica, now: Callable[[], Any] | None,
+    grads: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, replica: KerasReplica,
+    now: Callable[[], Any] | None,
 ) -> list[Any]:  # fmt: skip
-    """See ``gradients``: Keras computes a step for every batch that it accumulates, and drops all but one of them.
+    """See ``reducer``: Keras computes a step for every batch that it accumulates, and drops all but one of them.
     ``now()`` tells which is not dropped, and so is exchanged."""
 
     def exchanged() -> list[Any]:
         held = [] if replica.apart else [variable.value for variable in replica.variables]
-        return reduce_gradients(grads, names, exchange, compression, held, replica.cures, replica.told)
+        return reduce_gradients(grads, names, reducer, held, replica.cures, replica.told)
 
     if now is None:
         return exchanged()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,8 +13,8 @@ from farandole.context import ProcessSet
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
-from farandole.frontend.predivide import predivided
-from farandole.keras.gradients import Gradients
+from farandole.keras.reducer import KerasReducer
+from farandole.strategies.options import LINEAR, gradient_options
 from farandole.types import ReduceOp
 
 
@@ -50,6 +49,12 @@ def DistributedOptimizer(
     ``register_local_var(variable)`` of the result leaves a variable to each rank.
     """
     context.size()
+    chosen = gradient_options(
+        op, gradient_predivide_factor, compression=compression, backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
+        sparse_as_dense=sparse_as_dense, scale_local_gradients=scale_local_gradients, process_set=process_set,
+        ops=LINEAR,
+    )  # fmt: skip
     if any(base.__module__.startswith("tf_keras.") for base in type(optimizer).__mro__):
         raise ValueError(
             f"{type(optimizer).__name__} is an optimizer of Keras 2 (tf_keras), and this is for Keras 3. Set "
@@ -58,21 +63,14 @@ def DistributedOptimizer(
         )
     optimizer = keras.optimizers.get(optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        options = {key: value for key, value in locals().items() if key != "optimizer"}
+        options = {key: value for key, value in locals().items() if key not in ("optimizer", "chosen")}
         optimizer.inner_optimizer = DistributedOptimizer(optimizer.inner_optimizer, **options)
         return optimizer
     if gradients_of(optimizer) is not None:
         raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
-    _check(op, gradient_predivide_factor, num_groups, groups)
-    if backward_passes_per_step <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
-    gradients = Gradients(
-        ReduceOp(op), gradient_predivide_factor, compression, process_set, sparse_as_dense, scale_local_gradients, shard
-    )
-    wrapped = _adopt(optimizer, gradients)
+    wrapped = _adopt(optimizer, KerasReducer(chosen, shard))
     if backward_passes_per_step > 1:
         _accumulate(wrapped, backward_passes_per_step)
-        gradients.factor = 1.0 if average_aggregated_gradients else float(backward_passes_per_step)
     return wrapped
 
 
@@ -114,7 +112,7 @@ def distributed_in(optimizer: Any) -> Any:
     return optimizer
 
 
-def gradients_of(optimizer: Any) -> Gradients | None:
+def gradients_of(optimizer: Any) -> KerasReducer | None:
     """The reducer of the gradients of ``optimizer``, or of the one that it wraps; None if it has none."""
     found = distributed_in(optimizer)
     return None if found is None else found._farandole
@@ -123,7 +121,7 @@ def gradients_of(optimizer: Any) -> Gradients | None:
 class Distributed:
     """The differences of a distributed optimizer from its base class."""
 
-    _farandole: Gradients
+    _farandole: KerasReducer
 
     def register_local_var(self, var: Any) -> None:
         """Leave ``var`` to each rank: its gradients are not exchanged, and it is not broadcast."""
@@ -165,7 +163,7 @@ class Distributed:
         return plain
 
 
-def _adopt(optimizer: Any, gradients: Gradients) -> Any:
+def _adopt(optimizer: Any, gradients: KerasReducer) -> Any:
     """``optimizer``'s state in an object of a distributed subclass. Its ``__class__`` is said to be that of
     ``optimizer``, for that is the name under which Keras saves it."""
     base = type(optimizer)
@@ -191,18 +189,6 @@ def _accumulate(optimizer: Any, passes: int) -> None:
     optimizer.gradient_accumulation_steps = passes
 
 
-def _check(op: int, predivide: float, num_groups: int, groups: Any) -> None:
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise ValueError("op currently only supports Average and Sum")
-    predivided(op, predivide)
-    if num_groups:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
-    counted = isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0
-    listed = isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)
-    if groups is not None and not counted and not listed:
-        raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable.")
-
-
 # Loss scaling: whether a step is skipped is decided on gradients, so it must be on everybody's.
 
 
@@ -221,7 +207,7 @@ def exchanged_outside(optimizer: Any) -> Iterator[None]:
 def reduced_for_scaling(optimizer: Any, grads: Sequence[Any], variables: Any) -> list[Any]:
     """Everybody's gradients for a LossScaleOptimizer around a distributed one: non-finite on one rank, so on all."""
     inner = distributed_in(optimizer)
-    gradients: Gradients = inner._farandole
+    gradients: KerasReducer = inner._farandole
     variables = inner._trainable_variables if variables is None else list(variables)
     there = [number for number, grad in enumerate(grads) if grad is not None]
     gradients.variables = [variables[number] for number in there]

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole.frontend.exchange import Exchange
 from farandole.keras.replica import KerasReplica
+from farandole.strategies.list_reducer import GradientListReducer
 from farandole.tensorflow.gradients import reduce_gradients
 
 
@@ -18,12 +18,10 @@ def apart(call: Callable[..., Any], *args: Any) -> Any:
 
 
 def reduced(
-    grads: Sequence[Any], names: Sequence[str], exchange: Exchange, sparse_as_dense: bool, compression: Any,
-    replica: KerasReplica, now: Callable[[], Any] | None,
+    grads: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, replica: KerasReplica,
+    now: Callable[[], Any] | None,
 ) -> list[Any]:  # fmt: skip
-    """See ``gradients``: Keras has this inside of a branch that runs only when it applies them, so ``now`` does not
+    """See ``reducer``: Keras has this inside of a branch that runs only when it applies them, so ``now`` does not
     matter."""
     with tf.name_scope("farandole/"):  # Keras's scope counts how many optimizers this process has made
-        return reduce_gradients(
-            grads, names, exchange, sparse_as_dense=sparse_as_dense, compression=compression, replica=replica
-        )
+        return reduce_gradients(grads, names, reducer, replica=replica)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from farandole.frontend.exchange import Exchange
 from farandole.keras.replica import KerasReplica
+from farandole.strategies.list_reducer import GradientListReducer
 from farandole.torch.functions import binding
 from farandole.types import DType
 
@@ -24,13 +24,14 @@ def apart(call: Callable[..., Any], *args: Any) -> Any:
 
 
 def reduced(
-    grads: Sequence[Any], names: Sequence[str], exchange: Exchange, sparse_as_dense: bool, compression: Any,
-    replica: KerasReplica, now: Callable[[], Any] | None,
+    grads: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, replica: KerasReplica,
+    now: Callable[[], Any] | None,
 ) -> list[Any]:  # fmt: skip
-    """See ``gradients``: Keras calls this only when it applies the gradients, so ``now`` does not matter."""
+    """See ``reducer``: Keras calls this only when it applies the gradients, so ``now`` does not matter."""
     with torch.no_grad():
+        compression = reducer.options.compressor
         pairs = [compression.compress(grad) for grad in grads]
-        arrays = exchange([_array(small) for small, _ in pairs], names, in_place=True, replica=replica)
+        arrays = reducer([_array(small) for small, _ in pairs], names, in_place=True, replica=replica)
         return [
             compression.decompress(_tensor(array, small), token)
             for array, (small, token) in zip(arrays, pairs, strict=True)

@@ -13,8 +13,8 @@ from farandole.context import ProcessSet
 from farandole.frontend.arrays import broadcast_arrays
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
-from farandole.keras.gradients import digest_of, name_of
 from farandole.keras.optimizer import gradients_of
+from farandole.keras.reducer import digest_of, name_of
 
 if TYPE_CHECKING:
     from farandole.types import Array

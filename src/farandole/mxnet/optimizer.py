@@ -12,10 +12,10 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend import serials
 from farandole.frontend.ops import WORLD
-from farandole.frontend.predivide import predivided
 from farandole.mxnet.functions import allreduce_, grouped_allreduce_
 from farandole.mxnet.names import canonical
 from farandole.mxnet.sparse import reduce_rows
+from farandole.strategies.options import GradientOptions, gradient_options
 from farandole.types import ReduceOp
 
 
@@ -36,10 +36,10 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxn
     ) -> None:  # fmt: skip
         if isinstance(optimizer, DistributedOptimizer):
             raise ValueError("this optimizer is distributed already: pass the one that it was given")
-        predivided(ReduceOp.AVERAGE, gradient_predivide_factor)
+        options = gradient_options(gradient_predivide_factor=gradient_predivide_factor, process_set=process_set)
         active = process_set.included() and process_set.size() > 1
-        mine = _Mine(
-            optimizer, gradient_predivide_factor, num_groups, process_set, active,
+        mine = _OptimizerState(
+            optimizer, options, num_groups, active,
             gradient_predivide_factor / process_set.size() if active else 1.0,
             f"DistributedOptimizer.{serials.next_optimizer(context.engine())}", {},
         )  # fmt: skip
@@ -56,8 +56,9 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxn
 
     def __reduce__(self) -> Any:
         mine = self._mine
-        process_set = None if mine.process_set is WORLD else mine.process_set
-        rest = mine.predivide, mine.num_groups, process_set, mine.optimizer.rescale_grad / mine.factor
+        process_set = mine.options.process_set
+        process_set = None if process_set is WORLD else process_set
+        rest = mine.options.postscale, mine.num_groups, process_set, mine.optimizer.rescale_grad / mine.factor
         return _restored, (mine.optimizer, *rest)
 
     def unwrapped(self) -> Any:
@@ -80,11 +81,10 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxn
 _OWN = frozenset(DistributedOptimizer.__dict__) | {"_mine"}  # all other attributes are those of the wrapped optimizer
 
 
-class _Mine(NamedTuple):
+class _OptimizerState(NamedTuple):
     optimizer: Any
-    predivide: float
+    options: GradientOptions
     num_groups: int
-    process_set: ProcessSet
     active: bool  # is there anybody to exchange with?
     factor: float  # by what rescale_grad was multiplied
     label: str  # what names begin with: they must differ between optimizers, and be the same on all ranks
@@ -99,20 +99,20 @@ class _Mine(NamedTuple):
         return f"{self.label}.{self.names.get(index, index)}"
 
 
-def _reduce(mine: _Mine, index: Any, grad: Any) -> None:
+def _reduce(mine: _OptimizerState, index: Any, grad: Any) -> None:
     """Sum up gradients over the ranks, in place."""
     if not mine.active:
         return
     several = isinstance(index, (list, tuple))
     pairs = list(zip(index, grad, strict=True)) if several else [(index, grad)]
-    prescale = 1.0 / mine.predivide
+    prescale, process_set = mine.options.prescale, mine.options.process_set
     dense = [pair for pair in pairs if pair[1].stype == "default"]
     finish = [
-        reduce_rows(mine.name(number), [gradient], True, prescale, mine.process_set)
+        reduce_rows(mine.name(number), [gradient], True, prescale, process_set)
         for number, gradient in pairs
         if gradient.stype != "default"
     ]
-    options: dict[str, Any] = {"op": ReduceOp.SUM, "prescale_factor": prescale, "process_set": mine.process_set}
+    options: dict[str, Any] = {"op": ReduceOp.SUM, "prescale_factor": prescale, "process_set": process_set}
     if several and mine.num_groups > 0:
         for place, group in enumerate(split(dense, mine.num_groups)):
             name = f"{mine.name(group[0][0])}:{group[-1][0]}"

@@ -11,15 +11,15 @@ import numpy as np
 
 from farandole.collectives.kernels import narrow_into, widen
 from farandole.context import ProcessSet
-from farandole.frontend.exchange import Exchange
 from farandole.frontend.ops import WORLD
-from farandole.frontend.predivide import predivided
 from farandole.mxnet.binding import dtype_of, empty_like, memory, on_host, overwrite, readable, wait_to_write
 from farandole.mxnet.functions import Compression
 from farandole.mxnet.names import canonical
 from farandole.mxnet.optimizer import DistributedOptimizer, split
 from farandole.mxnet.replica import TrainerReplica
 from farandole.mxnet.sparse import reduce_rows
+from farandole.strategies.list_reducer import GradientListReducer
+from farandole.strategies.options import gradient_options
 from farandole.types import DType, ReduceOp
 
 if TYPE_CHECKING:
@@ -53,17 +53,20 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
                 stacklevel=2,
             )
             optimizer = optimizer.unwrapped()
-        prescale, _ = predivided(ReduceOp.AVERAGE, gradient_predivide_factor)
+        average = gradient_options(
+            gradient_predivide_factor=gradient_predivide_factor, compression=compression, process_set=process_set
+        )
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
-        self._compression, self._num_groups, self._process_set = compression, num_groups, process_set
-        self._prescale = prescale
+        self._options = average._replace(op=ReduceOp.SUM, postscale=1.0)  # the update divides
+        self._num_groups = num_groups
         self._label = f"DistributedTrainer.{prefix or ''}"
-        self._exchanges: dict[int, Exchange] = {}
+        self._reducers: dict[int, GradientListReducer] = {}
         if self._active():
             self._scale *= gradient_predivide_factor / process_set.size()
 
     def _active(self) -> bool:
-        return bool(self._process_set.included() and self._process_set.size() > 1)
+        members = self._options.process_set
+        return bool(members.included() and members.size() > 1)
 
     def _allreduce_grads(self) -> None:
         if not self._active():
@@ -74,7 +77,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
             ((name, parameter) for name, parameter in named if parameter.grad_req != "null"), key=lambda pair: pair[0]
         )
         dense = [
-            _Gradient(name, parameter, self._compression)
+            _TrainerGradient(name, parameter, self._options.compressor)
             for name, parameter in used
             if parameter._grad_stype == "default"
         ]
@@ -83,13 +86,13 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
         for wait in finish:
             wait()
 
-    def _start(self, number: int, group: Sequence[_Gradient]) -> Callable[[], None]:
+    def _start(self, number: int, group: Sequence[_TrainerGradient]) -> Callable[[], None]:
         """Send a group of gradients, and with them which of them this rank has computed since its last step."""
         fresh = np.array([gradient.fresh for gradient in group], dtype=np.float32)
-        exchange = self._exchange(number)
         names = [*(gradient.name for gradient in group), "fresh"]
         replica = TrainerReplica(self._optimizer, [(gradient.name, gradient.parameter) for gradient in group])
-        wait = exchange.start([*(gradient.pack() for gradient in group), fresh], names, in_place=True, replica=replica)
+        arrays = [*(gradient.pack() for gradient in group), fresh]
+        wait = self._reducer(number).start(arrays, names, in_place=True, replica=replica)
 
         def finish() -> None:
             *totals, anywhere = wait()
@@ -100,7 +103,9 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
 
     def _start_rows(self, name: str, parameter: Any) -> Callable[[], None]:
         fresh = _is_fresh(parameter)
-        wait = reduce_rows(f"{self._label}.{name}", parameter.list_grad(), fresh, self._prescale, self._process_set)
+        options = self._options
+        rows = parameter.list_grad()
+        wait = reduce_rows(f"{self._label}.{name}", rows, fresh, options.prescale, options.process_set)
 
         def finish() -> None:
             if wait():
@@ -108,22 +113,19 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
 
         return finish
 
-    def _exchange(self, number: int) -> Exchange:
-        if number not in self._exchanges:
-            wire = DType.FLOAT16 if self._compression is Compression.fp16 else None
-            self._exchanges[number] = Exchange(
-                f"{self._label}.{number}", ReduceOp.SUM, self._prescale, process_set=self._process_set, wire=wire
-            )
-        return self._exchanges[number]
+    def _reducer(self, number: int) -> GradientListReducer:
+        if number not in self._reducers:
+            self._reducers[number] = GradientListReducer(f"{self._label}.{number}", self._options)
+        return self._reducers[number]
 
 
-class _Gradient:
+class _TrainerGradient:
     """One parameter's gradient, on its way out and back."""
 
-    def __init__(self, name: str, parameter: Any, compression: Any) -> None:
+    def __init__(self, name: str, parameter: Any, compressor: Any) -> None:
         self.name, self.fresh = name, _is_fresh(parameter)
         self.parameter = parameter
-        self._compression = None if compression in (Compression.none, Compression.fp16) else compression
+        self._compressor = None if compressor is Compression.none else compressor
         self._sent: tuple[Any, Any] = None, None
 
     def pack(self) -> Array:
@@ -131,10 +133,10 @@ class _Gradient:
         be the gradient's own memory: MXNet has nothing to do with it until ``unpack``."""
         first, *others = self.parameter.list_grad()
         shape = first.shape
-        if self._compression is not None:
+        if self._compressor is not None:
             if others:
                 first = mx.nd.add_n(*(gradient.as_in_context(first.context) for gradient in (first, *others)))
-            first, _ = self._sent = self._compression.compress(first)
+            first, _ = self._sent = self._compressor.compress(first)
             others, shape = [], first.shape
         values = _values(first)
         for other in others:
@@ -148,11 +150,11 @@ class _Gradient:
         if anywhere and not self.fresh:
             _make_fresh(self.parameter)
         gradients = self.parameter.list_grad()
-        if self._compression is not None:
+        if self._compressor is not None:
             small, token = self._sent
             result = empty_like(small)
             overwrite(result, _stored(result, total))
-            result = self._compression.decompress(result, token)
+            result = self._compressor.decompress(result, token)
             for gradient in gradients:
                 result.copyto(gradient)
             return

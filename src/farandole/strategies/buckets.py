@@ -1,7 +1,7 @@
 """Gradients that travel together.
 
-``FlatBucket``: the gradients are views of one piece of memory that the transport reduces where it stands.
-``LooseBucket``: each gradient stays where its framework put it (or is made smaller first), and all are submitted as a
+``ContiguousBucket``: the gradients are views of one piece of memory that the transport reduces where it stands.
+``GroupedBucket``: each gradient stays where its framework put it (or is made smaller first), and all are submitted as a
 group; on a GPU that is how all go. Both carry a flag per gradient, so that after the reduction every rank knows which
 parameters were used by nobody: those keep what they had, as they would on one rank.
 """
@@ -9,12 +9,12 @@ parameters were used by nobody: those keep what they had, as they would on one r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from farandole.context import ProcessSet
 from farandole.engine import Engine, Entry, Handle
+from farandole.strategies.options import GradientOptions
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ class Gradient(Protocol):
     def leave(self) -> None:
         """The place is going to be used for something else: what stands there moves out."""
 
-    def is_rows(self, gradient: Any) -> bool:
+    def is_sparse(self, gradient: Any) -> bool:
         """Is this a sparse gradient, which travels as rows?"""
 
-    def exchange_rows(self, name: str, terms: Terms, process_set: ProcessSet) -> None:
+    def reduce_sparse(self, name: str, options: GradientOptions) -> None:
         """Reduce the parameter's gradient as rows: everybody gets everybody's. Collective; no gradient is no rows."""
 
     def copy(self) -> Any:
@@ -81,38 +81,26 @@ class Gradient(Protocol):
         """Multiply what the parameter's gradient has on top of ``old`` (None: zeros) by ``factor``."""
 
 
-class Terms(NamedTuple):
-    """How gradients are reduced."""
-
-    op: ReduceOp
-    prescale: float = 1.0
-    postscale: float = 1.0
-
-    def mean(self) -> Terms:
-        """Terms that leave alone what is the same on all ranks."""
-        return Terms(ReduceOp.AVERAGE)
-
-
 class Bucket:
     """Some gradients, on their way to a step. ``left`` is how many of them are not in yet."""
 
-    def __init__(self, name: str, gradients: Sequence[Gradient], terms: Terms) -> None:
-        self.name, self.gradients, self.terms = name, gradients, terms
+    def __init__(self, name: str, gradients: Sequence[Gradient], options: GradientOptions) -> None:
+        self.name, self.gradients, self.options = name, gradients, options
         self.left = 0
-        self._holes: list[int] = []
+        self._missing: list[int] = []
         self._handle: Handle | None = None
 
     def open(self) -> None:
         """Begin a round."""
-        self._holes = []
+        self._missing = []
         self._handle = None
         self.left = len(self.gradients)
 
     def put(self, slot: int, gradient: Any) -> None:
-        """The gradient is in; None leaves a hole, which counts as zeros."""
+        """The gradient is in; None: there is none, and zeros count."""
         self.left -= 1
         if gradient is None:
-            self._holes.append(slot)
+            self._missing.append(slot)
         self._take(slot, gradient)
 
     def launch(self, engine: Engine, *, again: bool = False, soon: bool = False) -> None:
@@ -120,12 +108,12 @@ class Bucket:
         self._handle = engine.submit(self._entries(again), soon=soon)
 
     def finish(self) -> list[int]:
-        """Wait; the gradients are final then. The slots of the holes that stayed empty on all ranks."""
+        """Wait; the gradients are final then. The slots of missing gradients that no rank had."""
         if self._handle is None:
             return []
         handle, self._handle = self._handle, None
         handle.wait()
-        return self._give(self._holes)
+        return self._give(self._missing)
 
     def _take(self, slot: int, gradient: Any) -> None:
         raise NotImplementedError
@@ -133,14 +121,14 @@ class Bucket:
     def _entries(self, again: bool) -> Sequence[Entry]:
         raise NotImplementedError
 
-    def _give(self, holes: Sequence[int]) -> list[int]:
+    def _give(self, missing: Sequence[int]) -> list[int]:
         raise NotImplementedError
 
 
-class FlatBucket(Bucket):
-    def __init__(self, name: str, gradients: Sequence[Gradient], terms: Terms, memory: Array) -> None:
+class ContiguousBucket(Bucket):
+    def __init__(self, name: str, gradients: Sequence[Gradient], options: GradientOptions, memory: Array) -> None:
         """``memory``: uint8, ``nbytes(gradients)`` long."""
-        super().__init__(name, gradients, terms)
+        super().__init__(name, gradients, options)
         dtype = gradients[0].dtype
         flat = memory.view(dtype.storage)
         flat.fill(0)
@@ -156,7 +144,7 @@ class FlatBucket(Bucket):
         buffer = Buffer(flat, flat, dtype)
         self._first, self._again = (
             (Entry(Request(name, Kind.ALLREDUCE, dtype, flat.shape, *_order(chosen)), buffer),)
-            for chosen in (terms, terms.mean())
+            for chosen in (options, options.of_reduced())
         )
 
     @staticmethod
@@ -178,21 +166,21 @@ class FlatBucket(Bucket):
     def _entries(self, again: bool) -> Sequence[Entry]:
         return self._again if again else self._first
 
-    def _give(self, holes: Sequence[int]) -> list[int]:
-        if not holes:
+    def _give(self, missing: Sequence[int]) -> list[int]:
+        if not missing:
             for gradient in self.gradients:
                 gradient.load()
             return []
-        empty = [slot for slot in holes if not self._flags[slot]]
+        empty = [slot for slot in missing if not self._flags[slot]]
         for slot, gradient in enumerate(self.gradients):
             if slot not in empty:
                 gradient.load()
         return empty
 
 
-class LooseBucket(Bucket):
-    def __init__(self, name: str, gradients: Sequence[Gradient], terms: Terms) -> None:
-        super().__init__(name, gradients, terms)
+class GroupedBucket(Bucket):
+    def __init__(self, name: str, gradients: Sequence[Gradient], options: GradientOptions) -> None:
+        super().__init__(name, gradients, options)
         self._buffers: list[Buffer | None] = [None] * len(gradients)
         self._flags = np.ones(len(gradients), dtype=np.float32)
         self._members = len(gradients) + 1
@@ -207,22 +195,22 @@ class LooseBucket(Bucket):
             self._flags[slot] = 0
 
     def _entries(self, again: bool) -> Sequence[Entry]:
-        terms = self.terms.mean() if again else self.terms
+        options = self.options.of_reduced() if again else self.options
         buffers = [buffer for buffer in self._buffers if buffer is not None]
         buffers.append(Buffer(self._flags, self._flags, DType.FLOAT32))
         return [
             Entry(
                 Request(
                     f"{self.name}_{number}of{self._members}", Kind.ALLREDUCE, buffer.dtype, buffer.data.shape,
-                    *_order(terms), (), self.name, self._members, buffer.device,
+                    *_order(options), (), self.name, self._members, buffer.device,
                 ),
                 buffer,
             )
             for number, buffer in enumerate(buffers, 1)
         ]  # fmt: skip
 
-    def _give(self, holes: Sequence[int]) -> list[int]:
-        empty = [slot for slot in holes if not self._flags[slot]]
+    def _give(self, missing: Sequence[int]) -> list[int]:
+        empty = [slot for slot in missing if not self._flags[slot]]
         for slot, gradient in enumerate(self.gradients):
             if slot not in empty:
                 gradient.unpack()
@@ -230,9 +218,9 @@ class LooseBucket(Bucket):
         return empty
 
 
-def _order(terms: Terms) -> tuple[ReduceOp, int, float, float]:
+def _order(options: GradientOptions) -> tuple[ReduceOp, int, float, float]:
     """Op, root, prescale and postscale, as they stand in a Request."""
-    return terms.op, 0, terms.prescale, terms.postscale
+    return options.op, 0, options.prescale, options.postscale
 
 
 def partition(

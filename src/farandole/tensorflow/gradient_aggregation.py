@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from farandole.context import ProcessSet
 from farandole.frontend.ops import WORLD
+from farandole.tensorflow.reducer import key_of
 from farandole.tensorflow.sparse import is_slices
-from farandole.tensorflow.terms import key_of
 
 
 class LocalGradientAggregationHelper:

@@ -14,13 +14,12 @@ from tensorflow.python.eager import record
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend.agreement import Replica
-from farandole.frontend.compression import NoneCompressor
-from farandole.frontend.exchange import Exchange
 from farandole.frontend.ops import WORLD
+from farandole.strategies.list_reducer import GradientListReducer
+from farandole.strategies.options import GradientOptions
 from farandole.tensorflow import graph, reductions
 from farandole.tensorflow.functions import Names
 from farandole.tensorflow.sparse import allreduce_slices, is_slices
-from farandole.types import ReduceOp
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -44,77 +43,83 @@ def names_of(variables: Sequence[Any]) -> list[str]:
 
 
 def reduce_gradients(
-    gradients: Sequence[Any], names: Sequence[str], exchange: Exchange, *, sparse_as_dense: bool = False,
-    compression: Any = NoneCompressor, replica: Replica | None = None, differentiable: bool = False,
+    gradients: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, *, replica: Replica | None = None,
+    differentiable: bool = False,
 ) -> list[Any]:  # fmt: skip
-    """``gradients``, reduced over the ranks as ``exchange`` says. In eager mode, tf.functions and v1 graphs.
+    """``gradients``, reduced over the ranks by ``reducer``. In eager mode, tf.functions and v1 graphs.
 
-    Dense ones travel as one list through ``exchange``, so all ranks must have the same, in the same order, of any
+    Dense ones travel as one list through ``reducer``, so all ranks must have the same, in the same order, of any
     type that can be reduced; shapes may be unknown beforehand. Of tf.IndexedSlices the rows of all ranks are gathered
     (Average and Sum only; with ``sparse_as_dense`` they are made dense). None stays None.
 
-    ``names``: for messages. In a graph two calls with the same ``exchange`` must not run at the same time.
-    ``compression``: a Compressor, if the exchange's ``wire`` is not enough.
+    ``names``: for messages. In a graph two calls with the same ``reducer`` must not run at the same time.
     ``differentiable``: gradients go through the results, too, with one more operation in graphs.
     Raises ValueError (graphs: InvalidArgumentError) when the ranks' lists differ.
     """
-    results = list(gradients)
-    if sparse_as_dense:
+    results, compression = list(gradients), reducer.options.compressor
+    if reducer.options.sparse_as_dense:
         results = [tf.convert_to_tensor(gradient) if is_slices(gradient) else gradient for gradient in results]
     dense = [place for place, gradient in enumerate(results) if gradient is not None and not is_slices(gradient)]
     if dense:
         pairs = [compression.compress(tf.convert_to_tensor(results[place])) for place in dense]
         labels = [names[place] for place in dense]
         exchanged = _differentiable if differentiable else _exchanged
-        totals = exchanged([small for small, _ in pairs], labels, exchange, replica)
+        totals = exchanged([small for small, _ in pairs], labels, reducer, replica)
         for place, total, (_, token) in zip(dense, totals, pairs, strict=True):
             results[place] = compression.decompress(total, token)
     for place, gradient in enumerate(results):
         if is_slices(gradient):
-            results[place] = _reduced_slices(gradient, f"{exchange.name}_{place}", exchange, compression)
+            results[place] = _reduced_slices(gradient, f"{reducer.name}_{place}", reducer.options)
     return results
 
 
-def _reduced_slices(slices: Any, name: str, exchange: Exchange, compression: Any) -> Any:
-    prescale, postscale = exchange.scales
-    total = allreduce_slices(slices, exchange.op, 1.0, 1.0, compression, Names("Allreduce", name), exchange.process_set)
-    if prescale * postscale == 1.0:
+def _reduced_slices(slices: Any, name: str, options: GradientOptions) -> Any:
+    names, factor = Names("Allreduce", name), options.prescale * options.postscale
+    total = allreduce_slices(slices, options.op, 1.0, 1.0, options.compressor, names, options.process_set)
+    if factor == 1.0:
         return total
-    values = total.values * tf.cast(prescale * postscale, total.values.dtype)
+    values = total.values * tf.cast(factor, total.values.dtype)
     return tf.IndexedSlices(values, total.indices, total.dense_shape)
 
 
 def _differentiable(
-    tensors: Sequence[Any], names: Sequence[str], exchange: Exchange, replica: Replica | None
+    tensors: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, replica: Replica | None
 ) -> list[Any]:
-    """The results of ``exchange``. Their gradient is reduced as they were: sums and averages are linear."""
+    """The results of ``reducer``. Their gradient is reduced as they were: sums and averages are linear."""
     if tf.executing_eagerly() and not record.could_possibly_record():
-        return _exchanged(tensors, names, exchange, replica)
-    back = Names("GroupedAllreduce", exchange.name).and_("_gradient")
+        return _exchanged(tensors, names, reducer, replica)
+    options = reducer.options
+    back = Names("GroupedAllreduce", reducer.name).and_("_gradient")
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def through(*tensors: Any) -> Any:
         def gradient(*upstream: Any, variables: Sequence[Any] = ()) -> Any:
             found = reductions.reduced(
-                reductions.dense(upstream), exchange.op, *exchange.scales, back, exchange.process_set, grouped=True
+                reductions.dense(upstream),
+                options.op,
+                options.prescale,
+                options.postscale,
+                back,
+                options.process_set,
+                grouped=True,
             )
             return (found, [None] * len(variables)) if variables else found  # they are read to be compared only
 
-        return _exchanged(tensors, names, exchange, replica), gradient
+        return _exchanged(tensors, names, reducer, replica), gradient
 
     return list(through(*tensors))
 
 
 def _exchanged(
-    tensors: Sequence[Any], names: Sequence[str], exchange: Exchange, replica: Replica | None
+    tensors: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, replica: Replica | None
 ) -> list[Any]:  # fmt: skip
     if tf.executing_eagerly():
-        results = exchange([graph.array(tensor) for tensor in tensors], names, replica=replica)
+        results = reducer([graph.array(tensor) for tensor in tensors], names, replica=replica)
         return [tf.convert_to_tensor(result) for result in results]
     blocks = tf.compat.v1.executing_eagerly_outside_functions() and _threads() > 1
 
     def start(*arrays: Array) -> _Exchanging:
-        return _Exchanging(exchange.start(arrays, names, replica=replica), blocks)
+        return _Exchanging(reducer.start(arrays, names, replica=replica), blocks)
 
     return graph.run("the exchange of gradients", start, tensors, [(tensor.dtype, tensor.shape) for tensor in tensors])
 
@@ -143,18 +148,17 @@ class _Exchanging(graph.Call):
             super().when_done(call)
 
 
-_exchanges: dict[Any, Exchange] = {}
+_reducers: dict[Any, GradientListReducer] = {}
 
 
-def exchange_for(
-    what: str, op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet, wire: Any = None
-) -> Exchange:
-    """An exchange of these terms for one place of the program: the same one when a function is traced again.
+def reducer_for(what: str, options: GradientOptions) -> GradientListReducer:
+    """A reducer with these options for one place of the program: the same one when a function is traced again.
 
     In a graph each call gives another: two in one graph may run at the same time.
     """
     place = Names("Gradients", what).of(None) or what
-    key = (place, op, prescale, postscale, id(process_set), wire)
-    if key not in _exchanges:
-        _exchanges[key] = Exchange(place, op, prescale, postscale, process_set, wire)
-    return _exchanges[key]
+    scales = options.prescale, options.postscale
+    key = (place, options.op, scales, id(options.process_set), options.compression, options.sparse_as_dense)
+    if key not in _reducers:
+        _reducers[key] = GradientListReducer(place, options)
+    return _reducers[key]

@@ -12,9 +12,10 @@ from farandole.context import ProcessSet
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
+from farandole.strategies.options import gradient_options
 from farandole.tensorflow.differentiable import grouped_allreduce
 from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from farandole.tensorflow.terms import Terms
+from farandole.tensorflow.reducer import VariableReducer
 from farandole.types import ReduceOp
 
 
@@ -42,43 +43,36 @@ def DistributedOptimizer(
     A ``tf.compat.v1.train.Optimizer`` is wrapped, in eager mode, functions and graphs; Keras's is handed to
     ``farandole.keras.DistributedOptimizer``, one of ``tf_keras`` becomes one of a subclass of its class.
     """
-    adasum = op == ReduceOp.ADASUM
-    if adasum and average_aggregated_gradients:
-        raise ValueError("Adasum does not support average_aggregated_gradients == True")
-    options: dict[str, Any] = {
-        "compression": compression, "sparse_as_dense": sparse_as_dense, "op": op,
-        "gradient_predivide_factor": gradient_predivide_factor, "num_groups": num_groups, "groups": groups,
-        "process_set": process_set, "scale_local_gradients": scale_local_gradients,
-    }  # fmt: skip
-    passes: dict[str, Any] = {
+    arguments: dict[str, Any] = {
+        "op": op, "gradient_predivide_factor": gradient_predivide_factor, "compression": compression,
         "backward_passes_per_step": backward_passes_per_step,
-        "average_aggregated_gradients": average_aggregated_gradients,
-    }
+        "average_aggregated_gradients": average_aggregated_gradients, "num_groups": num_groups, "groups": groups,
+        "sparse_as_dense": sparse_as_dense, "scale_local_gradients": scale_local_gradients, "process_set": process_set,
+    }  # fmt: skip
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        made = _Adasum if adasum else _Distributed
-        return made(optimizer, name, use_locking, Terms("DistributedOptimizer", **options), **passes)
-    if adasum:
+        options = gradient_options(**arguments)
+        made = _Adasum if options.op is ReduceOp.ADASUM else _Distributed
+        return made(optimizer, name, use_locking, VariableReducer("DistributedOptimizer", options))
+    if op == ReduceOp.ADASUM:
         raise ValueError("op == Adasum is not supported yet with Keras")
     if any(base.__module__.startswith("tf_keras.") for base in type(optimizer).__mro__):
         from farandole.tensorflow.tf_keras import optimizer as legacy
 
-        return legacy.DistributedOptimizer(optimizer, name, **options, **passes)
-    return registry.load("optimizer", "keras")(optimizer, name=name, **options, **passes)
+        return legacy.DistributedOptimizer(optimizer, name, **arguments)
+    return registry.load("optimizer", "keras")(optimizer, name=name, **arguments)
 
 
 class _Wrapping(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     """The common part of the two kinds: all that is not about gradients is the wrapped optimizer's."""
 
-    def __init__(
-        self, optimizer: Any, name: str | None, use_locking: bool, terms: Terms, backward_passes_per_step: int,
-        average_aggregated_gradients: bool,
-    ) -> None:  # fmt: skip
+    def __init__(self, optimizer: Any, name: str | None, use_locking: bool, reducer: VariableReducer) -> None:
         super().__init__(name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
-        self._optimizer, self._terms = optimizer, terms
-        terms.optimizer = optimizer
+        self._optimizer, self._reducer = optimizer, reducer
+        reducer.optimizer = optimizer
         self._local: list[Any] = []
+        options = reducer.options
         self._helper = LocalGradientAggregationHelper(
-            backward_passes_per_step, self._reduced, terms.sparse_as_dense, average_aggregated_gradients
+            options.passes, self._reduced, options.sparse_as_dense, options.average_passes
         )
 
     def register_local_var(self, var: Any) -> None:
@@ -86,7 +80,7 @@ class _Wrapping(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         self._local.append(var)
 
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        return self._terms.reduced(gradients, variables, self._local)
+        return self._reducer.reduced(gradients, variables, self._local)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         return self._optimizer.get_slot(*args, **kwargs)
@@ -141,12 +135,13 @@ class _Adasum(_Wrapping):
         starts = [tf.identity(variable) for variable in variables]
         with _after(starts):
             applied = self._optimizer.apply_gradients(pairs, global_step, name)
-        if self._terms.apart() or not variables:
+        if self._reducer.apart() or not variables:
             return applied
         with _after([applied]):
             steps = [variable - start for variable, start in zip(_read(variables), starts, strict=True)]
+            options = self._reducer.options
             combined = grouped_allreduce(
-                steps, compression=self._terms.compression, op=ReduceOp.ADASUM, process_set=self._terms.process_set,
+                steps, compression=options.compression, op=ReduceOp.ADASUM, process_set=options.process_set,
                 name="DistributedAdasumOptimizer",
             )  # fmt: skip
             assigned = [

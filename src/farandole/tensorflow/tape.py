@@ -11,7 +11,8 @@ from farandole.context import ProcessSet
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
-from farandole.tensorflow.terms import Terms, key_of
+from farandole.strategies.options import gradient_options
+from farandole.tensorflow.reducer import VariableReducer, key_of
 from farandole.types import ReduceOp
 
 
@@ -35,15 +36,16 @@ def DistributedGradientTape(
 
     ``register_local_source(variable)`` of the result leaves a variable's gradients to each rank.
     """
-    terms = Terms(
-        "DistributedGradientTape", op, gradient_predivide_factor, compression, sparse_as_dense, process_set,
-        scale_local_gradients, num_groups, groups,
+    options = gradient_options(
+        op, gradient_predivide_factor, compression=compression, num_groups=num_groups, groups=groups,
+        sparse_as_dense=sparse_as_dense, scale_local_gradients=scale_local_gradients, process_set=process_set,
     )  # fmt: skip
-    terms.differentiable = True  # by an outer tape: penalties on gradients
+    reducer = VariableReducer("DistributedGradientTape", options)
+    reducer.differentiable = True  # by an outer tape: penalties on gradients
     base = type(gradtape)
     wrapped: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
     wrapped.__dict__.update(gradtape.__dict__)
-    wrapped._farandole, wrapped._local = terms, []
+    wrapped._farandole, wrapped._local = reducer, []
     return wrapped
 
 
@@ -81,7 +83,7 @@ def PartialDistributedGradientTape(
 class _Distributed:
     """The differences of a distributed tape from its base class."""
 
-    _farandole: Terms
+    _farandole: VariableReducer
     _local: list[Any]
 
     def register_local_source(self, source: Any) -> None:

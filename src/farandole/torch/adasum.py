@@ -11,23 +11,23 @@ from typing import Any
 import torch
 
 from farandole import context
-from farandole.context import ProcessSet
 from farandole.engine import Engine
 from farandole.frontend import serials
 from farandole.frontend.agreement import Agreement
 from farandole.observe.replicas import combined
+from farandole.strategies.options import GradientOptions
 from farandole.torch.functions import grouped_allreduce
 from farandole.torch.replica import TorchReplica, digest
 from farandole.types import ReduceOp
 
 
-class Steps:
-    """The changes of one optimizer's step, reduced over the ranks. It takes the place of ``optimizer._Exchange``."""
+class AdasumState:
+    """The changes of one optimizer's step, reduced over the ranks. See ``optimizer.OptimizerState``."""
 
-    def __init__(self, optimizer: Any, original: weakref.ref[Any], compression: Any, process_set: ProcessSet) -> None:
-        self.strategy = None  # gradients stay as they are
+    def __init__(self, optimizer: Any, original: weakref.ref[Any], options: GradientOptions) -> None:
+        self.reducer = None  # gradients stay as they are
         self._optimizer, self._original = weakref.ref(optimizer), original
-        self._compression, self._set = compression, process_set
+        self._options, self._set = options, options.process_set
         self._starts: list[tuple[Any, Any]] = []
         self._agreement: tuple[Engine, Agreement] | None = None
 
@@ -73,7 +73,7 @@ class Steps:
         with torch.no_grad():
             steps = [parameter.detach() - start for parameter, start in starts]
             combined = grouped_allreduce(
-                steps, op=ReduceOp.ADASUM, compression=self._compression, process_set=self._set
+                steps, op=ReduceOp.ADASUM, compression=self._options.compression, process_set=self._set
             )
             for (parameter, start), step in zip(starts, combined, strict=True):
                 parameter.detach().copy_(start.add_(step))

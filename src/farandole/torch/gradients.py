@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from farandole.context import ProcessSet
-from farandole.strategies.allreduce import Allreduce
-from farandole.strategies.buckets import Terms
+from farandole.strategies.bucket_reducer import BucketReducer
+from farandole.strategies.options import GradientOptions
 from farandole.torch import replica
 from farandole.torch.binding import DTYPES, is_dense, supported
 from farandole.torch.functions import anywhere
@@ -42,11 +41,11 @@ class TorchGradient:
         "dtype",
     )
 
-    def __init__(self, name: str, parameter: Any, compressor: Any, sparse_as_dense: bool) -> None:
+    def __init__(self, name: str, parameter: Any, options: GradientOptions) -> None:
         if parameter.dtype not in DTYPES:
             raise ValueError(f"Tensor type {parameter.type()} is not supported. (parameter {name!r}) {supported()}")
         self._name, self._parameter = name, parameter
-        self._compressor, self._as_dense = compressor, sparse_as_dense
+        self._compressor, self._as_dense = options.compression, options.sparse_as_dense
         self.dtype: DType = DTYPES[parameter.dtype]
         self.count: int = parameter.numel()
         self._sparse = 0  # leading dimensions that the indices of a sparse gradient have; 0: it is dense
@@ -147,10 +146,10 @@ class TorchGradient:
             if self._last is self._view:
                 self._last = parameter.grad
 
-    def is_rows(self, gradient: Any) -> bool:
+    def is_sparse(self, gradient: Any) -> bool:
         return bool(gradient.is_sparse) and not self._as_dense
 
-    def exchange_rows(self, name: str, terms: Terms, process_set: ProcessSet) -> None:
+    def reduce_sparse(self, name: str, options: GradientOptions) -> None:
         parameter = self._parameter
         gradient = parameter.grad
         if gradient is None or not gradient.is_sparse or gradient.sparse_dim() != 1:
@@ -158,12 +157,12 @@ class TorchGradient:
         gradient = gradient.detach().coalesce()
         values, token = self._compressor.compress(gradient.values())
         rows = sparse(gradient.indices(), values, parameter.shape)
-        total = sparse_allreduce_async(rows, name, terms.op, process_set)().coalesce()
+        total = sparse_allreduce_async(rows, name, options.op, options.process_set)().coalesce()
         if not total._nnz():
             return  # nobody has any
         values = self._compressor.decompress(total.values(), token)
-        if terms.prescale * terms.postscale != 1.0:
-            values = values * (terms.prescale * terms.postscale)
+        if options.prescale * options.postscale != 1.0:
+            values = values * (options.prescale * options.postscale)
         parameter.grad = self._last = sparse(total.indices(), values, parameter.shape)
 
     def copy(self) -> Any:
@@ -192,14 +191,14 @@ def _rows_of(parameter: Any, gradient: Any) -> Any:
     return sparse(indices, parameter.detach().new_empty((0, *parameter.shape[1:])), parameter.shape)
 
 
-def end_of_backward(strategy: Allreduce) -> Callable[[], None]:
-    """A function to call from hooks: it sees to it that ``strategy`` hears when this backward ends."""
+def end_of_backward(reducer: BucketReducer) -> Callable[[], None]:
+    """A function to call from hooks: it sees to it that ``reducer`` hears when this backward ends."""
     seen = -1
 
     def done() -> None:
         outer = _node()
         if outer is None:
-            strategy.end_of_backward()
+            reducer.end_of_backward()
         else:  # a backward inside a backward (activation checkpoints): look again when the outer one goes on
             outer.register_hook(lambda *_: _engine.queue_callback(done))
 

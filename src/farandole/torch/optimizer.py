@@ -15,10 +15,10 @@ from farandole.context import ProcessSet
 from farandole.frontend.compression import Compressing, NoneCompressor
 from farandole.frontend.documented import documented
 from farandole.report import pace
-from farandole.strategies.allreduce import Allreduce
-from farandole.strategies.buckets import Terms
-from farandole.torch import checked
-from farandole.torch.adasum import Steps
+from farandole.strategies.bucket_reducer import BucketReducer
+from farandole.strategies.options import GradientOptions, check_passes, gradient_options
+from farandole.torch import validation
+from farandole.torch.adasum import AdasumState
 from farandole.torch.functions import allreduce
 from farandole.torch.gradients import TorchGradient, end_of_backward
 from farandole.torch.replica import TorchReplica
@@ -60,57 +60,53 @@ def DistributedOptimizer(
     """
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
-    adasum = op == ReduceOp.ADASUM
-    of_gradients = ReduceOp.AVERAGE if adasum and gradient_predivide_factor == 1.0 else op
-    terms = checked.terms(of_gradients, gradient_predivide_factor)
-    if num_groups:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
-    names = checked.names(optimizer, named_parameters)
-    checked.check_groups(groups)
-    checked.check_passes(backward_passes_per_step)
+    options = gradient_options(
+        op, gradient_predivide_factor, compression=compression, backward_passes_per_step=backward_passes_per_step,
+        num_groups=num_groups, groups=groups, sparse_as_dense=sparse_as_dense, process_set=process_set,
+        tensor="torch.Tensor",
+    )  # fmt: skip
+    names = validation.names(optimizer, named_parameters)
+    validation.check_members(groups)
+    adasum = options.op is ReduceOp.ADASUM
     base = type(optimizer)
     body = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     distributed = type(base.__name__, (_Combined if adasum else _Distributed, base), body)
     wrapped = _blank(distributed)
-    named = checked.all_names(optimizer, names)
+    named = validation.all_names(optimizer, names)
     shown = named, backward_passes_per_step, op, gradient_predivide_factor, sparse_as_dense, process_set
     wrapped.__dict__.update(zip(_SHOWN, shown, strict=True))
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped.__dict__.pop("step", None)  # a scheduler's patch, which calls the step of the optimizer it was made for
     if adasum:
-        wrapped._farandole = Steps(wrapped, weakref.ref(optimizer), compression, process_set)
-        return wrapped  # type: ignore[no-any-return]
-    wrapped._farandole = _Exchange(
-        wrapped, weakref.ref(optimizer), names, groups, terms, compression, backward_passes_per_step, sparse_as_dense,
-        process_set,
-    )  # fmt: skip
+        wrapped._farandole = AdasumState(wrapped, weakref.ref(optimizer), options)
+    else:
+        wrapped._farandole = OptimizerState(wrapped, weakref.ref(optimizer), names, options)
     return wrapped  # type: ignore[no-any-return]
 
 
 class _Distributed:
     """The differences of a distributed optimizer from its base class."""
 
-    _farandole: Any  # an _Exchange, or Steps
+    _farandole: Any  # an OptimizerState, or AdasumState
     backward_passes_per_step: int
     param_groups: list[dict[str, Any]]
     state: Any
 
     def step(self, closure: Closure | None = None, **options: Any) -> Any:
         """Wait for the gradients of all ranks, and step. In ``skip_synchronize()``: just step."""
-        exchange = self._farandole
-        exchange.before_step(closure is not None)
+        state = self._farandole
+        state.before_step(closure is not None)
         if closure is not None:
-            options["closure"] = exchange.averaged(closure)
+            options["closure"] = state.averaged(closure)
         value = super().step(**options)  # type: ignore[misc]
-        exchange.after_step()
+        state.after_step()
         return value
 
     step.hooked = True  # type: ignore[attr-defined]  # torch would run the step hooks here, and once more in the base
 
     def zero_grad(self, *args: Any, **options: Any) -> None:
-        if self._farandole.strategy is not None:
-            self._farandole.strategy.check_droppable()
+        if self._farandole.reducer is not None:
+            self._farandole.reducer.check_droppable()
         super().zero_grad(*args, **options)  # type: ignore[misc]
 
     def synchronize(self) -> None:
@@ -128,10 +124,10 @@ class _Distributed:
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Add up the gradients of ``passes`` backward passes before they are reduced."""
-        checked.check_passes(passes)
+        check_passes(passes)
         self.backward_passes_per_step = passes
-        if self._farandole.strategy is not None:
-            self._farandole.strategy.set_passes(passes)
+        if self._farandole.reducer is not None:
+            self._farandole.reducer.set_passes(passes)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)  # type: ignore[misc]
@@ -178,45 +174,41 @@ def _blank(base: type) -> Any:
     return object.__new__(base)
 
 
-class _Exchange:
+class OptimizerState:
     """A distributed optimizer's own facts."""
 
     def __init__(
-        self, optimizer: Any, original: weakref.ref[Any], names: dict[int, str], groups: Any, terms: Terms,
-        compression: Any, passes: int, sparse_as_dense: bool, process_set: ProcessSet,
-    ) -> None:  # fmt: skip
+        self, optimizer: Any, original: weakref.ref[Any], names: dict[int, str], options: GradientOptions
+    ) -> None:
         self.skip = False
-        self.strategy: Allreduce | None = None
+        self.reducer: BucketReducer | None = None
         self._synchronized = False
         self._counter = pace.counter()
         self._original = original
         self._optimizer = weakref.ref(optimizer)
-        self._names, self._options, self._set = names, (compression, sparse_as_dense), process_set
+        self._names, self._options = names, options
         self._known: dict[int, int] = {}  # id of a parameter -> its index
         self._bare: list[tuple[int, Any]] = []  # parameters that have no hook, for they are frozen
         self._count = 0
         self._hooks: list[Any] = []
         weakref.finalize(optimizer, _remove, self._hooks).atexit = False
+        process_set = options.process_set
         if context.size() == 1 or not process_set.included() or process_set.size() == 1:
             return
         self._replica = TorchReplica(self._optimizer)
-        flat = compression is NoneCompressor
-        self.strategy = Allreduce(
-            [], terms, passes=passes, flat=flat, process_set=process_set, replica=self._replica
-        )  # fmt: skip
-        self._watch = end_of_backward(self.strategy)
+        flat = options.compression is NoneCompressor
+        self.reducer = BucketReducer([], options, flat=flat, replica=self._replica)
+        self._watch = end_of_backward(self.reducer)
         self.look_around()
-        if isinstance(groups, (list, tuple)):
-            self.strategy.groups = [
-                [self._known[id(parameter)] for parameter in group if id(parameter) in self._known] for group in groups
-            ]
-        else:
-            self.strategy.groups = groups or ()
+        if not isinstance(options.groups, int):
+            known = self._known
+            members = [[known[id(one)] for one in group if id(one) in known] for group in options.groups]
+            self.reducer.options = options._replace(groups=members)
 
     def look_around(self) -> None:
         """Hook parameters that are new, or trainable now."""
-        optimizer, strategy = self._optimizer(), self.strategy
-        if strategy is None or optimizer is None:
+        optimizer, reducer = self._optimizer(), self.reducer
+        if reducer is None or optimizer is None:
             return
         if self._count != sum(len(group["params"]) for group in optimizer.param_groups):
             fresh = []
@@ -224,73 +216,71 @@ class _Exchange:
                 for place, parameter in enumerate(group["params"]):
                     if id(parameter) not in self._known:
                         name = self._names.get(id(parameter), f"allreduce.noname.{number}.{place}")
-                        fresh.append(TorchGradient(name, parameter, *self._options))
+                        fresh.append(TorchGradient(name, parameter, self._options))
                         self._replica.parameters.append((name, parameter))
                         self._known[id(parameter)] = len(self._known)
                         self._bare.append((self._known[id(parameter)], parameter))
-            strategy.extend(fresh)
+            reducer.extend(fresh)
             self._count = len(self._known)
         if any(parameter.requires_grad for _, parameter in self._bare):
             bare = []
             for index, parameter in self._bare:
                 if parameter.requires_grad:
-                    self._hooks.append(
-                        parameter.register_post_accumulate_grad_hook(_hook(strategy, index, self._watch))
-                    )
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(_hook(reducer, index, self._watch)))
                 else:
                     bare.append((index, parameter))
             self._bare = bare
 
     def synchronize(self) -> None:
-        if self.strategy is not None:
+        if self.reducer is not None:
             self.look_around()
-            self.strategy.before_step()
+            self.reducer.before_step()
             self._synchronized = True
 
     def before_step(self, with_closure: bool) -> None:
         original = self._original()
         if original is not None and "step" in original.__dict__:  # a scheduler watches that one
             original._opt_called = True
-        if self.strategy is None or self.skip or with_closure:
+        if self.reducer is None or self.skip or with_closure:
             return
         self.look_around()
         if not self._synchronized:
-            self.strategy.before_step()
+            self.reducer.before_step()
             return
         warnings.warn(
             "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): wrap "
             "it, or the ranks have to ask each other once more whether there is something to reduce",
             stacklevel=4,
         )
-        if self.strategy.anything_new():
-            self.strategy.before_step()
+        if self.reducer.anything_new():
+            self.reducer.before_step()
 
     def after_step(self) -> None:
         self._counter.steps += 1
         self._synchronized = False
-        if self.strategy is not None:
-            self.strategy.after_step()
+        if self.reducer is not None:
+            self.reducer.after_step()
 
     def averaged(self, closure: Closure) -> Closure:
         """The closure, with the gradients and the loss of all ranks: all ranks take the same decisions on it."""
-        if self.strategy is None or self.skip:
+        if self.reducer is None or self.skip:
             return closure
-        strategy = self.strategy
+        reducer = self.reducer
 
         def on_all_ranks() -> Any:
             loss = closure()
             self.look_around()
-            strategy.before_step()
+            reducer.before_step()
             if loss is None:
                 return None
-            mean = allreduce(torch.as_tensor(loss).detach(), process_set=self._set)
+            mean = allreduce(torch.as_tensor(loss).detach(), process_set=self._options.process_set)
             return mean if isinstance(loss, torch.Tensor) else mean.item()
 
         return on_all_ranks
 
 
-def _hook(strategy: Allreduce, index: int, watch: Callable[[], None]) -> Callable[[Any], None]:
-    ready = strategy.ready
+def _hook(reducer: BucketReducer, index: int, watch: Callable[[], None]) -> Callable[[Any], None]:
+    ready = reducer.ready
 
     def hook(parameter: Any) -> None:
         ready(index, parameter.grad)

@@ -11,8 +11,9 @@ import tf_keras
 from farandole.context import ProcessSet
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.ops import WORLD
+from farandole.strategies.options import LINEAR, gradient_options
 from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from farandole.tensorflow.terms import Terms, key_of
+from farandole.tensorflow.reducer import VariableReducer, key_of
 from farandole.types import ReduceOp
 
 
@@ -27,8 +28,12 @@ def DistributedOptimizer(
     The result is of a subclass of its class, of the same name, and shares its state. The arguments are those of
     ``farandole.tensorflow.DistributedOptimizer``.
     """
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise ValueError("op currently only supports Average and Sum")
+    options = gradient_options(
+        op, gradient_predivide_factor, compression=compression, backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
+        sparse_as_dense=sparse_as_dense, scale_local_gradients=scale_local_gradients, process_set=process_set,
+        ops=LINEAR,
+    )  # fmt: skip
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
     if not isinstance(optimizer, (tf_keras.optimizers.legacy.Optimizer, tf_keras.optimizers.Optimizer)):
@@ -36,15 +41,12 @@ def DistributedOptimizer(
             f"{type(optimizer).__module__}.{type(optimizer).__name__} is not an optimizer of Keras 2 (tf_keras): for "
             "one of Keras 3 use farandole.keras, or unset TF_USE_LEGACY_KERAS"
         )
-    terms = Terms(
-        "DistributedOptimizer", op, gradient_predivide_factor, compression, sparse_as_dense, process_set,
-        scale_local_gradients, num_groups, groups,
-    )  # fmt: skip
+    reducer = VariableReducer("DistributedOptimizer", options)
     base = type(optimizer)
     made: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
     made.__dict__.update(optimizer.__dict__)
-    terms.optimizer = made
-    made.__dict__["_farandole"] = _Exchange(made, terms, backward_passes_per_step, average_aggregated_gradients)
+    reducer.optimizer = made
+    made.__dict__["_farandole"] = _OptimizerState(reducer)
     return made
 
 
@@ -69,10 +71,10 @@ def PartialDistributedOptimizer(
 
 def local_of(optimizer: Any) -> list[Any]:
     """The variables that a distributed optimizer, or one around it, leaves to each rank."""
-    exchange = getattr(optimizer, "inner_optimizer", optimizer).__dict__.get("_farandole")
-    if exchange is None:
+    state = getattr(optimizer, "inner_optimizer", optimizer).__dict__.get("_farandole")
+    if state is None:
         return []
-    return [*exchange.local, *(variable for layer in exchange.local_layers for variable in layer.weights)]
+    return [*state.local, *(variable for layer in state.local_layers for variable in layer.weights)]
 
 
 def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
@@ -90,28 +92,31 @@ def _scaled(optimizer: Any) -> bool:
     return outside or hasattr(optimizer, "get_scaled_loss")
 
 
-class _Exchange:
+class _OptimizerState:
     """A distributed optimizer's own facts."""
 
-    def __init__(self, optimizer: Any, terms: Terms, passes: int, average: bool) -> None:
-        self.terms, self.passes = terms, passes
+    def __init__(self, reducer: VariableReducer) -> None:
+        self.reducer, options = reducer, reducer.options
+        self.passes = options.passes
         self.local: list[Any] = []
         self.local_layers: list[Any] = []
         self.computed = False  # the gradients that come next have been reduced where they were computed
         self.ready = False  # those to apply next have been reduced
         self.applying = False
-        self.helper = LocalGradientAggregationHelper(passes, self.reduced, terms.sparse_as_dense, average)
+        self.helper = LocalGradientAggregationHelper(
+            options.passes, self.reduced, options.sparse_as_dense, options.average_passes
+        )
 
     def through(self, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """The gradients to apply, with their variables."""
         pairs = list(pairs)
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
-        if _scaled(self.terms.optimizer):
+        if _scaled(self.reducer.optimizer):
             gradients = self._marked(gradients, variables)
         return list(zip(self.helper.compute_gradients(gradients, variables), variables, strict=True))
 
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        return self.terms.reduced(gradients, variables, self._locals())
+        return self.reducer.reduced(gradients, variables, self._locals())
 
     def _locals(self) -> list[Any]:
         return [*self.local, *(variable for layer in self.local_layers for variable in layer.trainable_weights)]
@@ -162,9 +167,9 @@ class _Distributed:
         return [gradient for gradient, _ in self._computed(zip(gradients, params, strict=True))]
 
     def _computed(self, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        exchange: _Exchange = self.__dict__["_farandole"]
-        reduced = exchange.through(pairs)
-        exchange.computed = True
+        state: _OptimizerState = self.__dict__["_farandole"]
+        reduced = state.through(pairs)
+        state.computed = True
         return reduced
 
     # A LossScaleOptimizer around this one asks for everybody's gradients, by one of these names, and then looks whether
@@ -177,36 +182,36 @@ class _Distributed:
         return self._aggregated(grads_and_vars, super().aggregate_gradients)  # type: ignore[misc]
 
     def _aggregated(self, grads_and_vars: Any, otherwise: Callable[[Any], Any]) -> Any:
-        exchange: _Exchange = self.__dict__["_farandole"]
-        if exchange.applying or not getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):
+        state: _OptimizerState = self.__dict__["_farandole"]
+        if state.applying or not getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):
             return otherwise(grads_and_vars)
         pairs = list(grads_and_vars)
-        if not exchange.computed and pairs:
-            pairs = exchange.through(pairs)
-        exchange.computed, exchange.ready = False, True
+        if not state.computed and pairs:
+            pairs = state.through(pairs)
+        state.computed, state.ready = False, True
         return pairs
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Reduce, and apply: after the last of several passes."""
-        exchange: _Exchange = self.__dict__["_farandole"]
+        state: _OptimizerState = self.__dict__["_farandole"]
         base: Any = super()
         pairs = list(grads_and_vars)
-        ready = exchange.computed or exchange.ready
-        exchange.computed = exchange.ready = False
+        ready = state.computed or state.ready
+        state.computed = state.ready = False
         told = kwargs.get("skip_gradients_aggregation") or not kwargs.get("experimental_aggregate_gradients", True)
         if not pairs or (told and not ready):  # the caller has exchanged them
             return base.apply_gradients(pairs, *args, **kwargs)
         if not ready:
-            pairs = exchange.through(pairs)
+            pairs = state.through(pairs)
         variables = [variable for _, variable in pairs]
-        if exchange.passes > 1:  # variables of the optimizer cannot be made inside of a branch
+        if state.passes > 1:  # variables of the optimizer cannot be made inside of a branch
             with tf.init_scope():
                 self._make_slots(variables)
-        exchange.applying = True
+        state.applying = True
         try:
-            return exchange.helper.apply_gradients(lambda: base.apply_gradients(pairs, *args, **kwargs), self, pairs)
+            return state.helper.apply_gradients(lambda: base.apply_gradients(pairs, *args, **kwargs), self, pairs)
         finally:
-            exchange.applying = False
+            state.applying = False
 
     def _make_slots(self, variables: Sequence[Any]) -> None:
         if hasattr(self, "_create_all_weights"):

@@ -14,12 +14,10 @@ import keras
 import numpy as np
 
 from farandole import context
-from farandole.context import ProcessSet
 from farandole.frontend import serials
-from farandole.frontend.compression import NoneCompressor
-from farandole.frontend.exchange import Exchange
 from farandole.keras.replica import KerasReplica
-from farandole.types import DType, ReduceOp
+from farandole.strategies.list_reducer import GradientListReducer
+from farandole.strategies.options import GradientOptions
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -32,25 +30,22 @@ def backend() -> Any:
     return importlib.import_module(f"farandole.keras.{keras.backend.backend()}")
 
 
-class Gradients:
-    """The way of the gradients of one optimizer."""
+class KerasReducer:
+    """Reduces the gradients of one optimizer."""
 
-    def __init__(
-        self, op: ReduceOp, predivide: float, compression: Any, process_set: ProcessSet, sparse_as_dense: bool,
-        scale_local: bool, shard: bool,
-    ) -> None:  # fmt: skip
-        self.process_set, self.shard = process_set, shard
-        self.factor = 1.0  # what results are multiplied with
+    def __init__(self, options: GradientOptions, shard: bool) -> None:
+        self.process_set, self.shard = options.process_set, shard
+        # what results are multiplied with: Keras divides what it accumulates by the number of passes
+        self.factor = 1.0 if options.average_passes else float(options.passes)
         self.variables: list[Any] = []  # those that the gradients at hand belong to
         self.local_variables: list[Any] = []
         self.local_layers: list[Any] = []
         self.told: set[str] = set()  # kinds of findings
         self.apart: list[Any] = []  # variables that were not broadcast, on purpose
         self.outside = False  # somebody else has exchanged them already
-        self._op, self._predivide, self._compression = op, predivide, compression
-        self._sparse_as_dense, self._scale_local = sparse_as_dense, scale_local
+        self._options = options
         self._applying = False
-        self._exchange: tuple[Any, Exchange] | None = None
+        self._list: tuple[Any, GradientListReducer] | None = None
 
     def shared(self) -> bool:
         """Is there another rank to exchange gradients with?"""
@@ -95,7 +90,7 @@ class Gradients:
         reduced = self._reduced(optimizer, [grads[number] for number in common], names, variables)
         for number, grad in zip(common, reduced, strict=True):
             results[number] = grad
-        factor = self.factor / (self.process_set.size() if self._scale_local else 1)
+        factor = self.factor / (self.process_set.size() if self._options.scale_local else 1)
         for number in set(range(len(results))) - set(common) if factor != 1.0 else ():
             results[number] = keras.ops.multiply(results[number], factor)
         return results
@@ -113,9 +108,9 @@ class Gradients:
 
     def compare(self, optimizer: Any, variables: list[Any]) -> None:
         """Compare what the ranks hold of ``variables`` now, between two steps. Collective."""
-        if self._exchange is not None and self.shared():
+        if self._list is not None and self.shared():
             names = [name_of(variable) for variable in variables]
-            self._exchange[1].compare(self._replica(optimizer, variables, names, between_steps=True))
+            self._list[1].compare(self._replica(optimizer, variables, names, between_steps=True))
 
     def _replica(self, *args: Any, **options: Any) -> KerasReplica:
         return KerasReplica(*args, told=self.told, apart=self.apart, **options)
@@ -123,26 +118,21 @@ class Gradients:
     def _reduced(self, optimizer: Any, grads: list[Any], names: list[str], variables: list[Any]) -> list[Any]:
         if not grads:
             return []
-        wire = getattr(self._compression, "dtype", None)  # what fp16 and bf16 are sent as; other compressors act first
-        wire = wire if isinstance(wire, DType) else None
         steps = optimizer.gradient_accumulation_steps if self._applying else None
         found: list[Any] = backend().reduced(
-            grads, names, self._open(optimizer, wire), self._sparse_as_dense,
-            NoneCompressor if wire else self._compression, self._replica(optimizer, variables, names),
+            grads, names, self._open(), self._replica(optimizer, variables, names),
             None if not steps else lambda: (counter(optimizer) + 1) % steps == 0,
         )  # fmt: skip
         return found
 
-    def _open(self, optimizer: Any, wire: DType | None) -> Exchange:
-        """The exchange of this job; ranks agree on its name by having as many optimizers that step."""
+    def _open(self) -> GradientListReducer:
+        """The reducer of this job; ranks agree on its name by having as many optimizers that step."""
         engine = context.engine(self.process_set)
-        if self._exchange is None or self._exchange[0] is not engine:
-            number = serials.next_optimizer(engine)
-            self._exchange = engine, Exchange(
-                f"keras.DistributedOptimizer.{number}", self._op, 1.0 / self._predivide,
-                self._predivide * self.factor, self.process_set, wire,
-            )  # fmt: skip
-        return self._exchange[1]
+        if self._list is None or self._list[0] is not engine:
+            options = self._options._replace(postscale=self._options.postscale * self.factor)
+            name = f"keras.DistributedOptimizer.{serials.next_optimizer(engine)}"
+            self._list = engine, GradientListReducer(name, options)
+        return self._list[1]
 
 
 def digest_of(arrays: Sequence[Array]) -> int:

@@ -31,7 +31,7 @@ class _Piece:
         return lent
 
 
-class Lending:
+class BufferPool:
     """Pieces of memory that some ranks have allocated together. ``turn``: the number of the use, alike on all ranks,
     so that all of them take the same piece."""
 

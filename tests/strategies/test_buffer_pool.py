@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole.frontend.lending import ALIGNMENT, Lending
+from farandole.strategies.buffer_pool import ALIGNMENT, BufferPool
 
 
 def place(array: Any) -> int:
@@ -14,7 +14,7 @@ def place(array: Any) -> int:
 
 
 def test_memory_comes_back_when_the_last_view_goes() -> None:
-    lending, memory = Lending(), np.zeros(4096, np.uint8)
+    lending, memory = BufferPool(), np.zeros(4096, np.uint8)
     lending.add(memory)
     lent, wanting = lending.lend(4096, 0)
     assert place(lent) == place(memory)
@@ -30,7 +30,7 @@ def test_memory_comes_back_when_the_last_view_goes() -> None:
 
 
 def test_two_pieces_take_turns_and_no_third_is_wanted() -> None:
-    lending, pieces = Lending(), [np.zeros(4096, np.uint8) for _ in range(2)]
+    lending, pieces = BufferPool(), [np.zeros(4096, np.uint8) for _ in range(2)]
     for piece in pieces:
         lending.add(piece)
     assert [place(lending.lend(100, turn)[0]) for turn in range(4)] == [place(pieces[turn % 2]) for turn in range(4)]
@@ -40,7 +40,7 @@ def test_two_pieces_take_turns_and_no_third_is_wanted() -> None:
 
 
 def test_what_is_too_small_is_not_lent() -> None:
-    lending = Lending()
+    lending = BufferPool()
     assert lending.lend(10, 0)[1]
     small, large = np.zeros(1000, np.uint8), np.zeros(9000, np.uint8)
     lending.add(large)

@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from farandole import context
-from farandole.context import ProcessSet
 from farandole.engine import Engine, Entry, Handle
 from farandole.errors import HorovodInternalError
-from farandole.frontend import packing
 from farandole.frontend.agreement import Agreement, Replica
 from farandole.frontend.differences import first_difference
-from farandole.frontend.lending import Lending
 from farandole.frontend.objects import allgather_object
-from farandole.frontend.ops import WORLD
-from farandole.frontend.packing import Plan
 from farandole.observe.replicas import combined, gradient_digest
 from farandole.report import pace
+from farandole.strategies.buffer_pool import BufferPool
+from farandole.strategies.flat_layout import FlatLayout, flat_layout, memory_of, separate, write_back
+from farandole.strategies.options import AVERAGE, GradientOptions
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
@@ -36,22 +34,19 @@ _LACK, _TURN = 2, 3  # the words of a digest that tell of memory
 _LOOK = 4  # ... and whether some rank wants to compare replicas
 
 
-class Exchange:
-    """Reduces a list of arrays over all ranks, over and over: ``results = exchange(arrays, names)``."""
+class GradientListReducer:
+    """Reduces a list of arrays over all ranks, over and over: ``results = reducer(arrays, names)``."""
 
-    def __init__(
-        self, name: str, op: ReduceOp = ReduceOp.AVERAGE, prescale: float = 1.0, postscale: float = 1.0,
-        process_set: ProcessSet = WORLD, wire: DType | None = None, replica: Replica | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, name: str, options: GradientOptions = AVERAGE, replica: Replica | None = None) -> None:
         """``name``: what the ranks agree by, so it must be the same on all of them and not in use elsewhere.
-        ``wire``: the 16-bit float type to send wider floats as. ``replica``: what the gradients are of, to compare.
+        ``options``: floats wider than its ``wire`` are sent so; its ``compressor`` is the caller's to use.
+        ``replica``: what the gradients are of, to compare.
         """
-        self.name, self.op, self.process_set = name, op, process_set
-        self.scales, self._wire = (prescale, postscale), wire
+        self.name, self.options = name, options
         self._busy = threading.Lock()
         self._engine: Engine | None = None
-        self._plans: dict[Any, Plan] = {}
-        self._lending = Lending()
+        self._layouts: dict[Any, FlatLayout] = {}
+        self._pool = BufferPool()
         self._turn = 0
         self._counter = pace.counter()
         self._replica = replica
@@ -81,49 +76,55 @@ class Exchange:
         A second start waits for the end of the first.
         """
         self._counter.steps += 1
-        plan = self._planned(arrays, names, in_place)
-        given, arrays = arrays, packing.apart(arrays) if in_place else arrays
+        layout = self._layout(arrays, names, in_place)
+        given, arrays = arrays, separate(arrays) if in_place else arrays
         self._busy.acquire()
         try:
             engine = self._open()
-            memory, lack = self._lending.lend(plan.nbytes(), self._turn)
-            flats = plan.cut(memory)
-            plan.fill(flats, arrays)
+            memory, lack = self._pool.lend(layout.nbytes(), self._turn)
+            flats = layout.cut(memory)
+            layout.fill(flats, arrays)
             agreement = self._agreement(engine, replica or self._replica, names)
             own, due = _asked(agreement, arrays)
-            told = plan.digest, -plan.digest, -1 if lack and flats else 0, -self._turn, -due
+            told = layout.digest, -layout.digest, -1 if lack and flats else 0, -self._turn, -due
             words = np.array(told, dtype=np.int64)
-            handle = engine.submit(self._entries(plan, flats, words, arrays), soon=True)
+            handle = engine.submit(self._entries(layout, flats, words, arrays), soon=True)
         except BaseException:
             self._busy.release()
             raise
 
         def finish() -> list[Array]:
             try:
-                results = self._finish(engine, handle, plan, flats, words, arrays)
+                results = self._finish(engine, handle, layout, flats, words, arrays)
                 if words[_LOOK] < 0 and agreement is not None:
                     agreement.look(own)
-                return packing.put_back(results, given) if in_place else results
+                return write_back(results, given) if in_place else results
             finally:
                 self._busy.release()
 
         return finish
 
     def _finish(
-        self, engine: Engine, handle: Handle, plan: Plan, flats: list[Array], words: Array, arrays: Sequence[Array]
+        self,
+        engine: Engine,
+        handle: Handle,
+        layout: FlatLayout,
+        flats: list[Array],
+        words: Array,
+        arrays: Sequence[Array],
     ) -> list[Array]:
         try:
             handle.wait()
         except HorovodInternalError as error:
             if "Mismatched" in str(error):
-                self._explain(plan, error)
+                self._explain(layout, error)
             raise
         if words[0] != -words[1]:
-            self._explain(plan, None)
-        results = plan.taken(flats, arrays)
+            self._explain(layout, None)
+        results = layout.unpack(flats, arrays)
         self._turn = 1 - int(words[_TURN])
         if words[_LACK] < 0:
-            self._allocate(engine, plan.nbytes())
+            self._allocate(engine, layout.nbytes())
         return results
 
     def compare(self, replica: Replica) -> None:
@@ -148,53 +149,54 @@ class Exchange:
 
     # What travels, and in what memory.
 
-    def _planned(self, arrays: Sequence[Array], names: Sequence[str] | None, in_place: bool) -> Plan:
+    def _layout(self, arrays: Sequence[Array], names: Sequence[str] | None, in_place: bool) -> FlatLayout:
         shapes = tuple([(array.shape, array.dtype) for array in arrays])
         key = (shapes, tuple(names) if names is not None else None, in_place)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = packing.plan(arrays, names, self._wire, in_place)
-        return plan
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = flat_layout(arrays, names, self.options.wire, in_place)
+        return layout
 
-    def _entries(self, plan: Plan, flats: list[Array], words: Array, arrays: Sequence[Array]) -> list[Entry]:
+    def _entries(self, layout: FlatLayout, flats: list[Array], words: Array, arrays: Sequence[Array]) -> list[Entry]:
         """The digest, the flat buffers, and the arrays that travel for themselves, as one group."""
-        alone = plan.alone()
+        alone = layout.alone()
         of: dict[str, Any] = {"group": self.name, "group_size": 1 + len(flats) + len(alone)}
+        reduction = self.options.op, 0, self.options.prescale, self.options.postscale
         digest = Request(f"{self.name}.digest", Kind.ALLREDUCE, DType.INT64, words.shape, ReduceOp.MIN, **of)
 
         def entry(label: str, dtype: DType, flat: Array) -> Entry:
             name = f"{self.name}.{label}"
-            request = Request(name, Kind.ALLREDUCE, dtype, flat.shape, self.op, 0, *self.scales, **of)
+            request = Request(name, Kind.ALLREDUCE, dtype, flat.shape, *reduction, **of)
             return Entry(request, Buffer(flat, flat, dtype))
 
         return [
             Entry(digest, Buffer(words, words, DType.INT64)),
-            *(entry(dtype.value, dtype, flat) for (dtype, _), flat in zip(plan.sizes, flats, strict=True)),
-            *(entry(str(number), DType(plan.table[number][2]), packing.memory_of(arrays[number])) for number in alone),
+            *(entry(dtype.value, dtype, flat) for (dtype, _), flat in zip(layout.sizes, flats, strict=True)),
+            *(entry(str(number), DType(layout.table[number][2]), memory_of(arrays[number])) for number in alone),
         ]
 
     def _open(self) -> Engine:
         """The engine of today. What was allocated through an earlier one is gone with it."""
-        engine = context.engine(self.process_set)
+        engine = context.engine(self.options.process_set)
         if engine is not self._engine:
-            self._engine, self._lending, self._turn = engine, Lending(), 0
+            self._engine, self._pool, self._turn = engine, BufferPool(), 0
             self._agreements.clear()
         return engine
 
     def _allocate(self, engine: Engine, nbytes: int) -> None:
         """Memory of the transport for the calls to come. All ranks are here: somebody had told that it lacks some."""
         try:
-            self._lending.add(engine.allocate(nbytes, f"{self.name}.{nbytes}"))
+            self._pool.add(engine.allocate(nbytes, f"{self.name}.{nbytes}"))
         except HorovodInternalError as error:
             if "with Join" not in str(error):
                 raise
 
     # When the ranks do not agree.
 
-    def _explain(self, plan: Plan, error: Exception | None) -> None:
+    def _explain(self, layout: FlatLayout, error: Exception | None) -> None:
         """Raise ValueError with the first difference between the ranks' lists. Collective."""
-        tables = allgather_object(plan.table, f"{self.name}.tables", self.process_set)
-        what = first_difference(tables, ("shape", "type"), self.process_set.ranks or ())
+        tables = allgather_object(layout.table, f"{self.name}.tables", self.options.process_set)
+        what = first_difference(tables, ("shape", "type"), self.options.process_set.ranks or ())
         if not what:
             return
         raise ValueError(

@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.frontend.exchange import Exchange
-from farandole.frontend.lending import ALIGNMENT
+from farandole.frontend.compression import CastCompressor
+from farandole.strategies.buffer_pool import ALIGNMENT
+from farandole.strategies.list_reducer import GradientListReducer
+from farandole.strategies.options import GradientOptions
 from farandole.types import DType, ReduceOp
 from tests.job import job
 
+SUM = GradientOptions(ReduceOp.SUM)
 SHAPES: list[tuple[int, ...]] = [(3, 4), (), (0,), (1,), (40_000,), (7, 110, 53)]
 TYPES = ["float32", "float64", "int32", "float16"]
 
@@ -41,8 +44,8 @@ def close(one: Any, two: Any) -> bool:
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_sums_of_all_types_and_shapes_step_after_step(n: int, wire: str, in_place: bool) -> None:
     def fn(rank: int) -> list[list[Any]]:
-        exchange = Exchange("test", ReduceOp.SUM)
-        return [[each.copy() for each in exchange(arrays(rank, step), in_place=in_place)] for step in range(4)]
+        reducer = GradientListReducer("test", SUM)
+        return [[each.copy() for each in reducer(arrays(rank, step), in_place=in_place)] for step in range(4)]
 
     for results in job(n, fn, wire=wire):
         for step, lists in enumerate(results):
@@ -51,11 +54,11 @@ def test_sums_of_all_types_and_shapes_step_after_step(n: int, wire: str, in_plac
 
 def test_in_place_the_arrays_themselves_are_reduced() -> None:
     def fn(rank: int) -> bool:
-        exchange = Exchange("test", ReduceOp.AVERAGE, prescale=2.0)
+        reducer = GradientListReducer("test", GradientOptions(prescale=2.0))
         mine = [np.full(shape, rank + 1.0, dtype) for shape in (3, 70_000) for dtype in ("float32", "float16", "int32")]
         mine.append(mine[-1][:])  # one that is there twice
         mine += [np.full((300, 200), rank + 1.0).T, np.full((300, 200), rank + 1.0)[:, ::2]]  # and other layouts
-        given = exchange(mine, in_place=True)
+        given = reducer(mine, in_place=True)
         return all(one is two and (one == 3).all() for one, two in zip(mine, given, strict=True))
 
     assert job(2, fn) == [True, True]
@@ -63,28 +66,28 @@ def test_in_place_the_arrays_themselves_are_reduced() -> None:
 
 def test_results_stand_in_memory_of_the_transport_unless_somebody_holds_some() -> None:
     def fn(rank: int) -> list[bool]:
-        exchange = Exchange("test")
+        reducer = GradientListReducer("test")
         mine = [np.full((4, 5), float(rank)), np.asfortranarray(np.full((6, 7), float(rank)))[::2]]
-        exchange(mine)
+        reducer(mine)
 
         def places(results: list[Any]) -> list[int]:
             return [each.ctypes.data for each in results]
 
-        kept = exchange(mine)
+        kept = reducer(mine)
         begins = places(kept)
         mine[0] += 2  # in the next step
-        other = exchange(mine)
-        apart = not {*begins} & {*places(other)} and places(exchange(mine)) != begins
+        other = reducer(mine)
+        apart = not {*begins} & {*places(other)} and places(reducer(mine)) != begins
         unchanged = (
             all((each == 0.5).all() for each in kept) and (other[0] == 2.5).all() and (mine[0] == rank + 2).all()
         )
         unchanged = unchanged and (mine[1] == rank).all()
         row = kept[1][1]
         del kept
-        still = places(exchange(mine)) != begins  # a view of a view is enough
+        still = places(reducer(mine)) != begins  # a view of a view is enough
         aligned = all(begin % ALIGNMENT == 0 for begin in [*begins, *places(other)])
         del row
-        turns = [places(exchange(mine)) for _ in range(6)]  # two pieces of memory, since one has not sufficed
+        turns = [places(reducer(mine)) for _ in range(6)]  # two pieces of memory, since one has not sufficed
         again = begins in turns and turns[:2] == turns[2:4] == turns[4:] and turns[0] != turns[1]
         return [apart, bool(unchanged), still, aligned, again]
 
@@ -93,9 +96,9 @@ def test_results_stand_in_memory_of_the_transport_unless_somebody_holds_some() -
 
 def test_one_rank_holds_its_results_and_the_other_does_not() -> None:
     def fn(rank: int) -> list[float]:
-        exchange, kept, sums = Exchange("test", ReduceOp.SUM), [], []
+        reducer, kept, sums = GradientListReducer("test", SUM), [], []
         for step in range(6):
-            results = exchange([np.full(50_000, rank + step), np.ones(3, "int8")])
+            results = reducer([np.full(50_000, rank + step), np.ones(3, "int8")])
             sums.append(float(results[0][-1]))
             if rank == 1:
                 kept.append(results)
@@ -107,7 +110,7 @@ def test_one_rank_holds_its_results_and_the_other_does_not() -> None:
 
 def test_scales_and_average() -> None:
     def fn(rank: int) -> list[float]:
-        each = Exchange("test", ReduceOp.AVERAGE, prescale=0.5, postscale=8.0)
+        each = GradientListReducer("test", GradientOptions(prescale=0.5, postscale=8.0))
         return [float(each([np.array([rank + 1.0])])[0][0]) for _ in range(3)]
 
     assert job(2, fn) == [[6.0] * 3] * 2
@@ -117,10 +120,13 @@ def test_scales_and_average() -> None:
 @pytest.mark.parametrize("wire", [DType.FLOAT16, DType.BFLOAT16])
 def test_floats_travel_as_a_smaller_type(wire: DType, in_place: bool) -> None:
     def fn(rank: int) -> list[Any]:
-        exchange = Exchange("test", ReduceOp.SUM, wire=wire)
+        class Cast(CastCompressor):
+            dtype = wire
+
+        reducer = GradientListReducer("test", SUM._replace(compression=Cast))
         mine = [np.array([1.5, -2.0 * rank, 70000.0]), np.arange(3, dtype="int64"), np.ones(2, "float16")]
         large = [np.full(70_000, rank + 1.0), np.full(70_000, rank + 1.0, "float16")]
-        results = exchange([*mine, *large], in_place=in_place)
+        results = reducer([*mine, *large], in_place=in_place)
         assert [(each.min(), each.max()) for each in results[3:]] == [(3.0, 3.0)] * 2
         return [each.copy() for each in results[:3]]
 
@@ -136,7 +142,7 @@ def test_floats_travel_as_a_smaller_type(wire: DType, in_place: bool) -> None:
 @pytest.mark.parametrize(("in_place", "times"), [(False, 1), (True, 1), (True, 10_000)])
 def test_what_differs_between_ranks_is_named_on_all_and_the_exchange_goes_on(in_place: bool, times: int) -> None:
     def fn(rank: int) -> list[str]:
-        exchange, said = Exchange("gradients"), []
+        reducer, said = GradientListReducer("gradients"), []
 
         def ones(count: int, dtype: str = "float32") -> Any:
             return np.ones(count * times, dtype)
@@ -150,10 +156,10 @@ def test_what_differs_between_ranks_is_named_on_all_and_the_exchange_goes_on(in_
             for each in bad.values():
                 try:
                     names = ["w", "b"][: len(each)] if rank == 1 else ["w", "b"]
-                    exchange(each if rank == 1 else good, names, in_place=in_place)
+                    reducer(each if rank == 1 else good, names, in_place=in_place)
                 except ValueError as error:
                     said.append(str(error))
-            said.append(str(exchange([ones(3), ones(4)], ["w", "b"], in_place=in_place)[0][:3].tolist()))
+            said.append(str(reducer([ones(3), ones(4)], ["w", "b"], in_place=in_place)[0][:3].tolist()))
             del round_
         return said
 
@@ -174,10 +180,10 @@ def test_a_rank_that_has_joined_counts_as_zeros_and_comes_back(in_place: bool) -
     def fn(rank: int) -> list[float]:
         import farandole.numpy as hvd
 
-        exchange, got = Exchange("test", ReduceOp.SUM), []
+        reducer, got = GradientListReducer("test", SUM), []
         for _ in range(2):
             for _ in range(1 + 2 * rank):
-                got.append(float(exchange([np.full(100_000, 1.0)], in_place=in_place)[0][-1]))
+                got.append(float(reducer([np.full(100_000, 1.0)], in_place=in_place)[0][-1]))
             hvd.join()
         return got
 
@@ -187,7 +193,7 @@ def test_a_rank_that_has_joined_counts_as_zeros_and_comes_back(in_place: bool) -
 def test_a_type_that_cannot_be_reduced() -> None:
     def fn(rank: int) -> str:
         with pytest.raises(ValueError, match="'z' has type complex64"):
-            Exchange("test")([np.ones(2, "complex64")], ["z"])
+            GradientListReducer("test")([np.ones(2, "complex64")], ["z"])
         return "ok"
 
     assert job(1, fn) == ["ok"]
@@ -195,7 +201,7 @@ def test_a_type_that_cannot_be_reduced() -> None:
 
 def test_two_exchanges_in_flight_in_different_orders() -> None:
     def fn(rank: int) -> list[float]:
-        first, second = Exchange("first", ReduceOp.SUM), Exchange("second", ReduceOp.SUM)
+        first, second = GradientListReducer("first", SUM), GradientListReducer("second", SUM)
         got = []
         for _ in range(3):
             order = [first, second] if rank == 0 else [second, first]

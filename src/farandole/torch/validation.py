@@ -7,20 +7,6 @@ from typing import Any
 
 import torch
 
-from farandole.frontend.predivide import predivided
-from farandole.strategies.buckets import Terms
-from farandole.types import ReduceOp
-
-
-def terms(op: int, predivide: float) -> Terms:
-    factors = predivided(op, predivide)
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise ValueError(f"op={op!r} makes no sense of gradients; use Average, Sum or Adasum")
-    return Terms(ReduceOp(op), *factors)
-
-
-_GROUPS = "groups should be a non-negative integer or a list of list of torch.Tensor."
-
 
 def names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) -> dict[int, str]:
     """Names by the parameter's id; none if none were given."""
@@ -69,30 +55,12 @@ def all_names(optimizer: Any, known: dict[int, str]) -> dict[Any, str]:
     }
 
 
-def check_groups(groups: Any) -> None:
-    if groups is None:
-        return
-    if not (
-        isinstance(groups, (list, tuple)) or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0)
-    ):
-        raise ValueError(f"{_GROUPS} (got {groups!r})")
-    if isinstance(groups, (list, tuple)):
-        if not all(isinstance(group, (list, tuple)) for group in groups):
-            kinds = sorted({type(group).__name__ for group in groups})
-            raise ValueError(f"{_GROUPS} (got a list of {', '.join(kinds)})")
-        members = [parameter for group in groups for parameter in group]
-        if not all(isinstance(parameter, torch.Tensor) for parameter in members):
-            kinds = sorted({type(member).__name__ for member in members if not isinstance(member, torch.Tensor)})
-            raise ValueError(
-                f"groups must consist of torch.Tensor. (got {', '.join(kinds)}; give parameters, not names)"
-            )
-        if len({id(parameter) for parameter in members}) < len(members):
-            shapes = sorted(
-                {tuple(member.shape) for member in members if sum(member is other for other in members) > 1}
-            )
-            raise ValueError(f"A parameter can only appear once in groups. (several times: those of shapes {shapes})")
-
-
-def check_passes(passes: int) -> None:
-    if passes <= 0:
-        raise ValueError(f"backward_passes_per_step must be > 0, not {passes}: 1 exchanges gradients in every pass")
+def check_members(groups: Any) -> None:
+    """Of ``groups`` that list their members."""
+    members = [parameter for group in groups for parameter in group] if isinstance(groups, (list, tuple)) else []
+    if not all(isinstance(parameter, torch.Tensor) for parameter in members):
+        kinds = sorted({type(member).__name__ for member in members if not isinstance(member, torch.Tensor)})
+        raise ValueError(f"groups must consist of torch.Tensor. (got {', '.join(kinds)}; give parameters, not names)")
+    if len({id(parameter) for parameter in members}) < len(members):
+        shapes = sorted({tuple(member.shape) for member in members if sum(member is other for other in members) > 1})
+        raise ValueError(f"A parameter can only appear once in groups. (several times: those of shapes {shapes})")

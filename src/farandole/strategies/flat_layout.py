@@ -14,7 +14,7 @@ import numpy as np
 
 from farandole.collectives.kernels import narrow_into, widen
 from farandole.errors import RequestError
-from farandole.frontend.lending import ALIGNMENT
+from farandole.strategies.buffer_pool import ALIGNMENT
 from farandole.types import DType
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LARGE = 1 << 16  # bytes
 
 
-class Plan(NamedTuple):
+class FlatLayout(NamedTuple):
     """The places of the arrays of one list. ``digest``: a number that differs for other lists, nearly always."""
 
     digest: int
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
         for number, begin, end in self.gaps:
             flats[number][begin:end] = 0
 
-    def taken(self, flats: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
+    def unpack(self, flats: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
         """The buffers' contents, as views of the shapes and types of ``arrays``; those alone are in ``arrays``."""
         results = []
         for array, place in zip(arrays, self.places, strict=True):
@@ -69,7 +69,7 @@ class Plan(NamedTuple):
         return results
 
 
-def plan(arrays: Sequence[Array], names: Sequence[str] | None, wire: DType | None, in_place: bool) -> Plan:
+def flat_layout(arrays: Sequence[Array], names: Sequence[str] | None, wire: DType | None, in_place: bool) -> FlatLayout:
     """``wire``: the 16-bit type that wider floats travel as. Raises RequestError for a type that cannot be reduced."""
     labels = [f"number {number}" for number in range(len(arrays))] if names is None else names
     table = [(label, array.shape, _dtype(array, label).value) for label, array in zip(labels, arrays, strict=True)]
@@ -93,7 +93,7 @@ def plan(arrays: Sequence[Array], names: Sequence[str] | None, wire: DType | Non
         if end < counts[number]:
             gaps.append((number, end, counts[number]))
     digest = hashlib.sha256(repr(table).encode()).digest()
-    return Plan(int.from_bytes(digest[:7], "big"), table, list(zip(numbers, counts, strict=True)), places, gaps)
+    return FlatLayout(int.from_bytes(digest[:7], "big"), table, list(zip(numbers, counts, strict=True)), places, gaps)
 
 
 def memory_of(array: Array) -> Array:
@@ -102,7 +102,7 @@ def memory_of(array: Array) -> Array:
     return flat.view(np.uint16) if _name(array.dtype) == DType.BFLOAT16.value else flat
 
 
-def apart(arrays: Sequence[Array]) -> list[Array]:
+def separate(arrays: Sequence[Array]) -> list[Array]:
     """``arrays``, with copies of those that cannot be reduced where they stand: because they are not contiguous, or
     stand where another one does (autograd may give a gradient twice)."""
     seen: set[int] = set()
@@ -114,7 +114,7 @@ def apart(arrays: Sequence[Array]) -> list[Array]:
     return results
 
 
-def put_back(results: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
+def write_back(results: Sequence[Array], arrays: Sequence[Array]) -> list[Array]:
     """``arrays``, when they hold ``results``."""
     for result, array in zip(results, arrays, strict=True):
         if result is not array:

@@ -25,7 +25,6 @@ import numpy as np
 
 from farandole import context
 from farandole.config import Settings, cores
-from farandole.context import ProcessSet
 from farandole.engine import Engine, Entry
 from farandole.errors import HorovodInternalError
 from farandole.frontend import serials
@@ -33,7 +32,8 @@ from farandole.frontend.agreement import Agreement, Replica
 from farandole.frontend.differences import first_difference
 from farandole.frontend.objects import allgather_object
 from farandole.observe.replicas import combined
-from farandole.strategies.buckets import ALIGNMENT, Bucket, FlatBucket, Gradient, LooseBucket, Terms, partition
+from farandole.strategies.buckets import ALIGNMENT, Bucket, ContiguousBucket, Gradient, GroupedBucket, partition
+from farandole.strategies.options import GradientOptions
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 TOO_MANY = (
@@ -49,28 +49,28 @@ DROPPED = (
 _CORES_PER_RANK = 2
 _UNPLANNED = -1  # "I have a gradient that is in no bucket, or in one where it cannot be"
 _NO_WORD = np.iinfo(np.int64).max  # what changes no smallest value: ranks that have joined say this, too
-_UNUSED, _DENSE, _ROWS = 0, 1, 2  # how a gradient travels
+_UNUSED, _DENSE, _SPARSE = 0, 1, 2  # how a gradient travels
 
 
-class Allreduce:
-    """See ``contracts.Strategy``. ``flat=False`` keeps gradients in their own memory (always so when compressed, and on
-    a GPU)."""
+class BucketReducer:
+    """Reduces gradients that arrive one by one (from hooks). ``flat=False`` keeps them in their own memory (always so
+    when compressed, and on a GPU)."""
 
     def __init__(
-        self, gradients: Sequence[Gradient], terms: Terms, *, passes: int = 1,
-        groups: int | Sequence[Sequence[int]] = (), flat: bool = True,
-        process_set: ProcessSet = context.global_process_set, replica: Replica | None = None,
+        self, gradients: Sequence[Gradient], options: GradientOptions, *, flat: bool = True,
+        replica: Replica | None = None,
     ) -> None:  # fmt: skip
+        """``options.groups``: their number, or the indexes of their members among ``gradients``."""
         self.gradients = list(gradients)
-        self.terms, self.groups, self.flat = terms, groups, flat
-        self._passes, self._set, self._replica = passes, process_set, replica
+        self.options, self.flat = options, flat
+        self._passes, self._replica = options.passes, replica
         self._lock = threading.RLock()  # hooks may come from one thread per device
         self._engine: Engine | None = None
         self._buckets: list[Bucket] = []
         self._members: list[list[int]] = []  # by bucket
         self._home: list[tuple[Bucket, int] | None] = []
         self._outside: list[int] = []  # in no bucket
-        self._rows: list[int] = []  # in no bucket, because they come as rows
+        self._sparse: list[int] = []  # in no bucket, because they come as rows
         self._memory: Any = None  # of the flat buckets
         self._limit = self._wished = _NO_WORD  # bytes per bucket: as laid out, and as rank 0 wants it
         self._planned: list[int] = []
@@ -102,7 +102,7 @@ class Allreduce:
                 return
             self._due = True
             home = self._home[index]
-            if home is not None and self.gradients[index].is_rows(gradient):
+            if home is not None and self.gradients[index].is_sparse(gradient):
                 self._misplaced = True
                 gradient = None
             if self._closed or home is None or index in self._frozen:
@@ -113,7 +113,7 @@ class Allreduce:
                 self._samples[index] = self.gradients[index].digest(gradient)
             bucket, slot = home
             bucket.put(slot, gradient)
-            self._in[index] = True  # or a hole: it cannot come in this round
+            self._in[index] = True  # or missing: it cannot come in this round
             if not bucket.left and self._overlap:
                 self._launch()
 
@@ -234,14 +234,14 @@ class Allreduce:
             self._fill(again=True)
             self._finish()
             self._misplaced = False
-        self._exchange_rows(again=again)
+        self._reduce_sparse(again=again)
         self._closed, self._dirty = True, False
         self._rounds += 1
         self._tight = agreed == everything
         return self._tight
 
     def _filled(self) -> int:
-        """This rank's word to the others: the number of buckets that it filled without holes."""
+        """This rank's word to the others: the number of buckets that it filled with no gradient missing."""
         if self._misplaced:
             return _UNPLANNED
         if any(self.gradients[index].current() is not None for index in (*self._outside, *self._frozen)):
@@ -249,21 +249,21 @@ class Allreduce:
         if self._closed:
             return 0 if self._dirty else self._everything()
         full = next((place for place, bucket in enumerate(self._buckets) if bucket.left), len(self._buckets))
-        late = any(self._left[index] and self.gradients[index].trainable() for index in self._rows)
+        late = any(self._left[index] and self.gradients[index].trainable() for index in self._sparse)
         return self._everything() if full == len(self._buckets) and not late else full
 
     def _everything(self) -> int:
         """The word of a rank whose gradients are all in: the number of buckets, and one for all that come as rows."""
-        return len(self._buckets) + bool(self._rows)
+        return len(self._buckets) + bool(self._sparse)
 
     def _fill(self, *, again: bool) -> None:
         """Put in what is not in yet, and launch the rest."""
-        if again and self.terms.op is ReduceOp.SUM:
+        if again and self.options.op is ReduceOp.SUM:
             self._prepare_sums()
         for index, home in enumerate(self._home):
             if home is not None and (again or not (self._in[index] or index in self._frozen)):
                 gradient = self.gradients[index].current()
-                if gradient is not None and self.gradients[index].is_rows(gradient):
+                if gradient is not None and self.gradients[index].is_sparse(gradient):
                     gradient = None
                 home[0].put(home[1], gradient)
                 self._in[index] = gradient is not None
@@ -276,7 +276,7 @@ class Allreduce:
             gradient = self.gradients[index]
             if home is not None and (index in self._sums or not self._in[index]):
                 current = gradient.current()
-                if current is not None and not gradient.is_rows(current):
+                if current is not None and not gradient.is_sparse(current):
                     gradient.amplify(self._engine.size, self._sums.get(index))
 
     def _finish(self) -> None:
@@ -284,20 +284,20 @@ class Allreduce:
             empty = bucket.finish()
             for slot, index in enumerate(indexes):
                 self._in[index] = slot not in empty
-        if self.terms.op is ReduceOp.SUM:
+        if self.options.op is ReduceOp.SUM:
             due = (index for index, left in enumerate(self._left) if left and self._in[index])
-            kept = {index: self._sums[index] for index in self._rows if index in self._sums}
+            kept = {index: self._sums[index] for index in self._sparse if index in self._sums}
             self._sums = kept | {index: self.gradients[index].copy() for index in due}
 
-    def _exchange_rows(self, *, again: bool) -> None:
+    def _reduce_sparse(self, *, again: bool) -> None:
         """What comes as rows. As in buckets, what is new counts ``size`` times when sums are exchanged again."""
         assert self._engine is not None
-        summing = self.terms.op is ReduceOp.SUM
-        for index in self._rows:
+        summing = self.options.op is ReduceOp.SUM
+        for index in self._sparse:
             gradient = self.gradients[index]
             if again and summing and gradient.current() is not None:
                 gradient.amplify(self._engine.size, self._sums.get(index))
-            gradient.exchange_rows(f"{self._name}.rows.{index}", self.terms.mean() if again else self.terms, self._set)
+            gradient.reduce_sparse(f"{self._name}.rows.{index}", self.options.of_reduced() if again else self.options)
             if summing and gradient.current() is not None:
                 self._sums[index] = gradient.copy()
 
@@ -341,7 +341,7 @@ class Allreduce:
     def _open(self) -> None:
         """Agree on the buckets, if that was not done with the engine of today, or a join has ended since: others may
         have laid them out anew meanwhile, or a rank that had no data begins now."""
-        engine = context.engine(self._set)
+        engine = context.engine(self.options.process_set)
         if engine is self._engine and (engine.joins == self._joins or self._dirty):
             return
         if engine is not self._engine:
@@ -374,8 +374,8 @@ class Allreduce:
         lowest, highest = self._extremes("alike", digest.copy(), digest.copy())
         if np.array_equal(lowest, highest):
             return
-        tables = allgather_object(identity, f"{self._name}.tables", self._set)
-        what = first_difference(tables, ("shape", "layout", "type"), self._set.ranks or ())
+        tables = allgather_object(identity, f"{self._name}.tables", self.options.process_set)
+        what = first_difference(tables, ("shape", "layout", "type"), self.options.process_set.ranks or ())
         self._engine = None
         raise ValueError(
             f"all ranks must optimize the same parameters in the same order, but of parameters {what}. Build the same "
@@ -403,16 +403,16 @@ class Allreduce:
         self._limit = self._wished = context.settings().bucket_bytes if limit == _NO_WORD else limit
         final = sorted(range(count), key=lambda index: (places[index], -index))  # the unknown from last to first
         final = [index for index in final if ways[index] == _DENSE]
-        self._rows = [index for index in range(count) if ways[index] == _ROWS]
+        self._sparse = [index for index in range(count) if ways[index] == _SPARSE]
         self._members = partition(final, self.gradients, self._limit, self._groups_of(final))
         flat = self.flat and self._order is None
-        self._buckets = self._flat(self._members) if flat else self._loose(self._members)
+        self._buckets = self._contiguous(self._members) if flat else self._grouped(self._members)
         self._planned = final
         self._home = [None] * len(self.gradients)
         for bucket, indexes in zip(self._buckets, self._members, strict=True):
             for slot, index in enumerate(indexes):
                 self._home[index] = (bucket, slot)
-        self._outside = [index for index in range(count) if self._home[index] is None and index not in self._rows]
+        self._outside = [index for index in range(count) if self._home[index] is None and index not in self._sparse]
         self._engine.bucketed = self._limit
         self._frozen.clear()
         self._reopen()
@@ -420,24 +420,24 @@ class Allreduce:
     def _way(self, index: int) -> int:
         gradient = self.gradients[index]
         current = gradient.current()
-        if index in self._rows or (current is not None and gradient.is_rows(current)):
-            return _ROWS
+        if index in self._sparse or (current is not None and gradient.is_sparse(current)):
+            return _SPARSE
         return _DENSE if current is not None or gradient.trainable() else _UNUSED
 
     def _groups_of(self, order: Sequence[int]) -> Sequence[Sequence[int]]:
-        if not isinstance(self.groups, int):
-            return self.groups
-        ends = [len(order) * number // self.groups for number in range(self.groups + 1)]
+        if not isinstance(self.options.groups, int):
+            return self.options.groups
+        ends = [len(order) * number // self.options.groups for number in range(self.options.groups + 1)]
         return [order[begin:end] for begin, end in pairwise(ends)]
 
-    def _loose(self, members: Sequence[Sequence[int]]) -> list[Bucket]:
-        return [self._loose_one(number, indexes) for number, indexes in enumerate(members)]
+    def _grouped(self, members: Sequence[Sequence[int]]) -> list[Bucket]:
+        return [self._grouped_bucket(number, indexes) for number, indexes in enumerate(members)]
 
-    def _loose_one(self, number: int, indexes: Sequence[int]) -> Bucket:
+    def _grouped_bucket(self, number: int, indexes: Sequence[int]) -> Bucket:
         gradients = [self.gradients[index] for index in indexes]
-        return LooseBucket(f"{self._name}.bucket.{number}", gradients, self.terms)
+        return GroupedBucket(f"{self._name}.bucket.{number}", gradients, self.options)
 
-    def _flat(self, members: Sequence[Sequence[int]]) -> list[Bucket]:
+    def _contiguous(self, members: Sequence[Sequence[int]]) -> list[Bucket]:
         """All buckets of the host in one piece of the transport's memory."""
         assert self._engine is not None
         gradients = {
@@ -445,18 +445,18 @@ class Allreduce:
             for number, indexes in enumerate(members)
             if self.gradients[indexes[0]].device == "CPU"
         }
-        sizes = {number: FlatBucket.nbytes(group) for number, group in gradients.items()}
+        sizes = {number: ContiguousBucket.nbytes(group) for number, group in gradients.items()}
         if not sizes:
-            return self._loose(members)
+            return self._grouped(members)
         memory = self._room(sum(sizes.values()) + ALIGNMENT * sum(len(group) for group in gradients.values()))
         buckets: list[Bucket] = []
         begin = 0
         for number, indexes in enumerate(members):
             if number not in gradients:
-                buckets.append(self._loose_one(number, indexes))
+                buckets.append(self._grouped_bucket(number, indexes))
                 continue
             place = memory[begin : begin + sizes[number]]
-            buckets.append(FlatBucket(f"{self._name}.bucket.{number}", gradients[number], self.terms, place))
+            buckets.append(ContiguousBucket(f"{self._name}.bucket.{number}", gradients[number], self.options, place))
             begin += -(-sizes[number] // ALIGNMENT) * ALIGNMENT
         return buckets
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import RequestError
-from farandole.frontend import packing
-from farandole.frontend.lending import ALIGNMENT
+from farandole.strategies.buffer_pool import ALIGNMENT
+from farandole.strategies.flat_layout import LARGE, flat_layout, separate, write_back
 from farandole.types import DType
 
 shapes = st.lists(st.integers(0, 40), max_size=2).map(tuple)
@@ -20,42 +20,42 @@ lists = st.lists(st.tuples(shapes, st.sampled_from(["float64", "float32", "float
 def test_what_goes_in_comes_out(described: list[tuple[tuple[int, ...], str]], in_place: bool) -> None:
     random = np.random.default_rng(0)
     arrays = [np.array(random.integers(0, 2, shape), dtype) for shape, dtype in described]
-    plan = packing.plan(arrays, None, None, in_place)
-    flats = plan.cut(np.full(plan.nbytes() + 100, 255, np.uint8))
-    plan.fill(flats, arrays)
-    for one, two in zip(plan.taken(flats, arrays), arrays, strict=True):
+    layout = flat_layout(arrays, None, None, in_place)
+    flats = layout.cut(np.full(layout.nbytes() + 100, 255, np.uint8))
+    layout.fill(flats, arrays)
+    for one, two in zip(layout.unpack(flats, arrays), arrays, strict=True):
         assert one.dtype == two.dtype
         np.testing.assert_array_equal(one, two)
     assert all(
-        begin * plan.sizes[number][0].itemsize % ALIGNMENT == 0 for number, begin, _ in filter(None, plan.places)
+        begin * layout.sizes[number][0].itemsize % ALIGNMENT == 0 for number, begin, _ in filter(None, layout.places)
     )
     ends = sum(int(flat.astype("float64").sum()) for flat in flats)
     assert ends == sum(int(each.astype("float64").sum()) for each in arrays)
 
 
 def test_large_arrays_travel_for_themselves_where_they_may_be_written_to() -> None:
-    arrays = [np.zeros(packing.LARGE // 4, "float32"), np.zeros(3, "float32"), np.zeros(packing.LARGE, "float64")]
-    assert packing.plan(arrays, None, None, False).alone() == []
-    plan = packing.plan(arrays, None, None, True)
-    assert (plan.alone(), plan.sizes) == ([0, 2], [(DType.FLOAT32, 16)])
-    assert packing.plan(arrays, None, DType.FLOAT16, True).alone() == []  # on their way they are smaller
+    arrays = [np.zeros(LARGE // 4, "float32"), np.zeros(3, "float32"), np.zeros(LARGE, "float64")]
+    assert flat_layout(arrays, None, None, False).alone() == []
+    layout = flat_layout(arrays, None, None, True)
+    assert (layout.alone(), layout.sizes) == ([0, 2], [(DType.FLOAT32, 16)])
+    assert flat_layout(arrays, None, DType.FLOAT16, True).alone() == []  # on their way they are smaller
 
 
 def test_lists_that_differ_have_other_digests() -> None:
     arrays = [np.zeros((2, 3), "float32"), np.zeros(6, "float32")]
-    known = packing.plan(arrays, ["a", "b"], None, False).digest
-    assert known == packing.plan(arrays, ["a", "b"], None, True).digest
-    assert known != packing.plan(arrays, ["a", "c"], None, False).digest
-    assert known != packing.plan(arrays[::-1], ["a", "b"], None, False).digest
+    known = flat_layout(arrays, ["a", "b"], None, False).digest
+    assert known == flat_layout(arrays, ["a", "b"], None, True).digest
+    assert known != flat_layout(arrays, ["a", "c"], None, False).digest
+    assert known != flat_layout(arrays[::-1], ["a", "b"], None, False).digest
     with pytest.raises(RequestError, match="array 'b' has type complex64"):
-        packing.plan([arrays[0], arrays[1].astype("complex64")], ["a", "b"], None, False)
+        flat_layout([arrays[0], arrays[1].astype("complex64")], ["a", "b"], None, False)
 
 
 def test_what_stands_twice_is_copied_once() -> None:
     array = np.arange(3.0)
-    one, two, other = packing.apart([array, array[:], np.arange(3.0)])
+    one, two, other = separate([array, array[:], np.arange(3.0)])
     assert one is array
     assert not np.shares_memory(two, array)
     two[:] = 7
-    given = packing.put_back([one, two, other], [array, array[:], other])
+    given = write_back([one, two, other], [array, array[:], other])
     assert given[0].tolist() == [7.0] * 3

@@ -1,0 +1,122 @@
+"""How the gradients of one optimizer are reduced: the arguments that all frameworks have in common, checked once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from farandole.context import ProcessSet
+from farandole.frontend.compression import CastCompressor, NoneCompressor
+from farandole.frontend.ops import WORLD
+from farandole.types import DType, ReduceOp
+
+LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)  # where a framework has no Adasum
+
+
+class GradientOptions(NamedTuple):
+    """The same on all ranks. ``gradient_options`` makes one of what a program says."""
+
+    op: ReduceOp = ReduceOp.AVERAGE
+    prescale: float = 1.0  # before the reduction
+    postscale: float = 1.0  # after it
+    process_set: ProcessSet = WORLD  # whose gradients are reduced
+    compression: Any = NoneCompressor  # a Compressor, of each tensor before it travels
+    passes: int = 1  # backward passes whose gradients are added up before they are reduced
+    average_passes: bool = False  # ... and divided by their number
+    groups: int | Sequence[Sequence[Any]] = ()  # that travel together: their number, or their members
+    sparse_as_dense: bool = False  # sparse gradients travel as dense ones
+    scale_local: bool = True  # gradients of variables that are left to each rank are divided by the number of ranks
+
+    @property
+    def wire(self) -> DType | None:
+        """The 16-bit type of ``compression``, if it casts to one: flat buffers are cast at once, not every tensor."""
+        casts = isinstance(self.compression, type) and issubclass(self.compression, CastCompressor)
+        own = casts and any(name in self.compression.__dict__ for name in ("compress", "decompress"))  # a user's
+        return self.compression.dtype if casts and not own else None
+
+    @property
+    def compressor(self) -> Any:
+        """The rest of ``compression``, for tensors: what ``wire`` does not do."""
+        return self.compression if self.wire is None else NoneCompressor
+
+    def of_reduced(self) -> GradientOptions:
+        """Options that leave alone gradients that are the same on all ranks."""
+        return self._replace(op=ReduceOp.AVERAGE, prescale=1.0, postscale=1.0)
+
+
+AVERAGE = GradientOptions()
+
+
+def gradient_options(
+    op: int = ReduceOp.AVERAGE, gradient_predivide_factor: float = 1.0, *, compression: Any = NoneCompressor,
+    backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False, num_groups: int = 0,
+    groups: Any = None, sparse_as_dense: bool = False, scale_local_gradients: bool = True,
+    process_set: ProcessSet = WORLD, ops: Sequence[ReduceOp] = (*LINEAR, ReduceOp.ADASUM),
+    tensor: str = "tf.Variable", stacklevel: int = 3,
+) -> GradientOptions:  # fmt: skip
+    """The arguments of an optimizer or a tape, under Horovod's names, as options.
+
+    ``ops``: those that make sense there. ``tensor``: the type of what ``groups`` may list, for messages.
+    ``stacklevel``: from here to the program, for warnings.
+    Raises ValueError for arguments that make no sense, alone or together.
+    """
+    factors = predivided(op, gradient_predivide_factor)
+    if op not in ops:
+        names = [_name(known) for known in ops]
+        raise ValueError(f"op currently only supports {', '.join(names[:-1])} and {names[-1]} (got op={_name(op)})")
+    if op == ReduceOp.ADASUM and average_aggregated_gradients:
+        raise ValueError("Adasum does not support average_aggregated_gradients == True")
+    if num_groups:
+        text = "Parameter `num_groups` has been replaced by `groups`."
+        warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
+        groups = num_groups if groups is None else groups
+    check_groups(groups, tensor)
+    check_passes(backward_passes_per_step)
+    return GradientOptions(
+        ReduceOp(op), *factors, process_set, compression, backward_passes_per_step, average_aggregated_gradients,
+        groups or (), sparse_as_dense, scale_local_gradients,
+    )  # fmt: skip
+
+
+def check_groups(groups: Any, tensor: str) -> None:
+    """Raise ValueError if ``groups`` is neither None, a number, nor a list of lists."""
+    counted = isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0
+    listed = isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)
+    if groups is None or counted or listed:
+        return
+    several = isinstance(groups, (list, tuple))
+    kinds = ", ".join(sorted({type(group).__name__ for group in groups})) if several else ""
+    got = f"a list of {kinds}" if several else repr(groups)
+    raise ValueError(f"groups should be a non-negative integer or a list of list of {tensor}. (got {got})")
+
+
+def check_passes(passes: int) -> None:
+    """Raise ValueError for a ``backward_passes_per_step`` that is not positive."""
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step must be > 0, not {passes}: 1 exchanges gradients in every pass")
+
+
+def predivided(op: int, factor: float) -> tuple[float, float]:
+    """``gradient_predivide_factor`` as factors before and after an average: 1 / factor, and factor. So an average is
+    divided partly before it is summed, and sums of small types stay in range.
+
+    Raises ValueError if ``factor`` is not positive, or if it is not 1 and ``op`` is not Average.
+    """
+    if factor == 1.0:
+        return 1.0, 1.0
+    if op != ReduceOp.AVERAGE:
+        raise ValueError(
+            f"gradient_predivide_factor not supported with op != Average (gradient_predivide_factor={factor}, "
+            f"op={_name(op)}): leave the factor out, or use op=hvd.Average"
+        )
+    if not factor > 0:
+        raise ValueError(f"gradient_predivide_factor must be > 0, not {factor}: 1.0 divides after the sum alone")
+    return 1.0 / factor, factor
+
+
+def _name(op: int) -> str:
+    try:
+        return ReduceOp(op).name.capitalize()
+    except ValueError:
+        return repr(op)

@@ -1,0 +1,80 @@
+"""The reduction of gradients of variables: what tapes and optimizers have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from farandole import context
+from farandole.strategies.options import GradientOptions
+from farandole.tensorflow.differentiable import grouped_allreduce
+from farandole.tensorflow.gradients import alone, names_of, reduce_gradients, reducer_for
+from farandole.tensorflow.replica import VariablesReplica, settings_of
+from farandole.tensorflow.sparse import is_slices
+from farandole.types import ReduceOp
+
+
+class VariableReducer:
+    """Reduces the gradients of variables, for a tape or an optimizer."""
+
+    def __init__(self, what: str, options: GradientOptions) -> None:
+        """``what``: the place in the program that asks, for names. Raises NotInitializedError before ``init()``."""
+        context.size()
+        self.what, self.options = what, options
+        self.optimizer: Any = None  # that steps with them, if it is known
+        self.differentiable = False
+
+    def apart(self) -> bool:
+        """Is there nobody whose gradients this rank's should meet? Then they stay as they are."""
+        return not self.options.process_set.included() or alone(self.options.process_set)
+
+    def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], local: Sequence[Any] = ()) -> list[Any]:
+        """``gradients`` of ``variables``, over all ranks; of those in ``local``, this rank's, divided by the number of
+        ranks (they are added up nowhere, and the loss counts for one rank's part)."""
+        if self.apart():
+            return list(gradients)
+        mine = {key_of(variable) for variable in local}
+        common = [place for place, variable in enumerate(variables) if key_of(variable) not in mine]
+        results = list(gradients)
+        if mine and self.options.scale_local:
+            for place in set(range(len(results))) - set(common):
+                results[place] = _divided(results[place], context.engine(self.options.process_set).size)
+        names = names_of([variables[place] for place in common])
+        replica = VariablesReplica([variables[place] for place in common], names, self._settings)
+        totals = self._reduced([gradients[place] for place in common], names, replica)
+        for place, total in zip(common, totals, strict=True):
+            results[place] = total
+        return results
+
+    def _settings(self) -> Mapping[str, str]:
+        return {} if self.optimizer is None else settings_of(self.optimizer)
+
+    def _reduced(self, gradients: Sequence[Any], names: Sequence[str], replica: VariablesReplica) -> list[Any]:
+        if self.options.op is ReduceOp.ADASUM:  # of each tensor for itself, so not of all as one
+            if self.options.sparse_as_dense:
+                gradients = [
+                    tf.convert_to_tensor(gradient) if is_slices(gradient) else gradient for gradient in gradients
+                ]
+            return grouped_allreduce(
+                gradients, compression=self.options.compression, op=self.options.op, name=self.what,
+                process_set=self.options.process_set,
+            )  # fmt: skip
+        reducer = reducer_for(self.what, self.options)
+        return reduce_gradients(gradients, names, reducer, replica=replica, differentiable=self.differentiable)
+
+
+def key_of(variable: Any) -> Any:
+    """The identity of a variable: those of Keras 3 wrap TensorFlow's."""
+    inner = getattr(variable, "_value", None)
+    variable = inner if isinstance(inner, tf.Variable) else variable
+    return variable.ref() if hasattr(variable, "ref") else id(variable)
+
+
+def _divided(gradient: Any, size: int) -> Any:
+    if gradient is None:
+        return None
+    if is_slices(gradient):
+        return tf.IndexedSlices(gradient.values / size, gradient.indices, gradient.dense_shape)
+    return gradient / size

@@ -1,0 +1,73 @@
+"""The arguments of optimizers and tapes, for all frameworks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farandole.frontend.compression import CastCompressor, NoneCompressor
+from farandole.strategies.options import LINEAR, GradientOptions, gradient_options, predivided
+from farandole.types import DType, ReduceOp
+
+
+def test_what_is_divided_before_the_sum_is_multiplied_after_it() -> None:
+    assert predivided(ReduceOp.AVERAGE, 4.0) == (0.25, 4.0)
+    assert predivided(ReduceOp.SUM, 1.0) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("factor", [0.0, -2.0, float("nan")])
+def test_a_factor_that_is_not_positive(factor: float) -> None:
+    with pytest.raises(ValueError, match=f"gradient_predivide_factor must be > 0, not {factor}"):
+        predivided(ReduceOp.AVERAGE, factor)
+
+
+@pytest.mark.parametrize(("op", "name"), [(ReduceOp.SUM, "Sum"), (1, "Sum"), (2, "Adasum"), (77, "77")])
+def test_only_averages_are_predivided(op: int, name: str) -> None:
+    with pytest.raises(ValueError, match=rf"not supported with op != Average .*=2\.0, op={name}\).*use op=hvd.Average"):
+        predivided(op, 2.0)
+
+
+def test_arguments_under_the_names_of_horovod() -> None:
+    assert gradient_options() == GradientOptions()
+    options = gradient_options(
+        ReduceOp.AVERAGE, 4.0, backward_passes_per_step=2, average_aggregated_gradients=True, groups=3,
+        sparse_as_dense=True, scale_local_gradients=False,
+    )  # fmt: skip
+    assert (options.prescale, options.postscale, options.passes, options.average_passes) == (0.25, 4.0, 2, True)
+    assert (options.groups, options.sparse_as_dense, options.scale_local) == (3, True, False)
+    assert options.of_reduced()[:3] == (ReduceOp.AVERAGE, 1.0, 1.0)
+    with pytest.warns(DeprecationWarning, match="`num_groups` has been replaced by `groups`"):
+        assert gradient_options(num_groups=2).groups == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"op": 77}, r"op currently only supports Average, Sum and Adasum \(got op=77\)"),
+        ({"op": ReduceOp.MIN}, r"only supports Average, Sum and Adasum \(got op=Min\)"),
+        ({"op": ReduceOp.ADASUM, "ops": LINEAR}, r"op currently only supports Average and Sum \(got op=Adasum\)"),
+        ({"op": ReduceOp.ADASUM, "average_aggregated_gradients": True}, "Adasum does not support average_agg"),
+        ({"groups": -1}, r"groups should be a non-negative integer or a list of list of tf.Variable\. \(got -1\)"),
+        ({"groups": True}, r"\(got True\)"),
+        ({"groups": ["a"], "tensor": "torch.Tensor"}, r"list of list of torch.Tensor\. \(got a list of str\)"),
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step must be > 0, not 0: 1 exchanges"),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        gradient_options(**arguments)
+
+
+def test_a_cast_is_done_on_flat_buffers_and_every_other_compression_on_tensors() -> None:
+    class Half(CastCompressor):
+        dtype = DType.BFLOAT16
+
+    class Own(Half):
+        @classmethod
+        def compress(cls, tensor: Any) -> tuple[Any, Any]:
+            return tensor, None
+
+    seen = [GradientOptions(compression=kind) for kind in (NoneCompressor, Half, Own)]
+    assert [options.wire for options in seen] == [None, DType.BFLOAT16, None]
+    assert [options.compressor for options in seen] == [NoneCompressor, NoneCompressor, Own]
