@@ -110,7 +110,7 @@ except HorovodInternalError as error:
 @pytest.mark.parametrize("waiting", ["board", "collective"])
 @pytest.mark.parametrize("loss", ["both ways", "one way"])
 def test_a_host_that_vanishes_is_noticed_on_both_sides(loss: str, waiting: str) -> None:
-    """Packets are lost from one moment on; nobody is said to have shut down. Times are a tenth of the real ones."""
+    """Packets are lost from one moment on; nobody is said to have shut down. Times are a quarter of the real ones."""
     secret = new_secret()
     with hosts(2, ssh=False) as (a, b), ExitStack() as stack:
         driver = stack.enter_context(ended(

@@ -280,7 +280,7 @@ def test_a_cable_that_is_out_for_five_seconds_and_one_that_stays_out() -> None:
     with hosts(3) as three:
         program = FOREVER.replace("    hvd.all", "    print('step', flush=True)\n    hvd.all")
         words = ["run", "-np", "3", "-H", "a:1,b:1,c:1", sys.executable, "-c", program]
-        job = start(three, *words, options="-o ServerAliveInterval=3")
+        job = start(three, *words)
         steps = threading.Semaphore(0)
         threading.Thread(target=lambda: [steps.release() for _ in job.stdout or ()], daemon=True).start()
         try:
@@ -292,12 +292,12 @@ def test_a_cable_that_is_out_for_five_seconds_and_one_that_stays_out() -> None:
                 pass
             assert all(steps.acquire(timeout=15) for _ in range(300))
             three[2].cable("down")
-            job.wait(30)
+            job.wait(15)
             assert job.stderr is not None
             assert re.search(r"Rank 2 on c failed: its host was lost: it does not answer", job.stderr.read())
         finally:
             job.kill()
-        assert three.idle(30)
+        assert three.idle(15)
 
 
 def test_it_is_chosen_for_hosts_that_are_not_all_here() -> None:

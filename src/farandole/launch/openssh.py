@@ -20,11 +20,11 @@ from farandole.config import Settings
 from farandole.errors import SettingsError
 from farandole.launch.agents import remote
 
-CONNECT = 10  # seconds for a host to answer
-# BatchMode: nobody is there to be asked. ServerAlive*: a host that vanishes ends its ssh after 16 s. LogLevel: what is
-# said is read. The others: what a user's configuration has for sessions in a terminal.
+CONNECT = 8  # seconds for a host to answer
+# BatchMode: nobody is there to be asked. ServerAlive*: a host that vanishes ends its ssh after 8 s, and a stall of 5 s
+# does not (see liveness). LogLevel: what is said is read. The others: what a user's configuration has for terminals.
 OPTIONS = (
-    "BatchMode=yes", f"ConnectTimeout={CONNECT}", "ServerAliveInterval=4", "ServerAliveCountMax=3", "LogLevel=INFO",
+    "BatchMode=yes", f"ConnectTimeout={CONNECT}", "ServerAliveInterval=1", "ServerAliveCountMax=7", "LogLevel=INFO",
     "ControlMaster=no", "ClearAllForwardings=yes", "RemoteCommand=none",
 )  # fmt: skip
 NO_PYTHON = 127

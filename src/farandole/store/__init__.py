@@ -395,6 +395,7 @@ class StoreClient:
         session.send(HEADER.pack(verb, seconds) + key.encode())
         if value is not None:
             session.send(value)
+        liveness.await_answer(session.sock, seconds + max(self.timeout, 10.0))
         answer = bytes(session.receive(len(FOUND)) or b"")
         if answer == MISSING or (answer == FOUND and verb == SET):
             return None

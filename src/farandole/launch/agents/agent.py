@@ -64,6 +64,7 @@ class Agent:
                 self._attend()
         except _GONE:
             self._end_alone()  # not the cluster's trouble: the driver knows why it went
+            self._client.close()  # threads may wait for an answer of the driver
         finally:
             for thread in self._talking:
                 thread.join(PATIENCE)

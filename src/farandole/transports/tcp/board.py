@@ -62,6 +62,7 @@ class TcpBoard:
         self.rank = place.rank
         self._overlay, self._parent = place, parent
         self.lost: PeerLostError | WireError | None = None  # set once, for good
+        self.data: Sequence[socket.socket | None] = ()  # the data connections of the link, by rank
         self.connections = select.epoll()  # readable when a peer said something
         self.stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable for good once the wire is lost
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -157,13 +158,19 @@ class TcpBoard:
         if self.lost is not None:
             raise type(self.lost)(str(self.lost), self.lost.rank)
 
-    def look_at_hosts(self, sockets: Sequence[socket.socket | None] = ()) -> None:
-        """Raise PeerLostError if a host has vanished, by the connections of the board or by other ``sockets``."""
+    def look_at_hosts(self, waited: float = math.inf) -> None:
+        """Raise PeerLostError if a host has vanished: all connections to a rank are silent. ``waited``: seconds for
+        which nothing has come over the data connections."""
         with self._lock:
-            own = [(peer.rank, peer.sock) for peer in self._peers.values() if peer.open]
-            others = [(rank, sock) for rank, sock in enumerate(sockets) if sock is not None]
-            for rank, sock in (*own, *others):
-                if not self._closed and liveness.silent(sock):
+            own = [(peer.rank, peer.sock, math.inf) for peer in self._peers.values() if peer.open]
+            data = [(rank, sock, waited) for rank, sock in enumerate(self.data) if sock is not None]
+            silences: dict[int, list[tuple[bool, float]]] = {}
+            for rank, sock, most in (*own, *data) if not self._closed else ():
+                under_way, seconds = liveness.silence(sock)
+                silences.setdefault(rank, []).append((under_way, min(seconds, most)))
+            for rank, found in silences.items():
+                # An idle one is probed each second; one that sends again learns later that all is well.
+                if any(busy for busy, _ in found) and min(seconds for _, seconds in found) > liveness.LOST_SECONDS:
                     self._lose(vanished(rank))
         self.check()
 

@@ -127,6 +127,7 @@ class TcpLink:
         self._rendezvous = rendezvous
         self._sessions = sessions
         self._sockets = sockets = [session.sock if session is not None else None for session in sessions]
+        board.data = sockets
         self._streams = [session.stream if session is not None else None for session in sessions]
         self._splits = 0
         self._children: list[TcpLink] = []
@@ -268,7 +269,7 @@ class TcpLink:
                 self._watch(dst, 0 if dst in self._paused else select.EPOLLIN)
         self._idle = 0.0 if ready else self._idle + _REPORT_SECONDS
         if self._idle:
-            self.board.look_at_hosts(self._sockets)
+            self.board.look_at_hosts(self._idle)
         if self._idle and self._report is not None:
             self._report([src if src >= 0 else dst], self._idle)
         for fd, events in ready:

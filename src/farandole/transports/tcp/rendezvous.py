@@ -23,6 +23,7 @@ from farandole.log import logger
 from farandole.transports.tcp.overlay import overlay
 
 DATA, BOARD = 0, 1
+SELDOM = 4  # seconds after which an idle data connection is probed, if there are many
 PATIENCE = 5.0  # seconds that one handshake may take
 FIRST = 0.5  # seconds for each of a peer's addresses, if it has several, at the first attempt; twice at the next
 _HELLO = struct.Struct("<IB")  # who dials, and for which of the two connections
@@ -226,7 +227,8 @@ class Rendezvous:
     def _add(self, peer: int, channel: int, session: Session) -> None:
         session.peer, sock = f"rank {peer}", session.sock
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        liveness.probe(sock)
+        # In a tree there are many data connections, and the board's tell of a lost host: those are asked less often.
+        liveness.probe(sock, after=SELDOM if channel == DATA and self.overlay.relays else None)
         sock.setblocking(False)
         with self.changed:
             if not self.open:
