@@ -8,7 +8,7 @@ time. Failures leave as ``farandole.errors.PeerLostError`` (somebody went away) 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request, Response
@@ -205,6 +205,42 @@ class Binding(Protocol):
 
     def cast(self, tensor: Any, dtype: Any) -> Any:
         """``tensor`` as ``dtype`` (a DType or the framework's own) if it holds floating point numbers, else itself."""
+
+
+class Part(NamedTuple):
+    """A tensor among those that a codec reduces as one.
+
+    ``key``: under what the codec keeps its state for it. Empty on a rank that has joined: that one takes part with the
+    zeros in ``buffer``, and keeps nothing. ``shape``: the tensor's own; the memory is flat.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    buffer: Buffer
+
+
+class Codec(Protocol):
+    """Adds up tensors over all ranks by sending less than all of them. One instance on each rank, for one optimizer.
+
+    The engine calls it when ranks have agreed to run what ``Request.codec`` names, on the thread that runs collectives.
+    """
+
+    spec: str  # "name" or "name:argument": what the ranks agree on
+    sent: int  # bytes that this rank has sent so far
+    saved: int  # bytes that an all-reduce without the codec would have sent more
+
+    def allreduce(self, parts: Sequence[Part], scale: float, transport: Transport) -> None:
+        """Add up each part over the ranks, times ``scale``: read ``data``, write ``out``. Parts are of one floating
+        point type, with the same shapes on all ranks.
+
+        The same bits on all ranks. A number that is not finite makes the results not finite, on all ranks.
+        """
+
+    def state_dict(self) -> dict[str, Array]:
+        """Copies of everything that later results depend on: residuals, counts of steps ..."""
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Go on bit for bit where ``state_dict`` was called, on the same rank of as many."""
 
 
 class Strategy(Protocol):

@@ -20,11 +20,24 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "mpi": "farandole.launch.launchers.mpi:Mpi",
         "slurm": "farandole.launch.launchers.slurm:Slurm",
     },
+    "codec": {
+        "fp16": "farandole.strategies.codecs.half:Fp16",
+        "bf16": "farandole.strategies.codecs.half:Bf16",
+        "int8": "farandole.strategies.codecs.int8:Int8",
+        "onebit": "farandole.strategies.codecs.onebit:OneBit",
+        "sign": "farandole.strategies.codecs.sign:Sign",
+        "topk": "farandole.strategies.codecs.topk:TopK",
+        "randomk": "farandole.strategies.codecs.randomk:RandomK",
+        "threshold": "farandole.strategies.codecs.threshold:Threshold",
+        "powersgd": "farandole.strategies.codecs.powersgd:PowerSgd",
+    },
     "wire": {"shm": "farandole.transports.shm:wire", "tcp": "farandole.transports.tcp:wire"},
     # By whom something is of: what a room does with objects that belong to one above it.
     "optimizer": {"keras": "farandole.keras.optimizer:DistributedOptimizer"},
     "state": {"keras": "farandole.keras.elastic:KerasState"},
 }
+
+_CHOSEN = ("launcher", "wire")  # kinds of which the best one may be asked for, as "auto"
 
 
 def names(kind: str) -> list[str]:
@@ -40,13 +53,26 @@ def load(kind: str, name: str) -> Any:
         if name not in installed:
             known = names(kind)
             near = did_you_mean(name, known)
-            raise SettingsError(f"there is no {kind} {name!r} (known: auto, {', '.join(known)}){near}")
+            auto = "auto, " if kind in _CHOSEN else ""
+            raise SettingsError(f"there is no {kind} {name!r} (known: {auto}{', '.join(known)}){near}")
         target = installed[name]
     module, _, attribute = target.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
     except ImportError as error:
         raise SettingsError(f"the {kind} {name!r} needs a package that is not installed: {error}") from error
+
+
+def make(kind: str, spec: str) -> Any:
+    """An instance of what ``spec`` names: "name", or "name:argument", which is given to the class as text. Raises
+    SettingsError as ``load`` does, and for an argument that the class refuses."""
+    name, colon, argument = spec.partition(":")
+    made = load(kind, name)
+    try:
+        return made(argument) if colon else made()
+    except TypeError as error:  # one that it does not take, or does not go without
+        rule = "takes no argument" if colon else "needs an argument"
+        raise SettingsError(f"{kind}={spec!r}: {name} {rule}, as in name:argument ({error})") from None
 
 
 def best(kind: str, request: Any) -> Any:

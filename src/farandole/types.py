@@ -118,6 +118,7 @@ class Request(NamedTuple):
 
     ``shape`` is the local tensor's shape; ``group`` ties the members of a grouped call together
     (an empty string for a lone tensor) and ``group_size`` says how many members there are. ``device``: CPU or GPU.
+    ``codec``: what an allreduce is compressed by, as "name" or "name:argument"; empty: by nothing.
     """
 
     name: str
@@ -132,6 +133,7 @@ class Request(NamedTuple):
     group: str = ""
     group_size: int = 1
     device: str = "CPU"
+    codec: str = ""
 
 
 class Response(NamedTuple):

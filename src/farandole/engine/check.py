@@ -11,6 +11,8 @@ def check(request: Request, size: int) -> None:
     kind = request.kind
     if kind is Kind.ALLREDUCE:
         _check_op(request)
+        if request.codec:
+            _check_codec(request)
     elif kind is Kind.REDUCESCATTER:
         if request.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
             raise RequestError("Reducescatter currently only supports AVERAGE and SUM.")
@@ -39,6 +41,14 @@ def _check_op(request: Request) -> None:
     if request.op is ReduceOp.AVERAGE or (request.prescale, request.postscale) != (1.0, 1.0):
         raise RequestError(
             f"{request.name}: averages and multiples of bool are not defined; use Min (all true) or Max (any true)."
+        )
+
+
+def _check_codec(request: Request) -> None:
+    if not request.dtype.is_float or request.op not in (ReduceOp.SUM, ReduceOp.AVERAGE) or request.device != "CPU":
+        raise RequestError(
+            f"{request.name}: the codec {request.codec!r} compresses sums and averages of floating point numbers in "
+            f"the host's memory, not {request.op.name} of {request.dtype.value} on a {request.device}. Give it none."
         )
 
 

@@ -161,7 +161,7 @@ class Engine:
         mark = None
         for entry in entries:
             request = entry.request
-            plain = request.kind is Kind.ALLREDUCE and request.dtype is not DType.BOOL
+            plain = request.kind is Kind.ALLREDUCE and request.dtype is not DType.BOOL and not request.codec
             if not plain or request.op is ReduceOp.ADASUM:  # nothing can be wrong with the others
                 check(request, self.size)
             if request.device != HOST and mark is None:  # one behind all of them
@@ -392,7 +392,7 @@ class Engine:
         return [(f"{request.name}.{serial}" if serial else request.name, request) for request, serial in pairs]
 
     def _run(self, unit: Unit, items: Sequence[Item]) -> None:
-        buffers = [item.entry.buffer for item in items]
+        entries = [item.entry for item in items]
         for item in items:
             self._names.discard(item.entry.request.name)
         if unit.error:
@@ -402,18 +402,18 @@ class Engine:
         observers = self.observers.running
         if observers:
             names = [item.entry.name for item in items]  # a remembered unit's may carry old serial numbers
-            nbytes = sum(buffer.data.nbytes for buffer in buffers)
+            nbytes = sum(entry.buffer.data.nbytes for entry in entries)
             for observer in observers:
                 observer.started(unit.kind, names, nbytes)
         divisor = self.size - len(unit.absent) if self._mean_of_present else self.size
         device, after = unit.requests[0].device, None
         self._running = items
         if device == HOST:
-            results = execute(unit, buffers, self.transport, divisor)
+            results = execute(unit, entries, self.transport, divisor)
         else:
             marks = list(dict.fromkeys(item.mark for item in items if item.mark is not None))
             try:
-                results, after = self._devices.run(device, marks, lambda it: execute(unit, buffers, it, divisor))
+                results, after = self._devices.run(device, marks, lambda it: execute(unit, entries, it, divisor))
             except RequestError as error:  # by all ranks alike
                 for item in items:
                     item.handle.fail(error)

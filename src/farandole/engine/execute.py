@@ -11,8 +11,10 @@ import numpy as np
 from farandole.collectives import adasum
 from farandole.collectives.kernels import scale_into, shares
 from farandole.contracts import DeviceTransport, Transport
+from farandole.engine import coded
 from farandole.engine.devices import HOST
 from farandole.engine.fusion import Unit
+from farandole.engine.handle import Entry
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
@@ -23,11 +25,12 @@ if TYPE_CHECKING:
 Parts = Sequence[tuple[int, ...]]
 
 
-def execute(unit: Unit, buffers: Sequence[Buffer], transport: Transport, divisor: int = 0) -> list[Any]:
+def execute(unit: Unit, entries: Sequence[Entry], transport: Transport, divisor: int = 0) -> list[Any]:
     """The results of the unit's collectives, as ``Engine.submit`` describes them.
 
     ``divisor``: by what an average is divided, when that is not the number of ranks.
     """
+    buffers = [entry.buffer for entry in entries]
     if unit.kind is Kind.ALLREDUCE:
         first = unit.requests[0]
         if first.op is ReduceOp.ADASUM:
@@ -35,6 +38,9 @@ def execute(unit: Unit, buffers: Sequence[Buffer], transport: Transport, divisor
             combine(buffers, first.prescale * first.postscale)
             return [None] * len(buffers)
         op, scale = reduction(first, transport.size - len(unit.absent), divisor or transport.size)
+        if first.codec and transport.size > 1:
+            coded.allreduce(unit, entries, scale, transport)
+            return [None] * len(buffers)
         if _prescales_first(first) and transport.rank not in unit.absent:
             buffers = [buffer._replace(data=_summand(first, buffer.data, transport, buffer.out)) for buffer in buffers]
         if first.op is ReduceOp.AVERAGE and first.dtype is DType.INT64 and first.device == HOST:

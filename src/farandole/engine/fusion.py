@@ -30,8 +30,9 @@ class Placed(NamedTuple):
 def plan(responses: Sequence[Response], own: Callable[[str], Request | None], threshold: int) -> list[Unit]:
     """Fuse allreduces of one dtype, operation and scale until ``threshold`` bytes are together.
 
-    A tensor that does not fit leaves room for later, smaller ones; a group of any size stays together. The
-    order among units follows the first member of each, so it is the same on all ranks.
+    A tensor that does not fit leaves room for later, smaller ones; a group of any size stays together. What has a codec
+    is fused with members of its own group alone, or what is left out would hang on what else is on its way. The order
+    among units follows the first member of each, so it is the same on all ranks.
     """
     units: list[Unit] = []
     open_units: dict[tuple[object, ...], tuple[int, int]] = {}  # attributes that must agree -> (position, bytes so far)
@@ -46,7 +47,9 @@ def plan(responses: Sequence[Response], own: Callable[[str], Request | None], th
             key = (*_terms(members[0]), absent)
             nbytes = sum(_nbytes(request) for request in members)
             position, filled = open_units.get(key, (-1, 0))
-            if position >= 0 and filled + nbytes <= threshold:
+            if members[0].codec:
+                units.append(Unit(Kind.ALLREDUCE, names, members, absent=absent))
+            elif position >= 0 and filled + nbytes <= threshold:
                 unit = units[position]
                 units[position] = unit._replace(names=unit.names + names, requests=unit.requests + members)
                 open_units[key] = (position, filled + nbytes)
@@ -84,7 +87,7 @@ def _by_device(unit: Unit) -> list[Unit]:
 
 
 def _terms(request: Request) -> tuple[object, ...]:
-    return request.dtype, request.op, request.prescale, request.postscale, request.device
+    return request.dtype, request.op, request.prescale, request.postscale, request.device, request.codec
 
 
 def _nbytes(request: Request) -> int:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from farandole.contracts import Codec
 from farandole.errors import HorovodInternalError
 from farandole.types import Buffer, Request
 
@@ -15,11 +16,15 @@ class Entry(NamedTuple):
 
     ``serial`` tells apart collectives of the same request: unnamed ones are numbered, so that their requests (and
     with them everything that is remembered about them) stay the same from call to call.
+    ``codec``: what ``request.codec`` names, with this rank's state; ``key``: under what it keeps that (empty: the
+    request's name).
     """
 
     request: Request
     buffer: Buffer
     serial: int = 0
+    codec: Codec | None = None
+    key: str = ""
 
     @property
     def name(self) -> str:

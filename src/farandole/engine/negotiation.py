@@ -144,7 +144,8 @@ class Negotiation:
         requests = [request for request in row if request is not None]
         absent = tuple(rank for rank, request in enumerate(row) if request is None)
         kind = requests[0].kind
-        error = mismatch(requests)
+        alike = len({request.codec for request in requests}) == 1
+        error = mismatch(requests) if alike else unlike_codecs(row)
         if absent and not error:
             error = _NOT_WITH_JOIN.get(kind, "")
         parts: tuple[tuple[int, ...], ...] = ()
@@ -184,6 +185,20 @@ def _member_order(name: str) -> tuple[int, str]:
 def splits_of(request: Request, size: int) -> Sequence[int]:
     """How many rows of this rank's tensor go to each rank."""
     return request.splits or [request.shape[0] // size] * size
+
+
+def unlike_codecs(row: Sequence[Request | None]) -> str:
+    """The message about ranks that compress one tensor in different ways. ``row``: by rank; None has joined."""
+    ranks_of: dict[str, list[str]] = {}
+    for rank, request in enumerate(row):
+        if request is not None:
+            ranks_of.setdefault(request.codec, []).append(str(rank))
+    told = " and ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {repr(codec) if codec else 'none'}"
+        for codec, ranks in ranks_of.items()
+    )
+    name = next(request.name for request in row if request is not None)
+    return f"Mismatched codecs: {told}. Give all ranks the same codec. (tensor: {name})"
 
 
 _UNNAMED = (

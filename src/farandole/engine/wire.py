@@ -89,11 +89,11 @@ def decode(message: bytes) -> Message:
 
 
 def _request(row: list[Any]) -> tuple[Request, int]:
-    serial, name, kind, dtype, shape, op, root, prescale, postscale, splits, group, group_size, device = row
+    serial, name, kind, dtype, shape, op, root, prescale, postscale, splits, group, group_size, *last = row
     return (
         Request(
             name, Kind(kind), DType(dtype), tuple(shape), ReduceOp(op), root, prescale, postscale,
-            tuple(splits), group, group_size, device,
+            tuple(splits), group, group_size, *last,
         ),
         serial,
     )  # fmt: skip

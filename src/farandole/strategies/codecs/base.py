@@ -1,0 +1,174 @@
+"""What codecs share: several tensors as one flat array, what was not sent, and the bytes that were."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+from zlib import crc32
+
+import numpy as np
+
+from farandole.collectives.kernels import narrow_into, quiet, widen
+from farandole.contracts import Part, Transport
+from farandole.errors import SettingsError
+from farandole.types import Buffer, DType, ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class FlatCodec:
+    """Sees the parts of an allreduce as one array, and keeps what was not sent for the next time (error feedback).
+
+    ``residual/<key>`` in the state is what this rank has not sent of one tensor, in units of the tensor.
+    """
+
+    name: ClassVar[str]
+    feedback: ClassVar[bool] = True
+
+    def __init__(self, argument: str = "") -> None:
+        self.spec = f"{self.name}:{argument}" if argument else self.name
+        self.sent = self.saved = 0
+        self._state: dict[str, Array] = {}
+
+    def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
+        """The sum of all ranks' ``values`` (flat; float64 for tensors of float64, else float32), nearly.
+
+        With ``feedback``, leaves in ``values`` what this rank has not sent of them.
+        """
+        raise NotImplementedError
+
+    def allreduce(self, parts: Sequence[Part], scale: float, transport: Transport) -> None:
+        """See ``contracts.Codec``."""
+        before = self.sent
+        with quiet():
+            values = self._values(parts)
+            total = self.add_up(values, parts, transport)
+            if self.feedback:
+                self._keep(values, parts)
+            _write(total, parts, scale)
+        whole = sum(part.buffer.data.nbytes for part in parts)
+        self.saved += ring_bytes(whole, transport) - (self.sent - before)
+
+    def state_dict(self) -> dict[str, Array]:
+        """See ``contracts.Codec``."""
+        return {name: array.copy() for name, array in self._state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """See ``contracts.Codec``."""
+        self._state = {name: np.array(array) for name, array in state.items()}
+
+    # For subclasses.
+
+    def kept(self, name: str, key: str, length: int, dtype: Any) -> Array:
+        """What stands in the state as ``name/key``; zeros if it is not there, or of another length or type."""
+        found = self._state.get(f"{name}/{key}") if key else None
+        if found is None or found.shape != (length,) or found.dtype != dtype:
+            return np.zeros(length, dtype)
+        return found
+
+    def keep(self, name: str, key: str, array: Array) -> None:
+        """Remember ``array``; nothing is remembered by a rank that has joined."""
+        if key:
+            self._state[f"{name}/{key}"] = array
+
+    def sum_of(self, array: Array, dtype: DType, transport: Transport) -> Array:
+        """The sum of all ranks' ``array`` (of ``dtype.storage``), in its place."""
+        transport.allreduce([Buffer(array, array, dtype)], ReduceOp.SUM)
+        self.sent += ring_bytes(array.nbytes, transport)
+        return array
+
+    def _values(self, parts: Sequence[Part]) -> Array:
+        dtype = parts[0].buffer.dtype
+        kind = wide(dtype)
+        values = np.empty(sum(len(part.buffer.data) for part in parts), kind)
+        for part, place in pieces(values, parts):
+            data = part.buffer.data
+            if dtype.is_half:
+                data = widen(data, dtype)
+            old = self._state.get(f"residual/{part.key}") if self.feedback and part.key else None
+            if old is not None and old.shape == place.shape and old.dtype == kind:
+                np.add(data, old, out=place)
+            else:
+                place[:] = data
+        return values
+
+    def _keep(self, values: Array, parts: Sequence[Part]) -> None:
+        """Each residual is a view of ``values``."""
+        cleared(values)
+        for part, place in pieces(values, parts):
+            self.keep("residual", part.key, place)
+
+
+def pieces(flat: Array, parts: Sequence[Part]) -> list[tuple[Part, Array]]:
+    """Each part with its place in ``flat``."""
+    found, begin = [], 0
+    for part in parts:
+        end = begin + len(part.buffer.data)
+        found.append((part, flat[begin:end]))
+        begin = end
+    return found
+
+
+def wide(dtype: DType) -> np.dtype[Any]:
+    """The type in which numbers of ``dtype`` are added up."""
+    return np.dtype(np.float64 if dtype is DType.FLOAT64 else np.float32)
+
+
+def unit_key(parts: Sequence[Part]) -> str:
+    """A key for what is kept of all parts together; empty on a rank that has joined."""
+    keys = "\n".join(part.key for part in parts)
+    return parts[0].key if len(parts) == 1 or not parts[0].key else f"{parts[0].key}+{crc32(keys.encode()):08x}"
+
+
+def cleared(values: Array) -> None:
+    """What is not finite was told to all; kept, it would spoil every step to come."""
+    if not np.isfinite(values.sum()):
+        values[~np.isfinite(values)] = 0
+
+
+def ring_bytes(nbytes: int, transport: Transport) -> int:
+    """What each rank sends when so many bytes are added up over all, by the algorithm that sends least."""
+    return 2 * nbytes * (transport.size - 1) // transport.size
+
+
+def narrowed(values: Array, dtype: DType) -> Array:
+    """``values`` as they travel when a tensor of ``dtype`` is sent: of ``dtype.storage``."""
+    if not dtype.is_half:
+        return values
+    narrow = np.empty(len(values), dtype.storage)
+    narrow_into(narrow, values, dtype)
+    return narrow
+
+
+def widened(values: Array, dtype: DType) -> Array:
+    return widen(values, dtype) if dtype.is_half else values
+
+
+def number(
+    name: str,
+    argument: str | float,
+    kind: Callable[[str | float], float],
+    what: str,
+    low: float,
+    high: float = math.inf,
+) -> Any:
+    """The argument of a codec, above ``low`` and up to ``high``. Raises SettingsError."""
+    try:
+        value = kind(argument)
+    except ValueError:
+        value = math.nan
+    if low < value <= high:
+        return value
+    most = "" if high == math.inf else f" and at most {high:g}"
+    raise SettingsError(f"codec={f'{name}:{argument}'!r}: the argument is {what}, more than {low:g}{most}")
+
+
+def _write(total: Array, parts: Sequence[Part], scale: float) -> None:
+    dtype = parts[0].buffer.dtype
+    for part, place in pieces(total, parts):
+        if dtype.is_half:
+            narrow_into(part.buffer.out, place * place.dtype.type(scale), dtype)
+        else:
+            np.multiply(place, place.dtype.type(scale), out=part.buffer.out)

@@ -1,0 +1,55 @@
+"""``fp16`` and ``bf16``: gradients travel as 16-bit floats. They are added up in float32, and rounded once more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from farandole.collectives.kernels import narrow_into, quiet, widen
+from farandole.contracts import Part, Transport
+from farandole.strategies.codecs.base import FlatCodec, ring_bytes
+from farandole.types import Buffer, DType, ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class Half(FlatCodec):
+    """Tensors that have 16 bits already travel as they are."""
+
+    feedback = False
+    dtype: ClassVar[DType]
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def allreduce(self, parts: Sequence[Part], scale: float, transport: Transport) -> None:
+        buffers = [part.buffer for part in parts]
+        narrow = buffers if buffers[0].dtype.is_half else [self._narrow(buffer.data) for buffer in buffers]
+        transport.allreduce(narrow, ReduceOp.SUM, scale)
+        if narrow is not buffers:
+            for buffer, small in zip(buffers, narrow, strict=True):
+                buffer.out[:] = widen(small.out, self.dtype)
+        nbytes, whole = (sum(buffer.data.nbytes for buffer in each) for each in (narrow, buffers))
+        self.sent += ring_bytes(nbytes, transport)
+        self.saved += ring_bytes(whole, transport) - ring_bytes(nbytes, transport)
+
+    def _narrow(self, data: Array) -> Buffer:
+        small = np.empty(len(data), self.dtype.storage)
+        with quiet():
+            narrow_into(small, data.astype(np.float32, copy=False), self.dtype)
+        return Buffer(small, small, self.dtype)
+
+
+class Fp16(Half):
+    """Numbers above 65,504 become infinite: for losses that are scaled, or gradients of moderate size."""
+
+    name, dtype = "fp16", DType.FLOAT16
+
+
+class Bf16(Half):
+    """The range of float32 with 8 bits of precision."""
+
+    name, dtype = "bf16", DType.BFLOAT16

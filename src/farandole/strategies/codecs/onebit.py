@@ -1,0 +1,44 @@
+"""``onebit``: the sign of each number, and per block of 512 the mean of its positive and of its negative numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farandole.strategies.codecs.quantized import Quantized, in_blocks
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class OneBit(Quantized):
+    """Seide et al. 2014: 1-Bit Stochastic Gradient Descent. What a block loses is sent later."""
+
+    name, block = "onebit", 512
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def nbytes(self, count: int) -> int:
+        return -(-count // self.block) * (self.block // 8 + 8)
+
+    def encode(self, values: Array, generator: np.random.Generator | None) -> Array:
+        blocks = in_blocks(values, self.block)
+        positive = blocks >= 0
+        lengths = np.full(len(blocks), self.block)
+        lengths[-1:] -= blocks.size - len(values)
+        counts = np.count_nonzero(positive, axis=1)
+        counts[-1:] -= blocks.size - len(values)
+        means = np.empty((len(blocks), 2), np.float32)
+        means[:, 0] = np.maximum(blocks, 0).sum(axis=1) / np.maximum(counts, 1)
+        means[:, 1] = np.minimum(blocks, 0).sum(axis=1) / np.maximum(lengths - counts, 1)
+        return np.concatenate([np.packbits(positive), means.reshape(-1).view(np.uint8)])
+
+    def decode(self, payload: Array, out: Array) -> None:
+        rows = len(payload) // (self.block // 8 + 8)
+        bits = np.unpackbits(payload[: rows * self.block // 8]).reshape(rows, self.block)
+        means = payload[rows * self.block // 8 :].copy().view(np.float32).reshape(rows, 2)
+        numbers = bits * (means[:, :1] - means[:, 1:])  # several times as fast as np.where
+        numbers += means[:, 1:]
+        out[:] = numbers.reshape(-1)[: len(out)]

@@ -1,0 +1,164 @@
+"""``powersgd:rank``: of each matrix of gradients, its projection on the few directions that hold most of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from farandole.contracts import Part, Transport
+from farandole.strategies.codecs.base import FlatCodec, number
+from farandole.types import DType
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_SHORT = 1 << 14  # vectors of fewer numbers travel whole: biases, scales
+_DEPENDENT = 1e-10  # a direction with less than this share of the longest is a combination of the others
+_SEED = 0x9D
+
+
+class _Matrix(NamedTuple):
+    """``values``: rows and columns of ``flat[begin : begin + values.size]``."""
+
+    key: str
+    begin: int
+    values: Array
+
+    def of(self, flat: Array) -> Array:
+        place: Array = flat[self.begin : self.begin + self.values.size].reshape(self.values.shape)
+        return place
+
+
+class PowerSgd(FlatCodec):
+    """Vogels et al. 2019: one step of a power iteration, which starts where the last one ended (``q/<key>``).
+
+    A tensor is a matrix of its first dimension and all others. A long vector, such as a flat buffer of many tensors, is
+    taken as a matrix that is nearly square: less is found in that. What would not become smaller travels whole.
+    """
+
+    name = "powersgd"
+
+    def __init__(self, rank: str | int = "2") -> None:
+        super().__init__(str(rank))
+        self._rank: int = number(self.name, rank, int, "the rank, a whole number", 0)
+
+    def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
+        matrices = self._matrices(values, parts)
+        whole = np.ones(len(values), np.bool_)
+        for matrix in matrices:
+            matrix.of(whole)[:] = False
+        lefts = [self._start(matrix) @ matrix.values.T for matrix in matrices]
+        lefts, rest = self._summed(lefts, values[whole], transport)
+        bases = self._orthogonal(lefts, transport)
+        rights = [basis @ matrix.values for basis, matrix in zip(bases, matrices, strict=True)]
+        values[whole] = 0
+        for matrix, basis, right in zip(matrices, bases, rights, strict=True):
+            matrix.values[:] -= basis.T @ right
+        rights, _ = self._summed(rights, values[:0], transport)
+        total = np.empty_like(values)
+        total[whole] = rest
+        for matrix, basis, right in zip(matrices, bases, rights, strict=True):
+            _product(basis.T, right, matrix.of(total))
+            self.keep("q", matrix.key, _next_start(right, matrix.key).reshape(-1))
+        return total
+
+    def _matrices(self, values: Array, parts: Sequence[Part]) -> list[_Matrix]:
+        """Those that become smaller."""
+        found, begin = [], 0
+        for part in parts:
+            count = len(part.buffer.data)
+            rows, columns = _sides(part.shape, count)
+            if (rows + columns) * self._rank < rows * columns:
+                flat = values[begin : begin + rows * columns]
+                found.append(_Matrix(part.key, begin, flat.reshape(rows, columns)))
+            begin += count
+        return found
+
+    def _start(self, matrix: _Matrix) -> Array:
+        """Directions of the columns: those of the last step, at first random ones, the same on all ranks."""
+        columns = matrix.values.shape[1]
+        old = self.kept("q", matrix.key, self._rank * columns, matrix.values.dtype).reshape(self._rank, columns)
+        return old if old.any() else _next_start(old, matrix.key)
+
+    def _summed(self, factors: Sequence[Array], rest: Array, transport: Transport) -> tuple[list[Array], Array]:
+        """The sums over all ranks, in one message."""
+        flat = np.concatenate([*(factor.reshape(-1) for factor in factors), rest])
+        self.sum_of(flat, DType(rest.dtype.name), transport)
+        summed, begin = [], 0
+        for factor in factors:
+            summed.append(flat[begin : begin + factor.size].reshape(factor.shape))
+            begin += factor.size
+        return summed, flat[begin:]
+
+    def _orthogonal(self, lefts: Sequence[Array], transport: Transport) -> list[Array]:
+        """Orthonormal rows that span what those of ``lefts`` do; zeros where these depend on each other.
+
+        Rank 0 computes the coefficients for all: processors of two kinds may differ in the last bit of a dot product,
+        and the ranks' weights would drift apart. What all compute from here on is the same everywhere.
+        """
+        rank = self._rank
+        told = np.empty((len(lefts), rank, rank), np.float64)
+        if transport.rank == 0:
+            for place, left in enumerate(lefts):
+                told[place] = _coefficients(left)
+            self.sent += told.nbytes * (transport.size - 1)
+        transport.broadcast(told.reshape(-1).view(np.uint8), 0)
+        bases = []
+        for left, coefficients in zip(lefts, told, strict=True):
+            basis = np.empty_like(left)
+            _product(coefficients.astype(left.dtype), left, basis)
+            bases.append(basis)
+        return bases
+
+
+def _sides(shape: tuple[int, ...], count: int) -> tuple[int, int]:
+    """Rows and columns of a tensor as a matrix; of a long vector, so that little is left over."""
+    if len(shape) > 1 and count:
+        return shape[0], count // shape[0]
+    if count < _SHORT:
+        return 1, count
+    rows = math.isqrt(count)
+    return rows, count // rows
+
+
+def _coefficients(left: Array) -> Array:
+    """Of orthonormal rows, as combinations of those of ``left``."""
+    wide = left.astype(np.float64)
+    lengths = np.sqrt((wide * wide).sum(axis=1))
+    if not np.isfinite(lengths).all():
+        return np.full((len(left), len(left)), np.nan)
+    inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    wide *= inverse[:, None]
+    sizes, vectors = np.linalg.eigh(wide @ wide.T)
+    kept = sizes > _DEPENDENT * max(sizes.max(), 0)
+    factors = np.divide(1.0, np.sqrt(np.maximum(sizes, 0)), out=np.zeros_like(sizes), where=kept)
+    found: Array = factors[:, None] * vectors.T * inverse
+    return found
+
+
+def _product(left: Array, right: Array, out: Array) -> None:
+    """``out = left @ right``, for few columns of ``left``.
+
+    By multiplications and additions of whole arrays alone, which are the same bits on every processor.
+    """
+    scratch = np.empty_like(out)
+    for column, row in enumerate(right):
+        np.multiply(left[:, column, None], row, out=scratch if column else out)
+        if column:
+            out += scratch
+
+
+def _next_start(right: Array, key: str) -> Array:
+    """``right`` with rows of length 1; one that is nothing, or not finite, begins anew."""
+    lengths: Array = np.sqrt((right * right).sum(axis=1, keepdims=True))
+    good: Array = np.isfinite(lengths) & (lengths > 0)
+    start: Array = np.divide(right, lengths, where=good, out=np.zeros_like(right))
+    if not good.all():
+        generator = np.random.default_rng([_SEED, crc32(key.encode()), right.shape[1]])
+        drawn = generator.standard_normal((len(right), right.shape[1]))
+        start[~good[:, 0]] = drawn[~good[:, 0]]
+    return start

@@ -1,0 +1,113 @@
+"""The base of codecs that send every number in a few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+from zlib import crc32
+
+import numpy as np
+
+from farandole.contracts import Part, Transport
+from farandole.strategies.codecs.base import FlatCodec, cleared, unit_key
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+    Generator = np.random.Generator
+
+_SEED = 0xFA7A
+
+
+class Quantized(FlatCodec):
+    """Each rank adds up a slice: it gets everybody's numbers there encoded, and sends the encoded sum to all.
+
+    With ``feedback``, what this second encoding loses stays with the rank that adds up: ``owed/<key>`` in the state.
+    """
+
+    block: ClassVar[int] = 1  # slices begin at multiples of this
+    seeded: ClassVar[bool] = False  # ``encode`` draws numbers: the steps are counted, as ``count/<key>``
+
+    def nbytes(self, count: int) -> int:
+        """The length of ``encode``'s result for so many numbers."""
+        raise NotImplementedError
+
+    def encode(self, values: Array, generator: Generator | None) -> Array:
+        """``values`` (float32 or float64) as uint8."""
+        raise NotImplementedError
+
+    def decode(self, payload: Array, out: Array) -> None:
+        """The numbers that ``payload`` stands for, into ``out``."""
+        raise NotImplementedError
+
+    def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
+        rank, key = transport.rank, unit_key(parts)
+        slices = self._slices(values, transport.size)
+        sizes = [self.nbytes(len(piece)) for piece in slices]
+        generator = self._generator(key, rank) if self.seeded else None
+        payloads = [self.encode(piece, generator) for piece in slices]
+        if self.feedback:
+            for piece, payload in zip(slices, payloads, strict=True):
+                piece -= self._decoded(payload, piece)
+        own = self._sum_of_slice(payloads, sizes, slices[rank], transport)
+        if self.feedback:
+            own += self.kept("owed", key, len(own), own.dtype)
+        payload = self.encode(own, generator)
+        if self.feedback:
+            own -= self._decoded(payload, own)
+            cleared(own)
+            self.keep("owed", key, own)
+        return self._gathered(payload, sizes, values, transport)
+
+    def _sum_of_slice(
+        self, payloads: Sequence[Array], sizes: Sequence[int], piece: Array, transport: Transport
+    ) -> Array:
+        """The sum of everybody's numbers in this rank's slice, in rank order."""
+        size, rank = transport.size, transport.rank
+        received = np.empty(size * sizes[rank], np.uint8)
+        transport.alltoall(np.concatenate(payloads), sizes, received, [sizes[rank]] * size)
+        self.sent += sum(sizes) - sizes[rank]
+        total = np.empty_like(piece)
+        for number, payload in enumerate(received.reshape(size, sizes[rank])):
+            if number:
+                total += self._decoded(payload, piece)
+            else:
+                self.decode(payload, total)
+        return total
+
+    def _gathered(self, payload: Array, sizes: Sequence[int], values: Array, transport: Transport) -> Array:
+        """All slices of the sum, as everybody decodes them."""
+        gathered = np.empty(sum(sizes), np.uint8)
+        transport.allgather(payload, gathered, sizes)
+        self.sent += len(payload) * (transport.size - 1)
+        total, begin = np.empty_like(values), 0
+        for nbytes, piece in zip(sizes, self._slices(total, transport.size), strict=True):
+            self.decode(gathered[begin : begin + nbytes], piece)
+            begin += nbytes
+        return total
+
+    def _slices(self, values: Array, size: int) -> list[Array]:
+        share = -(-len(values) // (size * self.block)) * self.block
+        return [values[number * share : (number + 1) * share] for number in range(size)]
+
+    def _decoded(self, payload: Array, like: Array) -> Array:
+        out = np.empty_like(like)
+        self.decode(payload, out)
+        return out
+
+    def _generator(self, key: str, rank: int) -> Generator:
+        """Other numbers on each rank and in each step, and the same ones in each run."""
+        count = self.kept("count", key, 1, np.int64)
+        seed = np.random.SeedSequence([_SEED, crc32(key.encode()), int(count[0]), rank])
+        self.keep("count", key, count + 1)
+        return np.random.Generator(np.random.SFC64(seed))
+
+
+def in_blocks(values: Array, block: int) -> Array:
+    """``values`` as rows of ``block`` numbers, the last one filled up with zeros."""
+    rows = -(-len(values) // block)
+    if rows * block == len(values):
+        return values.reshape(rows, block)
+    padded = np.zeros(rows * block, values.dtype)
+    padded[: len(values)] = values
+    return padded.reshape(rows, block)

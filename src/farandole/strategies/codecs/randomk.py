@@ -1,0 +1,53 @@
+"""``randomk:r``: a share r of the numbers, drawn anew in each step; the others wait."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farandole.contracts import Part, Transport
+from farandole.strategies.codecs.base import FlatCodec, narrowed, number, ring_bytes, unit_key, widened
+from farandole.types import Buffer, DType, ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_SEED = 0x4A4D
+
+
+class RandomK(FlatCodec):
+    """Stich et al. 2018. All ranks draw the same places, so the numbers alone travel, and are added up on the way."""
+
+    name = "randomk"
+
+    def __init__(self, ratio: str | float) -> None:
+        super().__init__(str(ratio))
+        self._ratio = number(self.name, ratio, float, "the share of numbers to send", 0, 1)
+
+    def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
+        dtype = parts[0].buffer.dtype
+        places = self._places(len(values), parts, transport)
+        if not np.isfinite(values.sum()) and not np.isfinite(values).all():
+            values[:] = np.nan  # or what is not finite would be hidden until it is drawn
+        chosen = narrowed(values[places], dtype)
+        values[places] -= widened(chosen, dtype)
+        total = np.zeros_like(values)
+        total[places] = widened(self.sum_of(chosen, dtype, transport), dtype)
+        return total
+
+    def _places(self, length: int, parts: Sequence[Part], transport: Transport) -> Array:
+        """One out of each of as many stretches, by the number of the step. A rank that had joined has missed some: the
+        highest count is everybody's. Raw numbers are used, which are the same in all versions of numpy."""
+        key = unit_key(parts)
+        count = self.kept("count", key, 1, np.int64).copy()
+        transport.allreduce([Buffer(count, count, DType.INT64)], ReduceOp.MAX)
+        self.sent += ring_bytes(count.nbytes, transport)
+        self.keep("count", key, count + 1)
+        chosen = math.ceil(self._ratio * length)
+        bounds = np.arange(chosen + 1) * length // max(chosen, 1)
+        drawn = np.random.PCG64(np.random.SeedSequence([_SEED, length, int(count[0])])).random_raw(chosen)
+        places: Array = bounds[:-1] + (drawn % np.diff(bounds).astype(np.uint64)).astype(np.int64)
+        return places

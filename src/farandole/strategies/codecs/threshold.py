@@ -1,0 +1,26 @@
+"""``threshold:t``: only numbers that are t or more away from zero; the others wait, and add up until they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farandole.strategies.codecs.base import number
+from farandole.strategies.codecs.sparse import Sparse
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class Threshold(Sparse):
+    """Strom 2015. How much is sent depends on the gradients: nothing where nothing has changed."""
+
+    name, even = "threshold", False
+
+    def __init__(self, bound: str | float) -> None:
+        super().__init__(str(bound))
+        self._bound = number(self.name, bound, float, "the size from which on a number is sent", 0)
+
+    def select(self, values: Array) -> Array:
+        return np.flatnonzero(~(np.abs(values) < self._bound)).astype(np.uint32)  # NaN is sent, too

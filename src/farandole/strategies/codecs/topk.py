@@ -1,0 +1,54 @@
+"""``topk:r``: the share r of the numbers that are largest; the others wait, and add up until they are."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farandole.strategies.codecs.base import number
+from farandole.strategies.codecs.sparse import Sparse
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_SAMPLE = 4096  # numbers by which a bound is estimated, below which nothing need be sorted
+
+
+class TopK(Sparse):
+    """Aji & Heafield 2017; Lin et al. 2018. At least one number of each bucket is sent."""
+
+    name = "topk"
+
+    def __init__(self, ratio: str | float) -> None:
+        super().__init__(str(ratio))
+        self._ratio = number(self.name, ratio, float, "the share of numbers to send", 0, 1)
+
+    def select(self, values: Array) -> Array:
+        count = math.ceil(self._ratio * len(values))
+        return largest(np.abs(values), count)
+
+
+def largest(sizes: Array, count: int) -> Array:
+    """The places of the ``count`` largest, in order of place, as uint32; NaN is largest."""
+    candidates = _above_estimate(sizes, count)
+    among = sizes if candidates is None else sizes[candidates]
+    if count < len(among):
+        chosen = np.argpartition(among, len(among) - count)[len(among) - count :]
+    else:
+        chosen = np.arange(len(among))
+    places = chosen if candidates is None else candidates[chosen]
+    return np.sort(places.astype(np.uint32))
+
+
+def _above_estimate(sizes: Array, count: int) -> Array | None:
+    """Places that hold all of the ``count`` largest: those above a bound that a sample tells. None if it told wrong."""
+    step = len(sizes) // _SAMPLE
+    if step < 2:
+        return None
+    sample = sizes[::step]
+    share = min(len(sample), int(1.5 * count / len(sizes) * len(sample)) + 16)
+    bound = np.partition(sample, len(sample) - share)[len(sample) - share]
+    places = np.flatnonzero(~(sizes < bound))
+    return places if len(places) >= count else None

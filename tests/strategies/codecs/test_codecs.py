@@ -1,0 +1,219 @@
+"""Every codec: the kit, and a plain model of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole import registry
+from farandole.contracts import Transport
+from farandole.errors import SettingsError
+from farandole.strategies.codecs import codec
+from farandole.types import DType, ReduceOp
+from tests.kits.codec import CodecKit, gradients, step, stored
+from tests.kits.oracle import reduced
+from tests.pool import ranks
+
+SPECS = ("fp16", "bf16", "int8", "onebit", "sign", "topk:0.05", "randomk:0.1", "threshold:0.5", "powersgd:2")
+LENGTH = 3000
+
+Values = np.ndarray[Any, Any]
+
+
+def kit(spec: str) -> type[CodecKit]:
+    return type(f"Test{spec.partition(':')[0].title()}", (CodecKit,), {"codec": lambda self: codec(spec)})
+
+
+TestFp16, TestBf16, TestInt8, TestOnebit, TestSign, TestTopk, TestRandomk, TestThreshold, TestPowersgd = map(kit, SPECS)
+
+
+def test_the_kit_runs_every_codec_that_there_is() -> None:
+    assert [spec.partition(":")[0] for spec in SPECS] == registry.names("codec")
+
+
+def sums(spec: str, given: Callable[[int, int], Values], size: int = 3, steps: int = 3) -> list[Values]:
+    """What rank 0 gets in each step, for ``given(rank, step)`` as one flat tensor of float32."""
+
+    def body(transport: Transport) -> list[Values]:
+        made = codec(spec)
+        assert made is not None
+        return [
+            step(made, [given(transport.rank, number)], transport, shapes=[(len(given(0, 0)),)])[0]
+            for number in range(steps)
+        ]
+
+    found: list[Values] = ranks(size, body)[0]
+    return found
+
+
+def flat(rank: int, number: int) -> Values:
+    return gradients(rank, number, [(LENGTH,)])[0]
+
+
+@pytest.mark.parametrize(("spec", "dtype"), [("fp16", DType.FLOAT16), ("bf16", DType.BFLOAT16)])
+def test_halves_are_rounded_once_on_the_way_there_and_once_on_the_way_back(spec: str, dtype: DType) -> None:
+    (got,) = sums(spec, flat, steps=1)
+    want = reduced([stored(flat(rank, 0), dtype) for rank in range(3)], dtype, ReduceOp.SUM)
+    assert stored(got, dtype).tobytes() == want.tobytes()
+
+
+def test_int8_is_off_by_a_step_at_most_and_right_on_average() -> None:
+    same = flat(0, 0)
+    scale = np.repeat(np.abs(np.resize(same, (-(-LENGTH // 256), 256))).max(axis=1), 256)[:LENGTH] / 127
+    got = sums("int8", lambda rank, number: same, size=2, steps=200)
+    assert all((np.abs(each - 2 * same) <= 4.001 * scale + 1e-6).all() for each in got)  # 2 ranks' and twice that again
+    assert np.abs(np.mean(got, axis=0) - 2 * same).max() <= 0.3 * scale.max()
+    assert got[0].tobytes() == sums("int8", lambda rank, number: same, size=2, steps=1)[0].tobytes()
+
+
+def one_bit(values: Values) -> Values:
+    """Seide's quantisation in blocks of 512: the mean of its side for each number."""
+    out = np.empty_like(values)
+    for begin in range(0, len(values), 512):
+        block = values[begin : begin + 512]
+        for side in (block >= 0, block < 0):
+            if side.any():
+                out[begin : begin + 512][side] = block[side].mean()
+    return out
+
+
+def test_onebit_is_its_model() -> None:
+    size, share = 3, 1024  # 3000 numbers in slices of whole blocks
+    residual, owed = np.zeros((size, LENGTH)), np.zeros(LENGTH)
+    for number, got in enumerate(sums("onebit", flat)):
+        values = residual + [flat(rank, number) for rank in range(size)]
+        coded = np.array(
+            [
+                np.concatenate([one_bit(each[begin : begin + share]) for begin in range(0, LENGTH, share)])
+                for each in values
+            ]
+        )
+        residual = values - coded
+        total = coded.sum(axis=0) + owed
+        want = np.concatenate([one_bit(total[begin : begin + share]) for begin in range(0, LENGTH, share)])
+        owed = total - want
+        close = np.abs(got - want) <= 1e-4
+        assert close.mean() > 0.99, f"step {number}"  # one next to zero may fall on either side
+        assert (np.sign(got) == np.sign(want))[close].all()
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_sign_is_the_vote_of_the_majority(size: int) -> None:
+    for number, got in enumerate(sums("sign", flat, size)):
+        votes = sum(np.sign(flat(rank, number)) for rank in range(size))
+        assert np.array_equal(got, size * np.sign(votes))
+
+
+def chosen_by(spec: str, values: Values) -> Values:
+    if spec.startswith("topk"):
+        return np.argsort(np.abs(values))[-math.ceil(0.05 * len(values)) :]
+    return np.flatnonzero(np.abs(values) >= 0.5)
+
+
+@pytest.mark.parametrize("spec", ["topk:0.05", "threshold:0.5"])
+@pytest.mark.parametrize("length", [LENGTH, 40_000])
+def test_sparse_ones_send_what_is_large_and_add_up_the_rest(spec: str, length: int) -> None:
+    def given(rank: int, number: int) -> Values:  # no two of one size
+        return np.random.default_rng([rank, number]).standard_normal(length).astype(np.float32)
+
+    residual = np.zeros((3, length), np.float32)
+    for number, got in enumerate(sums(spec, given)):
+        want = np.zeros(length, np.float32)
+        for rank in range(3):
+            residual[rank] += given(rank, number)
+            places = chosen_by(spec, residual[rank])
+            want[places] += residual[rank][places]
+            residual[rank][places] = 0
+        assert np.array_equal(got, want)
+
+
+def test_randomk_sends_other_numbers_in_each_step_and_each_of_them_at_some_time() -> None:
+    residual, seen = np.zeros((3, LENGTH), np.float32), np.zeros(LENGTH, int)
+    for number, got in enumerate(sums("randomk:0.1", lambda rank, number: flat(rank, number) + 1, steps=80)):
+        places = np.flatnonzero(got)
+        assert len(places) == math.ceil(0.1 * LENGTH)
+        seen[places] += 1
+        residual += np.array([flat(rank, number) + 1 for rank in range(3)], np.float32)
+        assert np.allclose(got[places], residual.sum(axis=0)[places], rtol=1e-4, atol=1e-4)
+        residual[:, places] = 0
+    assert seen.min() >= 1
+    assert seen.max() <= 30
+
+
+def matrices(spec: str, given: Callable[[int, int], Values], steps: int) -> list[Values]:
+    def body(transport: Transport) -> list[Values]:
+        made, shape = codec(spec), given(0, 0).shape
+        assert made is not None
+        return [
+            step(made, [given(transport.rank, number).reshape(-1)], transport, shapes=[shape])[0].reshape(shape)
+            for number in range(steps)
+        ]
+
+    found: list[Values] = ranks(3, body)[0]
+    return found
+
+
+def test_powersgd_sends_a_projection_and_all_of_a_matrix_of_its_rank() -> None:
+    rng = np.random.default_rng(1)
+    left, right = rng.standard_normal((40, 2)), rng.standard_normal((2, 50))
+    wanted = [rank * left @ right for rank in (0, 1, 2)]
+    (got,) = matrices("powersgd:2", lambda rank, number: wanted[rank], steps=1)
+    assert np.abs(got - sum(wanted)).max() < 1e-4
+    noisy = [each + rng.standard_normal(each.shape) for each in wanted]
+    got, later = matrices("powersgd:2", lambda rank, number: noisy[rank] if not number else 0 * noisy[rank], steps=2)
+    base = np.linalg.svd(got)[0][:, :2]
+    assert np.abs(base @ base.T @ sum(noisy) - got).max() < 1e-3
+    rest = sum(noisy) - got  # what was left out is what the second step begins with
+    base = np.linalg.svd(later)[0][:, :2]
+    assert np.abs(base @ base.T @ rest - later).max() < 1e-3
+
+
+def test_powersgd_comes_to_the_best_approximation_there_is() -> None:
+    rng = np.random.default_rng(2)
+    u, _ = np.linalg.qr(rng.standard_normal((60, 60)))
+    v, _ = np.linalg.qr(rng.standard_normal((60, 60)))
+    matrix = u * (0.5 ** np.arange(60)) @ v
+    made = codec("powersgd:3")
+    assert made is not None
+
+    def body(transport: Transport) -> Values:
+        for _ in range(8):  # the same again, without what is left over
+            made.load_state_dict({name: each for name, each in made.state_dict().items() if name[0] == "q"})
+            got = step(made, [matrix.reshape(-1)], transport, shapes=[(60, 60)])[0]
+        return got.reshape(60, 60)
+
+    found = ranks(1, body)[0]
+    values = np.linalg.svd(matrix - found, compute_uv=False)
+    assert values[0] == pytest.approx(0.5**3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("nosuch", "there is no codec 'nosuch' (known: fp16, bf16,"),
+        ("onebits", "did you mean"),
+        ("topk:2", "codec='topk:2': the argument is the share of numbers to send, more than 0 and at most 1"),
+        ("topk:0", "more than 0 and at most 1"),
+        ("randomk:nan", "more than 0 and at most 1"),
+        ("topk", "codec='topk': topk needs an argument, as in name:argument"),
+        ("int8:4", "codec='int8:4': int8 takes no argument"),
+        ("threshold:-1", "the size from which on a number is sent, more than 0"),
+        ("powersgd:1.5", "the rank, a whole number, more than 0"),
+    ],
+)
+def test_a_codec_that_cannot_be(spec: str, text: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        codec(spec)
+    assert text in str(error.value)
+
+
+def test_codecs_are_named_or_given() -> None:
+    assert codec("") is codec(None) is None
+    made = codec("topk:0.01")
+    assert made is not None
+    assert made.spec == "topk:0.01"
+    assert codec(made) is made
