@@ -38,7 +38,7 @@ def _log_as_in_a_new_process() -> None:
         if type(handler) is logging.StreamHandler:  # pytest's own are of kinds derived from it
             logger.removeHandler(handler)
     logger.setLevel(logging.NOTSET)
-    logger.propagate = True
+    logging.getLogger("farandole").propagate = True
 
 
 @pytest.fixture(scope="module")

@@ -213,6 +213,31 @@ def test_starting_loads_no_heavy_package_and_no_numpy(module: str) -> None:
     assert loaded == "[]"
 
 
+# Each of these takes a millisecond or more of every job's start, and a plain job needs none of them.
+UNUSED = {
+    "dataclasses", "inspect", "logging", "hashlib", "hmac", "datetime", "traceback", "uuid", "platform", "tempfile",
+    "random", "shutil", "html", "cloudpickle", "encodings.idna", "ssl", "asyncio", "numpy.ma", "farandole.surroundings",
+    "farandole.launch.agents.allocation", "farandole.observe.timeline", "farandole.observe.replicas",
+    "farandole.observe.order", "farandole.observe.autotune", "farandole.observe.stall.report",
+    "farandole.observe.stall.stacks", "farandole.transports.tcp",
+}  # fmt: skip
+
+
+def test_a_plain_job_loads_nothing_that_it_does_not_use() -> None:
+    rank = (
+        "import sys, numpy; before = {*sys.modules}; import farandole.numpy as hvd; hvd.init();"
+        "hvd.allreduce(numpy.ones(3)); print('RANK', *{*sys.modules} - before)"
+    )
+    job = ["run", "-np", "2", "--show-ranks", "0", sys.executable, "-c", rank]
+    seen = fresh(
+        f"import sys; before = {{*sys.modules}}; from farandole.cli import main; main({job!r});"
+        "print('DRIVER', *{*sys.modules} - before); import farandole.worker; print('WORKER', *{*sys.modules} - before)"
+    )
+    loaded = {line.split()[0].rpartition(":")[2]: {*line.split()} for line in seen.splitlines()}
+    assert loaded.keys() == {"RANK", "DRIVER", "WORKER"}
+    assert {process: sorted(modules & UNUSED) for process, modules in loaded.items() if modules & UNUSED} == {}
+
+
 def test_the_import_takes_less_than_150_ms() -> None:
     code = "from time import perf_counter as now; start = now(); import farandole; print(now() - start)"
     assert min(float(fresh(code)) for _ in range(5)) < 0.150

@@ -8,19 +8,27 @@ flag, ``HOROVOD_X`` in Horovod's, which is also that of the field.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
-import re
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from farandole import registry
 from farandole.errors import SettingsError, did_you_mean, nearest
 
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: bool) -> Any:
+        return lambda cls: cls
+
+
 PROCESS = "FARANDOLE_PROCESS"  # the variable that holds the pid of a rank whose program is a command
 STATUS = "FARANDOLE_STATUS"  # the variable that is set if somebody sees the status of this rank's job
+
+
+_Kind = TypeVar("_Kind", bound="Variables")
 
 
 class Knob(NamedTuple):
@@ -52,9 +60,18 @@ def knob(
     plausible: tuple[float, float] = (0.0, math.inf),
 ) -> Any:  # fmt: skip
     """A field of Placement, Connection or Settings."""
-    told = {"doc": doc, "flag": flag, "horovod": horovod, "group": group, "unit": unit, "scale": scale}
-    told |= {"choices": choices, "plugins": plugins, "most": most, "plausible": plausible}
-    return field(default=default, metadata=told)
+    # Its class gives it name, type and variable.
+    return Knob("", str, default, doc, flag, "", horovod, group, unit, scale, choices, plugins, most, plausible)
+
+
+_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+_KNOBS: dict[type[Variables], tuple[Knob, ...]] = {}  # by class
+
+
+def _named(setting: Knob, name: str, kind: str) -> Knob:
+    # Where the flag has a unit that is not the field's, our variable has it, too, and says so in its name.
+    ours = name if setting.scale == 1.0 else setting.flag.removeprefix("--").replace("-", "_")
+    return setting._replace(name=name, kind=_TYPES[kind], variable=f"FARANDOLE_{ours.upper()}")
 
 
 MIB = 1 << 20
@@ -71,14 +88,40 @@ EXCHANGE, HOSTS, STALLS, TIMELINE, AUTOTUNE, OTHER = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Variables:
-    """Fields made by ``knob``, and the environment variables for them."""
+    """Fields made by ``knob``, and the environment variables for them. Frozen and compared by value, as a dataclass,
+    which takes milliseconds to make: every process of a job would pay for it."""
 
-    def __post_init__(self) -> None:
-        for setting in knobs(type(self)):
-            value = checked(setting, setting.flag or setting.variable, getattr(self, setting.name))
-            object.__setattr__(self, setting.name, value)
+    def __init_subclass__(cls) -> None:
+        _KNOBS[cls] = tuple(_named(vars(cls)[name], name, str(kind)) for name, kind in cls.__annotations__.items())
+        for setting in _KNOBS[cls]:
+            delattr(cls, setting.name)
+
+    if not TYPE_CHECKING:  # type checkers know it by its fields
+
+        def __init__(self, **values: Any) -> None:
+            for setting in knobs(type(self)):
+                value = values.pop(setting.name, setting.default)
+                self.__dict__[setting.name] = checked(setting, setting.flag or setting.variable, value)
+            if values:
+                raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {next(iter(values))!r}")
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            raise AttributeError(f"{type(self).__name__}.{name} cannot be changed: use replace({name}={value!r})")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).values()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+    def replace(self: _Kind, **changes: Any) -> _Kind:
+        """The same with other values of some fields."""
+        return type(self)(**{**vars(self), **changes})
 
     @classmethod
     def from_env(cls: type[_Kind], env: Mapping[str, str] | None = None) -> _Kind:
@@ -105,10 +148,6 @@ class Variables:
         return found
 
 
-_Kind = TypeVar("_Kind", bound=Variables)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement(Variables):
     """Who this process is in its job. It changes when the job's membership does."""
 
@@ -123,7 +162,6 @@ class Placement(Variables):
     generation: int = knob(0, "number of the job's membership; a new one has a higher number")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Connection(Variables):
     """How this process reaches its job."""
 
@@ -132,7 +170,6 @@ class Connection(Variables):
     launcher: str = knob("", "name of the launcher that started this process")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Variables):
     """The knobs of a user."""
 
@@ -259,45 +296,31 @@ class Settings(Variables):
 
 def built_for(env: Mapping[str, str]) -> list[str]:
     """Variables in ``env`` that told Horovod's installer what to compile. Nothing is compiled here."""
-    return sorted(name for name in env if _COMPILING.fullmatch(name))
+    return sorted(_COMPILING & env.keys())
 
 
-_COMPILING = re.compile(
-    "HOROVOD_("
-    "(WITH|WITHOUT)_(TENSORFLOW|PYTORCH|MXNET|MPI|GLOO|NVTX)|GPU|GPU_(OPERATIONS|ALLREDUCE|ALLGATHER|BROADCAST|ALLTOALL"
-    "|REDUCESCATTER)|CPU_OPERATIONS|ALLOW_MIXED_GPU_IMPL|(CUDA|ROCM|NCCL)_(HOME|INCLUDE|LIB)|NCCL_LINK|NVTX_INCLUDE"
-    "|CMAKE|BUILD_(ARCH_FLAGS|FLAGS|CUDA_CC_LIST)|DEBUG|SKIP_COMPILE|LOCAL_VERSION)"
-)
-_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+_COMPILING = {
+    f"HOROVOD_{prefix}{name}"
+    for prefix, names in (
+        ("WITH_", "TENSORFLOW PYTORCH MXNET MPI GLOO NVTX"), ("WITHOUT_", "TENSORFLOW PYTORCH MXNET MPI GLOO NVTX"),
+        ("GPU_", "OPERATIONS ALLREDUCE ALLGATHER BROADCAST ALLTOALL REDUCESCATTER"),
+        ("CUDA_", "HOME INCLUDE LIB"), ("ROCM_", "HOME INCLUDE LIB"), ("NCCL_", "HOME INCLUDE LIB LINK"),
+        ("BUILD_", "ARCH_FLAGS FLAGS CUDA_CC_LIST"),
+        ("", "GPU CPU_OPERATIONS ALLOW_MIXED_GPU_IMPL NVTX_INCLUDE CMAKE DEBUG SKIP_COMPILE LOCAL_VERSION"),
+    )
+    for name in names.split()
+}  # fmt: skip
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 def knobs(kind: type[Variables] = Settings) -> tuple[Knob, ...]:
     """Every setting (or field of ``kind``), in the order of the fields."""
-    unchecked: Any = kind  # mypy doubts that a class is hashable
-    return _knobs(unchecked)
+    return _KNOBS[kind]
 
 
 def variables(*kinds: type[Variables]) -> frozenset[str]:
     """The names of all environment variables of ``kinds``, ours and Horovod's."""
     return frozenset(name for kind in kinds for each in knobs(kind) for name in (each.variable, each.horovod) if name)
-
-
-@functools.cache
-def _knobs(kind: Any) -> tuple[Knob, ...]:
-    return tuple(_knobs_of(kind))
-
-
-def _knobs_of(kind: type[Variables]) -> Iterator[Knob]:
-    for member in fields(kind):
-        told = member.metadata
-        # Where the flag has a unit that is not the field's, our variable has it, too, and says so in its name.
-        name = member.name if told["scale"] == 1.0 else told["flag"].removeprefix("--").replace("-", "_")
-        yield Knob(
-            member.name, _TYPES[str(member.type)], member.default, told["doc"], told["flag"],
-            f"FARANDOLE_{name.upper()}", told["horovod"], told["group"], told["unit"], told["scale"], told["choices"],
-            told["plugins"], told["most"], told["plausible"],
-        )  # fmt: skip
 
 
 def parse(setting: Knob, name: str, text: str) -> Any:

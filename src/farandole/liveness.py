@@ -1,4 +1,4 @@
-"""Is the host at the other end of a connection still there?
+"""Connections to other hosts. Is the host at the other end still there?
 
 TCP tells of a process that ends, but not of a host or a network that vanishes. The kernel probes idle connections
 (keepalive). While data is under way it does not: it sends that again, for 16 minutes. ``TCP_USER_TIMEOUT`` would end
@@ -16,6 +16,7 @@ import select
 import socket
 import struct
 import time
+from typing import Any
 
 from farandole.errors import PeerLostError
 
@@ -26,6 +27,13 @@ _RTO_MAX_MS = 44  # TCP_RTO_MAX_MS, of Linux 6.15: the longest pause before data
 _AGAIN_MS = 1000  # else each pause is twice the last one, and a link is not used for seconds after it has come back
 _UNACKNOWLEDGED, _LAST_ANSWER = 24, 56  # where they are in struct tcp_info, 32 bits each; the latter in milliseconds
 _INFO_SIZE = 64
+
+
+def connected(host: str, port: int, seconds: float) -> socket.socket:
+    """A connection; ``OSError`` if there is none within so many seconds."""
+    # Python prepares text for names with other letters, and loads tables for that: milliseconds of every start.
+    name: Any = host.encode() if host.isascii() else host
+    return socket.create_connection((name, port), seconds)
 
 
 def probe(sock: socket.socket, after: int | None = None) -> None:

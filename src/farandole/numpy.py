@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 class _Binding(ArrayBinding):
     def buffer(self, tensor: Any) -> Buffer:
-        if not isinstance(tensor, (np.ndarray, np.generic)) or isinstance(tensor, np.ma.MaskedArray):
+        # An ordinary array is seen at once: np.ma is loaded when it is named, which takes milliseconds.
+        if type(tensor) is not np.ndarray and (
+            not isinstance(tensor, (np.ndarray, np.generic)) or isinstance(tensor, np.ma.MaskedArray)
+        ):
             raise TypeError(f"a numpy array is needed, not {type(tensor).__name__}: use np.asarray(value)")
         if not tensor.dtype.isnative:
             raise ValueError(

@@ -5,7 +5,6 @@ Nothing here imports numpy: the launcher uses these nouns too, and must start in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -154,8 +153,7 @@ class Response(NamedTuple):
     absent: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """A place for one worker: where it runs and who it is there."""
 
     rank: int

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from farandole import registry
@@ -54,8 +53,8 @@ def main() -> int:
 def identify(slots: Sequence[Slot], here: Placement) -> Placement:
     """The placement of the rank that its surroundings named (``here``), by the slots of all."""
     slot = slots[here.rank]
-    return replace(
-        here, size=slot.size, local_rank=slot.local_rank, local_size=slot.local_size,
+    return here.replace(
+        size=slot.size, local_rank=slot.local_rank, local_size=slot.local_size,
         cross_rank=slot.cross_rank, cross_size=slot.cross_size, hostname=slot.host,
         homogeneous=len({slot.local_size for slot in slots}) == 1,
     )  # fmt: skip

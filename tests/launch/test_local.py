@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -163,7 +162,7 @@ def test_too_many_ranks_for_this_machine_leave_nothing(jobs: Marked) -> None:
     """The second is refused by the kernel, as with ``ulimit -u``: here for a command line that is too long."""
     before = len(os.listdir("/proc/self/fd"))
     slots = plan(None, 2)
-    monster = replace(slots[1], local_rank="x" * (1 << 18))  # type: ignore[arg-type]
+    monster = slots[1]._replace(local_rank="x" * (1 << 18))  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=r"2 ranks could not be started, only 1: .*Argument list too long"):
         start_ranks([slots[0], monster], ["sleep", "1000"], dict([jobs.mark.split("=")]))
     assert len(os.listdir("/proc/self/fd")) == before

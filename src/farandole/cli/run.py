@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ ELSEWHERE = {
     "--prefix-timestamp", "--host": "--hosts", "-hostfile": "--hostfile", "--quiet": "--log-level",
     "--debug": "--log-level", "--version": "farandole --version",
 }  # fmt: skip
-_ATTACHED = re.compile(r"(-np|-n)=?(\d\S*|auto)")
+_ATTACHED = r"(-np|-n)=?(\d\S*|auto)"
 _PROC = ("-np", "-n", "--np", "--num-proc")
 
 LONG_DASHES = ("\u2013", "\u2014", "\u2212")
@@ -166,7 +165,7 @@ def split(made: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list
         word = rest.pop(0)
         if word == "--":
             break
-        attached = _ATTACHED.fullmatch(word)
+        attached = re.fullmatch(_ATTACHED, word)
         if attached:  # -np2, -n=2
             flags += [attached[1], attached[2]]
             continue
@@ -204,7 +203,7 @@ def _without_np(command: Sequence[str]) -> str:
         return f"-np is missing in front of {command[0]}: farandole run -np {' '.join(command)}"
     for place, word in enumerate(command):
         name, equals, value = word.partition("=")
-        attached = _ATTACHED.fullmatch(word)
+        attached = re.fullmatch(_ATTACHED, word)
         if name in _PROC or attached:
             after = 1 if equals or attached else 2
             number = value if equals else attached[2] if attached else " ".join(command[place + 1 : place + 2])
@@ -217,10 +216,15 @@ def _without_np(command: Sequence[str]) -> str:
     return f"-np is missing: how many processes? For example: farandole run -np 2 {shown}"
 
 
+def _runs(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)  # as shutil, which loads three kinds of compression
+
+
 def check_command(command: Sequence[str]) -> None:
     """SettingsError for a program or a Python script that is not there, before anything is started."""
     program = command[0]
-    if shutil.which(program) is None:
+    folders = [""] if os.path.dirname(program) else os.get_exec_path()
+    if not any(_runs(os.path.join(folder, program)) for folder in folders):
         raise SettingsError(_not_found(program, command[1:]))
     if re.fullmatch(r"python[\d.]*", os.path.basename(program)):
         script = next((word for word in command[1:] if word not in _PLAIN), "")

@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farandole import log
@@ -123,7 +122,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         _check_comm(comm, placement.size)
         note_ignored()
         if process_sets == "dynamic":
-            settings, process_sets = replace(settings, dynamic_process_sets=True), None
+            settings, process_sets = settings.replace(dynamic_process_sets=True), None
         if placement.size > 1:
             keep_freed_memory()
         _stay = placement.generation, _stay[1] + 1 if _stay[0] == placement.generation else 1

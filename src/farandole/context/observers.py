@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farandole.config import Connection, Placement, Settings, built_for
 from farandole.contracts import Observer, Transport, Waiting
@@ -12,9 +12,11 @@ from farandole.engine import Engine
 from farandole.errors import SettingsError
 from farandole.log import logger
 from farandole.observe.stall import Inquiry, StallCheck
-from farandole.observe.timeline import Timeline, ahead
 from farandole.observe.witness import Witness
 from farandole.store import StoreClient, clock_name
+
+if TYPE_CHECKING:
+    from farandole.observe.timeline import Timeline
 
 DYNAMIC = "DYNAMIC"
 _LONGEST_DELAY = 5.0  # seconds before a rank connects to the store for the stall check
@@ -35,6 +37,8 @@ class Observers:
         self.witness = Witness()
         self._tuner = _tuner(placement, settings)
         if settings.timeline:
+            from farandole.observe.timeline import Timeline, ahead  # here: most jobs write none
+
             clock = ahead(client.clock, clock_name()) if client is not None else 0.0
             self.timeline = Timeline(placement.rank, placement.size, clock)
             if settings.timeline != DYNAMIC:

@@ -64,7 +64,7 @@ class Agreement:
         self.replica, self._engine, self._label = replica, engine, f"{label}.check"
         self._mode = context.settings().check if engine.size > 1 else "off"
         self._schedule = Schedule()
-        self._history = History(patient=replica.patient, told=set(replica.told))
+        self._history = History(patient=replica.patient, told=replica.told)
         self._step = 0  # exchanges so far
         self._steps = 0  # of the optimizer, when the ranks were alike last
         self._calls = serials.watch(engine) if self._mode != "off" else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-
 from farandole import context, registry
 
 
 def mpi_built() -> bool:
     """Can jobs be started with mpirun?"""
+    import shutil  # here: it loads three kinds of compression
+
     return "mpi" in registry.names("launcher") and shutil.which("mpirun") is not None
 
 

@@ -8,9 +8,10 @@ from collections import deque
 from functools import lru_cache
 from itertools import combinations
 from types import CodeType
+from typing import TYPE_CHECKING
 
-from farandole.observe.order import Called, alternatives
-from farandole.observe.replicas import digest_of_text
+if TYPE_CHECKING:
+    from farandole.observe.order import Called
 
 _KEPT = 256  # calls
 _OTHERS = 32  # places of which it is known whether they exclude each other
@@ -42,10 +43,14 @@ class Calls:
 
     def digest(self, after: int) -> int:
         """A number for the order of the calls after number ``after``."""
+        from farandole.observe.replicas import digest_of_text  # here: at the first look, not at every start
+
         return digest_of_text("\n".join(f"{number} {_place(code, at)}" for number, code, at in self._since(after)))
 
     def called(self, after: int) -> Called:
         """All that is known of them."""
+        from farandole.observe.order import Called, alternatives
+
         calls = self._since(after)
         sites = list(dict.fromkeys((code, at) for _, code, at in calls))
         places = list(dict.fromkeys(_place(code, at) for code, at in sites))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import builtins
 import os
-import random
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -64,6 +62,8 @@ def seeded(seed: int) -> int:
     this rank's own, from 0 to 2**32 - 1. It is never ``seed``: rank 0's noise would repeat what models began with."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _SEEDS:
         raise ValueError(f"seed={seed!r} must be a whole number from 0 to {_SEEDS - 1}")
+    import random
+
     rank = context.rank()
     random.seed(seed)
     np.random.seed(seed)
@@ -113,6 +113,8 @@ def saved_by_rank_0(write: Callable[[str], None], path: str | os.PathLike[str]) 
 
 def _write_whole(write: Callable[[str], None], path: str) -> None:
     """Write beside the place, and move it there when it is on the disk."""
+    import tempfile  # here: few programs save, and it loads shutil
+
     folder, name = os.path.split(os.path.abspath(path))
     mode = os.stat(path).st_mode & 0o777 if os.path.exists(path) else 0o666 & ~_umask()
     with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".tmp", dir=folder) as beside:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import cloudpickle
 import numpy as np
 
 from farandole import context
@@ -32,7 +31,7 @@ def broadcast_object(obj: T, root_rank: int = 0, name: str | None = None, proces
     if engine.rank != root_rank:
         data = np.empty(int(length[0]), dtype=np.uint8)
     engine.run([_entry(Kind.BROADCAST, f"{label}.t", data, DType.UINT8, root_rank, serial)])
-    return obj if engine.rank == root_rank else cloudpickle.loads(data.data)
+    return obj if engine.rank == root_rank else _unpickled(data)
 
 
 @documented("init", "disagree", "set", example="scores = hvd.allgather_object({'rank': hvd.rank()})")
@@ -45,7 +44,7 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
     entry = _entry(Kind.ALLGATHER, label, _pickled(obj), DType.UINT8, 0, serial)
     ((flat, sizes),) = engine.run([entry])
     ends = np.cumsum(sizes)
-    return [cloudpickle.loads(flat[end - size : end].data) for end, size in zip(ends, sizes, strict=True)]
+    return [_unpickled(flat[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
 def _label(engine: Engine, verb: str, name: str | None) -> tuple[str, int]:
@@ -53,7 +52,15 @@ def _label(engine: Engine, verb: str, name: str | None) -> tuple[str, int]:
 
 
 def _pickled(obj: Any) -> Any:
+    import cloudpickle  # here: programs that exchange no objects do not pay for it
+
     return np.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=np.uint8)
+
+
+def _unpickled(data: Any) -> Any:
+    import cloudpickle
+
+    return cloudpickle.loads(data.data)
 
 
 def _entry(kind: Kind, name: str, array: Any, dtype: DType, root: int, serial: int) -> Entry:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from farandole.errors import AuthenticationError, UnfinishedHandshakeError
 from farandole.handshake.proof import authenticate
 from farandole.handshake.session import Session
+
+if TYPE_CHECKING:
+    import logging
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 

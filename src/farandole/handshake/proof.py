@@ -1,6 +1,6 @@
 """Both ends of a connection prove that they know the job's secret.
 
-Challenge-response with the job's secret (HMAC-SHA256, both directions): each side proves that it knows the secret by
+Challenge-response with the job's secret (keyed BLAKE2s, both directions): each side proves that it knows the secret by
 signing both sides' fresh nonces, so a recorded handshake is worthless. All messages before trust have a fixed size:
 nothing that a stranger sends is parsed, no length of his is believed, and he has ``seconds`` to finish; of these,
 ``SILENCE`` to begin. The keys of the session that follows come from the secret and both nonces: a relay between two
@@ -12,11 +12,12 @@ Whoever has such a secret cannot speak in clear by mistake.
 
 from __future__ import annotations
 
-import hmac
 import math
 import os
 import socket
 import time
+from _blake2 import blake2s
+from _operator import _compare_digest as compare_digest
 from typing import NamedTuple
 
 from farandole.errors import AuthenticationError, UnfinishedHandshakeError
@@ -43,7 +44,11 @@ def encrypted(secret: str) -> bool:
 
 def derive(secret: str, purpose: str) -> str:
     """A name (32 hex digits) that only those who know the secret can guess."""
-    return hmac.digest(_key(secret), purpose.encode(), "sha256").hex()[:32]
+    return _mac(_key(secret), purpose.encode()).hex()[:32]
+
+
+def _mac(key: bytes, message: bytes) -> bytes:
+    return blake2s(message, key=key if len(key) <= blake2s.MAX_KEY_SIZE else blake2s(key).digest()).digest()
 
 
 def _key(secret: str) -> bytes:
@@ -111,13 +116,13 @@ def _challenge(messages: _Messages, key: bytes, purpose: str, server: bool, begi
         mine = os.urandom(NONCE)
 
     def sign(role: str, client: bytes, accepting: bytes) -> bytes:
-        return hmac.digest(key, f"{role}|{purpose}|".encode() + client + accepting, "sha256")
+        return _mac(key, f"{role}|{purpose}|".encode() + client + accepting)
 
     if server:
         theirs = messages.receive(NONCE, begin)
         messages.send(mine)
         _check_clear(theirs, purpose)
-        if not hmac.compare_digest(messages.receive(MAC), sign("client", theirs, mine)):
+        if not compare_digest(messages.receive(MAC), sign("client", theirs, mine)):
             raise AuthenticationError(f"a peer on the {purpose} socket does not know the job's secret")
         messages.send(sign("server", theirs, mine))
         return sign("server's key", theirs, mine), sign("client's key", theirs, mine)
@@ -125,7 +130,7 @@ def _challenge(messages: _Messages, key: bytes, purpose: str, server: bool, begi
     theirs = messages.receive(NONCE)
     _check_clear(theirs, purpose)
     messages.send(sign("client", mine, theirs))
-    if not hmac.compare_digest(messages.receive(MAC), sign("server", mine, theirs)):
+    if not compare_digest(messages.receive(MAC), sign("server", mine, theirs)):
         raise AuthenticationError(f"the {purpose} server does not know the job's secret")
     return sign("client's key", mine, theirs), sign("server's key", mine, theirs)
 

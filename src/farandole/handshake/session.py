@@ -10,10 +10,10 @@ are therefore hashed with SHA-256 first.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import socket
 import struct
+from _blake2 import blake2s  # hashlib and hmac have them, too, and load OpenSSL: milliseconds of every start
+from _operator import _compare_digest as compare_digest
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -49,9 +49,9 @@ class Direction:
     """One direction of a connection: its key and how many frames have gone. Either end has one of each direction."""
 
     def __init__(self, key: bytes) -> None:
-        self._keyed = hashlib.blake2s(key=key)
+        self._keyed = blake2s(key=key)
         self._number = 0
-        self._awaited: tuple[int, hashlib.blake2s] | None = None  # the frame whose head has been seen
+        self._awaited: tuple[int, blake2s] | None = None  # the frame whose head has been seen
 
     def seal(self, content: Content) -> tuple[bytes, bytes]:
         """Head and tail of the next frame."""
@@ -71,7 +71,7 @@ class Direction:
         """The length that the next frame's head tells; None if the head is false."""
         (length,) = _LENGTH.unpack_from(head)
         state = self._begin(length)
-        if not hmac.compare_digest(state.digest()[:TAG], head[_LENGTH.size :]):
+        if not compare_digest(state.digest()[:TAG], head[_LENGTH.size :]):
             return None
         self._awaited = length, state
         return int(length)
@@ -80,7 +80,7 @@ class Direction:
         """Is this the content of the frame whose ``length`` was told? If so, that frame is done."""
         assert self._awaited is not None
         length, state = self._awaited
-        right = length == len(content) and hmac.compare_digest(_tail(state, content), tail)
+        right = length == len(content) and compare_digest(_tail(state, content), tail)
         self._number += 1
         return right
 
@@ -92,14 +92,18 @@ class Direction:
         self._number += 1
         return length
 
-    def _begin(self, length: int) -> hashlib.blake2s:
+    def _begin(self, length: int) -> blake2s:
         state = self._keyed.copy()
         state.update(_PLACE.pack(self._number, length))
         return state
 
 
-def _tail(state: hashlib.blake2s, content: Content) -> bytes:
-    state.update(content if len(content) <= _SHORT else hashlib.sha256(content).digest())
+def _tail(state: blake2s, content: Content) -> bytes:
+    if len(content) > _SHORT:
+        from hashlib import sha256
+
+        content = sha256(content).digest()
+    state.update(content)
     return state.digest()[TAG:]
 
 

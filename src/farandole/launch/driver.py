@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from farandole import handshake, registry
+from farandole import handshake, log, registry
 from farandole.config import Connection, Placement, Settings, doubts, variables
 from farandole.errors import JobFailedError
 from farandole.launch.contract import Launcher, Request
@@ -23,6 +22,9 @@ from farandole.log import logger
 from farandole.report import keys, pickling
 from farandole.store import StoreServer
 from farandole.types import Slot
+
+if TYPE_CHECKING:
+    import logging
 
 __all__ = ["Interrupted", "run"]
 
@@ -145,14 +147,24 @@ def _environment(job: Job, store: StoreServer, secret: str, launcher: str) -> di
 @contextlib.contextmanager
 def _visible_log() -> Iterator[None]:
     """Warnings reach stderr during a job, also in a program that has not set up logging."""
-    if any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers) or logging.getLogger().handlers:
-        yield
-        return
-    handler = logging.StreamHandler(sys.stderr)
-    clear = "\r\x1b[2K" if is_terminal(sys.stderr) else ""  # a status line may stand there
-    handler.setFormatter(logging.Formatter(f"{clear}farandole: %(message)s"))
-    logger.addHandler(handler)
+    added: list[logging.Handler] = []
+
+    def show(found: logging.Logger) -> None:
+        import logging
+
+        strangers = [handler for handler in found.handlers if not isinstance(handler, logging.NullHandler)]
+        if strangers or logging.getLogger().handlers:
+            return
+        handler = logging.StreamHandler(sys.stderr)
+        clear = "\r\x1b[2K" if is_terminal(sys.stderr) else ""  # a status line may stand there
+        handler.setFormatter(logging.Formatter(f"{clear}farandole: %(message)s"))
+        found.addHandler(handler)
+        added.append(handler)
+
+    log.prepare(show)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        log.forget(show)
+        for handler in added:
+            logger.removeHandler(handler)

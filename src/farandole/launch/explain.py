@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -224,12 +223,13 @@ def _lost_each_other(victims: Sequence[_Rank], hosts: Sequence[str]) -> str:
     return f"Rank {only.rank} on {hosts[only.rank]} lost the connection to {whom}"
 
 
-_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<where>.+))?\n(?:    (?P<code>.+)\n)?', re.M)
-_OURS = re.compile(
+# Patterns here are text: a job that ends well compiles none of them.
+_FRAME = r'(?m)^  File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<where>.+))?\n(?:    (?P<code>.+)\n)?'
+_OURS = (
     r"/farandole/(?:collectives|compat|context|data|engine|frontend|jax|keras|launch|mxnet|numpy|observe|report|strategies"
     r"|tensorflow|torch|transports|worker)\b"
 )
-_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3|^<frozen ")
+_INSTALLED = r"/(?:site|dist)-packages/|/lib/python3|^<frozen "
 
 
 def _said(victim: _Rank) -> str:
@@ -239,10 +239,11 @@ def _said(victim: _Rank) -> str:
     message = victim.outcome.message.removeprefix(SHUT_DOWN).strip() or victim.outcome.message
     if message.startswith("(") and message.endswith(")"):
         message = message[1:-1]
-    frames = [frame for frame in _FRAME.finditer(victim.outcome.traceback) if not _OURS.search(frame["file"])]
+    frames = [frame for frame in re.finditer(_FRAME, victim.outcome.traceback) if not re.search(_OURS, frame["file"])]
     if not frames:
         return f"Rank {victim.rank} said: {message}"
-    frame = next((candidate for candidate in reversed(frames) if not _INSTALLED.search(candidate["file"])), frames[-1])
+    own = [frame for frame in frames if not re.search(_INSTALLED, frame["file"])]
+    frame = (own or frames)[-1]
     code = f": {frame['code']}" if frame["code"] else ""
     return f"Rank {victim.rank} was at {frame['file']}, line {frame['line']}{code}\n{message}"
 
@@ -303,15 +304,17 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"Rank {text}" if len(ranks) == 1 else f"Ranks {text}"
 
 
-_BARE_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+).*\n(?!    )', re.M)
+_BARE_FRAME = r'(?m)^  File "(?P<file>.+)", line (?P<line>\d+).*\n(?!    )'
 
 
 def with_lines(trace: str) -> str:
     """A rank's traceback, with the lines of source that only this machine has: those of a notebook's cells, and of
     files that are not on the rank's host."""
 
+    import linecache  # here: it loads Python's tokenizer
+
     def shown(frame: re.Match[str]) -> str:
         line = linecache.getline(frame["file"], int(frame["line"])).strip()
         return frame[0] + (f"    {line}\n" if line else "")
 
-    return _BARE_FRAME.sub(shown, trace)
+    return re.sub(_BARE_FRAME, shown, trace)

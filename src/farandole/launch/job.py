@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from farandole.config import Settings, knobs
 from farandole.errors import SettingsError, did_you_mean
@@ -15,18 +14,17 @@ from farandole.launch.display import Display
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(NamedTuple):
     """Either ``command`` (a program and its arguments) or ``call`` (function, args, kwargs) runs on ``np`` ranks."""
 
     np: int
+    settings: Settings
+    display: Display
     command: Sequence[str] = ()
     call: Call | None = None
-    settings: Settings = field(default_factory=Settings)
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = {}
     hosts: str | None = None
     launcher: str | Launcher = "auto"
-    display: Display = field(default_factory=Display)
     first_only: bool = False  # of the results, only rank 0's is wanted
     heavy: int = 0  # bytes of the pickled call from which on a warning names its large parts; 0: never
 
@@ -46,7 +44,7 @@ def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settin
                 f"{name}={value!r} is a {type(value).__name__}; it must be of type {kind.__name__} "
                 f"({adjustable[name].doc})"
             )
-    return replace(Settings.from_env({**os.environ, **env}), **overrides)
+    return Settings.from_env({**os.environ, **env}).replace(**overrides)
 
 
 def check_env(env: Mapping[str, str]) -> None:

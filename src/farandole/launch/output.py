@@ -20,9 +20,9 @@ TAIL = 8 << 10
 TAIL_LINES = 20
 HOLD = 2.0  # seconds for which a traceback is kept back: if its rank ends, the driver shows it, once
 HOLD_LIMIT = 64 << 10
-_TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|  File \".*\", line \d+)", re.MULTILINE)
-_RANK = re.compile(r"rank\.\d+$")
-_PIECES = re.compile(r"[^\r\n]*[\r\n]")
+_TRACEBACK = r"(?m)^(?:Traceback \(most recent call last\):|  File \".*\", line \d+)"
+_RANK = r"rank\.\d+$"
+_PIECES = r"[^\r\n]*[\r\n]"
 Key = tuple[int, str]
 
 
@@ -141,7 +141,7 @@ def _prefixed(prefix: str, text: str) -> str:
     if "\r" in text:
         text = text.replace("\r\n", "\n")
     if "\r" in text:
-        pieces = _PIECES.findall(text)
+        pieces = re.findall(_PIECES, text)
         pieces.append(text[sum(map(len, pieces)) :])
         return "".join(prefix + piece for piece in pieces if piece not in ("", "\r"))
     if not text:
@@ -159,7 +159,7 @@ def _last_bar(text: str, progress: bool) -> str:
 
 
 def _first_end(text: str) -> int:
-    found = _PIECES.match(text)
+    found = re.match(_PIECES, text)
     return found.end() if found else len(text)
 
 
@@ -222,7 +222,7 @@ class Files:
 def put_aside(directory: str) -> None:
     """Move the logs of an older run, if there are any, to ``DIR/run-<when it began>``."""
     names = os.listdir(directory) if os.path.isdir(directory) else []
-    folders = [os.path.join(directory, name) for name in names if _RANK.match(name)]
+    folders = [os.path.join(directory, name) for name in names if re.match(_RANK, name)]
     files = [os.path.join(folder, name) for folder in folders for name in ("stdout", "stderr")]
     if not any(os.path.isfile(file) and os.path.getsize(file) for file in files):
         return
@@ -323,7 +323,7 @@ class Streams:
             if len(before) + len(text) > HOLD_LIMIT:
                 self._release(rank)
             return ""
-        found = _TRACEBACK.search(text)
+        found = re.search(_TRACEBACK, text)
         if found is None:
             return text
         self._held[rank] = time.monotonic(), text[found.start() :]

@@ -9,8 +9,8 @@ from typing import Any
 from farandole.errors import SettingsError
 from farandole.types import Slot
 
-_HOSTS = re.compile(r"^([\w.-]+@)?[\w.-]+:[0-9]+$")
-_LINE = re.compile(r"(?P<host>([\w.-]+@)?[\w.-]+)(\s+slots\s*=\s*(?P<slots>[0-9]+))?\s*(#.*)?")
+_HOSTS = r"^([\w.-]+@)?[\w.-]+:[0-9]+$"
+_LINE = r"(?P<host>([\w.-]+@)?[\w.-]+)(\s+slots\s*=\s*(?P<slots>[0-9]+))?\s*(#.*)?"
 
 
 def check_np(np: Any) -> int:
@@ -28,7 +28,7 @@ def parse_hosts(hosts: str) -> list[tuple[str, int]]:
         raise SettingsError(f'hosts={hosts!r} must be a text, such as "worker-0:2,worker-1:2"')
     slots: dict[str, int] = {}
     for item in hosts.split(","):
-        if not _HOSTS.match(item.strip()):
+        if not re.match(_HOSTS, item.strip()):
             raise SettingsError(
                 "Invalid host input, please make sure it has format as : worker-0:2,worker-1:2. "
                 f"This cannot be read: {item!r}"
@@ -52,7 +52,7 @@ def read_hostfile(path: str) -> str:
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        found = _LINE.fullmatch(line.strip())
+        found = re.fullmatch(_LINE, line.strip())
         if found is None:
             raise SettingsError(f"{path}:{number}: {line!r} cannot be read; a line is: <host> slots=<n>")
         hosts.append(f"{found['host']}:{found['slots'] or 1}")

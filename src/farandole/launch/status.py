@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import html
+import os
 import sys
 import time
-import uuid
 from collections.abc import Mapping
 from typing import Any, ClassVar, TextIO
 
@@ -117,7 +115,7 @@ class StatusCell(Status):
     def __init__(self, shell: Any) -> None:
         super().__init__()
         self._publish = shell.display_pub.publish
-        self._id = uuid.uuid4().hex
+        self._id = os.urandom(16).hex()
         self._doing = ""
 
     def tick(self, doing: str) -> None:
@@ -126,6 +124,8 @@ class StatusCell(Status):
             self._show(self._text(doing), update=shown)
 
     def figure(self, png: bytes) -> None:
+        import base64  # here: jobs outside notebooks show no pictures
+
         data = {"image/png": base64.b64encode(png).decode(), "text/plain": "a figure of rank 0"}
         self._publish(data=data, metadata={})
 
@@ -135,6 +135,8 @@ class StatusCell(Status):
             self._doing = ""
 
     def _show(self, text: str, *, update: bool) -> None:
+        import html  # here, as base64
+
         data = {"text/plain": text, "text/html": f"<small>{html.escape(text)}</small>"}
         self._publish(data=data, metadata={}, transient={"display_id": self._id}, update=update)
 

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -230,7 +229,7 @@ class Watch:
     def _take_reports(self) -> None:
         while self._reported:
             rank, outcome = self._reported.popleft()
-            self._see(Event(rank, outcome=replace(outcome, traceback=with_lines(outcome.traceback))))
+            self._see(Event(rank, outcome=outcome._replace(traceback=with_lines(outcome.traceback))))
 
     def _see(self, event: Event) -> None:
         self._supervisor.see(event)

@@ -8,9 +8,8 @@ the cure. Nothing here knows how ranks exchange what they tell.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from _blake2 import blake2b  # hashlib loads OpenSSL: milliseconds at the start of each rank
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -53,15 +52,16 @@ class Finding(NamedTuple):
     text: str
 
 
-@dataclass
 class History:
-    """The findings so far, the same on all ranks. ``step`` counts exchanges of gradients."""
+    """The findings so far, the same on all ranks. ``step`` counts exchanges of gradients. ``patient``: the first step
+    may come before the broadcast, with frameworks that make variables late."""
 
-    patient: bool = False  # the first step may come before the broadcast: frameworks that make variables late
-    alike_at: int = 0  # the last step at which all ranks held the same weights; 0: never
-    different: int = 0  # looks that found different weights
-    same_gradients: int = 0  # looks in a row that found the same gradients on all ranks
-    told: set[str] = field(default_factory=set)
+    def __init__(self, *, patient: bool = False, alike_at: int = 0, told: Iterable[str] = ()) -> None:
+        self.patient = patient
+        self.alike_at = alike_at  # the last step at which all ranks held the same weights; 0: never
+        self.different = 0  # looks that found different weights
+        self.same_gradients = 0  # looks in a row that found the same gradients on all ranks
+        self.told = set(told)
 
 
 class Schedule:
@@ -110,7 +110,7 @@ def stride(count: int) -> int:
 
 
 def digest_of_bytes(*parts: bytes | memoryview) -> int:
-    found = hashlib.blake2b(digest_size=8)
+    found = blake2b(digest_size=8)
     for part in parts:
         found.update(part)
     return (int.from_bytes(found.digest(), "little") >> (64 - _BITS)) + 1

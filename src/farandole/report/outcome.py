@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
-import traceback
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from farandole.errors import PeerLostError, RendezvousError, ShutDownError, StalledError
 
@@ -25,8 +22,7 @@ def parsed(data: bytes | bytearray) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(NamedTuple):
     """A rank's report of its own end. ``status``: ok, error, or victim (it failed because another rank left)."""
 
     status: str
@@ -37,13 +33,13 @@ class Outcome:
     host: str = ""
 
     def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(self._asdict()).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray) -> Outcome:
         """The inverse of ``to_bytes``; ValueError for anything else."""
         facts = parsed(data)
-        kinds = {field.name: int if field.name == "lost" else str for field in fields(cls)}
+        kinds = {name: int if name == "lost" else str for name in cls._fields}
         if facts.keys() != kinds.keys():
             raise ValueError(f"an outcome has the fields {', '.join(kinds)}")
         wrong = [name for name, kind in kinds.items() if type(facts[name]) is not kind]
@@ -54,6 +50,9 @@ class Outcome:
     @classmethod
     def of(cls, error: BaseException, skip: int = 0) -> Outcome:
         """The outcome of a rank that ends with ``error``; ``skip`` frames of ours are left out of its traceback."""
+        import socket
+        import traceback  # here: most ranks end well
+
         trace = error.__traceback__
         for _ in range(skip):
             trace = trace.tb_next if trace is not None else None

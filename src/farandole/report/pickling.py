@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterator
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from farandole.errors import SettingsError
@@ -32,7 +32,11 @@ def _complaint_of_call(call: tuple[Any, tuple[Any, ...], dict[str, Any]], error:
     function, args, kwargs = call
     what = f"the function {getattr(function, '__qualname__', repr(function))!r} cannot be sent to the ranks"
     given = [(f"argument {name!r}", part) for name, part in [*enumerate(args), *kwargs.items()]]
-    used = [(f"variable {name!r}", part) for name, part in _captured(function)] if inspect.isfunction(function) else []
+    used = (
+        [(f"variable {name!r}", part) for name, part in _captured(function)]
+        if isinstance(function, FunctionType)
+        else []
+    )
     for label, part in [*used, *given]:
         if not _picklable(part):
             path, culprit = _find(part, "", _DEPTH)
@@ -101,9 +105,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
         yield from ((f"[{index}]", part) for index, part in enumerate(value))
-    elif inspect.isfunction(value):
+    elif isinstance(value, FunctionType):
         yield from ((f".variable {name!r}", part) for name, part in _captured(value))
-    elif inspect.ismethod(value):
+    elif isinstance(value, MethodType):
         yield ".__self__", value.__self__
     elif hasattr(value, "__dict__") and not isinstance(value, type):
         yield from ((f".{name}", part) for name, part in vars(value).items())
@@ -111,8 +115,12 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _captured(function: Any) -> list[tuple[str, Any]]:
     """The variables that a function uses from outside, other than modules."""
+    import inspect  # here: only what cannot be sent is looked into
+
     seen = inspect.getclosurevars(function)
-    return [(name, part) for name, part in {**seen.nonlocals, **seen.globals}.items() if not inspect.ismodule(part)]
+    return [
+        (name, part) for name, part in {**seen.nonlocals, **seen.globals}.items() if not isinstance(part, ModuleType)
+    ]
 
 
 def _picklable(value: Any) -> bool:

@@ -61,7 +61,7 @@ class HorovodRunner:
         if self.num_processor < 0:
             return Job(
                 np=-self.num_processor, call=call, settings=settings, first_only=True, heavy=HEAVY, launcher="local",
-                env={guard.FILES: Cluster.files()},
+                display=Display(), env={guard.FILES: Cluster.files()},
             )  # fmt: skip
         everything = self.driver_log_verbosity == "all"
         launcher = Spark(title=f"HorovodRunner: {_name(call[0])}", create=True, log=not everything)

@@ -417,7 +417,7 @@ class StoreClient:
 
     def _dial(self, host: str, port: int) -> Session:
         try:
-            sock = socket.create_connection((host, port), timeout=self.timeout)
+            sock = liveness.connected(host, port, self.timeout)
         except OSError as error:
             raise RendezvousError(
                 f"no job's store answers at {self.address} ({error}); the driver has ended, "

@@ -201,8 +201,7 @@ class Host:
         port = free_port()
         who = placements(self._nodes) or [Placement(rank=rank, size=self._size) for rank in range(self._size)]
         for placement in who:
-            facts = {name: getattr(placement, name) for name in placement.__dataclass_fields__}
-            told = {"placement": facts, "missing": missing, "port": port}
+            told = {"placement": vars(placement), "missing": missing, "port": port}
             self.server.set(f"placement/{placement.rank}", json.dumps(told).encode())
 
     def present(self) -> set[int]:

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from farandole.log import logger
@@ -195,7 +195,7 @@ class AgentRegistry:
             worker.slot, worker.number, worker.agent = slot, number, index
             if index in self.lost:
                 worker.lost_at = time.monotonic()
-        ranks = [{"slot": list(asdict(slot).values()), "env": dict(own)} for slot, own in zip(slots, env, strict=True)]
+        ranks = [{"slot": list(slot), "env": dict(own)} for slot, own in zip(slots, env, strict=True)]
         self.order(index, {"do": "start", "ranks": ranks, **order})
 
     def order(self, index: int, order: Mapping[str, Any]) -> None:

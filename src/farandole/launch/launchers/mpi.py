@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -35,6 +33,8 @@ class Mpi:
 
         if request.hosts is not None:
             plan(request.hosts, request.np)  # there are enough places
+        import subprocess
+
         program = mpirun()
         version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
         argv = [program, *options(version, request, {**os.environ, FACTS: ""})]
@@ -51,6 +51,8 @@ class Mpi:
 
 def found() -> str | None:
     """The program mpirun: the first one on the path, or one that is installed beside this Python."""
+    import shutil  # here: local jobs look at this file, too
+
     return shutil.which("mpirun") or shutil.which("mpirun", path=os.path.dirname(sys.executable))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,6 +23,8 @@ class Slurm:
         return 0  # an allocation that happens to be there does not mean that a job is to fill it
 
     def allocate(self, request: Request) -> AgentAllocation:
+        import shutil  # here: local jobs look at this file, too
+
         from farandole.launch.agents.allocation import AgentAllocation, Place
         from farandole.launch.agents.command import Command
         from farandole.launch.plan import places, plan

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from farandole.config import Settings
 from farandole.contracts import Observer, Waiting
 from farandole.log import logger
-from farandole.observe.stall import report
-from farandole.observe.stall.inquiry import Answer, Inquiry
+
+if TYPE_CHECKING:
+    from farandole.observe.stall.inquiry import Answer, Inquiry
 
 _ANSWER_SECONDS = 3.0  # a rank that has not answered after them does not answer
 _LAST_SECONDS = 0.7  # the same when the job is about to end
@@ -80,6 +82,8 @@ class StallCheck(Observer):
 
     def _say(self, stalled: Sequence[Waiting], answers: Mapping[int, Answer], count: int) -> None:
         if not self._left_to_another(stalled, answers):
+            from farandole.observe.stall import report  # here: few jobs ever wait so long
+
             seconds = self.warning * 2 ** (count - 1)
             text = report.report(self._in_job(stalled), seconds, self.limit, answers, detailed=count > 1)
             logger.warning("%s", text)
@@ -96,6 +100,8 @@ class StallCheck(Observer):
         late = max(wait.seconds for wait in over) >= self.limit + _GRACE
         if not speaks and not late:
             return ""
+        from farandole.observe.stall import report
+
         answers = self._inquiry.ask(_LAST_SECONDS) if self._inquiry is not None else {}
         if not late and self._left_to_another(over, answers):
             return ""

@@ -11,11 +11,14 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from farandole.contracts import Waiting
 from farandole.errors import HorovodInternalError, PeerLostError, RendezvousError
-from farandole.observe.stall import process, stacks
+from farandole.observe.stall import process
+
+if TYPE_CHECKING:
+    from farandole.observe.stall.stacks import Frame
 
 _PATIENCE = 30.0  # seconds that one request to the store waits for a question
 _PAUSE = 1.0
@@ -39,7 +42,7 @@ class Answer(NamedTuple):
     waits: tuple[str, ...] = ()
     stuck: tuple[str, ...] = ()
     awaited: tuple[int, ...] = ()
-    stack: tuple[stacks.Frame, ...] = ()
+    stack: tuple[Frame, ...] = ()
     seconds: float = 0.0
 
 
@@ -105,7 +108,9 @@ class Inquiry:
         except RendezvousError:
             return Answer(silent=process.story(store.try_get(self._key("process", rank))))
         waits, stuck, awaited, stack, waited = found
-        frames = tuple(stacks.Frame(*frame) for frame in stack)
+        from farandole.observe.stall.stacks import Frame  # here: nobody is asked in most jobs
+
+        frames = tuple(Frame(*frame) for frame in stack)
         return Answer("", tuple(waits), tuple(stuck), tuple(awaited), frames, waited)
 
     def _answer_all(self) -> None:
@@ -123,6 +128,8 @@ class Inquiry:
                 self._turn += 1
 
     def _answer(self) -> bytes:
+        from farandole.observe.stall import stacks
+
         waiting = [wait for wait in self._waiting() if wait.missing]
         waits = [wait.name for wait in waiting if not wait.inside]
         stuck = [wait.name for wait in waiting if wait.inside]

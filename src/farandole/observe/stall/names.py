@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterable
 
 MOST = 6  # names in one text
-_INTERNAL = [
-    (re.compile(r"allocate\.optimizer\..*|optimizer\.\d+\..*"), "gradients of DistributedOptimizer"),
-    (re.compile(r"process_set\.(add|remove)\.\d+"), r"\1_process_set"),
-    (re.compile(r"broadcast\.arrays"), "broadcast of variables"),
-    (re.compile(r"broadcast\.optimizer_state\.\d+"), "broadcast_optimizer_state"),
-    (re.compile(r"parameters\.\d+\..*"), "broadcast_parameters"),
-    (re.compile(r"allreduce\.any"), "a callback's question to all ranks"),
-    (re.compile(r"native\.(.*)"), r"the collectives of a JAX program (\1)"),
-    (re.compile(r"(?:allocate\.)?(Distributed\w+)[._].*"), r"gradients of \1"),
-    (re.compile(r"(\w+)(\.\d+)?\.(digest|equal)"), r"gradients of \1"),
-    (re.compile(r"allocate\..*"), "memory for gradients"),
+_INTERNAL = [  # patterns, compiled when the first collective waits for long
+    (r"allocate\.optimizer\..*|optimizer\.\d+\..*", "gradients of DistributedOptimizer"),
+    (r"process_set\.(add|remove)\.\d+", r"\1_process_set"),
+    (r"broadcast\.arrays", "broadcast of variables"),
+    (r"broadcast\.optimizer_state\.\d+", "broadcast_optimizer_state"),
+    (r"parameters\.\d+\..*", "broadcast_parameters"),
+    (r"allreduce\.any", "a callback's question to all ranks"),
+    (r"native\.(.*)", r"the collectives of a JAX program (\1)"),
+    (r"(?:allocate\.)?(Distributed\w+)[._].*", r"gradients of \1"),
+    (r"(\w+)(\.\d+)?\.(digest|equal)", r"gradients of \1"),
+    (r"allocate\..*", "memory for gradients"),
 ]
 
 
@@ -28,7 +28,7 @@ def listed(names: Iterable[str]) -> str:
 def shown(name: str) -> str:
     """``name`` if the program can know it, else what it stands for."""
     for pattern, text in _INTERNAL:
-        found = pattern.fullmatch(name)
+        found = re.fullmatch(pattern, name)
         if found:
             return found.expand(text)
     return name

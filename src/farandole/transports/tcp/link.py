@@ -10,11 +10,11 @@ limit per peer), for the receive that will ask for it. So ranks may all send fir
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import select
 import socket
 import time
+from _operator import _compare_digest as compare_digest  # see handshake
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -73,10 +73,10 @@ class _Incoming:
         """Raise WireError for a head or a tail that is there and false."""
         if not self.begun and self._has_head():
             self.begun = True
-            if not hmac.compare_digest(self.head, self.expected[0]):
+            if not compare_digest(self.head, self.expected[0]):
                 raise self._false_head(peer)
         if not self.parts:
-            if not hmac.compare_digest(self.tail, self.expected[1]):
+            if not compare_digest(self.tail, self.expected[1]):
                 raise self.session.tampered(peer)
             if self.short:
                 self.content[:] = self.body

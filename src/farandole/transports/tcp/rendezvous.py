@@ -154,7 +154,7 @@ class Rendezvous:
     def _knock(self, peer: int, channel: int, host: str, port: int, seconds: float) -> bool:
         """Connect to one address of ``peer``; False if it is not there, and ``trouble`` says why."""
         try:
-            sock = socket.create_connection((host, port), timeout=max(0.1, min(seconds, self._left())))
+            sock = liveness.connected(host, port, max(0.1, min(seconds, self._left())))
         except OSError as error:
             self.trouble = f"cannot connect to rank {peer} at {host}, port {port}: {error}"
             return False

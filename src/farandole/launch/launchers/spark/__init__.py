@@ -6,7 +6,6 @@ Nothing here imports pyspark until a job starts.
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -112,7 +111,7 @@ class Tasks:
         )
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        group, description = f"farandole-{uuid.uuid4().hex[:12]}", f"{self._title} on {self._np} ranks (Farandole)"
+        group, description = f"farandole-{os.urandom(6).hex()}", f"{self._title} on {self._np} ranks (Farandole)"
         self._stage = self._cluster.submit(self._np, dict(facts), group, description)
 
     def absent(self, agents: Sequence[int]) -> str:
