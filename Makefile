@@ -15,16 +15,22 @@ python := $(VENV)/.python
 install = echo "Installing farandole[$(1)] into $(VENV) (once; torch is a large download) ..." && \
 	$(bin)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
 
+# Tests start thousands of processes. Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each would compile
+# our files for itself: a third of all the time.
+compile = $(bin)/python -m compileall -q src compat/src tests
+
 .PHONY: demo test test-quick check bench clean
 
 demo: $(VENV)/.demo-$(inputs)
 	$(bin)/farandole run -np 2 $(bin)/python examples/torch_digits.py
 
 test: $(VENV)/.dev-$(inputs)
+	@$(compile)
 	$(bin)/python -m pytest
 	$(bin)/python -m tests.environments
 
 test-quick: $(VENV)/.dev-$(inputs)
+	@$(compile)
 	$(bin)/python -m pytest -m 'not slow'
 
 check: $(VENV)/.dev-$(inputs)
