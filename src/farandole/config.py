@@ -190,6 +190,10 @@ class Settings(Variables):
         8 * MIB, "size of the gradients that are collected before they are exchanged",
         flag="--bucket-mb", group=EXCHANGE, unit="MiB", scale=MIB, plausible=SIZES,
     )  # fmt: skip
+    strategy: str = knob(
+        "allreduce", "what ranks exchange: gradients (allreduce, adasum), or weights now and then (local_sgd:8, ...)",
+        flag="--strategy", group=EXCHANGE,
+    )  # fmt: skip
     overlap: str = knob(
         "auto", "exchange gradients while backward computes: on, off, or auto (where there are cores to spare)",
         flag="--overlap", group=EXCHANGE, choices=SWITCH,

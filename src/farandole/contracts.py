@@ -243,17 +243,36 @@ class Codec(Protocol):
         """Go on bit for bit where ``state_dict`` was called, on the same rank of as many."""
 
 
+class Peers(Protocol):
+    """All ranks of one optimizer, for a ``Strategy``. All calls are collective."""
+
+    rank: int
+    size: int
+
+    def average(self, arrays: Sequence[Array]) -> None:
+        """The mean over all ranks of each array, in its place. The same bits on all ranks."""
+
+    def swap(self, arrays: Sequence[Array], to: Sequence[int]) -> dict[int, list[Array]]:
+        """Send ``arrays`` to the ranks ``to``; by rank, the arrays of those that sent to this one."""
+
+
 class Strategy(Protocol):
-    """The way of gradients to the step. One instance per optimizer; the same files serve every framework."""
+    """What ranks make of their weights after some of the steps that each takes with gradients of its own.
 
-    def ready(self, index: int, gradient: Any) -> None:
-        """The gradient of parameter ``index`` is complete (called during backward)."""
+    It holds options alone, the same on all ranks, and serves any number of optimizers. Whatever lasts from one exchange
+    to the next is in slots, which belong to the optimizer and to its checkpoints.
+    """
 
-    def before_step(self) -> None:
-        """All gradients must be final when this returns."""
+    spec: str  # as in ``--strategy``
+    epochs: bool  # is there an exchange at the end of each epoch?
+    slots: tuple[str, ...]  # an array for each weight: "weights" begins as a copy of it, "zeros" as zeros
 
-    def after_step(self, named_parameters: Sequence[tuple[str, Any]]) -> None:
-        """The inner step is done."""
+    def due(self, step: Any) -> Any:
+        """Is there an exchange after this step (1, 2, 3 ...)? ``step`` may be a number that JAX or TensorFlow traces:
+        arithmetic, comparisons, ``&`` and ``|`` alone."""
+
+    def exchange(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int) -> None:
+        """Change weights and slots (float32 or float64), in place. Collective."""
 
 
 class Waiting(NamedTuple):

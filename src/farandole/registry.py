@@ -1,6 +1,7 @@
 """Which implementations there are, by name. They are imported when they are used, not before.
 
-Other distributions add their own through entry points in the group ``farandole.<kind>s``.
+Other distributions add their own through entry points in the group ``farandole.launchers``, ``farandole.wires`` or
+``farandole.strategies``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,13 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "powersgd": "farandole.strategies.codecs.powersgd:PowerSgd",
     },
     "wire": {"shm": "farandole.transports.shm:wire", "tcp": "farandole.transports.tcp:wire"},
+    "strategy": {
+        "local_sgd": "farandole.strategies.modes.local_sgd:LocalSGD",
+        "bmuf": "farandole.strategies.modes.local_sgd:BMUF",
+        "diloco": "farandole.strategies.modes.local_sgd:DiLoCo",
+        "easgd": "farandole.strategies.modes.easgd:EASGD",
+        "gossip": "farandole.strategies.modes.gossip:Gossip",
+    },
     # By whom something is of: what a room does with objects that belong to one above it.
     "optimizer": {"keras": "farandole.keras.optimizer:DistributedOptimizer"},
     "state": {"keras": "farandole.keras.elastic:KerasState"},
@@ -88,7 +96,7 @@ def best(kind: str, request: Any) -> Any:
 def _installed(kind: str) -> dict[str, str]:
     """Entry points by name. ``importlib.metadata`` would parse every distribution's metadata, which takes longer than
     starting a job; here only files that name our group are read."""
-    header = f"[farandole.{kind}s]"
+    header = f"[farandole.{kind[:-1]}ies]" if kind.endswith("y") else f"[farandole.{kind}s]"
     found: dict[str, str] = {}
     for folder in sys.path:
         try:

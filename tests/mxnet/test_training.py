@@ -418,3 +418,42 @@ def test_one_rank_alone_is_a_plain_trainer() -> None:
     (result,) = job(1, fn)
     for step, wanted in zip(result, alone("adam"), strict=True):
         assert all(np.array_equal(one, two) for one, two in zip(step, wanted, strict=True))
+
+
+def test_ranks_that_exchange_weights() -> None:
+    """Local SGD with an outer optimizer is its model; what sees no weights says so."""
+
+    def fn(rank: int) -> Any:
+        import farandole.mxnet as hvd
+        from farandole.strategies import DiLoCo
+
+        net = network()
+        kind, options = OPTIMIZERS["momentum"]
+        trainer = hvd.DistributedTrainer(net.collect_params(), kind, options, strategy=DiLoCo(2))
+        found = trained(net, trainer.step, rank, 2)
+        with pytest.raises(ValueError, match=r"strategy='gossip:.*there are none here, only gradients: use Distr"):
+            hvd.DistributedOptimizer(mx.optimizer.create("sgd"))
+        return found
+
+    one, two = job(2, fn, strategy="gossip")
+    nets = [network(), network()]
+    kind, options = OPTIMIZERS["momentum"]
+    trainers = [mx.gluon.Trainer(net.collect_params(), kind, options) for net in nets]
+    anchor = weights(nets[0])
+    velocity = [np.zeros_like(weight) for weight in anchor]
+    for number in range(STEPS):
+        for rank, (net, trainer) in enumerate(zip(nets, trainers, strict=True)):
+            backward(net, *rows(number, rank, 2))
+            trainer.step(BATCH // 2)
+        if number % 2:
+            ways = [old - (a + b) / 2 for old, a, b in zip(anchor, *map(weights, nets), strict=True)]
+            velocity = [0.9 * kept + way for kept, way in zip(velocity, ways, strict=True)]
+            anchor = [old - 0.7 * (way + 0.9 * v) for old, way, v in zip(anchor, ways, velocity, strict=True)]
+            for net in nets:
+                for (_, parameter), value in zip(
+                    sorted(net._collect_params_with_prefix().items()), anchor, strict=True
+                ):
+                    parameter.set_data(mx.nd.array(value))
+    for found, net in ((one, nets[0]), (two, nets[1])):
+        for a, b in zip(found[-1], weights(net), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

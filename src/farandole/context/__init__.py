@@ -257,6 +257,11 @@ def scope() -> str:
     return f"{_stay[0]}.{_stay[1]}"
 
 
+def excused() -> bool:
+    """Has ``excuse`` been called?"""
+    return _entered().observers.witness.excused
+
+
 def excuse() -> None:
     """Gradients are exchanged where the engine cannot see it, or the user was told already that they are not."""
     _entered().observers.witness.excused = True

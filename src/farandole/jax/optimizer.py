@@ -10,6 +10,7 @@ import jax
 
 from farandole import context
 from farandole.context import ProcessSet
+from farandole.contracts import Strategy
 from farandole.engine import Engine
 from farandole.frontend import serials
 from farandole.frontend.agreement import Replica
@@ -19,6 +20,7 @@ from farandole.frontend.ops import WORLD
 from farandole.jax.accumulation import accumulated
 from farandole.jax.collectives import grouped_allreduce
 from farandole.jax.gradients import names_of, reduce_gradients
+from farandole.jax.weights import exchanging
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions, check_passes, gradient_options
 from farandole.types import ReduceOp
@@ -89,10 +91,15 @@ def distributed_gradients(
     What comes before it in the chain sees this rank's gradients, what comes after those of all: clip after it.
     Works inside ``jit`` and outside; all gradients travel together.
     """
-    import optax
+    options = gradient_options(
+        op, gradient_predivide_factor, compression=compression, process_set=process_set,
+        instead="hvd.DistributedOptimizer(optimizer)",
+    )  # fmt: skip
+    return _reducing(TreeReducer("distributed_gradients", options, name))
 
-    options = gradient_options(op, gradient_predivide_factor, compression=compression, process_set=process_set)
-    reduce = TreeReducer("distributed_gradients", options, name)
+
+def _reducing(reduce: TreeReducer) -> optax.GradientTransformationExtraArgs:
+    import optax
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         return reduce(updates, params), state
@@ -108,6 +115,8 @@ def distributed_gradients(
     op="Average (the default), Sum, or Adasum: every rank computes its own updates then, and the updates are combined.",
     average_aggregated_gradients="of several passes, the mean counts (the default), not the sum.",
     process_set="whose gradients are reduced; on a rank outside it, the optimizer steps with its own.",
+    strategy="what ranks exchange: gradients ('allreduce', 'adasum'), or weights now and then ('local_sgd:8', an "
+    "object like LocalSGD(8)): update() needs params then. Without it: that of --strategy.",
     name="what ranks agree by, if they do not use their optimizers in the same order.",
     example="optimizer = hvd.DistributedOptimizer(optax.adam(0.001 * hvd.size()))\n"
     "updates, opt_state = optimizer.update(gradients, opt_state, params)",
@@ -116,7 +125,7 @@ def DistributedOptimizer(
     optimizer: optax.GradientTransformation, compression: Any = NoneCompressor,
     backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE,
     gradient_predivide_factor: float = 1.0, average_aggregated_gradients: bool = True,
-    process_set: ProcessSet = WORLD, name: str | None = None,
+    process_set: ProcessSet = WORLD, name: str | None = None, strategy: str | Strategy | None = None,
 ) -> optax.GradientTransformationExtraArgs:  # fmt: skip
     """``optimizer`` (an ``optax.GradientTransformation``), with the gradients of all ranks.
 
@@ -126,9 +135,15 @@ def DistributedOptimizer(
     import optax
 
     check_passes(backward_passes_per_step)
-    exchange = distributed_gradients(op, compression, gradient_predivide_factor, process_set, name)
-    parts = (optimizer, exchange) if op == ReduceOp.ADASUM else (exchange, optimizer)
-    chained = optax.with_extra_args_support(optax.chain(*parts))
+    options = gradient_options(
+        op, gradient_predivide_factor, compression=compression, process_set=process_set, strategy=strategy
+    )
+    if options.strategy is not None:
+        chained = exchanging(optax.with_extra_args_support(optimizer), options, options.strategy)
+    else:
+        exchange = _reducing(TreeReducer("distributed_gradients", options, name))
+        parts = (optimizer, exchange) if options.op is ReduceOp.ADASUM else (exchange, optimizer)
+        chained = optax.with_extra_args_support(optax.chain(*parts))
     if backward_passes_per_step == 1:
         return chained
     return accumulated(chained, backward_passes_per_step, average_aggregated_gradients)
@@ -156,7 +171,10 @@ def value_and_grad(
 
     What it gives may be jitted.
     """
-    chosen = gradient_options(op, gradient_predivide_factor, compression=compression, process_set=process_set)
+    chosen = gradient_options(
+        op, gradient_predivide_factor, compression=compression, process_set=process_set,
+        instead="jax.value_and_grad, and hvd.DistributedOptimizer(optimizer)",
+    )  # fmt: skip
     reduce = TreeReducer("value_and_grad", chosen, name)
     local = jax.value_and_grad(fun, argnums, has_aux, **options)
 

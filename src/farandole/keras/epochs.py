@@ -151,6 +151,7 @@ class First(Conductor):
         report = tallies, steps - self.training.steps, digests(statistics)
         wait_for_all(process_set)
         everybody = allgather_object(report, process_set=process_set)
+        _exchange_weights(model, uneven=len({report[1] for report in everybody}) > 1)
         self.watch.pool(model, [report[0] for report in everybody], logs)
         _even_out(model, [report[1] for report in everybody], process_set, self.training.local(model))
         _average(statistics, [report[2] for report in everybody], process_set)
@@ -178,6 +179,11 @@ class Last(Conductor):
         model, process_set = self.model, self.training.process_set
         model.stop_training = any_rank(bool(model.stop_training), process_set)
         _compare(model, self.training)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        reducer = gradients_of(self.model.optimizer)
+        if reducer is not None and reducer.exchange is not None and reducer.shared() and reducer.variables:
+            reducer.exchange.average(reducer.common(self.model.optimizer))
 
 
 class Alone(keras.callbacks.Callback, Observer):  # type: ignore[misc]
@@ -235,6 +241,16 @@ def _average(variables: list[Any], digests: Sequence[Sequence[int]], process_set
     values = allgather_object([numpy_of(variable) for variable in different], process_set=process_set)
     for variable, *theirs in zip(different, *values, strict=True):
         variable.assign(np.mean(np.asarray(theirs, dtype=np.float64), axis=0).astype(theirs[0].dtype))
+
+
+def _exchange_weights(model: Any, *, uneven: bool) -> None:
+    """Where ranks exchange weights, and the end of an epoch is the time for it; or some took more steps than others."""
+    reducer = gradients_of(model.optimizer)
+    if reducer is None or reducer.exchange is None or not reducer.shared():
+        return
+    reducer.exchange.end_of_epoch(reducer.common(model.optimizer), _steps(model))
+    if uneven:
+        reducer.exchange.average(reducer.common(model.optimizer))
 
 
 def _even_out(model: Any, steps: list[int], process_set: ProcessSet, local: Sequence[Any]) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 
+from farandole.jax import weights
 from farandole.jax.gradients import reduce_gradients
+from farandole.keras.exchange import Run
 from farandole.keras.replica import KerasReplica
 from farandole.strategies.list_reducer import GradientListReducer
 
@@ -31,3 +33,9 @@ def reduced(
     if now is None:
         return exchanged()
     return list(jax.lax.cond(now(), exchanged, lambda: list(grads)))
+
+
+def run_if(due: Any, run: Run, values: Sequence[Any], step: Any) -> Sequence[Any]:
+    """See ``exchange``."""
+    *told, _ = weights.run_if(due, weights.HostExchange(run), [*values, step])
+    return told

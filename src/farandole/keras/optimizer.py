@@ -10,6 +10,7 @@ import keras
 
 from farandole import context
 from farandole.context import ProcessSet
+from farandole.contracts import Strategy
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
@@ -26,6 +27,8 @@ from farandole.types import ReduceOp
     op="Average (the default) or Sum.",
     num_groups="has no effect: all gradients of a step travel together.",
     groups="has no effect: all gradients of a step travel together.",
+    strategy="what ranks exchange: gradients ('allreduce'), or weights now and then ('local_sgd:8', an object like "
+    "LocalSGD(8)). Without it: that of --strategy.",
     shard="model.fit gives each rank its part of the data: see farandole.keras.shard.",
     backward_passes_per_step="add up the gradients of so many batches, then exchange them and step. It is Keras's "
     "gradient_accumulation_steps.",
@@ -39,7 +42,7 @@ def DistributedOptimizer(
     compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
     op: int = ReduceOp.AVERAGE, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
     num_groups: int = 0, groups: Any = None, process_set: ProcessSet = WORLD, scale_local_gradients: bool = True,
-    *, shard: bool = False,
+    *, shard: bool = False, strategy: str | Strategy | None = None,
 ) -> Any:  # fmt: skip
     """``optimizer``, stepping with gradients reduced over all ranks: after accumulation, before clipping.
 
@@ -53,7 +56,7 @@ def DistributedOptimizer(
         op, gradient_predivide_factor, compression=compression, backward_passes_per_step=backward_passes_per_step,
         average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
         sparse_as_dense=sparse_as_dense, scale_local_gradients=scale_local_gradients, process_set=process_set,
-        ops=LINEAR,
+        strategy=strategy, ops=LINEAR,
     )  # fmt: skip
     if any(base.__module__.startswith("tf_keras.") for base in type(optimizer).__mro__):
         raise ValueError(
@@ -63,6 +66,11 @@ def DistributedOptimizer(
         )
     optimizer = keras.optimizers.get(optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        if chosen.strategy is not None:
+            raise ValueError(
+                f"strategy={chosen.strategy.spec!r} cannot be used with a LossScaleOptimizer: ranks skip steps for "
+                "themselves, and would exchange weights at different steps. Use mixed_bfloat16, or strategy='allreduce'"
+            )
         options = {key: value for key, value in locals().items() if key not in ("optimizer", "chosen")}
         optimizer.inner_optimizer = DistributedOptimizer(optimizer.inner_optimizer, **options)
         return optimizer
@@ -146,7 +154,10 @@ class Distributed:
     def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> Any:
         if not self._clips():
             grads = self._farandole.reduced(self, grads)
-        return super()._backend_update_step(grads, trainable_variables, learning_rate)  # type: ignore[misc]
+        self._farandole.before_step(self)
+        result = super()._backend_update_step(grads, trainable_variables, learning_rate)  # type: ignore[misc]
+        self._farandole.after_step(self)
+        return result
 
     def _clips(self) -> bool:
         """Old Keras clips every gradient that it accumulates; without clipping, it is enough to exchange the sum."""

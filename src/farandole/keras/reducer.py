@@ -15,6 +15,7 @@ import numpy as np
 
 from farandole import context
 from farandole.frontend import serials
+from farandole.keras.exchange import KerasExchange
 from farandole.keras.replica import KerasReplica
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
@@ -44,6 +45,8 @@ class KerasReducer:
         self.apart: list[Any] = []  # variables that were not broadcast, on purpose
         self.outside = False  # somebody else has exchanged them already
         self._options = options
+        strategy = options.strategy
+        self.exchange = None if strategy is None else KerasExchange(options, strategy)  # of weights; None: of gradients
         self._applying = False
         self._list: tuple[Any, GradientListReducer] | None = None
 
@@ -72,7 +75,7 @@ class KerasReducer:
         places = self._places(optimizer)
         local = sorted(set(range(len(grads))) - set(places))
         results = list(grads)
-        if places and local and self.shared():
+        if places and local and self.shared() and self.exchange is None:
             zero = sum(keras.ops.sum(keras.ops.multiply(keras.ops.convert_to_tensor(grads[at]), 0.0)) for at in local)
             first = keras.ops.convert_to_tensor(results[places[0]])
             results[places[0]] = keras.ops.add(first, keras.ops.cast(zero, first.dtype))
@@ -81,7 +84,7 @@ class KerasReducer:
     def _of_all(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
         if self.outside:
             return list(grads)
-        if not self.shared():
+        if not self.shared() or self.exchange is not None:
             return list(grads) if self.factor == 1.0 else [keras.ops.multiply(grad, self.factor) for grad in grads]
         common = self._places(optimizer)
         results = list(grads)
@@ -94,6 +97,27 @@ class KerasReducer:
         for number in set(range(len(results))) - set(common) if factor != 1.0 else ():
             results[number] = keras.ops.multiply(results[number], factor)
         return results
+
+    def before_step(self, optimizer: Any) -> None:
+        """The optimizer is about to change ``self.variables``."""
+        if self.exchange is not None and self.shared():
+            self.exchange.before_step(backend().run_if, self.common(optimizer), self._step(optimizer)[0])
+
+    def after_step(self, optimizer: Any) -> None:
+        """It has changed them."""
+        if self.exchange is not None and self.shared():
+            variables = self.common(optimizer)
+            names = [name_of(variable) for variable in variables]
+            self.exchange.after_step(backend().run_if, variables, names, *self._step(optimizer))
+
+    def _step(self, optimizer: Any) -> tuple[Any, Any]:
+        """The number of this step, and whether it is one: on JAX, Keras steps for every batch that it accumulates, and
+        drops the most of them."""
+        batches, passes = counter(optimizer) + 1, optimizer.gradient_accumulation_steps or 1
+        return (batches, True) if passes == 1 else (batches // passes, batches % passes == 0)
+
+    def common(self, optimizer: Any) -> list[Any]:
+        return [self.variables[number] for number in self._places(optimizer)]
 
     def _places(self, optimizer: Any) -> list[int]:
         """The places in ``self.variables`` of those that all ranks share."""

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from farandole.keras.exchange import Run
 from farandole.keras.replica import KerasReplica
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.torch.functions import binding
+from farandole.torch.weights import Held
 from farandole.types import DType
 
 if TYPE_CHECKING:
@@ -54,3 +56,14 @@ def _tensor(array: Array, like: Any) -> Any:
     if like.dtype is torch.bfloat16:
         flat = flat.view(np.uint16)
     return binding.tensor(flat, tuple(like.shape), like if like.layout is torch.strided else like.to_dense())
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def run_if(due: Any, run: Run, values: Sequence[Any], step: Any) -> Sequence[Any]:
+    """See ``exchange``. What is written to arrays is written to the tensors themselves, where they are on the host."""
+    if due:
+        held = [Held(value) for value in values]
+        run([one.array for one in held], int(step))
+        for one in held:
+            one.put_back()
+    return values

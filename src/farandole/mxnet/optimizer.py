@@ -36,7 +36,9 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxn
     ) -> None:  # fmt: skip
         if isinstance(optimizer, DistributedOptimizer):
             raise ValueError("this optimizer is distributed already: pass the one that it was given")
-        options = gradient_options(gradient_predivide_factor=gradient_predivide_factor, process_set=process_set)
+        options = gradient_options(
+            gradient_predivide_factor=gradient_predivide_factor, process_set=process_set, instead="DistributedTrainer"
+        )
         active = process_set.included() and process_set.size() > 1
         mine = _OptimizerState(
             optimizer, options, num_groups, active,

@@ -11,6 +11,7 @@ import numpy as np
 
 from farandole.collectives.kernels import narrow_into, widen
 from farandole.context import ProcessSet
+from farandole.contracts import Strategy
 from farandole.frontend.ops import WORLD
 from farandole.mxnet.binding import dtype_of, empty_like, memory, on_host, overwrite, readable, wait_to_write
 from farandole.mxnet.functions import Compression
@@ -18,8 +19,9 @@ from farandole.mxnet.names import canonical
 from farandole.mxnet.optimizer import DistributedOptimizer, split
 from farandole.mxnet.replica import TrainerReplica
 from farandole.mxnet.sparse import reduce_rows
+from farandole.mxnet.weights import TrainerExchange
 from farandole.strategies.list_reducer import GradientListReducer
-from farandole.strategies.options import gradient_options
+from farandole.strategies.options import LINEAR, gradient_options
 from farandole.types import DType, ReduceOp
 
 if TYPE_CHECKING:
@@ -37,13 +39,14 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
     tells several trainers of one program apart. ``num_groups``: exchange the gradients as so many units; one by
     default. ``process_set``: whose gradients are averaged; a rank outside it steps alone. A parameter that some
     rank did not use counts as zeros there; with ``ignore_stale_grad=True`` it is updated on all ranks if any of
-    them used it.
+    them used it. ``strategy``: what ranks exchange: gradients ("allreduce"), or weights now and then ("local_sgd:8",
+    an object like LocalSGD(8)); without it, that of ``--strategy``.
     """
 
     def __init__(
         self, params: Any, optimizer: Any, optimizer_params: dict[str, Any] | None = None,
         compression: Any = Compression.none, gradient_predivide_factor: float = 1.0, prefix: str | None = None,
-        num_groups: int = 0, process_set: ProcessSet = WORLD,
+        num_groups: int = 0, process_set: ProcessSet = WORLD, *, strategy: str | Strategy | None = None,
     ) -> None:  # fmt: skip
         if prefix is not None and not isinstance(prefix, str):
             raise ValueError(f"prefix={prefix!r} must be a string")
@@ -54,22 +57,33 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
             )
             optimizer = optimizer.unwrapped()
         average = gradient_options(
-            gradient_predivide_factor=gradient_predivide_factor, compression=compression, process_set=process_set
-        )
+            gradient_predivide_factor=gradient_predivide_factor, compression=compression, process_set=process_set,
+            strategy=strategy, ops=LINEAR,
+        )  # fmt: skip
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         self._options = average._replace(op=ReduceOp.SUM, postscale=1.0)  # the update divides
         self._num_groups = num_groups
         self._label = f"DistributedTrainer.{prefix or ''}"
         self._reducers: dict[int, GradientListReducer] = {}
-        if self._active():
+        chosen = average.strategy
+        self._exchange = None if chosen is None else TrainerExchange(self._label, average, chosen)
+        if self._active() and self._exchange is None:
             self._scale *= gradient_predivide_factor / process_set.size()
 
     def _active(self) -> bool:
         members = self._options.process_set
         return bool(members.included() and members.size() > 1)
 
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        exchange = self._exchange if self._active() else None
+        if exchange is not None:
+            exchange.before_step(self._params)
+        super()._update(ignore_stale_grad)
+        if exchange is not None:
+            exchange.after_step(self._params)
+
     def _allreduce_grads(self) -> None:
-        if not self._active():
+        if not self._active() or self._exchange is not None:
             return
         names = canonical(parameter.name for parameter in self._params)
         named = zip(names, self._params, strict=True)

@@ -6,9 +6,13 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from farandole import context
+from farandole.config import Settings
 from farandole.context import ProcessSet
+from farandole.contracts import Strategy
 from farandole.frontend.compression import CastCompressor, NoneCompressor
 from farandole.frontend.ops import WORLD
+from farandole.strategies.specs import ADASUM, strategy_of
 from farandole.types import DType, ReduceOp
 
 LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)  # where a framework has no Adasum
@@ -27,6 +31,7 @@ class GradientOptions(NamedTuple):
     groups: int | Sequence[Sequence[Any]] = ()  # that travel together: their number, or their members
     sparse_as_dense: bool = False  # sparse gradients travel as dense ones
     scale_local: bool = True  # gradients of variables that are left to each rank are divided by the number of ranks
+    strategy: Strategy | None = None  # ranks step with gradients of their own, and exchange weights; None: gradients
 
     @property
     def wire(self) -> DType | None:
@@ -52,16 +57,23 @@ def gradient_options(
     op: int = ReduceOp.AVERAGE, gradient_predivide_factor: float = 1.0, *, compression: Any = NoneCompressor,
     backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False, num_groups: int = 0,
     groups: Any = None, sparse_as_dense: bool = False, scale_local_gradients: bool = True,
-    process_set: ProcessSet = WORLD, ops: Sequence[ReduceOp] = (*LINEAR, ReduceOp.ADASUM),
-    tensor: str = "tf.Variable", stacklevel: int = 3,
+    process_set: ProcessSet = WORLD, strategy: str | Strategy | None = None,
+    instead: str = "", ops: Sequence[ReduceOp] = (*LINEAR, ReduceOp.ADASUM), tensor: str = "tf.Variable",
+    stacklevel: int = 3,
 ) -> GradientOptions:  # fmt: skip
     """The arguments of an optimizer or a tape, under Horovod's names, as options.
 
-    ``ops``: those that make sense there. ``tensor``: the type of what ``groups`` may list, for messages.
+    ``strategy``: None is the job's, ``--strategy``. ``instead``: what to use with one of weights where there are none
+    at hand. ``ops``: those that make sense there. ``tensor``: the type of what ``groups`` may list, for messages.
     ``stacklevel``: from here to the program, for warnings.
     Raises ValueError for arguments that make no sense, alone or together.
     """
     factors = predivided(op, gradient_predivide_factor)
+    chosen = strategy_of(_of_job() if strategy is None else strategy)
+    if chosen == ADASUM and op == ReduceOp.AVERAGE:
+        op = ReduceOp.ADASUM
+    if not isinstance(chosen, str):
+        _check_weights(chosen, op, compression, instead)
     if op not in ops:
         names = [_name(known) for known in ops]
         raise ValueError(f"op currently only supports {', '.join(names[:-1])} and {names[-1]} (got op={_name(op)})")
@@ -75,8 +87,29 @@ def gradient_options(
     check_passes(backward_passes_per_step)
     return GradientOptions(
         ReduceOp(op), *factors, process_set, compression, backward_passes_per_step, average_aggregated_gradients,
-        groups or (), sparse_as_dense, scale_local_gradients,
+        groups or (), sparse_as_dense, scale_local_gradients, None if isinstance(chosen, str) else chosen,
     )  # fmt: skip
+
+
+def _of_job() -> str:
+    """The strategy of a program that names none."""
+    return (context.settings() if context.is_initialized() else Settings.from_env()).strategy
+
+
+def _check_weights(strategy: Strategy, op: int, compression: Any, instead: str) -> None:
+    """Of gradients nothing is exchanged: what is said of their exchange makes no sense."""
+    if instead:
+        raise ValueError(
+            f"strategy={strategy.spec!r} exchanges weights, and there are none here, only gradients: use {instead}, or "
+            "strategy='allreduce'"
+        )
+    for argument, value, default in (("op", _name(op), "Average"), ("compression", compression, NoneCompressor)):
+        if value not in (default, ReduceOp.AVERAGE):
+            shown = getattr(value, "__name__", value)
+            raise ValueError(
+                f"{argument}={shown} is of gradients, but with strategy={strategy.spec!r} ranks exchange weights: "
+                f"leave out {argument}, or the strategy"
+            )
 
 
 def check_groups(groups: Any, tensor: str) -> None:

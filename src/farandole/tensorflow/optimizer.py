@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from farandole import registry
 from farandole.context import ProcessSet
+from farandole.contracts import Strategy
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
@@ -29,6 +30,8 @@ from farandole.types import ReduceOp
     "steps are combined.",
     num_groups="has no effect: all gradients of a step travel together.",
     groups="has no effect: all gradients of a step travel together.",
+    strategy="what ranks exchange: gradients ('allreduce', 'adasum'); with Keras 3 also weights ('local_sgd:8', an "
+    "object like LocalSGD(8)). Without it: that of --strategy.",
     example="optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.AdamOptimizer(0.001 * hvd.size()))",
 )
 def DistributedOptimizer(
@@ -36,7 +39,7 @@ def DistributedOptimizer(
     device_sparse: str = "", compression: Any = NoneCompressor, sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE, gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Any = None,
-    process_set: ProcessSet = WORLD, scale_local_gradients: bool = True,
+    process_set: ProcessSet = WORLD, scale_local_gradients: bool = True, *, strategy: str | Strategy | None = None,
 ) -> Any:  # fmt: skip
     """``optimizer``, stepping with gradients reduced over all ranks.
 
@@ -48,9 +51,10 @@ def DistributedOptimizer(
         "backward_passes_per_step": backward_passes_per_step,
         "average_aggregated_gradients": average_aggregated_gradients, "num_groups": num_groups, "groups": groups,
         "sparse_as_dense": sparse_as_dense, "scale_local_gradients": scale_local_gradients, "process_set": process_set,
+        "strategy": strategy,
     }  # fmt: skip
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        options = gradient_options(**arguments)
+        options = gradient_options(**arguments, instead="an optimizer of Keras 3")
         made = _Adasum if options.op is ReduceOp.ADASUM else _Distributed
         return made(optimizer, name, use_locking, VariableReducer("DistributedOptimizer", options))
     if op == ReduceOp.ADASUM:

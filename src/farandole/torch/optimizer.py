@@ -12,6 +12,7 @@ import torch
 
 from farandole import context
 from farandole.context import ProcessSet
+from farandole.contracts import Strategy
 from farandole.frontend.compression import Compressing, NoneCompressor
 from farandole.frontend.documented import documented
 from farandole.report import pace
@@ -22,6 +23,7 @@ from farandole.torch.adasum import AdasumState
 from farandole.torch.functions import allreduce
 from farandole.torch.gradients import TorchGradient, end_of_backward
 from farandole.torch.replica import TorchReplica
+from farandole.torch.weights import WeightState
 from farandole.types import ReduceOp
 
 Closure = Callable[[], Any]
@@ -43,6 +45,9 @@ _SHOWN = (
     named_parameters="model.named_parameters(), for names in errors and timelines.",
     op="Average (the default), Sum, or Adasum: every rank steps with its own gradients then, and steps are combined.",
     process_set="whose gradients are reduced; on a rank outside it, the optimizer steps with its own.",
+    strategy="what ranks exchange: gradients ('allreduce', 'adasum'), or weights now and then ('local_sgd:8', an "
+    "object like LocalSGD(8)). Without it: that of --strategy.",
+    buffers="model.buffers(): averaged with the weights (BatchNorm's statistics, say) if a strategy exchanges those.",
     example="optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
     "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())",
 )
@@ -51,6 +56,7 @@ def DistributedOptimizer(
     compression: Compressing = NoneCompressor, backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE,
     gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Groups | None = None,
     sparse_as_dense: bool = False, process_set: ProcessSet = context.global_process_set,
+    *, strategy: str | Strategy | None = None, buffers: Iterable[torch.Tensor] = (),
 ) -> Wrapped:  # fmt: skip
     """``optimizer``, with gradients reduced over all ranks while backward computes them.
 
@@ -63,14 +69,15 @@ def DistributedOptimizer(
     options = gradient_options(
         op, gradient_predivide_factor, compression=compression, backward_passes_per_step=backward_passes_per_step,
         num_groups=num_groups, groups=groups, sparse_as_dense=sparse_as_dense, process_set=process_set,
-        tensor="torch.Tensor",
+        strategy=strategy, tensor="torch.Tensor",
     )  # fmt: skip
     names = validation.names(optimizer, named_parameters)
     validation.check_members(groups)
     adasum = options.op is ReduceOp.ADASUM
+    kind = _Combined if adasum else _Distributed if options.strategy is None else _WithWeights
     base = type(optimizer)
     body = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    distributed = type(base.__name__, (_Combined if adasum else _Distributed, base), body)
+    distributed = type(base.__name__, (kind, base), body)
     wrapped = _blank(distributed)
     named = validation.all_names(optimizer, names)
     shown = named, backward_passes_per_step, op, gradient_predivide_factor, sparse_as_dense, process_set
@@ -79,6 +86,8 @@ def DistributedOptimizer(
     wrapped.__dict__.pop("step", None)  # a scheduler's patch, which calls the step of the optimizer it was made for
     if adasum:
         wrapped._farandole = AdasumState(wrapped, weakref.ref(optimizer), options)
+    elif options.strategy is not None:
+        wrapped._farandole = WeightState(wrapped, weakref.ref(optimizer), options, options.strategy, buffers)
     else:
         wrapped._farandole = OptimizerState(wrapped, weakref.ref(optimizer), names, options)
     return wrapped  # type: ignore[no-any-return]
@@ -87,7 +96,7 @@ def DistributedOptimizer(
 class _Distributed:
     """The differences of a distributed optimizer from its base class."""
 
-    _farandole: Any  # an OptimizerState, or AdasumState
+    _farandole: Any  # an OptimizerState, AdasumState or WeightState
     backward_passes_per_step: int
     param_groups: list[dict[str, Any]]
     state: Any
@@ -168,6 +177,46 @@ class _Combined(_Distributed):
             "step() combines what the ranks' steps changed: clip, and call step() without skip_synchronize()."
         )
         yield
+
+
+class _WithWeights(_Distributed):
+    """The differences where ranks exchange weights: there are no gradients to wait for, and there is more to save."""
+
+    _step_supports_amp_scaling = True  # a GradScaler asks for every step then, also those that this rank skips
+
+    def step(self, closure: Closure | None = None, **options: Any) -> Any:
+        """Step, and exchange weights if it is time. A step that a GradScaler skips counts: ranks count alike."""
+        told = self.__dict__
+        if "found_inf" not in told or "_step_supports_amp_scaling" in told:  # no scaler, or the base knows of it
+            return super().step(closure, **options)
+        scale, skipped = told.pop("grad_scale"), told.pop("found_inf")  # other optimizers refuse to see them
+        try:
+            if skipped.item():
+                self._farandole.before_step(False)
+                self._farandole.after_step()
+                return None
+            for group in self.param_groups if scale is not None else ():  # None: they are unscaled already
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.div_(scale)
+            return super().step(closure, **options)
+        finally:
+            told.update(grad_scale=scale, found_inf=skipped)
+
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def average_weights(self) -> None:
+        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective."""
+        self._farandole.average()
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the optimizer that was wrapped, and what the strategy keeps."""
+        return {**super().state_dict(), "farandole": self._farandole.state_dict()}  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Also of a plain optimizer; a strategy then begins anew."""
+        super().load_state_dict({**state_dict})  # type: ignore[misc]
+        self._farandole.load_state_dict(state_dict.get("farandole"))
 
 
 def _blank(base: type) -> Any:

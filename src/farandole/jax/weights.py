@@ -1,0 +1,139 @@
+"""Optimizers whose ranks step by themselves and exchange weights, as a strategy says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from farandole.contracts import Strategy
+from farandole.jax.gradients import names_of
+from farandole.jax.primitive import host_call
+from farandole.strategies.options import GradientOptions
+from farandole.strategies.weights import WeightExchange
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class WeightState(NamedTuple):
+    """``step``: updates so far. ``slots``: what the strategy keeps, by its slots, then by leaf. ``inner``: the state of
+    the optimizer."""
+
+    step: Any
+    slots: Any
+    inner: Any
+
+
+class HostExchange:
+    """What is done with values, and a step, the last of them. ``run(arrays, step)`` writes to the arrays, which
+    are float32 or float64. Equal if ``run`` is. See ``primitive.HostCall``."""
+
+    elementwise = None
+    in_place = True
+
+    def __init__(self, run: Callable[[Sequence[Array], int], None]) -> None:
+        self._run = run
+
+    def __hash__(self) -> int:
+        return hash(self._run)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HostExchange) and self._run == other._run
+
+    def __str__(self) -> str:
+        return "the exchange of weights"
+
+    def shapes(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> list[tuple[tuple[int, ...], Any]]:
+        return list(zip(shapes, dtypes, strict=True))
+
+    def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
+        *values, step = arrays
+        wide = [value if value.dtype in (np.float32, np.float64) else value.astype(np.float32) for value in values]
+        self._run(wide, int(step))
+        for value, changed in zip(values, wide, strict=True):
+            if value is not changed:
+                value[...] = changed.astype(value.dtype)
+        return arrays
+
+
+class _Columns(NamedTuple):
+    """Weights, and then their slots, as one list."""
+
+    exchange: WeightExchange
+    names: tuple[str, ...]
+
+    def run(self, arrays: Sequence[Array], step: int) -> None:
+        count = len(self.names)
+        columns = [arrays[begin : begin + count] for begin in range(0, len(arrays), count)]
+        self.exchange(columns[0], columns[1:], step, self.names)
+
+
+def exchanging(optimizer: Any, options: GradientOptions, strategy: Strategy) -> Any:
+    """``optimizer``, with its ranks' weights exchanged as ``strategy`` says. Inside ``jit`` and outside."""
+    import optax
+
+    exchange = WeightExchange("DistributedOptimizer", options, strategy)
+
+    def init(params: Any) -> WeightState:
+        weights = _weights(params)
+        slots = [
+            [_wide(weight) if kind == "weights" else jnp.zeros_like(_wide(weight)) for weight in weights]
+            for kind in strategy.slots
+        ]
+        return WeightState(jnp.zeros((), jnp.int32), slots, optimizer.init(params))
+
+    def update(updates: Any, state: WeightState, params: Any = None, **extra: Any) -> tuple[Any, WeightState]:
+        if params is None:
+            raise ValueError(
+                f"strategy={strategy.spec!r} exchanges weights, and update() was not given them: call "
+                "optimizer.update(gradients, state, params)"
+            )
+        found, inner = optimizer.update(updates, state.inner, params, **extra)
+        step = state.step + 1
+        if not exchange.needed():
+            return found, WeightState(step, state.slots, inner)
+        stepped = optax.apply_updates(params, found)
+        given = [*_weights(stepped), *(slot for column in state.slots for slot in column), step]
+        told = run_if(strategy.due(step), HostExchange(_Columns(exchange, tuple(_names(params))).run), given)
+        count = len(given) // (1 + len(strategy.slots))
+        changes = _changes(params, found, told[:count])
+        columns = [list(told[begin : begin + count]) for begin in range(count, len(given) - 1, count)]
+        return changes, WeightState(step, columns, inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def run_if(due: Any, call: HostExchange, values: Sequence[Any]) -> Sequence[Any]:
+    """``values``, as they are after the call, if it is ``due``; inside of ``jit`` and outside."""
+    if isinstance(due, jax.core.Tracer):
+        return jax.lax.cond(due, lambda: tuple(host_call(call, values)), lambda: tuple(values))  # type: ignore[no-any-return]
+    return host_call(call, values) if due else values
+
+
+def _changes(params: Any, found: Any, weights: Sequence[Any]) -> Any:
+    """The updates that lead from ``params`` to ``weights``; those in ``found`` for what is no weight."""
+    leaves, kind = jax.tree_util.tree_flatten(params)
+    others, left = jax.tree_util.tree_leaves(found), iter(weights)
+    changes = [next(left) - leaf if _is_weight(leaf) else other for leaf, other in zip(leaves, others, strict=True)]
+    return jax.tree_util.tree_unflatten(kind, changes)
+
+
+def _weights(params: Any) -> list[Any]:
+    return [jnp.asarray(leaf) for leaf in jax.tree_util.tree_leaves(params) if _is_weight(leaf)]
+
+
+def _names(params: Any) -> list[str]:
+    leaves = jax.tree_util.tree_leaves(params)
+    return [name for name, leaf in zip(names_of(params), leaves, strict=True) if _is_weight(leaf)]
+
+
+def _is_weight(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.floating))
+
+
+def _wide(weight: Any) -> Any:
+    return weight if weight.dtype in (np.float32, np.float64) else weight.astype(jnp.float32)

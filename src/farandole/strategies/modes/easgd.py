@@ -1,0 +1,50 @@
+"""Elastic averaging: ranks are drawn towards a centre that they make together, and may stray from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from farandole.contracts import Peers
+from farandole.strategies.specs import number, refuse
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class EASGD:
+    """Synchronous elastic averaging SGD (Zhang, Choromanska and LeCun, 2015).
+
+    After every ``every``-th step a rank's weights move by ``beta / ranks`` of their distance to the centre, and the
+    centre by ``beta`` of its distance to the mean. The centre is the same on all ranks; weights are not.
+    Raises ValueError for numbers that make no sense.
+    """
+
+    epochs, slots = False, ("weights",)
+
+    def __init__(self, every: int | str = 8, *, beta: float = 0.9) -> None:
+        self.every = number("easgd", "every", every, at_least=1)
+        if not 0 < beta <= 1:
+            refuse("easgd", "beta", beta, "more than 0, at most 1")
+        self.beta = float(beta)
+
+    @classmethod
+    def parse(cls, argument: str) -> EASGD:
+        """Of ``easgd:8``, the 8."""
+        return cls(argument) if argument else cls()
+
+    @property
+    def spec(self) -> str:
+        return f"easgd:{self.every},beta={self.beta:g}"
+
+    def due(self, step: Any) -> Any:
+        return step % self.every == 0
+
+    def exchange(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int) -> None:
+        (centres,) = slots
+        means = [weight.copy() for weight in weights]
+        peers.average(means)
+        alpha = self.beta / peers.size
+        for weight, centre, mean in zip(weights, centres, means, strict=True):
+            weight -= alpha * (weight - centre)
+            centre += self.beta * (mean - centre)

@@ -1,0 +1,88 @@
+"""Averaging with neighbours alone: nobody is in the centre, and no rank talks to all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isqrt
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from farandole.contracts import Peers
+from farandole.strategies.specs import number, refuse
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+def ring(rank: int, size: int, turn: int) -> list[int]:
+    """Both neighbours on a ring."""
+    return [(rank + 1) % size, (rank - 1) % size]
+
+
+def torus(rank: int, size: int, turn: int) -> list[int]:
+    """The four neighbours on a grid whose edges meet, as square as ``size`` allows (a ring, if it is prime)."""
+    columns = next(count for count in range(isqrt(size), 0, -1) if size % count == 0)
+    row, column = divmod(rank, columns)
+    rows = size // columns
+    down, right = ((row + 1) % rows) * columns + column, row * columns + (column + 1) % columns
+    up, left = ((row - 1) % rows) * columns + column, row * columns + (column - 1) % columns
+    return [down, up, right, left]
+
+
+def exponential(rank: int, size: int, turn: int) -> list[int]:
+    """One rank a turn, 1, 2, 4 ... places on: with a power of two ranks, all have the mean after one pass."""
+    return [(rank + (1 << turn % max((size - 1).bit_length(), 1))) % size]
+
+
+def complete(rank: int, size: int, turn: int) -> list[int]:
+    """Everybody."""
+    return [other for other in range(size) if other != rank]
+
+
+GRAPHS: dict[str, Callable[[int, int, int], list[int]]] = {
+    "ring": ring,
+    "torus": torus,
+    "exponential": exponential,
+    "complete": complete,
+}
+
+
+class Gossip:
+    """After every ``every``-th step, a rank's weights become the mean of its own and of those that its neighbours on
+    ``graph`` sent: "ring", "torus", "exponential" or "complete".
+
+    Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", 2017; the exponential graph with one
+    neighbour a turn: Assran et al., "Stochastic Gradient Push", 2019.
+
+    A rank sends to as many as it hears, so the mean over all ranks stays. Weights differ between ranks, the less the
+    more often they gossip. Raises ValueError for options that make no sense.
+    """
+
+    epochs, slots = False, ()
+
+    def __init__(self, graph: str = "exponential", *, every: int = 1) -> None:
+        if graph not in GRAPHS:
+            refuse("gossip", "graph", graph, ", ".join(GRAPHS))
+        self.graph, self.every = graph, number("gossip", "every", every, at_least=1)
+
+    @classmethod
+    def parse(cls, argument: str) -> Gossip:
+        """Of ``gossip:ring``, the graph."""
+        return cls(argument) if argument else cls()
+
+    @property
+    def spec(self) -> str:
+        return f"gossip:{self.graph},every={self.every}"
+
+    def due(self, step: Any) -> Any:
+        return step % self.every == 0
+
+    def exchange(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int) -> None:
+        turn = step // self.every
+        to = sorted({*GRAPHS[self.graph](peers.rank, peers.size, turn)} - {peers.rank})
+        heard = peers.swap(weights, to)
+        for number_, weight in enumerate(weights):
+            for rank in sorted(heard):
+                weight += heard[rank][number_]
+            np.divide(weight, len(heard) + 1, out=weight)

@@ -1,0 +1,96 @@
+"""Ranks step by themselves, and average their weights now and then: local SGD, and its outer optimizers.
+
+The mean weights of all ranks may be taken as they are (Stich, "Local SGD Converges Fast and Communicates Little",
+2019), or as the gradient of an outer optimizer: from the weights of the last exchange to the mean is one outer step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from farandole.contracts import Peers
+from farandole.strategies.specs import number, refuse
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+NESTEROV, MOMENTUM = "nesterov", "momentum"
+EPOCH = 0  # steps between exchanges: told by ``end_of_epoch``
+
+
+class LocalSGD:
+    """Average the weights after every ``every``-th step, or at the end of each epoch (``every="epoch"``).
+
+    ``outer``: the optimizer that takes the way to the mean as its gradient: None (the mean counts), "momentum" or
+    "nesterov", with ``lr`` and ``momentum``. ``warmup``: so many steps in the beginning with an exchange after each
+    (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2020: post-local SGD, if it is half of the training).
+    Raises ValueError for numbers that make no sense.
+    """
+
+    name = "local_sgd"
+
+    def __init__(
+        self, every: int | str = 8, *, outer: str | None = None, lr: float = 1.0, momentum: float = 0.9, warmup: int = 0
+    ) -> None:
+        self.every = EPOCH if every == "epoch" else number(self.name, "every", every, at_least=1)
+        if outer not in (None, MOMENTUM, NESTEROV):
+            refuse(self.name, "outer", outer, 'None, "momentum" or "nesterov"')
+        if not lr > 0:
+            refuse(self.name, "lr", lr, "more than 0")
+        if not 0 <= momentum < 1:
+            refuse(self.name, "momentum", momentum, "from 0 to less than 1")
+        self.outer, self.lr, self.momentum = outer, float(lr), float(momentum)
+        self.warmup = number(self.name, "warmup", warmup, at_least=0)
+        self.epochs = self.every == EPOCH
+        self.slots = () if outer is None else ("weights", "zeros")
+
+    @classmethod
+    def parse(cls, argument: str) -> LocalSGD:
+        """Of ``local_sgd:8``, the 8."""
+        return cls(argument) if argument else cls()
+
+    @property
+    def spec(self) -> str:
+        """In full: two ranks with other options have another one."""
+        outer = "" if self.outer is None else f",{self.outer},lr={self.lr:g},momentum={self.momentum:g}"
+        warmup = f",warmup={self.warmup}" if self.warmup else ""
+        return f"{self.name}:{self.every or 'epoch'}{outer}{warmup}"
+
+    def due(self, step: Any) -> Any:
+        early = step <= self.warmup
+        return early if self.epochs else early | (step % self.every == 0)
+
+    def exchange(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int) -> None:
+        peers.average(weights)
+        if self.outer is None:
+            return
+        for weight, anchor, velocity in zip(weights, *slots, strict=True):
+            gradient = anchor - weight
+            velocity *= self.momentum
+            velocity += gradient
+            ahead = gradient + self.momentum * velocity if self.outer == NESTEROV else velocity
+            anchor -= self.lr * ahead
+            np.copyto(weight, anchor)
+
+
+class BMUF(LocalSGD):
+    """Blockwise model-update filtering (Chen and Huo, "Scalable Training of Deep Learning Machines by Incremental Block
+    Training", 2016): local SGD with block momentum. The paper takes 1 - 1 / ranks for ``momentum``."""
+
+    name = "bmuf"
+
+    def __init__(self, every: int | str = 8, *, momentum: float = 0.5, lr: float = 1.0, warmup: int = 0) -> None:
+        super().__init__(every, outer=MOMENTUM, lr=lr, momentum=momentum, warmup=warmup)
+
+
+class DiLoCo(LocalSGD):
+    """Outer Nesterov momentum over many inner steps, with the numbers of Douillard et al., "DiLoCo: Distributed
+    Low-Communication Training of Language Models", 2023."""
+
+    name = "diloco"
+
+    def __init__(self, every: int | str = 64, *, lr: float = 0.7, momentum: float = 0.9, warmup: int = 0) -> None:
+        super().__init__(every, outer=NESTEROV, lr=lr, momentum=momentum, warmup=warmup)

@@ -1,0 +1,56 @@
+"""Strategies by name, as on the command line: ``local_sgd:8``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from farandole import registry
+from farandole.contracts import Strategy
+from farandole.errors import did_you_mean
+
+ALLREDUCE, ADASUM = "allreduce", "adasum"  # of gradients
+
+
+def strategy_of(given: str | Strategy) -> Strategy | str:
+    """What ``given`` says: a Strategy, or ALLREDUCE or ADASUM. Raises ValueError for what is none."""
+    if not isinstance(given, str):
+        lacks = [name for name in ("spec", "epochs", "slots", "due", "exchange") if not hasattr(given, name)]
+        if lacks or isinstance(given, type):
+            raise ValueError(
+                f"strategy={given!r} is no strategy: give a name ({', '.join(known())}), or an object like "
+                f"LocalSGD(every=8). {'(It is a class: call it)' if isinstance(given, type) else _lacks(lacks)}"
+            )
+        return given
+    name, _, argument = given.partition(":")
+    if name in (ALLREDUCE, ADASUM):
+        if argument:
+            refuse(name, "strategy", given, f"{name}, which takes nothing after a colon")
+        return name
+    if name not in known():
+        raise ValueError(f"there is no strategy {name!r} (known: {', '.join(known())}){did_you_mean(name, known())}")
+    found: Strategy = registry.load("strategy", name).parse(argument)
+    return found
+
+
+def known() -> Sequence[str]:
+    return [ALLREDUCE, ADASUM, *registry.names("strategy")]
+
+
+def number(strategy: str, option: str, value: Any, *, at_least: int) -> int:
+    """``value`` (text, too) as a whole number; ValueError if it is none, or too small."""
+    try:
+        found = int(value)
+    except (TypeError, ValueError):
+        refuse(strategy, option, value, f"a whole number, at least {at_least}")
+    if found != float(value) or found < at_least or isinstance(value, bool):
+        refuse(strategy, option, value, f"a whole number, at least {at_least}")
+    return found
+
+
+def refuse(strategy: str, option: str, value: Any, rule: str) -> NoReturn:
+    raise ValueError(f"{strategy}: {option}={value!r} must be {rule}")
+
+
+def _lacks(names: Sequence[str]) -> str:
+    return f"(It has no {', '.join(names)})"

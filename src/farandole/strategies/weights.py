@@ -1,0 +1,134 @@
+"""The weights of one optimizer, exchanged between its ranks as a strategy says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farandole import context
+from farandole.contracts import Strategy
+from farandole.engine import Engine, Entry
+from farandole.frontend import serials
+from farandole.frontend.agreement import all_equal, gathered
+from farandole.observe.replicas import digest_of_text
+from farandole.report import pace
+from farandole.strategies.list_reducer import GradientListReducer
+from farandole.strategies.options import GradientOptions
+from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class EnginePeers:
+    """See ``contracts.Peers``: over the engine of a process set."""
+
+    names: Sequence[str] | None = None  # of the arrays, for messages
+
+    def __init__(self, engine: Engine, name: str, options: GradientOptions) -> None:
+        self.rank, self.size = engine.rank, engine.size
+        self._engine, self._name = engine, name
+        self._reducer = GradientListReducer(name, GradientOptions(ReduceOp.SUM, process_set=options.process_set))
+
+    def average(self, arrays: Sequence[Array]) -> None:
+        present = np.ones(1, dtype=np.float64)  # ranks that have joined bring zeros, and do not count
+        names = None if self.names is None else [*self.names, "ranks"]
+        self._reducer([*arrays, present], names, in_place=True)
+        for array in arrays:
+            np.divide(array, present[0], out=array)
+
+    def swap(self, arrays: Sequence[Array], to: Sequence[int]) -> dict[int, list[Array]]:
+        parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+        mine = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
+        flat = np.tile(mine, len(to))
+        splits = tuple(mine.size if rank in to else 0 for rank in range(self.size))
+        request = Request(f"{self._name}.swap", Kind.ALLTOALL, DType.UINT8, flat.shape, splits=splits)
+        ((received, counts),) = self._engine.run([Entry(request, Buffer(flat, flat, DType.UINT8))])
+        heard, begin = {}, 0
+        for rank, count in enumerate(counts):
+            if count:
+                heard[rank] = _cut(received[begin : begin + count], arrays)
+            begin += count
+        return heard
+
+
+def _cut(memory: Array, like: Sequence[Array]) -> list[Array]:
+    """``memory`` as arrays of the shapes and types of ``like``."""
+    found, begin = [], 0
+    for array in like:
+        end = begin + array.nbytes
+        found.append(memory[begin:end].copy().view(array.dtype).reshape(array.shape))
+        begin = end
+    return found
+
+
+class WeightExchange:
+    """Exchanges of one optimizer's weights. ``label``: of whom, for messages."""
+
+    def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self._label, self._options = label, options
+        self._counter = pace.counter()
+        self._peers: tuple[Engine, EnginePeers] | None = None
+
+    def needed(self) -> bool:
+        """Is there another rank?"""
+        process_set = self._options.process_set
+        needed = context.size() > 1 and process_set.included() and process_set.size() > 1
+        if needed:
+            context.excuse()  # it may be long until the first exchange
+        return needed
+
+    def slots(self, weights: Sequence[Array]) -> list[list[Array]]:
+        """What the strategy keeps, as it begins with these weights."""
+        return [
+            [weight.copy() if kind == "weights" else np.zeros_like(weight) for weight in weights]
+            for kind in self.strategy.slots
+        ]
+
+    def stepped(self) -> None:
+        """Count a step, for the status of the job."""
+        self._counter.steps += 1
+
+    def __call__(
+        self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], step: int,
+        names: Sequence[str] | None = None, statistics: Sequence[Array] = (),
+    ) -> None:  # fmt: skip
+        """Exchange now, in place. ``weights``: float32 or float64, contiguous; ``names``: theirs, for messages.
+        ``statistics``: arrays that nobody trains, like those of BatchNorm; they are averaged. Collective.
+
+        Raises ValueError on all ranks, naming the ranks, when they have other strategies or other weights.
+        """
+        peers = self._open()
+        peers.names = names
+        self.strategy.exchange(weights, slots, peers, step)
+        self.average(statistics)
+
+    def average(self, arrays: Sequence[Array]) -> None:
+        """The mean of all ranks for each array, in its place. Collective."""
+        peers = self._open()
+        peers.names = None
+        if arrays:
+            peers.average(arrays)
+
+    def _open(self) -> EnginePeers:
+        engine = context.engine(self._options.process_set)
+        if self._peers is None or self._peers[0] is not engine:
+            name = f"{self._label}.weights.{serials.next_optimizer(engine)}"
+            self._check_alike(engine, name)
+            self._peers = engine, EnginePeers(engine, name, self._options)
+        return self._peers[1]
+
+    def _check_alike(self, engine: Engine, name: str) -> None:
+        spec = self.strategy.spec
+        if all_equal(engine, f"{name}.strategy", [digest_of_text(spec)])[0] is not False:
+            return
+        told = [text.decode() for text in gathered(engine, name, spec.encode())]  # empty: a rank that has joined
+        odd = next(place for place, other in enumerate(told) if other not in (spec, ""))
+        ranks = self._options.process_set.ranks or range(len(told))
+        raise ValueError(
+            f"{self._label}: all ranks must use the same strategy, but rank {ranks[engine.rank]} has {spec!r} and rank "
+            f"{ranks[odd]} has {told[odd]!r}. Give one strategy to all of them"
+        )

@@ -1,0 +1,115 @@
+"""Optimizers whose ranks exchange weights now and then: in jit and outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from farandole.strategies.modes.local_sgd import LocalSGD
+from tests.jax.test_optimizer import OPTIMIZERS, assert_close, assert_replicas, batch, loss, parameters, trained
+from tests.job import job
+
+STEPS = 5
+
+
+def by_hand(rank: int, n: int, optimizer: Any, steps: int = STEPS) -> Any:
+    """Without jit."""
+    params = parameters()
+    state = optimizer.init(params)
+    for number in range(steps):
+        _, grads = jax.value_and_grad(loss)(params, *batch(number, rank, n))
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    return jax.tree_util.tree_map(np.asarray, params)
+
+
+def model(n: int, kind: str, every: int, outer: bool = False) -> list[Any]:
+    """Local SGD in one process; ``outer``: with Nesterov momentum of 0.5, and rate 0.7."""
+    each_of, make = jax.tree_util.tree_map, OPTIMIZERS[kind]
+    ranks = [parameters() for _ in range(n)]
+    states = [make().init(params) for params in ranks]
+    anchor, velocity = parameters(), each_of(jnp.zeros_like, parameters())
+    for step in range(1, STEPS + 1):
+        for rank in range(n):
+            _, grads = jax.value_and_grad(loss)(ranks[rank], *batch(step - 1, rank, n))
+            updates, states[rank] = make().update(grads, states[rank], ranks[rank])
+            ranks[rank] = optax.apply_updates(ranks[rank], updates)
+        if step % every == 0:
+            mean = each_of(lambda *column: sum(column) / n, *ranks)
+            if outer:
+                way = each_of(lambda old, new: old - new, anchor, mean)
+                velocity = each_of(lambda kept, new: 0.5 * kept + new, velocity, way)
+                ahead = each_of(lambda new, kept: new + 0.5 * kept, way, velocity)
+                mean = anchor = each_of(lambda old, part: old - 0.7 * part, anchor, ahead)
+            ranks = [mean] * n
+    return ranks
+
+
+def test_local_sgd_is_its_model() -> None:
+    def fn(rank: int) -> dict[str, Any]:
+        import farandole.jax as hvd
+
+        nesterov = LocalSGD(2, outer="nesterov", lr=0.7, momentum=0.5)
+        return {
+            "jit": trained(
+                rank, 2, hvd.DistributedOptimizer(OPTIMIZERS["adam"](), strategy="local_sgd:2"), steps=STEPS
+            ),
+            "hand": by_hand(rank, 2, hvd.DistributedOptimizer(OPTIMIZERS["adam"](), strategy=LocalSGD(2))),
+            "outer": trained(rank, 2, hvd.DistributedOptimizer(OPTIMIZERS["adam"](), strategy=nesterov), steps=STEPS),
+            "outer by hand": by_hand(rank, 2, hvd.DistributedOptimizer(OPTIMIZERS["adam"](), strategy=nesterov)),
+        }
+
+    for found, plain, outer in zip(job(2, fn), model(2, "adam", 2), model(2, "adam", 2, True), strict=True):
+        assert_close(found["jit"], plain)
+        assert_close(found["hand"], plain)
+        assert_close(found["outer"], outer)
+        assert_close(found["outer by hand"], outer)
+
+
+def test_gossip_with_everybody_after_each_step_is_an_average_of_gradients() -> None:
+    def fn(rank: int) -> tuple[Any, Any]:
+        import farandole.jax as hvd
+
+        return tuple(
+            trained(rank, 3, hvd.DistributedOptimizer(optax.sgd(0.1), strategy=strategy))
+            for strategy in ("gossip:complete", "allreduce")
+        )
+
+    results = job(3, fn)
+    assert_replicas([reduced for _, reduced in results])
+    for gossiped, reduced in results:
+        assert_close(gossiped, reduced)
+
+
+def test_half_types_whole_numbers_and_what_does_not_know_weights() -> None:
+    def fn(rank: int) -> None:
+        import farandole.jax as hvd
+
+        params = {"half": jnp.zeros(3, jnp.bfloat16), "whole": jnp.arange(3), "wide": jnp.zeros(2)}
+        optimizer = hvd.DistributedOptimizer(optax.identity(), strategy=LocalSGD(1, outer="momentum", momentum=0.0))
+        state = optimizer.init(params)
+        updates = {
+            "half": jnp.full(3, 2.0 * rank, jnp.bfloat16),
+            "whole": jnp.ones(3, int),
+            "wide": jnp.full(2, rank + 1.0),
+        }
+        found, state = jax.jit(optimizer.update)(updates, state, params)
+        assert found["half"].dtype == jnp.bfloat16
+        assert (found["half"].tolist(), found["whole"].tolist(), found["wide"].tolist()) == (
+            [1] * 3,
+            [1] * 3,
+            [1.5] * 2,
+        )
+        assert int(state.step) == 1
+        with pytest.raises(ValueError, match=r"exchanges weights, and update\(\) was not given them"):
+            optimizer.update(updates, state)
+        for fails in (hvd.distributed_gradients, lambda: hvd.value_and_grad(loss)):
+            with pytest.raises(ValueError, match=r"strategy='easgd:8,beta=0\.9' exchanges weights, .*use .*Distr"):
+                fails()
+
+    job(2, fn, strategy="easgd")

@@ -1,0 +1,110 @@
+"""Optimizers whose ranks exchange weights now and then, on every backend: in fit, with several passes, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.keras.backends import QUICK, on
+from tests.keras.test_training import close, equal
+
+
+def test_local_sgd_is_its_model(backend: str) -> None:
+    """Ranks with data of their own; in one process, models that take turns are the model of it."""
+
+    def train(rank: int) -> dict[str, list[np.ndarray]]:
+        import keras
+
+        import farandole.keras as hvd
+        from farandole.strategies.modes.local_sgd import LocalSGD
+        from tests.keras import programs as p
+
+        x, y = p.words(48)
+        mine = slice(rank * 24, rank * 24 + 24)
+        found = {}
+        kinds: dict[str, tuple[Any, dict[str, Any]]] = {
+            "plain": ("local_sgd:2", {}),
+            "outer": (LocalSGD(3, outer="nesterov", lr=0.7, momentum=0.5), {}),
+            "passes": ("local_sgd:1", {"backward_passes_per_step": 2, "average_aggregated_gradients": True}),
+        }
+        for name, (strategy, options) in kinds.items():
+            model = p.embedding(rank)
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.02), strategy=strategy, **options)
+            model.compile(optimizer, p.loss())
+            model.fit(x[mine], y[mine], batch_size=4, epochs=1, shuffle=False, verbose=0)
+            found[name] = p.weights(model)
+        return found
+
+    one, two = on(backend, 2, train)
+    assert len(one) == 3
+    for name, weights in one.items():
+        equal(weights, two[name])
+    model = on(backend, 1, lambda rank: _alone())[0]
+    for name, weights in one.items():
+        print(name)
+        close(weights, model[name])
+
+
+def _alone() -> dict[str, list[np.ndarray]]:
+    import keras
+
+    from tests.keras import programs as p
+
+    x, y = p.words(48)
+    found = {}
+    for name, every, passes in (("plain", 2, 1), ("outer", 3, 1), ("passes", 1, 2)):
+        models = [p.embedding(0) for _ in range(2)]
+        for model in models:
+            steps = {"gradient_accumulation_steps": passes} if passes > 1 else {}
+            model.compile(keras.optimizers.Adam(0.02, **steps), p.loss())
+        anchor = p.weights(models[0])
+        velocity = [np.zeros_like(weight) for weight in anchor]
+        for batch in range(6):
+            for rank, model in enumerate(models):
+                rows = slice(rank * 24 + 4 * batch, rank * 24 + 4 * batch + 4)
+                model.train_on_batch(x[rows], y[rows])
+            if (batch + 1) % (every * passes) == 0:
+                mean = [(one + two) / 2 for one, two in zip(*map(p.weights, models), strict=True)]
+                if name == "outer":
+                    way = [old - new for old, new in zip(anchor, mean, strict=True)]
+                    velocity = [0.5 * kept + new for kept, new in zip(velocity, way, strict=True)]
+                    pairs = zip(anchor, way, velocity, strict=True)
+                    mean = anchor = [old - 0.7 * (new + 0.5 * kept) for old, new, kept in pairs]
+                for model in models:
+                    model.set_weights(mean)
+        found[name] = [(one + two) / 2 for one, two in zip(*map(p.weights, models), strict=True)]
+    return found
+
+
+def test_epochs_local_variables_and_what_cannot_be() -> None:
+    def train(rank: int) -> None:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(16)
+        model = p.dense(0)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy="local_sgd:epoch", shard=True)
+        optimizer.register_local_var(model.trainable_variables[-1])
+        model.compile(optimizer, p.loss())
+        seen: list[Any] = []
+
+        class Look(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                seen.append(hvd.allgather(np.stack([w.ravel()[:1] for w in p.weights(model)])[None]))
+
+        model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[Look()])
+        for epoch in seen:
+            assert np.array_equal(epoch[0][:-1], epoch[1][:-1]), "exchanged at the end of the epoch"
+            assert not np.array_equal(epoch[0][-1], epoch[1][-1]), "left to each rank"
+        with pytest.raises(ValueError, match="cannot be used with a LossScaleOptimizer"):
+            hvd.DistributedOptimizer(
+                keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), strategy="local_sgd:2"
+            )
+        with pytest.raises(ValueError, match=r"op=Sum is of gradients, but with strategy='diloco"):
+            hvd.DistributedOptimizer("sgd", op=hvd.Sum, strategy="diloco")
+
+    on(QUICK, 2, train)

@@ -1,0 +1,165 @@
+"""Every mode against a plain model of itself: all ranks' weights in one process, step by step, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole.contracts import Strategy
+from farandole.strategies.modes.easgd import EASGD
+from farandole.strategies.modes.gossip import GRAPHS, Gossip
+from farandole.strategies.modes.local_sgd import BMUF, DiLoCo, LocalSGD
+from farandole.strategies.options import GradientOptions
+from farandole.strategies.specs import strategy_of
+from farandole.strategies.weights import WeightExchange
+from tests.job import job
+
+SHAPES = [(3, 4), (), (0,), (5,)]
+
+
+def drift(rank: int, step: int) -> list[Any]:
+    """What a rank's own step adds to its weights."""
+    random = np.random.default_rng(1000 * step + rank)
+    return [random.standard_normal(shape) for shape in SHAPES]
+
+
+def train(n: int, strategy: Strategy, steps: int) -> list[list[Any]]:
+    """By rank: its weights in the end."""
+
+    def fn(rank: int) -> list[Any]:
+        weights = [np.ones(shape) for shape in SHAPES]
+        exchange = WeightExchange("test", GradientOptions(), strategy)
+        slots = exchange.slots(weights)
+        for step in range(1, steps + 1):
+            for weight, change in zip(weights, drift(rank, step), strict=True):
+                weight += change
+            if strategy.due(step):
+                exchange(weights, slots, step)
+        return weights
+
+    return job(n, fn)
+
+
+def model(n: int, strategy: Strategy, steps: int) -> list[list[Any]]:
+    """The same, after the papers' formulas."""
+    ranks = [[np.ones(shape) for shape in SHAPES] for _ in range(n)]
+    kept: dict[str, Any] = {"anchor": [np.ones(shape) for shape in SHAPES], "v": [np.zeros(shape) for shape in SHAPES]}
+    for step in range(1, steps + 1):
+        ranks = [
+            [weight + change for weight, change in zip(weights, drift(rank, step), strict=True)]
+            for rank, weights in enumerate(ranks)
+        ]
+        if strategy.due(step):
+            for place in range(len(SHAPES)):
+                column = _exchanged(strategy, [weights[place] for weights in ranks], kept, place, step)
+                for weights, value in zip(ranks, column, strict=True):
+                    weights[place] = value
+    return ranks
+
+
+def _exchanged(strategy: Any, weights: list[Any], kept: dict[str, Any], place: int, step: int) -> list[Any]:
+    n, mean = len(weights), sum(weights) / len(weights)
+    anchor = kept["anchor"][place]
+    if isinstance(strategy, Gossip):
+        sent = [GRAPHS[strategy.graph](rank, n, step // strategy.every) for rank in range(n)]
+        groups = [[source for source in range(n) if rank in sent[source] or source == rank] for rank in range(n)]
+        return [sum(weights[source] for source in group) / len(group) for group in groups]
+    if isinstance(strategy, EASGD):
+        kept["anchor"][place] = (1 - strategy.beta) * anchor + strategy.beta * mean
+        alpha = strategy.beta / n
+        return [(1 - alpha) * weight + alpha * anchor for weight in weights]
+    if strategy.outer is not None:
+        velocity = kept["v"][place] = strategy.momentum * kept["v"][place] + (anchor - mean)
+        way = velocity if strategy.outer == "momentum" else (anchor - mean) + strategy.momentum * velocity
+        mean = kept["anchor"][place] = anchor - strategy.lr * way
+    return [mean] * n
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_every_mode_is_its_model(n: int) -> None:
+    for strategy in [
+        LocalSGD(3), LocalSGD(4, warmup=2), LocalSGD(2, outer="nesterov", lr=0.5), BMUF(2), DiLoCo(3), EASGD(2),
+        *(Gossip(graph) for graph in GRAPHS), Gossip("ring", every=2),
+    ]:  # fmt: skip
+        for found, expected in zip(train(n, strategy, 7), model(n, strategy, 7), strict=True):
+            for one, two in zip(found, expected, strict=True):
+                np.testing.assert_allclose(one, two, rtol=1e-12, atol=1e-12, err_msg=strategy.spec)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 8, 13])
+def test_gossip_keeps_the_mean_and_comes_to_one_mind(graph: str, n: int) -> None:
+    weights = np.random.default_rng(n).standard_normal(n)
+    mean = weights.mean()
+    for turn in range(200):
+        to = [set(GRAPHS[graph](rank, n, turn)) - {rank} for rank in range(n)]
+        heard = [[source for source in range(n) if rank in to[source]] for rank in range(n)]
+        assert all(len(to[rank]) == len(heard[rank]) for rank in range(n)), "the mean would not stay"
+        weights = np.array([(weights[rank] + weights[heard[rank]].sum()) / (1 + len(heard[rank])) for rank in range(n)])
+        assert abs(weights.mean() - mean) < 1e-9
+    assert np.ptp(weights) < 1e-3
+
+
+def test_after_as_many_turns_as_two_to_the_number_of_ranks_all_have_the_mean() -> None:
+    weights = [np.array([float(rank)]) for rank in range(8)]
+    for turn in range(3):
+        sources = {GRAPHS["exponential"](rank, 8, turn)[0]: rank for rank in range(8)}
+        weights = [(weights[rank] + weights[sources[rank]]) / 2 for rank in range(8)]
+    assert [float(weight[0]) for weight in weights] == [3.5] * 8
+
+
+@pytest.mark.parametrize(
+    ("spec", "full"),
+    [
+        ("local_sgd:8", "local_sgd:8"), ("local_sgd", "local_sgd:8"), ("local_sgd:epoch", "local_sgd:epoch"),
+        ("bmuf:16", "bmuf:16,momentum,lr=1,momentum=0.5"), ("diloco:50", "diloco:50,nesterov,lr=0.7,momentum=0.9"),
+        ("easgd:4", "easgd:4,beta=0.9"), ("gossip", "gossip:exponential,every=1"),
+        ("gossip:ring", "gossip:ring,every=1"),
+    ],
+)  # fmt: skip
+def test_specs(spec: str, full: str) -> None:
+    found = strategy_of(spec)
+    assert not isinstance(found, str)
+    assert found.spec == full
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("locl_sgd:8", r"no strategy 'locl_sgd' \(known: allreduce, adasum, local_sgd, bmuf.*local_sgd"),
+        ("local_sgd:0", "local_sgd: every='0' must be a whole number, at least 1"),
+        ("local_sgd:x", "local_sgd: every='x' must be"), ("gossip:star", "graph='star' must be ring, torus"),
+        ("allreduce:3", "takes nothing after a colon"), (LocalSGD, "It is a class: call it"),
+        (7, "It has no spec, epochs, slots"),
+    ],
+)  # fmt: skip
+def test_what_is_no_strategy(given: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        strategy_of(given)
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda: LocalSGD(2.5), lambda: LocalSGD(outer="adam"), lambda: LocalSGD(momentum=1.0),
+              lambda: LocalSGD(lr=0.0), lambda: EASGD(beta=0), lambda: Gossip(every=0), lambda: LocalSGD(warmup=-1)],
+)  # fmt: skip
+def test_options_that_make_no_sense(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        wrong()
+
+
+def test_other_strategies_and_other_weights_are_told_on_all_ranks() -> None:
+    def fn(rank: int) -> None:
+        for mine, text in [
+            (
+                LocalSGD(2 + rank),
+                rf"rank {rank} has 'local_sgd:{2 + rank}' and rank {1 - rank} has 'local_sgd:{3 - rank}'",
+            ),
+            (LocalSGD(2), r"all ranks must exchange the same arrays in the same order, but"),
+        ]:
+            exchange = WeightExchange("DistributedOptimizer", GradientOptions(), mine)
+            with pytest.raises(ValueError, match=text):
+                exchange([np.ones(3 + rank)], [], 2)
+
+    job(2, fn)

@@ -1,0 +1,177 @@
+"""Optimizers whose ranks exchange weights now and then."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from farandole.strategies.modes.gossip import Gossip
+from farandole.strategies.modes.local_sgd import LocalSGD
+from tests.job import job
+from tests.torch.test_optimizer import OPTIMIZERS, data, loss_of, net, part, values
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+def steps_of(rank: int, n: int, model: Any, optimizer: Any, begin: int, end: int) -> None:
+    for step in range(begin, end):
+        optimizer.zero_grad()
+        loss_of(model, *part(rank, n, *data(step))).backward()
+        optimizer.step()
+
+
+def trained(n: int, kind: str, strategy: Any, steps: int = 6, **options: Any) -> list[list[Any]]:
+    def fn(rank: int) -> list[Any]:
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS[kind](model.parameters()), strategy=strategy, **options)
+        steps_of(rank, n, model, optimizer, 0, steps)
+        return values(model)
+
+    return job(n, fn)
+
+
+def model_of(n: int, kind: str, every: int, steps: int = 6) -> list[list[Any]]:
+    """Local SGD in one process."""
+    models = [net() for _ in range(n)]
+    optimizers = [OPTIMIZERS[kind](model.parameters()) for model in models]
+    for step in range(1, steps + 1):
+        for rank in range(n):
+            steps_of(rank, n, models[rank], optimizers[rank], step - 1, step)
+        if step % every == 0:
+            with torch.no_grad():
+                for column in zip(*[model.parameters() for model in models], strict=True):
+                    mean = sum(column) / n
+                    for parameter in column:
+                        parameter.copy_(mean)
+    return [values(model) for model in models]
+
+
+def assert_close(one: list[list[Any]], two: list[list[Any]]) -> None:
+    for first, second in zip(one, two, strict=True):
+        for a, b in zip(first, second, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+def test_local_sgd_is_its_model_with_any_optimizer(kind: str) -> None:
+    assert_close(trained(2, kind, LocalSGD(3)), model_of(2, kind, 3))
+    assert_close(trained(3, kind, "local_sgd:4", 5), model_of(3, kind, 4, 5))
+
+
+def test_an_average_after_every_step_of_sgd_is_an_average_of_gradients() -> None:
+    assert_close(trained(2, "sgd", "gossip:complete"), trained(2, "sgd", "allreduce"))
+
+
+def test_a_resumed_run_goes_on_bit_for_bit() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        ends = []
+        for resumed in (False, True):
+            model = net()
+            strategy = LocalSGD(2, outer="nesterov", lr=0.7)
+            optimizer = hvd.DistributedOptimizer(OPTIMIZERS["adam"](model.parameters()), strategy=strategy)
+            steps_of(rank, 2, model, optimizer, 0, 3)
+            if resumed:
+                file = io.BytesIO()
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+                file.seek(0)
+                loaded = torch.load(file)
+                model = net()
+                model.load_state_dict(loaded["model"])
+                plain = OPTIMIZERS["adam"](model.parameters())
+                plain.load_state_dict(loaded["optimizer"])  # it loads without Farandole, too
+                optimizer = hvd.DistributedOptimizer(OPTIMIZERS["adam"](model.parameters()), strategy=strategy)
+                optimizer.load_state_dict(loaded["optimizer"])
+                other = hvd.DistributedOptimizer(OPTIMIZERS["adam"](net().parameters()), strategy="local_sgd:2")
+                with pytest.raises(
+                    ValueError, match=r"the checkpoint is of strategy 'local_sgd:2,nesterov.*'local_sgd:2'"
+                ):
+                    other.load_state_dict(loaded["optimizer"])
+            steps_of(rank, 2, model, optimizer, 3, 7)
+            ends.append(values(model))
+        assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+    job(2, fn)
+
+
+def test_half_types_groups_that_come_later_buffers_and_the_mean_in_the_end() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        first, late = (torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16)) for _ in range(2))
+        statistics, count = torch.full((2,), float(rank)), torch.tensor(rank)
+        optimizer = torch.optim.SGD([first], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, strategy=LocalSGD(2, outer="momentum", momentum=0.0), buffers=[statistics, count]
+        )
+        for step in range(4):
+            if step == 1:
+                optimizer.add_param_group({"params": [late]})
+            (first.sum() * (1 + rank)).backward()
+            (late.sum() * 2 * rank).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert (first.tolist(), statistics.tolist(), count.item()) == ([-6.0] * 3, [0.5] * 2, rank)
+        assert late.tolist() == [-4.0] * 3  # its gradient of the first step was not cleared
+        (first.sum() * rank).backward()
+        optimizer.step()
+        assert first.tolist() == [-6.0 - rank] * 3
+        optimizer.average_weights()
+        assert first.tolist() == [-6.5] * 3
+
+    job(2, fn)
+
+
+def test_the_strategy_of_the_job_and_that_of_the_program() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        model = net()
+        by_job = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()))
+        assert by_job._farandole._strategy.spec == "gossip:ring,every=1"
+        own = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), strategy="allreduce")
+        assert own._farandole.reducer is not None
+        adasum = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), strategy="adasum")
+        assert adasum.op == hvd.Average
+        for options, text in [
+            ({"op": hvd.Sum}, r"op=Sum is of gradients, but with strategy='gossip:ring,every=1'"),
+            ({"op": hvd.Adasum}, "op=Adasum is of gradients"),
+            ({"compression": hvd.Compression.fp16}, "compression=fp16 is of gradients"),
+            ({"strategy": "none"}, "there is no strategy 'none'"),
+        ]:
+            with pytest.raises(ValueError, match=text):
+                hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), **options)
+
+    job(2, fn, strategy="gossip:ring")
+
+
+def test_one_rank_steps_as_the_optimizer_does() -> None:
+    (alone,) = trained(1, "adam", Gossip())
+    (plain,) = trained(1, "adam", "allreduce")
+    assert all(torch.equal(a, b) for a, b in zip(alone, plain, strict=True))
+
+
+def test_a_step_that_a_scaler_skips_on_one_rank_counts() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        parameter = torch.nn.Parameter(torch.zeros(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), strategy="local_sgd:2")
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
+        for step in range(4):
+            optimizer.zero_grad()
+            factor = float("inf") if (rank, step) == (1, 0) else rank + 1.0
+            scaler.scale((parameter * factor).sum()).backward()
+            if step == 3:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        # rank 0 steps by 1 each time, rank 1 by 2 three times of four
+        assert parameter.tolist() == [-5.0] * 2
+
+    job(2, fn)
