@@ -58,6 +58,7 @@ class Watch:
         self._doing = ""
         self._notes: deque[notes.Note] = deque()
         self._reported: deque[tuple[int, Outcome]] = deque()  # outcomes that arrived, not looked at yet
+        self._bereft: set[int] = set()  # ranks that failed because we ended others
         self._signals: list[int] = []
         self._restore: dict[int, Any] = {}
         self._selector = selectors.DefaultSelector()
@@ -79,6 +80,8 @@ class Watch:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             self._end_workers()
+            if kind is not None and not self._job.display.verbose:
+                self._streams.close(drop=self._bereft)
         finally:
             self._show_notes()
             self._status.close("ended" if kind is None else "interrupted" if kind is Interrupted else "failed")
@@ -282,9 +285,20 @@ class Watch:
         """SIGTERM, a grace, SIGKILL for everything that is left."""
         if self._is_tidy():
             return
+        self._take_reports()  # those that come from now on may be our doing
         for worker in self._workers:
             worker.terminate()
-        self._pump_until(self._is_tidy, TERM_GRACE)
+        self._pump_until(self._is_over, TERM_GRACE)
         for worker in self._workers:
             worker.kill()
-        self._pump_until(self._is_tidy, 1.0)
+        self._pump_until(self._is_over, 1.0)
+
+    def _is_over(self) -> bool:
+        """Is it tidy? Ranks that lose others by our doing, as not all are told at once, say so before they print it."""
+        tidy = self._is_tidy()
+        while self._reported:
+            rank, outcome = self._reported.popleft()
+            if outcome.status == "victim":
+                self._bereft.add(rank)
+                self._streams.ending.add(rank)
+        return tidy

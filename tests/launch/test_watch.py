@@ -1,0 +1,90 @@
+"""The driver's loop with workers that are played."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from farandole.errors import PeerLostError
+from farandole.handshake import new_secret
+from farandole.launch.display import Display
+from farandole.launch.job import Job
+from farandole.launch.output import Streams
+from farandole.launch.plan import plan
+from farandole.launch.watch import Interrupted, Watch
+from farandole.report import keys
+from farandole.report.outcome import Outcome
+from farandole.store import StoreServer
+from farandole.types import Slot
+
+
+class Played:
+    """A rank that does ``act``, and ends, when it is told to."""
+
+    def __init__(self, slot: Slot, act: Callable[[Played], None]) -> None:
+        self.slot, self._act = slot, act
+        self.code: int | None = None
+        self.stdout, self._out = os.pipe()
+        self.stderr, self._err = os.pipe()
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def alive(self) -> bool:
+        return self.code is None
+
+    def activity(self) -> str:
+        return ""
+
+    def terminate(self) -> None:
+        if self.code is None:
+            self._act(self)
+            self.end(-signal.SIGTERM)
+
+    kill = terminate
+
+    def end(self, code: int, out: str = "", err: str = "") -> None:
+        if self.code is None:
+            os.write(self._out, out.encode())
+            os.write(self._err, err.encode())
+            os.close(self._out)
+            os.close(self._err)
+            self.code = code
+
+
+def test_ranks_that_lose_those_which_the_driver_ends_are_not_heard() -> None:
+    """On other hosts, ranks are not told all at once. What a program says of its own accord is shown."""
+    store = StoreServer(new_secret())
+    out, err = io.StringIO(), io.StringIO()
+    streams = Streams(3, out, err)
+
+    def lost(first: Played) -> None:
+        """Rank 0 ends, and rank 1 sees it before it is told itself."""
+        error = PeerLostError("rank 0 was lost", 0)
+        store.receive(keys.outcome(1), Outcome.of(error).to_bytes())
+        text = "Traceback (most recent call last):\nfarandole.errors.PeerLostError: rank 0 was lost\n"
+        workers[1].end(1, out="step 7\n", err=f"almost done\n{text}")
+
+    def failed(third: Played) -> None:
+        store.receive(keys.outcome(2), Outcome.of(ValueError("no space")).to_bytes())
+        third.end(1, out="saved\n", err="Traceback (most recent call last):\nValueError: no space\n")
+
+    slots = plan(None, 3)
+    workers = [Played(slots[0], lost), Played(slots[1], lambda rank: None), Played(slots[2], failed)]
+    try:
+        with pytest.raises(Interrupted) as caught, Watch(Job(np=3, display=Display()), store, streams) as watch:
+            watch.follow(workers)
+            signal.raise_signal(signal.SIGINT)
+            watch.until_done()
+        streams.close()
+    finally:
+        store.close()
+    assert (str(caught.value), caught.value.exit_code) == ("the job was ended by SIGINT", 130)
+    assert sorted(out.getvalue().splitlines()) == ["[1]<stdout>:step 7", "[2]<stdout>:saved"]
+    assert sorted(err.getvalue().splitlines()) == [
+        "[1]<stderr>:almost done", "[2]<stderr>:Traceback (most recent call last):", "[2]<stderr>:ValueError: no space",
+    ]  # fmt: skip
