@@ -146,6 +146,16 @@ class RendezvousError(ConnectionError):
             missing,
         )
 
+    @classmethod
+    def ended(cls, ranks: Sequence[int]) -> RendezvousError:
+        """The error of a rank that waits for others of which no process is left."""
+        return cls(
+            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} ended before init(): no process of "
+            f"{'them' if len(ranks) > 1 else 'it'} is left. Every rank must call init(). What started the ranks (srun, "
+            "mpirun) tells how they ended.",
+            ranks,
+        )
+
 
 def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
     """The known word that is most like ``word``, if one is; ``alike`` goes from 0 (anything) to 1 (the same)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -56,6 +56,13 @@ class Played:
             self.code = code
 
 
+def interrupt(watch: Watch, workers: Sequence[Played]) -> None:
+    with watch:
+        watch.follow(workers)
+        signal.raise_signal(signal.SIGINT)
+        watch.until_done()
+
+
 def test_ranks_that_lose_those_which_the_driver_ends_are_not_heard() -> None:
     """On other hosts, ranks are not told all at once. What a program says of its own accord is shown."""
     store = StoreServer(new_secret())
@@ -76,10 +83,8 @@ def test_ranks_that_lose_those_which_the_driver_ends_are_not_heard() -> None:
     slots = plan(None, 3)
     workers = [Played(slots[0], lost), Played(slots[1], lambda rank: None), Played(slots[2], failed)]
     try:
-        with pytest.raises(Interrupted) as caught, Watch(Job(np=3, display=Display()), store, streams) as watch:
-            watch.follow(workers)
-            signal.raise_signal(signal.SIGINT)
-            watch.until_done()
+        with pytest.raises(Interrupted) as caught:
+            interrupt(Watch(Job(np=3, display=Display()), store, streams), workers)
         streams.close()
     finally:
         store.close()

@@ -9,6 +9,7 @@ from farandole.config import Placement
 from farandole.errors import SettingsError
 from farandole.surroundings import slurm
 from farandole.surroundings.serverless import placements, torch_variables
+from farandole.surroundings.siblings import NOBODY
 from farandole.surroundings.torchrun import Torchrun
 
 OPEN_MPI = {
@@ -48,7 +49,7 @@ def test_a_process_of_torchrun_is_told_what_to_do() -> None:
     assert found is not None
     assert (found.cluster.name, found.placement.rank, found.placement.cross_size) == ("torchrun", 3, 2)
     with pytest.raises(SettingsError, match=r"torchrun started this process as rank 3 of 4, .* farandole run"):
-        Torchrun().broadcast(found.placement, lambda: "", 1.0)
+        Torchrun().broadcast(found.placement, lambda: "", 1.0, NOBODY)
 
 
 def test_mpirun_within_an_allocation_of_slurm_wins_over_it() -> None:

@@ -15,6 +15,7 @@ from farandole.report.outcome import Outcome
 from farandole.store import StoreClient, enter, reach
 from farandole.surroundings import serverless
 from farandole.surroundings.serverless import Host
+from farandole.surroundings.siblings import NOBODY, Siblings
 
 
 class Told:
@@ -23,8 +24,11 @@ class Told:
     name = "told"
     ends_together = False
 
-    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float) -> str:
+    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
         return text()
+
+    def siblings(self, placement: Placement, env: object) -> Siblings:
+        return NOBODY
 
     def settled(self) -> None:
         pass
@@ -54,7 +58,7 @@ def test_with_tls_the_cluster_carries_an_invitation_only() -> None:
 @pytest.mark.parametrize("tls", [True, False])
 def test_ranks_that_were_told_differently_whether_to_encrypt(tls: bool) -> None:
     class Other(Told):
-        def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float) -> str:
+        def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
             return f"127.0.0.1:1,{new_secret(tls=not tls)}"
 
     with pytest.raises(SettingsError, match=f"rank 1 was started with FARANDOLE_TLS={int(tls)}, rank 0 with"):

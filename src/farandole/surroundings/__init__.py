@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from farandole.config import Connection, Placement, Settings
 from farandole.surroundings.mpi import Mpi
+from farandole.surroundings.siblings import Siblings
 from farandole.surroundings.slurm import Slurm
 from farandole.surroundings.torchrun import Torchrun
 
@@ -30,10 +31,14 @@ class Cluster(Protocol):
     def surroundings(self, env: Mapping[str, str]) -> Placement | None:
         """Who this process is, as far as its environment says; None if this cluster did not start it."""
 
-    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float) -> str:
+    def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
+        """The ranks on this host, as far as the environment tells which they are."""
+
+    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
         """Rank 0's ``text()``, on every rank, and for nobody else to read. Collective.
 
-        Raises SettingsError if the ranks have no such way here; RendezvousError after ``timeout`` seconds.
+        Raises SettingsError if the ranks have no such way here; RendezvousError after ``timeout`` seconds, or when one
+        of ``siblings`` that is needed for it has ended.
         """
 
     def settled(self) -> None:

@@ -10,10 +10,13 @@ from typing import Any, ClassVar
 
 from farandole.config import Placement
 from farandole.errors import SettingsError
+from farandole.surroundings.siblings import NOBODY, Siblings
 from farandole.surroundings.variables import PMI, numbers
 
 _OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_MARKS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "HYDI_CONTROL_FD")
+_DAEMONS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "orted", "prterun", "prted", "hydra_pmi_proxy")
 
 
 class Mpi:
@@ -30,7 +33,13 @@ class Mpi:
         hostname = env.get("PMIX_HOSTNAME") or env.get("PMI_HOSTNAME") or socket.gethostname()
         return Placement(rank=rank, size=size, local_rank=local_rank, local_size=local_size, hostname=hostname)
 
-    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float) -> str:
+    def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
+        if placement.local_size < placement.size:
+            return NOBODY  # which ranks are on which host is not told
+        number = _OPEN_MPI[0] if _OPEN_MPI[0] in env else _HYDRA[0]
+        return Siblings(env, range(placement.size), number, _MARKS, _DAEMONS)
+
+    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
         # PMI would be quicker; but a process can use it once, and the program may use MPI later.
         trouble = "mpi4py is not installed here"
         if importlib.util.find_spec("mpi4py") is not None:
@@ -42,7 +51,7 @@ class Mpi:
         if PMI in os.environ:
             from farandole.surroundings import pmi
 
-            return pmi.broadcast(placement, text, timeout)
+            return pmi.broadcast(placement, text, timeout, siblings)
         raise SettingsError(
             f"mpirun started this process as rank {placement.rank} of {placement.size}, but its ranks cannot find each "
             f"other: {trouble}, and this mpirun offers no PMI-1 (PMI_FD) instead. Install mpi4py for the MPI of this "

@@ -6,21 +6,25 @@ process puts can be got by all others after a barrier.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import socket
+import time
 from collections.abc import Callable
 
 from farandole.config import Placement
 from farandole.errors import HorovodInternalError, RendezvousError, WireError
+from farandole.surroundings.siblings import LOOK, NOBODY, Siblings
 from farandole.surroundings.variables import PMI
 
 _KEY = "farandole"
 _LONGEST = 1 << 16  # bytes of an answer
 
 
-def broadcast(placement: Placement, text: Callable[[], str], timeout: float) -> str:
+def broadcast(placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings = NOBODY) -> str:
     """Rank 0's ``text()`` (no blanks), on every rank. Collective; to be called once in a process."""
-    manager = Manager(int(os.environ[PMI]), timeout)
+    manager = Manager(int(os.environ[PMI]), timeout, siblings)
     try:
         manager.init()
         parts: list[str] = []
@@ -40,6 +44,10 @@ def broadcast(placement: Placement, text: Callable[[], str], timeout: float) -> 
             f"rank {placement.rank}: not all {placement.size} ranks reached init() within {timeout:g} s. Every rank "
             "must call init(); if starting takes longer, raise --start-timeout (FARANDOLE_START_TIMEOUT)."
         ) from None
+    except RendezvousError:
+        # Ranks on other hosts cannot see it: the process manager ends them when this one has said why.
+        atexit.register(Manager(int(os.environ[PMI]), timeout).abort)
+        raise
     except OSError as error:
         raise HorovodInternalError(f"mpirun's process manager hung up (PMI_FD): {error}") from error
     finally:
@@ -49,12 +57,13 @@ def broadcast(placement: Placement, text: Callable[[], str], timeout: float) -> 
 class Manager:
     """The process manager, as one process sees it. Its answers may be errors: WireError."""
 
-    def __init__(self, fd: int, timeout: float) -> None:
+    def __init__(self, fd: int, timeout: float, siblings: Siblings = NOBODY) -> None:
         self.longest_value = 0
         self._space = ""
         self._text = b""
         self._sock = socket.socket(fileno=os.dup(fd))  # the descriptor itself stays open for an MPI library
-        self._sock.settimeout(timeout)
+        self._sock.settimeout(min(LOOK, timeout))
+        self._timeout, self._siblings = timeout, siblings
 
     def init(self) -> None:
         self._ask("init", "response_to_init", pmi_version="1", pmi_subversion="1")
@@ -74,6 +83,11 @@ class Manager:
         """Without it, the end of this process would count as a failure."""
         self._ask("finalize", "finalize_ack")
 
+    def abort(self) -> None:
+        """End all processes of the job."""
+        with contextlib.suppress(OSError):
+            self._sock.sendall(b"cmd=abort exitcode=1\n")
+
     def close(self) -> None:
         self._sock.close()
 
@@ -87,8 +101,16 @@ class Manager:
         return found
 
     def _line(self) -> str:
+        deadline = time.monotonic() + self._timeout
         while b"\n" not in self._text:
-            data = self._sock.recv(4096)
+            try:
+                data = self._sock.recv(4096)
+            except TimeoutError:
+                if ended := self._siblings.ended():
+                    raise RendezvousError.ended(ended) from None
+                if time.monotonic() > deadline:
+                    raise
+                continue
             if not data or len(self._text) > _LONGEST:
                 raise ConnectionError("it has closed the connection" if not data else "its answer has no end")
             self._text += data

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farandole import network
 from farandole.config import Connection, Placement, Settings, variables
@@ -22,6 +22,7 @@ from farandole.log import logger
 from farandole.report import keys
 from farandole.report.outcome import Outcome
 from farandole.store import Door, StoreClient, StoreServer, enter, reach
+from farandole.surroundings.siblings import LOOK, NOBODY, Siblings
 
 if TYPE_CHECKING:
     from farandole.surroundings import Cluster
@@ -31,6 +32,7 @@ REACH = 5.0  # seconds for each address of rank 0's host, if it has several, bef
 SLACK = 5.0  # seconds that the word on who is missing may take
 _LOOPBACK = "127.0.0.1"
 _LEFT = "left/"  # a rank's last word
+_ENDED = "ended/"  # a rank that never came, in the words of one that has
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,10 @@ def join(cluster: Cluster, placement: Placement, settings: Settings) -> tuple[Pl
     global _stay
     timeout = settings.start_timeout
     host = Host(placement, settings) if placement.rank == 0 else None
+    client: StoreClient | None = None
     try:
-        told = cluster.broadcast(placement, lambda: host.invitation() if host else "", timeout)
+        siblings = cluster.siblings(placement, os.environ)
+        told = cluster.broadcast(placement, lambda: host.invitation() if host else "", timeout, siblings)
         *addresses, secret = told.split(",")
         if encrypted(secret) != settings.tls:
             raise SettingsError(
@@ -69,14 +73,18 @@ def join(cluster: Cluster, placement: Placement, settings: Settings) -> tuple[Pl
         client.stay(f"rank/{placement.rank}")
         client.set(f"node/{placement.rank}", json.dumps([placement.hostname, placement.local_rank]).encode())
         if host:
-            host.deal()
+            host.deal(siblings)
             cluster.settled()
-        facts = json.loads(client.get(f"placement/{placement.rank}", timeout + SLACK))
+        facts = _facts(client, placement.rank, timeout + SLACK, siblings)
+        if facts["ended"]:
+            raise RendezvousError.ended(facts["ended"])
         if facts["missing"]:
             raise RendezvousError.late(facts["missing"], timeout)
-    except BaseException:
+    except BaseException as error:
+        if client is not None:
+            client.close()
         if host:
-            host.hang_up()
+            host.dismiss(SLACK if isinstance(error, RendezvousError) else 0.0)
         raise
     placement = Placement(**facts["placement"])
     connection = Connection(store=client.address, secret=client.secret, launcher=cluster.name)
@@ -87,6 +95,17 @@ def join(cluster: Cluster, placement: Placement, settings: Settings) -> tuple[Pl
     logger.info("rank %d of %d, started by %s: the store is at %s", placement.rank, placement.size, cluster.name,
                 client.address)  # fmt: skip
     return placement, connection
+
+
+def _facts(client: StoreClient, rank: int, timeout: float, siblings: Siblings) -> dict[str, Any]:
+    """What rank 0 says of the job, as ``Host.deal`` writes it; it is told meanwhile who has ended here."""
+    deadline = time.monotonic() + timeout
+    while True:
+        with contextlib.suppress(*() if time.monotonic() > deadline else (RendezvousError,)):
+            facts: dict[str, Any] = json.loads(client.get(f"placement/{rank}", LOOK))
+            return facts
+        for other in siblings.ended():
+            client.set(f"{_ENDED}{other}", b"")
 
 
 def leave(failed: bool) -> None:
@@ -188,12 +207,21 @@ class Host:
             hosts = [interface.address for interface in offered] or hosts
         return ",".join([*(f"{host}:{port}" for host in hosts), secret])
 
-    def deal(self) -> None:
-        """Wait for the other ranks, and tell all of them who they are, or who is missing."""
+    def deal(self, siblings: Siblings = NOBODY) -> None:
+        """Wait for the other ranks, and tell all of them who they are, or who is missing or has ended."""
         deadline = time.monotonic() + self._timeout
         names = [f"node/{rank}" for rank in range(self._size)]
-        found = [self.server.wait(name, max(0.0, deadline - time.monotonic())) for name in names]
-        missing = [rank for rank, node in enumerate(found) if node is None]
+        ended: list[int] = []
+        while True:
+            missing = [rank for rank, name in enumerate(names) if self.server.get(name) is None]
+            left = deadline - time.monotonic()
+            if not missing or ended or left <= 0:
+                break
+            self.server.wait(names[missing[0]], min(LOOK, left))
+            gone = {rank for rank in missing if self.server.get(f"{_ENDED}{rank}") is not None}
+            ended = sorted(gone | set(missing).intersection(siblings.ended()))
+        ended = [rank for rank in ended if rank in missing]
+        found = [self.server.get(name) for name in names]
         if self._door is not None:
             self._door.close()
         if not missing:
@@ -201,7 +229,7 @@ class Host:
         port = free_port()
         who = placements(self._nodes) or [Placement(rank=rank, size=self._size) for rank in range(self._size)]
         for placement in who:
-            told = {"placement": vars(placement), "missing": missing, "port": port}
+            told = {"placement": vars(placement), "missing": missing, "ended": ended, "port": port}
             self.server.set(f"placement/{placement.rank}", json.dumps(told).encode())
 
     def present(self) -> set[int]:
@@ -215,6 +243,13 @@ class Host:
             self._changed.wait_for(lambda: not self._present, seconds)
         for line in self._story():
             sys.stderr.write(f"farandole: {line}\n")
+        self.hang_up()
+
+    def dismiss(self, seconds: float) -> None:
+        """Hang up when those that came have heard why they have to go: within these seconds."""
+        came = {rank for rank in range(1, self._size) if self.server.get(f"node/{rank}") is not None}
+        with self._changed:
+            self._changed.wait_for(lambda: not came & self._present, seconds)
         self.hang_up()
 
     def hang_up(self) -> None:

@@ -17,9 +17,12 @@ from typing import ClassVar
 
 from farandole.config import Placement
 from farandole.errors import AuthenticationError, RendezvousError, SettingsError
+from farandole.surroundings.siblings import LOOK, NOBODY, Siblings
 from farandole.surroundings.variables import PMI, numbers
 
 PAUSE = 0.05  # seconds between looks at the file
+ENDED = "ended"  # stands in the file if rank 0 was seen to end before it wrote it
+TOLD = 3.0  # seconds for which that stands there: other nodes may see the file late
 _WHO = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
@@ -40,17 +43,24 @@ class Slurm:
             cross_size=len(beside), hostname=env.get("SLURMD_NODENAME", ""), homogeneous=len(set(tasks)) == 1,
         )  # fmt: skip
 
-    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float) -> str:
+    def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
+        here = [int(rank) for rank in env.get("SLURM_GTIDS", "").split(",") if rank.isdecimal()]
+        return Siblings(env, here, _WHO[0], ("SLURM_JOB_ID", "SLURM_STEP_ID"), ("slurmstepd",))
+
+    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
         if PMI in os.environ:
             from farandole.surroundings import pmi
 
-            return pmi.broadcast(placement, text, timeout)
+            return pmi.broadcast(placement, text, timeout, siblings)
         path = meeting_point(os.environ)
         if placement.rank == 0:
             told = text()
             write(path, told)
             return told
-        return read(path, placement, timeout)
+        told = read(path, placement, timeout, siblings)
+        if told == ENDED:
+            raise RendezvousError.ended([0])
+        return told
 
     def settled(self) -> None:
         with contextlib.suppress(OSError):
@@ -112,10 +122,17 @@ def write(path: Path, text: str) -> None:
     os.replace(new, path)
 
 
-def read(path: Path, placement: Placement, timeout: float) -> str:
-    """Wait for the file. RendezvousError after ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
+def read(path: Path, placement: Placement, timeout: float, siblings: Siblings = NOBODY) -> str:
+    """Wait for the file. RendezvousError after ``timeout`` seconds. Who sees that rank 0 has ended tells all others."""
+    deadline, look = time.monotonic() + timeout, time.monotonic()
     while time.monotonic() < deadline:
+        if time.monotonic() > look:
+            look += LOOK
+            if 0 in siblings.ended() and not path.exists():
+                write(path, ENDED)
+                time.sleep(TOLD)
+                path.unlink(missing_ok=True)
+                return ENDED
         with contextlib.suppress(FileNotFoundError):
             os.listdir(path.parent)  # a network's file system may remember that the file was not there
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from farandole.config import Placement
 from farandole.errors import SettingsError
+from farandole.surroundings.siblings import NOBODY, Siblings
 from farandole.surroundings.variables import numbers
 
 _WHO = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
@@ -28,7 +29,10 @@ class Torchrun:
             hostname=socket.gethostname(),
         )  # fmt: skip
 
-    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float) -> str:
+    def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
+        return NOBODY
+
+    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
         # The store at MASTER_ADDR answers anybody, so the job's secret must not go through it.
         raise SettingsError(
             f"torchrun started this process as rank {placement.rank} of {placement.size}, and it gives its ranks no "
