@@ -140,18 +140,15 @@ class Transport(Protocol):
         """Have ``report(ranks, seconds)`` called about twice a second while a collective waits for others: for which
         ranks, and for how long already. What it raises ends the collective."""
 
+    def report_parts(self, report: Parts | None) -> None:
+        """Have ``report(part, begin, end)`` called after each part of a collective that is done in parts, on several
+        wires: its name, and its times on the monotonic clock, in seconds. On any thread, two at once, before the
+        collective returns. None: no more."""
+
     def abort(self, why: str) -> None:
         """Wake every peer that waits, now and later: their calls raise PeerLostError with ``why``. Any thread."""
 
     def close(self) -> None: ...
-
-
-class PartedTransport(Transport, Protocol):
-    """One whose collectives have parts on several wires."""
-
-    def report_parts(self, report: Parts | None) -> None:
-        """Have ``report(part, begin, end)`` called after each part of a collective: its name, and its times on the
-        monotonic clock, in seconds. On any thread, two at once, before the collective returns. None: no more."""
 
 
 class DeviceTransport(Transport, Protocol):
@@ -308,7 +305,7 @@ class Observer:
         """A collective (several names: fused) is about to run."""
 
     def part(self, name: str, begin: float, end: float) -> None:
-        """A part of the collective that runs is done: see ``PartedTransport.report_parts``. On any thread."""
+        """A part of the collective that runs is done: see ``Transport.report_parts``. On any thread."""
 
     def finished(self, kind: Kind, names: Sequence[str]) -> None:
         """It has run."""

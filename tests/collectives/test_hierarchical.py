@@ -19,6 +19,8 @@ from tests.pool import threads
 
 
 class TestHierarchical(TransportKit):
+    has_parts = True
+
     def joiner(self, size: int) -> Callable[[int], Any]:
         return two_levels(size)
 

@@ -205,6 +205,8 @@ class ReduceKit(Worlds):
 class MoveKit(Worlds):
     """allgather, broadcast, alltoall, barrier."""
 
+    has_parts = False  # of an allreduce among four ranks
+
     @pytest.mark.parametrize("size", SIZES)
     @pytest.mark.parametrize("unit", [1, 1000, 500_000])
     def test_allgather_ragged(self, size: int, unit: int) -> None:
@@ -269,6 +271,21 @@ class MoveKit(Worlds):
                 assert len(seen) == size, f"rank {transport.rank} left when only {seen} had come"
 
         self.run(size, body)
+
+    def test_the_parts_of_a_collective_are_told_until_nobody_wants_them(self) -> None:
+        def body(transport: Transport) -> tuple[list[str], int]:
+            told: list[tuple[str, float, float]] = []
+            began = time.monotonic()
+            transport.report_parts(lambda *part: told.append(part))
+            check_sum(transport, 300_000)
+            assert all(began <= begin <= end <= time.monotonic() for _, begin, end in told)
+            transport.report_parts(None)
+            count = len(told)
+            check_sum(transport, 300_000)
+            return [name for name, *_ in told], len(told) - count
+
+        for names, later in self.run(4, body):
+            assert (bool(names), later) == (self.has_parts, 0)
 
     @pytest.mark.parametrize("size", [2, 3, 4])
     @pytest.mark.parametrize("seed", range(4))

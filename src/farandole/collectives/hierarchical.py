@@ -145,7 +145,7 @@ class Hierarchical:
             self.cross.report_waits(partial(_report_of, one_at_a_time, self._counterparts))
 
     def report_parts(self, report: Parts | None) -> None:
-        """See ``contracts.PartedTransport``."""
+        """See ``contracts.Transport``."""
         self._parts = report
 
     def abort(self, why: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from farandole.collectives import direct, doubling, kernels, ring, tree
 from farandole.collectives.flat import Flat, Scratch
-from farandole.contracts import Link, Report, Transport
+from farandole.contracts import Link, Parts, Report, Transport
 from farandole.types import Buffer, ReduceOp
 
 if TYPE_CHECKING:
@@ -113,6 +113,9 @@ class Collectives:
 
     def report_waits(self, report: Report) -> None:
         self.link.report_waits(report)
+
+    def report_parts(self, report: Parts | None) -> None:
+        """There are none: one link does everything."""
 
     def abort(self, why: str) -> None:
         self.link.abort(why)

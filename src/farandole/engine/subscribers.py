@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
-from farandole.contracts import Observer, PartedTransport, Transport
+from farandole.contracts import Observer, Transport
 
 
 class Subscribers:
@@ -29,8 +28,8 @@ class Subscribers:
 
     def hear_parts_of(self, transport: Transport) -> None:
         """Have the parts of its collectives told, if they have any and somebody hears it."""
-        if self.part and hasattr(transport, "report_parts"):
-            cast(PartedTransport, transport).report_parts(self._tell_part)
+        if self.part:
+            transport.report_parts(self._tell_part)
 
     def _tell_part(self, name: str, begin: float, end: float) -> None:
         for observer in self.part:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from farandole.contracts import Link, Report, Transport
+from farandole.contracts import Link, Parts, Report, Transport
 from farandole.types import Buffer, ReduceOp
 
 if TYPE_CHECKING:
@@ -144,6 +144,9 @@ class _FaultyTransport(_Faulty):
     def allocate(self, nbytes: int) -> Array:
         memory: Array = self._wire.allocate(nbytes)
         return memory
+
+    def report_parts(self, report: Parts | None) -> None:
+        self._wire.report_parts(report)
 
     def allreduce(self, buffers: Sequence[Buffer], op: ReduceOp, scale: float = 1.0) -> None:
         if self._steps.next():

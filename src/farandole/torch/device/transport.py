@@ -12,7 +12,7 @@ import torch
 
 from farandole import context
 from farandole.config import Settings
-from farandole.contracts import Report, T, Transport
+from farandole.contracts import Parts, Report, T, Transport
 from farandole.errors import HorovodInternalError, RequestError
 from farandole.log import logger
 from farandole.torch.device import agreement
@@ -106,6 +106,10 @@ class TorchTransport:
     def report_waits(self, report: Report) -> None:
         """Of what goes through the host: whoever waits for a device does not come by here."""
         self._host.report_waits(report)
+
+    def report_parts(self, report: Parts | None) -> None:
+        """Of what goes through the host."""
+        self._host.report_parts(report)
 
     def abort(self, why: str) -> None:
         """Give up what runs on this rank's device. The other ranks hear of it over the host."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from numpy import multiply
 
 from farandole.collectives.kernels import quiet, reduce_into, reducer
-from farandole.contracts import Board, Report
+from farandole.contracts import Board, Parts, Report
 from farandole.transports.shm import pipeline
 from farandole.transports.shm.board import ShmBoard
 from farandole.transports.shm.registered import RegisteredBuffers
@@ -224,6 +224,9 @@ class ShmTransport:
 
     def report_waits(self, report: Report) -> None:
         self._segment.report = report
+
+    def report_parts(self, report: Parts | None) -> None:
+        """There are none: one segment does everything."""
 
     def abort(self, why: str) -> None:
         self._segment.abort(why)
