@@ -86,9 +86,25 @@ def test_a_hostfile_in_horovods_format(tmp_path: Path) -> None:
     assert read_hostfile(str(tmp_path / "hosts")) == "one:2,two:4,three:1"
 
 
+def test_a_hostfile_in_open_mpis_format(tmp_path: Path) -> None:
+    """More ranks than slots there are never, so a limit of them is kept."""
+    (tmp_path / "hosts").write_text("one slots=2 max_slots=4\ntwo max-slots=3 slots=3 # all\nthree max_slots=8\n")
+    assert read_hostfile(str(tmp_path / "hosts")) == "one:2,two:3,three:1"
+
+
+@pytest.mark.parametrize("host", ["[::1]:2", "::1:2", "me@[fe80::1%eth0]:2", "2001:db8::7:1"])
+def test_an_ipv6_address_is_told_as_such(tmp_path: Path, host: str) -> None:
+    with pytest.raises(SettingsError, match=r"This cannot be read: .*; it is an IPv6 address"):
+        parse_hosts(f"a:1,{host}")
+    (tmp_path / "hosts").write_text(f"{host.rpartition(':')[0]} slots=2\n")
+    with pytest.raises(SettingsError, match=r"hosts:1: .*; it is an IPv6 address"):
+        read_hostfile(str(tmp_path / "hosts"))
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [("one slots=2\ntwo three\n", "hosts:2: 'two three' cannot be read; a line is: <host> slots=<n>"),
+     ("one slots=5 max_slots=4", "hosts:1: 'one slots=5 max_slots=4': there are more slots than max_slots"),
      ("# nobody\n", "names no host"), (None, "cannot be read")],
 )  # fmt: skip
 def test_hostfiles_that_cannot_be_read(tmp_path: Path, content: str | None, says: str) -> None:

@@ -10,7 +10,9 @@ from farandole.errors import SettingsError
 from farandole.types import Slot
 
 _HOSTS = r"^([\w.-]+@)?[\w.-]+:[0-9]+$"
-_LINE = r"(?P<host>([\w.-]+@)?[\w.-]+)(\s+slots\s*=\s*(?P<slots>[0-9]+))?\s*(#.*)?"
+_LINE = r"(?P<host>([\w.-]+@)?[\w.-]+)(?P<counts>(\s+(slots|max[_-]slots)\s*=\s*[0-9]+)*)\s*(#.*)?"
+_COUNT = r"(slots|max[_-]slots)\s*=\s*([0-9]+)"
+_IPV6 = r"([\w.-]+@)?(\[?[0-9a-fA-F]*:[0-9a-fA-F:]*:[0-9a-fA-F:.]*(%\w+)?\]?)(:[0-9]+)?"
 
 
 def check_np(np: Any) -> int:
@@ -31,7 +33,7 @@ def parse_hosts(hosts: str) -> list[tuple[str, int]]:
         if not re.match(_HOSTS, item.strip()):
             raise SettingsError(
                 "Invalid host input, please make sure it has format as : worker-0:2,worker-1:2. "
-                f"This cannot be read: {item!r}"
+                f"This cannot be read: {item!r}{_hint(item.strip())}"
             )
         host, _, count = item.strip().rpartition(":")
         slots[host] = slots.get(host, 0) + int(count)
@@ -39,7 +41,8 @@ def parse_hosts(hosts: str) -> list[tuple[str, int]]:
 
 
 def read_hostfile(path: str) -> str:
-    """``host slots=2`` per line, as ``host:2,...``. A host without slots has one; ``#`` begins a comment.
+    """``host slots=2`` per line, as ``host:2,...``. A host without slots has one; ``#`` begins a comment. Open MPI's
+    ``max_slots=4`` may stand there, too: it limits how many ranks more than slots may be, and there are never more.
 
     Raises SettingsError for a file, or a line of it, that cannot be read.
     """
@@ -54,11 +57,26 @@ def read_hostfile(path: str) -> str:
             continue
         found = re.fullmatch(_LINE, line.strip())
         if found is None:
-            raise SettingsError(f"{path}:{number}: {line!r} cannot be read; a line is: <host> slots=<n>")
-        hosts.append(f"{found['host']}:{found['slots'] or 1}")
+            hint = _hint(line.split()[0])
+            raise SettingsError(f"{path}:{number}: {line!r} cannot be read; a line is: <host> slots=<n>{hint}")
+        counts = {name.replace("-", "_"): int(count) for name, count in re.findall(_COUNT, found["counts"])}
+        slots = counts.get("slots", 1)
+        if slots > counts.get("max_slots", slots):
+            raise SettingsError(f"{path}:{number}: {line!r}: there are more slots than max_slots; make one of them fit")
+        hosts.append(f"{found['host']}:{slots}")
     if not hosts:
         raise SettingsError(f"--hostfile {path!r} names no host")
     return ",".join(hosts)
+
+
+def _hint(host: str) -> str:
+    """The cure for what is no host, if we know it."""
+    if not re.fullmatch(_IPV6, host):
+        return ""
+    return (
+        "; it is an IPv6 address, and ranks reach each other by IPv4 only: give the host's name, or its IPv4 address "
+        "(ssh may know how to reach that name by IPv6: HostName in ~/.ssh/config)"
+    )
 
 
 def places(slots: Sequence[Slot]) -> str:
