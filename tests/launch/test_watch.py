@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from farandole.config import Settings
 from farandole.errors import PeerLostError
 from farandole.handshake import new_secret
 from farandole.launch.display import Display
@@ -84,7 +85,7 @@ def test_ranks_that_lose_those_which_the_driver_ends_are_not_heard() -> None:
     workers = [Played(slots[0], lost), Played(slots[1], lambda rank: None), Played(slots[2], failed)]
     try:
         with pytest.raises(Interrupted) as caught:
-            interrupt(Watch(Job(np=3, display=Display()), store, streams), workers)
+            interrupt(Watch(Job(np=3, settings=Settings(), display=Display()), store, streams), workers)
         streams.close()
     finally:
         store.close()
