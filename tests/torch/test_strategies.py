@@ -175,3 +175,27 @@ def test_a_step_that_a_scaler_skips_on_one_rank_counts() -> None:
         assert parameter.tolist() == [-5.0] * 2
 
     job(2, fn)
+
+
+def test_joined_ranks_do_not_count_and_state_is_broadcast() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        parameter = torch.nn.Parameter(torch.zeros(2))
+        plain = torch.optim.SGD([parameter], lr=1.0, momentum=0.5)
+        optimizer = hvd.DistributedOptimizer(plain, strategy=LocalSGD(2, outer="momentum", momentum=0.0))
+        for _ in range(2 + 2 * rank):
+            optimizer.zero_grad()
+            (parameter * (rank + 1.0)).sum().backward()
+            optimizer.step()
+        hvd.join()
+        # after two steps: -2.5 and -5, so -3.75; then rank 1 alone: 2 * (1.75 + 1.875)
+        assert parameter.tolist() == ([-3.75] * 2 if rank == 0 else [-11.0] * 2)
+        hvd.broadcast_parameters([("p", parameter)], root_rank=1)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+        momentum = plain.state[parameter]["momentum_buffer"].tolist()
+        assert (parameter.tolist(), momentum) == ([-11.0] * 2, [3.75] * 2)
+        optimizer.average_weights()
+        assert parameter.tolist() == [-11.0] * 2
+
+    job(2, fn)
