@@ -14,14 +14,14 @@ import pytest
 
 from farandole.config import Settings
 from farandole.errors import SettingsError
-from farandole.launch.openssh import OLD, Session, command, failures, program, reason
+from farandole.launch.openssh import CONNECT, OLD, Session, command, failures, program, reason
 
 
 def test_the_users_options_come_before_ours_and_nobody_is_asked() -> None:
     settings = Settings(ssh_port=2222, ssh_identity_file="/k", ssh_options="-J gate -o ConnectTimeout=3")
     words = command("me@h1", settings, ["sh", "-c", "echo 'a b'"])
     assert words[:10] == ["ssh", "-T", "-x", "-o", "BatchMode=yes", "-p", "2222", "-i", "/k", "-J"]
-    assert words.index("ConnectTimeout=3") < words.index("ConnectTimeout=10")
+    assert words.index("ConnectTimeout=3") < words.index(f"ConnectTimeout={CONNECT}")
     assert words[-3:-1] == ["--", "me@h1"]
     assert shlex.split(words[-1]) == ["exec", "sh", "-c", "echo 'a b'"]
     assert not any("StrictHostKeyChecking" in word for word in words)
