@@ -194,6 +194,10 @@ class Settings(Variables):
         "allreduce", "what ranks exchange: gradients (allreduce, adasum), or weights now and then (local_sgd:8, ...)",
         flag="--strategy", group=EXCHANGE,
     )  # fmt: skip
+    codec: str = knob(
+        "", "add up gradients compressed: a name like int8, or name:argument, like topk:0.01 (see docs/strategies.md)",
+        flag="--codec", group=EXCHANGE, plugins="codec",
+    )  # fmt: skip
     overlap: str = knob(
         "auto", "exchange gradients while backward computes: on, off, or auto (where there are cores to spare)",
         flag="--overlap", group=EXCHANGE, choices=SWITCH,
@@ -366,6 +370,8 @@ def checked(setting: Knob, name: str, value: Any) -> Any:
             near = did_you_mean(value.lower(), known)
             raise SettingsError(f"{name}={value!r} is not known; choose one of {', '.join(known)}{near}")
         return value.lower()
+    if setting.plugins and value:
+        registry.check(setting.plugins, value)
     if setting.kind in (int, float) and not 0 <= value <= setting.most:
         rule = ">= 0" if setting.most == math.inf else f"in [0, {setting.most:g}]"
         raise SettingsError(f"{name}={value} must be {rule}")

@@ -55,20 +55,23 @@ def names(kind: str) -> list[str]:
 
 def load(kind: str, name: str) -> Any:
     """The class called ``name``. SettingsError for a name that nobody has, or whose package is not installed."""
-    target = BUILT_IN[kind].get(name)
-    if target is None:
-        installed = _installed(kind)
-        if name not in installed:
-            known = names(kind)
-            near = did_you_mean(name, known)
-            auto = "auto, " if kind in _CHOSEN else ""
-            raise SettingsError(f"there is no {kind} {name!r} (known: {auto}{', '.join(known)}){near}")
-        target = installed[name]
+    check(kind, name)
+    target = BUILT_IN[kind].get(name) or _installed(kind)[name]
     module, _, attribute = target.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
     except ImportError as error:
         raise SettingsError(f"the {kind} {name!r} needs a package that is not installed: {error}") from error
+
+
+def check(kind: str, spec: str) -> None:
+    """Raise SettingsError if nobody has the name that ``spec`` begins with: "name", or "name:argument"."""
+    name = spec.partition(":")[0]
+    if name not in BUILT_IN[kind] and name not in _installed(kind):
+        known = names(kind)
+        auto = "auto, " if kind in _CHOSEN else ""
+        near = did_you_mean(name, known)
+        raise SettingsError(f"there is no {kind} {name!r} (known: {auto}{', '.join(known)}){near}")
 
 
 def make(kind: str, spec: str) -> Any:

@@ -210,3 +210,26 @@ def test_two_exchanges_in_flight_in_different_orders() -> None:
         return got
 
     assert job(2, fn) == [[13.0, 11.0] * 3] * 2
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_with_a_codec_each_array_keeps_what_it_has_not_sent_and_whole_numbers_travel_as_they_are(
+    in_place: bool,
+) -> None:
+    def fn(rank: int) -> tuple[list[list[Any]], dict[str, Any]]:
+        reducer = GradientListReducer("test", SUM._replace(codec="topk:0.02"))
+        results = [[each.copy() for each in reducer(arrays(rank, step), in_place=in_place)] for step in range(3)]
+        assert reducer.codec is not None
+        return results, reducer.codec.state_dict()
+
+    (first, one), (second, two) = job(2, fn)
+    assert all(
+        a.tobytes() == b.tobytes() for x, y in zip(first, second, strict=True) for a, b in zip(x, y, strict=True)
+    )
+    for number, shape in enumerate(SHAPES * 2):
+        given = sum(total(2, step)[number].astype("float64") for step in range(3))
+        came = sum(results[number].astype("float64") for results in first)
+        key = f"residual/test.{number}.number {number}"
+        assert (key in one) == (TYPES[number % 4] != "int32")
+        kept = one[key] + two[key] if key in one else 0
+        assert np.allclose(came + np.reshape(kept, shape), given, rtol=1e-4, atol=0.1 if number % 4 == 3 else 1e-4)

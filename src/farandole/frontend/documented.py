@@ -22,6 +22,8 @@ ARGUMENTS = {
     "and Max; Adasum is for floats.",
     "compression": "how tensors travel: Compression.none (the default), .fp16 (half the bytes for float32), or a "
     "Compressor of your own.",
+    "codec": "adds up gradients by sending less, as 'int8' or 'topk:0.01': see docs/strategies.md. None: what "
+    "--codec says.",
     "prescale_factor": "a number by which tensors are multiplied before they are reduced.",
     "postscale_factor": "a number by which results are multiplied.",
     "process_set": "the ranks that take part: a registered ProcessSet. All ranks by default.",

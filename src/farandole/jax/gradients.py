@@ -107,9 +107,9 @@ def _reduced(
     scales = options.prescale, options.postscale
     call = Collective(Kind.ALLREDUCE, reducer.name, options.process_set, options.op, *scales, grouped=True)
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
-        if native.position() is not None:
+        if not options.codec and native.position() is not None:
             return native.inside(call, arrays)
-    elif native.active():
+    elif not options.codec and native.active():  # codecs work in the host's memory
         wait()
         found = native.now(call, arrays)
         if found is not None:

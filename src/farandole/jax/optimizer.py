@@ -10,7 +10,7 @@ import jax
 
 from farandole import context
 from farandole.context import ProcessSet
-from farandole.contracts import Strategy
+from farandole.contracts import Codec, Strategy
 from farandole.engine import Engine
 from farandole.frontend import serials
 from farandole.frontend.agreement import Replica
@@ -84,7 +84,7 @@ class TreeReducer:
 )
 def distributed_gradients(
     op: int = ReduceOp.AVERAGE, compression: Any = NoneCompressor, gradient_predivide_factor: float = 1.0,
-    process_set: ProcessSet = WORLD, name: str | None = None,
+    process_set: ProcessSet = WORLD, name: str | None = None, *, codec: str | Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:  # fmt: skip
     """A transformation for ``optax.chain`` that gives the gradients of all ranks for those of this one.
 
@@ -93,7 +93,7 @@ def distributed_gradients(
     """
     options = gradient_options(
         op, gradient_predivide_factor, compression=compression, process_set=process_set,
-        instead="hvd.DistributedOptimizer(optimizer)",
+        codec=codec, instead="hvd.DistributedOptimizer(optimizer)",
     )  # fmt: skip
     return _reducing(TreeReducer("distributed_gradients", options, name))
 
@@ -126,6 +126,7 @@ def DistributedOptimizer(
     backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE,
     gradient_predivide_factor: float = 1.0, average_aggregated_gradients: bool = True,
     process_set: ProcessSet = WORLD, name: str | None = None, strategy: str | Strategy | None = None,
+    codec: str | Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:  # fmt: skip
     """``optimizer`` (an ``optax.GradientTransformation``), with the gradients of all ranks.
 
@@ -136,8 +137,9 @@ def DistributedOptimizer(
 
     check_passes(backward_passes_per_step)
     options = gradient_options(
-        op, gradient_predivide_factor, compression=compression, process_set=process_set, strategy=strategy
-    )
+        op, gradient_predivide_factor, compression=compression, process_set=process_set, strategy=strategy,
+        codec=codec,
+    )  # fmt: skip
     if options.strategy is not None:
         chained = exchanging(optax.with_extra_args_support(optimizer), options, options.strategy)
     else:
@@ -165,7 +167,7 @@ def DistributedOptimizer(
 def value_and_grad(
     fun: Callable[..., Any], argnums: Any = 0, has_aux: bool = False, *, op: int = ReduceOp.AVERAGE,
     compression: Any = NoneCompressor, gradient_predivide_factor: float = 1.0, process_set: ProcessSet = WORLD,
-    name: str | None = None, **options: Any,
+    name: str | None = None, codec: str | Codec | None = None, **options: Any,
 ) -> Callable[..., Any]:  # fmt: skip
     """``jax.value_and_grad``, with the gradients of all ranks. The value is this rank's (``allreduce`` averages it).
 
@@ -173,7 +175,7 @@ def value_and_grad(
     """
     chosen = gradient_options(
         op, gradient_predivide_factor, compression=compression, process_set=process_set,
-        instead="jax.value_and_grad, and hvd.DistributedOptimizer(optimizer)",
+        codec=codec, instead="jax.value_and_grad, and hvd.DistributedOptimizer(optimizer)",
     )  # fmt: skip
     reduce = TreeReducer("value_and_grad", chosen, name)
     local = jax.value_and_grad(fun, argnums, has_aux, **options)

@@ -10,7 +10,7 @@ import keras
 
 from farandole import context
 from farandole.context import ProcessSet
-from farandole.contracts import Strategy
+from farandole.contracts import Codec, Strategy
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
@@ -42,7 +42,7 @@ def DistributedOptimizer(
     compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
     op: int = ReduceOp.AVERAGE, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
     num_groups: int = 0, groups: Any = None, process_set: ProcessSet = WORLD, scale_local_gradients: bool = True,
-    *, shard: bool = False, strategy: str | Strategy | None = None,
+    *, shard: bool = False, strategy: str | Strategy | None = None, codec: str | Codec | None = None,
 ) -> Any:  # fmt: skip
     """``optimizer``, stepping with gradients reduced over all ranks: after accumulation, before clipping.
 
@@ -56,7 +56,7 @@ def DistributedOptimizer(
         op, gradient_predivide_factor, compression=compression, backward_passes_per_step=backward_passes_per_step,
         average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
         sparse_as_dense=sparse_as_dense, scale_local_gradients=scale_local_gradients, process_set=process_set,
-        strategy=strategy, ops=LINEAR,
+        strategy=strategy, codec=codec, ops=LINEAR,
     )  # fmt: skip
     if any(base.__module__.startswith("tf_keras.") for base in type(optimizer).__mro__):
         raise ValueError(

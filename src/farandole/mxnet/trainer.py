@@ -11,7 +11,7 @@ import numpy as np
 
 from farandole.collectives.kernels import narrow_into, widen
 from farandole.context import ProcessSet
-from farandole.contracts import Strategy
+from farandole.contracts import Codec, Strategy
 from farandole.frontend.ops import WORLD
 from farandole.mxnet.binding import dtype_of, empty_like, memory, on_host, overwrite, readable, wait_to_write
 from farandole.mxnet.functions import Compression
@@ -37,7 +37,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
     ``params``, ``optimizer``, ``optimizer_params``: those of ``gluon.Trainer``. ``compression``: how gradients
     travel. ``gradient_predivide_factor``: divide by it before summing, and by size / factor afterwards. ``prefix``:
     tells several trainers of one program apart. ``num_groups``: exchange the gradients as so many units; one by
-    default. ``process_set``: whose gradients are averaged; a rank outside it steps alone. A parameter that some
+    default. ``codec``: adds up gradients by sending less, as "int8" or "topk:0.01"; see docs/strategies.md.
+    ``process_set``: whose gradients are averaged; a rank outside it steps alone. A parameter that some
     rank did not use counts as zeros there; with ``ignore_stale_grad=True`` it is updated on all ranks if any of
     them used it. ``strategy``: what ranks exchange: gradients ("allreduce"), or weights now and then ("local_sgd:8",
     an object like LocalSGD(8)); without it, that of ``--strategy``.
@@ -47,6 +48,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
         self, params: Any, optimizer: Any, optimizer_params: dict[str, Any] | None = None,
         compression: Any = Compression.none, gradient_predivide_factor: float = 1.0, prefix: str | None = None,
         num_groups: int = 0, process_set: ProcessSet = WORLD, *, strategy: str | Strategy | None = None,
+        codec: str | Codec | None = None,
     ) -> None:  # fmt: skip
         if prefix is not None and not isinstance(prefix, str):
             raise ValueError(f"prefix={prefix!r} must be a string")
@@ -58,7 +60,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
             optimizer = optimizer.unwrapped()
         average = gradient_options(
             gradient_predivide_factor=gradient_predivide_factor, compression=compression, process_set=process_set,
-            strategy=strategy, ops=LINEAR,
+            strategy=strategy, codec=codec, ops=LINEAR,
         )  # fmt: skip
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         self._options = average._replace(op=ReduceOp.SUM, postscale=1.0)  # the update divides
@@ -102,7 +104,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
 
     def _start(self, number: int, group: Sequence[_TrainerGradient]) -> Callable[[], None]:
         """Send a group of gradients, and with them which of them this rank has computed since its last step."""
-        fresh = np.array([gradient.fresh for gradient in group], dtype=np.float32)
+        fresh = np.array([gradient.fresh for gradient in group], dtype=np.int32)
         names = [*(gradient.name for gradient in group), "fresh"]
         replica = TrainerReplica(self._optimizer, [(gradient.name, gradient.parameter) for gradient in group])
         arrays = [*(gradient.pack() for gradient in group), fresh]

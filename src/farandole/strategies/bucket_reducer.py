@@ -33,6 +33,7 @@ from farandole.frontend.differences import first_difference
 from farandole.frontend.objects import allgather_object
 from farandole.observe.replicas import combined
 from farandole.strategies.buckets import ALIGNMENT, Bucket, ContiguousBucket, Gradient, GroupedBucket, partition
+from farandole.strategies.codecs import codec
 from farandole.strategies.options import GradientOptions
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
@@ -54,7 +55,7 @@ _UNUSED, _DENSE, _SPARSE = 0, 1, 2  # how a gradient travels
 
 class BucketReducer:
     """Reduces gradients that arrive one by one (from hooks). ``flat=False`` keeps them in their own memory (always so
-    when compressed, and on a GPU)."""
+    when compressed, by a codec also, and on a GPU)."""
 
     def __init__(
         self, gradients: Sequence[Gradient], options: GradientOptions, *, flat: bool = True,
@@ -62,7 +63,8 @@ class BucketReducer:
     ) -> None:  # fmt: skip
         """``options.groups``: their number, or the indexes of their members among ``gradients``."""
         self.gradients = list(gradients)
-        self.options, self.flat = options, flat
+        self.codec = codec(options.codec)
+        self.options, self.flat = options, flat and self.codec is None
         self._passes, self._replica = options.passes, replica
         self._lock = threading.RLock()  # hooks may come from one thread per device
         self._engine: Engine | None = None
@@ -107,8 +109,8 @@ class BucketReducer:
                 gradient = None
             if self._closed or home is None or index in self._frozen:
                 return
-            if self._order is not None:
-                self._order.append(index)
+            if self._order is not None and self.codec is None:
+                self._order.append(index)  # what a codec loses hangs on its buckets: a resumed run has the same ones
             if self._sampling and gradient is not None:
                 self._samples[index] = self.gradients[index].digest(gradient)
             bucket, slot = home
@@ -435,7 +437,7 @@ class BucketReducer:
 
     def _grouped_bucket(self, number: int, indexes: Sequence[int]) -> Bucket:
         gradients = [self.gradients[index] for index in indexes]
-        return GroupedBucket(f"{self._name}.bucket.{number}", gradients, self.options)
+        return GroupedBucket(f"{self._name}.bucket.{number}", gradients, self.options, self.codec)
 
     def _contiguous(self, members: Sequence[Sequence[int]]) -> list[Bucket]:
         """All buckets of the host in one piece of the transport's memory."""

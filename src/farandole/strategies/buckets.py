@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from farandole.contracts import Codec
 from farandole.engine import Engine, Entry, Handle
 from farandole.strategies.options import GradientOptions
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
@@ -179,8 +180,12 @@ class ContiguousBucket(Bucket):
 
 
 class GroupedBucket(Bucket):
-    def __init__(self, name: str, gradients: Sequence[Gradient], options: GradientOptions) -> None:
+    def __init__(
+        self, name: str, gradients: Sequence[Gradient], options: GradientOptions, codec: Codec | None = None
+    ) -> None:  # fmt: skip
+        """``codec``: the one that ``options`` name; what it keeps is of one gradient, by its name."""
         super().__init__(name, gradients, options)
+        self._codec = codec if gradients[0].dtype.is_float else None
         self._buffers: list[Buffer | None] = [None] * len(gradients)
         self._flags = np.ones(len(gradients), dtype=np.float32)
         self._members = len(gradients) + 1
@@ -198,7 +203,7 @@ class GroupedBucket(Bucket):
         options = self.options.of_reduced() if again else self.options
         buffers = [buffer for buffer in self._buffers if buffer is not None]
         buffers.append(Buffer(self._flags, self._flags, DType.FLOAT32))
-        return [
+        entries = [
             Entry(
                 Request(
                     f"{self.name}_{number}of{self._members}", Kind.ALLREDUCE, buffer.dtype, buffer.data.shape,
@@ -208,6 +213,13 @@ class GroupedBucket(Bucket):
             )
             for number, buffer in enumerate(buffers, 1)
         ]  # fmt: skip
+        if self._codec is not None and not again:  # what has been reduced already is the same on all ranks
+            entries[:-1] = [self._coded(entry, slot, self._codec) for slot, entry in enumerate(entries[:-1])]
+        return entries
+
+    def _coded(self, entry: Entry, slot: int, codec: Codec) -> Entry:
+        name, shape = self.gradients[slot].identity[:2]
+        return entry._replace(request=entry.request._replace(shape=shape, codec=codec.spec), codec=codec, key=name)
 
     def _give(self, missing: Sequence[int]) -> list[int]:
         empty = [slot for slot in missing if not self._flags[slot]]

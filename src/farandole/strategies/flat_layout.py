@@ -48,6 +48,14 @@ class FlatLayout(NamedTuple):
             begin = end
         return flats
 
+    def place(self, number: int, flats: Sequence[Array], arrays: Sequence[Array]) -> tuple[DType, Array]:
+        """The flat memory in which an array travels, and its type there."""
+        found = self.places[number]
+        if found is None:
+            return DType(self.table[number][2]), memory_of(arrays[number])
+        buffer, begin, count = found
+        return self.sizes[buffer][0], flats[buffer][begin : begin + count]
+
     def fill(self, flats: Sequence[Array], arrays: Sequence[Array]) -> None:
         """Copy ``arrays`` into the buffers."""
         for array, place in zip(arrays, self.places, strict=True):

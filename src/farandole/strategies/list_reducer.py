@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from farandole import context
+from farandole.contracts import Codec
 from farandole.engine import Engine, Entry, Handle
 from farandole.errors import HorovodInternalError
 from farandole.frontend.agreement import Agreement, Replica
@@ -23,6 +24,7 @@ from farandole.frontend.objects import allgather_object
 from farandole.observe.replicas import combined, gradient_digest
 from farandole.report import pace
 from farandole.strategies.buffer_pool import BufferPool
+from farandole.strategies.codecs import codec
 from farandole.strategies.flat_layout import FlatLayout, flat_layout, memory_of, separate, write_back
 from farandole.strategies.options import AVERAGE, GradientOptions
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
@@ -43,6 +45,7 @@ class GradientListReducer:
         ``replica``: what the gradients are of, to compare.
         """
         self.name, self.options = name, options
+        self.codec = codec(options.codec)
         self._busy = threading.Lock()
         self._engine: Engine | None = None
         self._layouts: dict[Any, FlatLayout] = {}
@@ -162,6 +165,8 @@ class GradientListReducer:
         alone = layout.alone()
         of: dict[str, Any] = {"group": self.name, "group_size": 1 + len(flats) + len(alone)}
         reduction = self.options.op, 0, self.options.prescale, self.options.postscale
+        if self.codec is not None:
+            return self._coded(self.codec, layout, flats, words, arrays)
         digest = Request(f"{self.name}.digest", Kind.ALLREDUCE, DType.INT64, words.shape, ReduceOp.MIN, **of)
 
         def entry(label: str, dtype: DType, flat: Array) -> Entry:
@@ -174,6 +179,22 @@ class GradientListReducer:
             *(entry(dtype.value, dtype, flat) for (dtype, _), flat in zip(layout.sizes, flats, strict=True)),
             *(entry(str(number), DType(layout.table[number][2]), memory_of(arrays[number])) for number in alone),
         ]
+
+    def _coded(
+        self, codec: Codec, layout: FlatLayout, flats: list[Array], words: Array, arrays: Sequence[Array]
+    ) -> list[Entry]:  # fmt: skip
+        """The digest, and each array where it stands: what a codec keeps is of one array, whose shape it may use."""
+        of: dict[str, Any] = {"group": self.name, "group_size": 1 + len(arrays)}
+        reduction = self.options.op, 0, self.options.prescale, self.options.postscale
+        digest = Request(f"{self.name}.digest", Kind.ALLREDUCE, DType.INT64, words.shape, ReduceOp.MIN, **of)
+        entries = [Entry(digest, Buffer(words, words, DType.INT64))]
+        for number, (label, shape, _) in enumerate(layout.table):
+            dtype, flat = layout.place(number, flats, arrays)
+            spec = codec.spec if dtype.is_float else ""
+            name, key = f"{self.name}.{number}", f"{self.name}.{number}.{label}"
+            request = Request(name, Kind.ALLREDUCE, dtype, shape, *reduction, codec=spec, **of)
+            entries.append(Entry(request, Buffer(flat, flat, dtype), 0, codec if spec else None, key))
+        return entries
 
     def _open(self) -> Engine:
         """The engine of today. What was allocated through an earlier one is gone with it."""

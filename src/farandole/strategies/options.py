@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from farandole import context
 from farandole.config import Settings
 from farandole.context import ProcessSet
-from farandole.contracts import Strategy
+from farandole.contracts import Codec, Strategy
 from farandole.frontend.compression import CastCompressor, NoneCompressor
 from farandole.frontend.ops import WORLD
+from farandole.strategies.codecs import codec as codec_of
 from farandole.strategies.specs import ADASUM, strategy_of
 from farandole.types import DType, ReduceOp
 
@@ -32,6 +33,7 @@ class GradientOptions(NamedTuple):
     sparse_as_dense: bool = False  # sparse gradients travel as dense ones
     scale_local: bool = True  # gradients of variables that are left to each rank are divided by the number of ranks
     strategy: Strategy | None = None  # ranks step with gradients of their own, and exchange weights; None: gradients
+    codec: str | Codec = ""  # by which all ranks' gradients are added up
 
     @property
     def wire(self) -> DType | None:
@@ -57,14 +59,15 @@ def gradient_options(
     op: int = ReduceOp.AVERAGE, gradient_predivide_factor: float = 1.0, *, compression: Any = NoneCompressor,
     backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False, num_groups: int = 0,
     groups: Any = None, sparse_as_dense: bool = False, scale_local_gradients: bool = True,
-    process_set: ProcessSet = WORLD, strategy: str | Strategy | None = None,
+    process_set: ProcessSet = WORLD, strategy: str | Strategy | None = None, codec: str | Codec | None = None,
     instead: str = "", ops: Sequence[ReduceOp] = (*LINEAR, ReduceOp.ADASUM), tensor: str = "tf.Variable",
     stacklevel: int = 3,
 ) -> GradientOptions:  # fmt: skip
     """The arguments of an optimizer or a tape, under Horovod's names, as options.
 
-    ``strategy``: None is the job's, ``--strategy``. ``instead``: what to use with one of weights where there are none
-    at hand. ``ops``: those that make sense there. ``tensor``: the type of what ``groups`` may list, for messages.
+    ``strategy``, ``codec``: None is the job's, ``--strategy`` and (where it fits in) ``--codec``. ``instead``: what to
+    use with a strategy of weights where there are none at hand. ``ops``: those that make sense there. ``tensor``: the
+    type of what ``groups`` may list, for messages.
     ``stacklevel``: from here to the program, for warnings.
     Raises ValueError for arguments that make no sense, alone or together.
     """
@@ -88,6 +91,7 @@ def gradient_options(
     return GradientOptions(
         ReduceOp(op), *factors, process_set, compression, backward_passes_per_step, average_aggregated_gradients,
         groups or (), sparse_as_dense, scale_local_gradients, None if isinstance(chosen, str) else chosen,
+        _codec(codec, op, compression, chosen),
     )  # fmt: skip
 
 
@@ -110,6 +114,28 @@ def _check_weights(strategy: Strategy, op: int, compression: Any, instead: str) 
                 f"{argument}={shown} is of gradients, but with strategy={strategy.spec!r} ranks exchange weights: "
                 f"leave out {argument}, or the strategy"
             )
+
+
+def _codec(codec: str | Codec | None, op: int, compression: Any, strategy: str | Strategy) -> str | Codec:
+    """The codec, checked; empty for none."""
+    plain = getattr(compression, "compress", None) is NoneCompressor.compress
+    if codec is None:
+        settings = context.settings() if context.is_initialized() else Settings.from_env()
+        codec = settings.codec if plain and op in LINEAR and isinstance(strategy, str) else ""
+    if not codec:
+        return ""
+    spec = codec if isinstance(codec, str) else codec.spec
+    told = f"codec={spec!r}"
+    if not isinstance(strategy, str):
+        raise ValueError(
+            f"{told} is of gradients, but with strategy={strategy.spec!r} ranks exchange weights: leave out one"
+        )
+    if op not in LINEAR:
+        raise ValueError(f"{told} compresses sums and averages, and op is {_name(op)}: leave one of them out")
+    if not plain:
+        raise ValueError(f"{told} and compression do the same: leave one of them out")
+    codec_of(codec)
+    return codec
 
 
 def check_groups(groups: Any, tensor: str) -> None:

@@ -158,7 +158,8 @@ def reducer_for(what: str, options: GradientOptions) -> GradientListReducer:
     """
     place = Names("Gradients", what).of(None) or what
     scales = options.prescale, options.postscale
-    key = (place, options.op, scales, id(options.process_set), options.compression, options.sparse_as_dense)
+    how = options.compression, options.sparse_as_dense, options.codec
+    key = (place, options.op, scales, id(options.process_set), *how)
     if key not in _reducers:
         _reducers[key] = GradientListReducer(place, options)
     return _reducers[key]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from farandole import registry
 from farandole.context import ProcessSet
-from farandole.contracts import Strategy
+from farandole.contracts import Codec, Strategy
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
@@ -40,6 +40,7 @@ def DistributedOptimizer(
     backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE, gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Any = None,
     process_set: ProcessSet = WORLD, scale_local_gradients: bool = True, *, strategy: str | Strategy | None = None,
+    codec: str | Codec | None = None,
 ) -> Any:  # fmt: skip
     """``optimizer``, stepping with gradients reduced over all ranks.
 
@@ -52,6 +53,7 @@ def DistributedOptimizer(
         "average_aggregated_gradients": average_aggregated_gradients, "num_groups": num_groups, "groups": groups,
         "sparse_as_dense": sparse_as_dense, "scale_local_gradients": scale_local_gradients, "process_set": process_set,
         "strategy": strategy,
+        "codec": codec,
     }  # fmt: skip
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         options = gradient_options(**arguments, instead="an optimizer of Keras 3")

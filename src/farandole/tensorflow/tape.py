@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from farandole.context import ProcessSet
+from farandole.contracts import Codec
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
@@ -30,6 +31,7 @@ def DistributedGradientTape(
     gradtape: Any, device_dense: str = "", device_sparse: str = "", compression: Any = NoneCompressor,
     sparse_as_dense: bool = False, op: int = ReduceOp.AVERAGE, gradient_predivide_factor: float = 1.0,
     num_groups: int = 0, groups: Any = None, process_set: ProcessSet = WORLD, scale_local_gradients: bool = True,
+    *, codec: str | Codec | None = None,
 ) -> Any:  # fmt: skip
     """``gradtape``, whose ``gradient()`` reduces gradients over all ranks, in one operation. It stays a tape of its
     own class. On a rank outside ``process_set`` it gives that rank's own gradients.
@@ -39,7 +41,7 @@ def DistributedGradientTape(
     options = gradient_options(
         op, gradient_predivide_factor, compression=compression, num_groups=num_groups, groups=groups,
         sparse_as_dense=sparse_as_dense, scale_local_gradients=scale_local_gradients, process_set=process_set,
-        instead="tf.GradientTape, and hvd.DistributedOptimizer with an optimizer of Keras 3",
+        codec=codec, instead="tf.GradientTape, and hvd.DistributedOptimizer with an optimizer of Keras 3",
     )  # fmt: skip
     reducer = VariableReducer("DistributedGradientTape", options)
     reducer.differentiable = True  # by an outer tape: penalties on gradients

@@ -12,7 +12,7 @@ from farandole.strategies.bucket_reducer import BucketReducer
 from farandole.strategies.options import GradientOptions
 from farandole.torch import replica
 from farandole.torch.binding import DTYPES, is_dense, supported
-from farandole.torch.functions import anywhere
+from farandole.torch.functions import anywhere, binding
 from farandole.torch.sparse import sparse, sparse_allreduce_async
 from farandole.types import Buffer, DType
 
@@ -29,6 +29,7 @@ class TorchGradient:
 
     __slots__ = (
         "_as_dense",
+        "_binding",
         "_compressor",
         "_last",
         "_name",
@@ -46,6 +47,7 @@ class TorchGradient:
             raise ValueError(f"Tensor type {parameter.type()} is not supported. (parameter {name!r}) {supported()}")
         self._name, self._parameter = name, parameter
         self._compressor, self._as_dense = options.compression, options.sparse_as_dense
+        self._binding = binding if options.codec else anywhere  # codecs work in the host's memory
         self.dtype: DType = DTYPES[parameter.dtype]
         self.count: int = parameter.numel()
         self._sparse = 0  # leading dimensions that the indices of a sparse gradient have; 0: it is dense
@@ -56,7 +58,7 @@ class TorchGradient:
 
     @property
     def device(self) -> str:
-        return anywhere.device(self._parameter)
+        return anywhere.device(self._parameter) if self._binding is anywhere else "CPU"
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -120,7 +122,7 @@ class TorchGradient:
     def pack(self, gradient: Any) -> Buffer:
         dense = torch.zeros_like(self._parameter) if gradient is None else self._dense(gradient)
         small, token = self._compressor.compress(dense.detach())
-        buffer = anywhere.buffer(small)
+        buffer = self._binding.buffer(small)
         self._sent = small, token, buffer
         self._last = gradient
         return buffer
@@ -128,7 +130,7 @@ class TorchGradient:
     def unpack(self) -> None:
         small, token, buffer = self._sent
         self._sent = None
-        anywhere.settle(small, buffer)
+        self._binding.settle(small, buffer)
         result = self._compressor.decompress(small, token)
         parameter = self._parameter
         if parameter.grad is None or self._sparse:

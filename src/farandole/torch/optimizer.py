@@ -12,7 +12,7 @@ import torch
 
 from farandole import context
 from farandole.context import ProcessSet
-from farandole.contracts import Strategy
+from farandole.contracts import Codec, Strategy
 from farandole.frontend.compression import Compressing, NoneCompressor
 from farandole.frontend.documented import documented
 from farandole.report import pace
@@ -56,7 +56,8 @@ def DistributedOptimizer(
     compression: Compressing = NoneCompressor, backward_passes_per_step: int = 1, op: int = ReduceOp.AVERAGE,
     gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Groups | None = None,
     sparse_as_dense: bool = False, process_set: ProcessSet = context.global_process_set,
-    *, strategy: str | Strategy | None = None, buffers: Iterable[torch.Tensor] = (),
+    *, strategy: str | Strategy | None = None, codec: str | Codec | None = None,
+    buffers: Iterable[torch.Tensor] = (),
 ) -> Wrapped:  # fmt: skip
     """``optimizer``, with gradients reduced over all ranks while backward computes them.
 
@@ -69,7 +70,7 @@ def DistributedOptimizer(
     options = gradient_options(
         op, gradient_predivide_factor, compression=compression, backward_passes_per_step=backward_passes_per_step,
         num_groups=num_groups, groups=groups, sparse_as_dense=sparse_as_dense, process_set=process_set,
-        strategy=strategy, tensor="torch.Tensor",
+        strategy=strategy, codec=codec, tensor="torch.Tensor",
     )  # fmt: skip
     names = validation.names(optimizer, named_parameters)
     validation.check_members(groups)

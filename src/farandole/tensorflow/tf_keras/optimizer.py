@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from farandole.context import ProcessSet
-from farandole.contracts import Strategy
+from farandole.contracts import Codec, Strategy
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.ops import WORLD
 from farandole.strategies.options import LINEAR, gradient_options
@@ -23,7 +23,7 @@ def DistributedOptimizer(
     compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
     op: int = ReduceOp.AVERAGE, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
     num_groups: int = 0, groups: Any = None, process_set: ProcessSet = WORLD, scale_local_gradients: bool = True,
-    *, strategy: str | Strategy | None = None,
+    *, strategy: str | Strategy | None = None, codec: str | Codec | None = None,
 ) -> Any:  # fmt: skip
     """``optimizer`` of Keras 2, old (``optimizers.legacy``) or new, stepping with gradients reduced over all ranks.
 
@@ -34,7 +34,7 @@ def DistributedOptimizer(
         op, gradient_predivide_factor, compression=compression, backward_passes_per_step=backward_passes_per_step,
         average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
         sparse_as_dense=sparse_as_dense, scale_local_gradients=scale_local_gradients, process_set=process_set,
-        strategy=strategy, instead="an optimizer of Keras 3", ops=LINEAR,
+        strategy=strategy, codec=codec, instead="an optimizer of Keras 3", ops=LINEAR,
     )  # fmt: skip
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")

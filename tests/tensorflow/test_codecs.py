@@ -1,0 +1,33 @@
+"""TensorFlow's gradients through codecs, in functions and outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import farandole.tensorflow as hvd
+from tests.job import job
+
+
+def test_the_votes_of_all_ranks_and_what_is_kept_from_tape_to_tape() -> None:
+    def fn(rank: int) -> list[Any]:
+        variable = tf.Variable(np.zeros(5, np.float32))
+
+        def gradient(values: Any, **options: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(variable * values)
+            return hvd.DistributedGradientTape(tape, **options).gradient(loss, [variable])[0]
+
+        mine = tf.constant([1.0, -2.0, 3.0, rank - 1.0, 0.0])
+        for call in (gradient, tf.function(gradient)):
+            for options in ({"codec": "sign"}, {}):
+                assert np.array_equal(call(mine, **options), [1, -1, 1, 0, 0])
+        topk = [gradient(mine, codec="topk:0.2").numpy() for _ in range(3)]
+        assert np.count_nonzero(topk[0]) == 1  # the third everywhere
+        assert topk[1][1] == -4  # which has waited
+        return topk
+
+    first, *others = job(3, fn, codec="sign")
+    assert all(np.array_equal(first, other) for other in others)

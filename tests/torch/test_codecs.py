@@ -1,0 +1,113 @@
+"""PyTorch's gradients through codecs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.job import job
+from tests.torch.test_optimizer import data, loss_of, net, part
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+def local_gradients(model: Any, rank: int, n: int, step: int) -> list[Any]:
+    x, y = part(rank, n, *data(step))
+    loss = loss_of(model, x, y, side=step % 2 == 0)
+    return list(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
+
+
+def test_the_votes_of_all_ranks_by_argument_and_by_setting() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        model = net()
+        for codec in ("sign", None):
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), codec=codec)
+            for step in range(3):  # the piece at the side is not used in the second
+                wanted = [
+                    None if any(each is None for each in of_ranks) else torch.sign(sum(map(torch.sign, of_ranks)))
+                    for of_ranks in zip(*[local_gradients(model, other, 3, step) for other in range(3)], strict=True)
+                ]
+                optimizer.zero_grad()
+                loss_of(model, *part(rank, 3, *data(step)), side=step % 2 == 0).backward()
+                for parameter, vote in zip(model.parameters(), wanted, strict=True):
+                    assert (parameter.grad is None) == (vote is None)
+                    assert vote is None or torch.equal(parameter.grad, vote)
+                optimizer.step()
+
+    job(3, fn, codec="sign", bucket_bytes=200)
+
+
+@pytest.mark.parametrize("spec", ["topk:0.1", "powersgd:1"])
+def test_what_a_step_did_not_send_comes_later_and_a_resumed_run_goes_on_bit_for_bit(spec: str) -> None:
+    def fn(rank: int) -> tuple[list[Any], list[Any], dict[str, Any]]:
+        import farandole.torch as hvd
+        from farandole.strategies.codecs import codec
+
+        model, chosen = net(), codec(spec)
+        named = list(model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named, codec=chosen)
+        given = [torch.zeros_like(parameter) for _, parameter in named]
+        came = [torch.zeros_like(parameter) for _, parameter in named]
+        for step in range(5):
+            if step == 3:
+                state, weights = chosen.state_dict(), model.state_dict()
+                kept = {name: each.clone() for name, each in weights.items()}
+            for total, gradient in zip(given, local_gradients(model, rank, 2, 0), strict=True):
+                total += gradient
+            optimizer.zero_grad()
+            loss_of(model, *part(rank, 2, *data(0))).backward()
+            for total, (_, parameter) in zip(came, named, strict=True):
+                total += parameter.grad
+            optimizer.step()
+        last = [parameter.detach().clone() for _, parameter in named]
+
+        again, fresh = net(), codec(spec)
+        again.load_state_dict(kept)
+        fresh.load_state_dict(state)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(again.parameters(), lr=0.1), list(again.named_parameters()), codec=fresh
+        )
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(again, *part(rank, 2, *data(0))).backward()
+            optimizer.step()
+        assert all(map(torch.equal, last, [parameter.detach() for parameter in again.parameters()]))
+        assert chosen.saved > 0 or spec == "powersgd:1"
+        unsent = {name: torch.from_numpy(each) for name, each in chosen.state_dict().items() if name[0] == "r"}
+        rest = [unsent[f"residual/{name}"] for name, _ in named]
+        return last, [total.sum() for total in came], [a.sum() - b.sum() for a, b in zip(given, rest, strict=True)]
+
+    (weights, came, mine), (others, _, theirs) = job(2, fn)
+    assert all(map(torch.equal, weights, others))
+    for arrived, one, two in zip(came, mine, theirs, strict=True):
+        torch.testing.assert_close(arrived, (one + two) / 2, rtol=1e-4, atol=1e-4)
+
+
+def test_a_codec_that_cannot_be_or_that_other_ranks_do_not_have() -> None:
+    def fn(rank: int) -> str:
+        import farandole.torch as hvd
+
+        model = net()
+
+        def distributed(**options: Any) -> Any:
+            return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **options)
+
+        with pytest.raises(ValueError, match=r"there is no codec .inT8. .*did you mean .int8."):
+            distributed(codec="inT8")
+        with pytest.raises(ValueError, match="codec='int8' and compression do the same"):
+            distributed(codec="int8", compression=hvd.Compression.fp16)
+        with pytest.raises(ValueError, match="codec='int8' compresses sums and averages, and op is Adasum"):
+            distributed(codec="int8", op=hvd.Adasum)
+        distributed(codec="int8", op=hvd.Sum)
+        optimizer = distributed(codec="int8" if rank else "")
+        with pytest.raises(hvd.HorovodInternalError) as error:
+            loss_of(model, *part(rank, 2, *data())).backward()
+        assert optimizer is not None
+        return str(error.value)
+
+    told = job(2, fn)
+    assert told[0] == told[1]
+    assert told[0].startswith("Mismatched codecs: rank 0 none and rank 1 'int8'. Give all ranks the same codec.")
