@@ -144,6 +144,10 @@ def test_every_knob_is_documented_and_of_its_type(each) -> None:
             {"FARANDOLE_TRANSPORT": "tpc"},
             "FARANDOLE_TRANSPORT='tpc' is not known; choose one of auto, shm, tcp; did you mean 'tcp'?",
         ),
+        (
+            {"FARANDOLE_CODEC": "topq:0.1"},
+            "FARANDOLE_CODEC='topq:0.1': there is no codec 'topq' (known: fp16, bf16, int8,",
+        ),
         ({"FARANDOLE_NCCL": "yes"}, "FARANDOLE_NCCL='yes' is not known; choose one of auto, on, off"),
         ({"HOROVOD_LOG_LEVEL": "loud"}, "HOROVOD_LOG_LEVEL='loud' is not known; choose one of trace, debug, info"),
     ],
@@ -237,7 +241,7 @@ VALUES = {int: st.integers(0, 1 << 40), float: st.floats(0, 1e9), bool: st.boole
 CHOICES = {
     "transport": st.sampled_from(["auto", "shm", "tcp"]), "log_level": st.sampled_from(LOG_LEVELS),
     "autotune_gaussian_process_noise": st.floats(0, 1), "overlap": st.sampled_from(["auto", "on", "off"]),
-    "ssh_port": st.integers(0, 65535),
+    "ssh_port": st.integers(0, 65535), "codec": st.sampled_from(["", "int8", "topk:0.01"]),
     "nccl": st.sampled_from(["auto", "on", "off"]), "check": st.sampled_from(["warn", "raise", "off"]),
 }  # fmt: skip
 

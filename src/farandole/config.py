@@ -371,7 +371,10 @@ def checked(setting: Knob, name: str, value: Any) -> Any:
             raise SettingsError(f"{name}={value!r} is not known; choose one of {', '.join(known)}{near}")
         return value.lower()
     if setting.plugins and value:
-        registry.check(setting.plugins, value)
+        try:
+            registry.check(setting.plugins, value)
+        except SettingsError as error:
+            raise SettingsError(f"{name}={value!r}: {error}") from None
     if setting.kind in (int, float) and not 0 <= value <= setting.most:
         rule = ">= 0" if setting.most == math.inf else f"in [0, {setting.most:g}]"
         raise SettingsError(f"{name}={value} must be {rule}")

@@ -42,7 +42,7 @@ class TestRun:
     def test_every_setting_has_its_flag(self, started: list[Job]) -> None:
         values = {int: "3", float: "2.5", str: "x"}
         special = {each.name: each.choices[-1] for each in knobs() if each.choices}
-        special |= {"autotune_gaussian_process_noise": "0.5"}
+        special |= {"autotune_gaussian_process_noise": "0.5", "codec": "topk:0.01"}
         flags: list[str] = []
         for each in knobs():
             flags += [each.flag] if each.kind is bool else [each.flag, special.get(each.name, values[each.kind])]
