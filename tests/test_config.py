@@ -31,12 +31,12 @@ KNOBS = {each.name: each for kind in KINDS for each in knobs(kind)}
 # A new flag is a promise to users: it is added here on purpose.
 FLAGS = [
     "--transport", "--fusion-threshold-mb", "--bucket-mb", "--strategy", "--codec", "--overlap", "--nccl",
-    "--cycle-time-ms", "--cache-capacity", "--network-interfaces", "--tls", "--ssh-port", "--ssh-identity-file", "--ssh-options",
-    "--no-stall-check", "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds", "--check",
-    "--timeline-filename", "--timeline-mark-cycles", "--timeline-all-ranks", "--autotune", "--autotune-log-file",
-    "--autotune-warmup-samples", "--autotune-steps-per-sample", "--autotune-bayes-opt-max-samples",
-    "--autotune-gaussian-process-noise", "--dynamic-process-sets", "--join-mean-of-present", "--start-timeout",
-    "--log-level", "--log-without-timestamp",
+    "--cycle-time-ms", "--cache-capacity", "--network-interfaces", "--tls", "--ssh-port", "--ssh-identity-file",
+    "--ssh-options", "--no-stall-check", "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds",
+    "--check", "--timeline-filename", "--timeline-mark-cycles", "--timeline-all-ranks", "--autotune",
+    "--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample",
+    "--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise", "--dynamic-process-sets",
+    "--join-mean-of-present", "--start-timeout", "--log-level", "--log-without-timestamp",
 ]  # fmt: skip
 
 # Names that users of Horovod set in their scripts; they must go on working.
