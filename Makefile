@@ -16,7 +16,7 @@ install = echo "Installing farandole[$(1)] into $(VENV) (once; torch is a large 
 	$(bin)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
 
 # Tests start thousands of processes. Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each would compile
-# our files for itself: a third of all the time.
+# our files for itself: a third of the time of tests that start jobs.
 compile = $(bin)/python -m compileall -q src compat/src tests
 
 .PHONY: demo test test-quick check bench clean
