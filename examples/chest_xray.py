@@ -26,6 +26,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32, help="images per process and step")
     parser.add_argument("--lr", type=float, default=0.001, help="learning rate of one process")
     parser.add_argument("--decay", type=float, default=0.95, help="what the learning rate is multiplied with per epoch")
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights, flips and dropout")
     parser.add_argument("--patience", type=int, default=4, help="epochs without a better AUC before training stops")
     parser.add_argument("--checkpoint", type=Path, default=Path("chest_xray.keras"))
     return parser.parse_args()
@@ -90,6 +91,7 @@ def network(size: int) -> keras.Model:
 def main() -> None:
     arguments = parse_arguments()
     hvd.init()
+    hvd.seed_everything(arguments.seed)
     (x, y), validation = load(arguments)
     order = np.random.default_rng(0).permutation(len(x))
 
