@@ -108,6 +108,8 @@ def test_half_types_whole_numbers_and_what_does_not_know_weights() -> None:
         assert int(state.step) == 1
         with pytest.raises(ValueError, match=r"exchanges weights, and update\(\) was not given them"):
             optimizer.update(updates, state)
+        with pytest.raises(ValueError, match="'local_sgd:epoch' exchanges weights at the end of each epoch"):
+            hvd.DistributedOptimizer(optax.identity(), strategy="local_sgd:epoch")
         for fails in (hvd.distributed_gradients, lambda: hvd.value_and_grad(loss)):
             with pytest.raises(ValueError, match=r"strategy='easgd:8,beta=0\.9' exchanges weights, .*use .*Distr"):
                 fails()

@@ -431,6 +431,8 @@ def test_ranks_that_exchange_weights() -> None:
         kind, options = OPTIMIZERS["momentum"]
         trainer = hvd.DistributedTrainer(net.collect_params(), kind, options, strategy=DiLoCo(2))
         found = trained(net, trainer.step, rank, 2)
+        with pytest.raises(ValueError, match="'local_sgd:epoch' exchanges weights at the end of each epoch"):
+            hvd.DistributedTrainer(net.collect_params(), kind, options, strategy="local_sgd:epoch")
         with pytest.raises(ValueError, match=r"strategy='gossip:.*there are none here, only gradients: use Distr"):
             hvd.DistributedOptimizer(mx.optimizer.create("sgd"))
         return found

@@ -199,3 +199,19 @@ def test_joined_ranks_do_not_count_and_state_is_broadcast() -> None:
         assert parameter.tolist() == [-11.0] * 2
 
     job(2, fn)
+
+
+def test_the_end_of_an_epoch_is_told() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        for strategy, ends in (("local_sgd:epoch", [-1.5] * 2), ("local_sgd:8", [-1.0 - rank] * 2)):
+            parameter = torch.nn.Parameter(torch.zeros(2))
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), strategy=strategy)
+            (parameter * (rank + 1.0)).sum().backward()
+            optimizer.step()
+            assert parameter.tolist() == [-1.0 - rank] * 2
+            optimizer.end_of_epoch()
+            assert parameter.tolist() == ends
+
+    job(2, fn)

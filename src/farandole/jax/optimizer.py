@@ -138,7 +138,7 @@ def DistributedOptimizer(
     check_passes(backward_passes_per_step)
     options = gradient_options(
         op, gradient_predivide_factor, compression=compression, process_set=process_set, strategy=strategy,
-        codec=codec,
+        codec=codec, epochs=False,
     )  # fmt: skip
     if options.strategy is not None:
         chained = exchanging(optax.with_extra_args_support(optimizer), options, options.strategy)

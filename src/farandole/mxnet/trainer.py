@@ -60,7 +60,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
             optimizer = optimizer.unwrapped()
         average = gradient_options(
             gradient_predivide_factor=gradient_predivide_factor, compression=compression, process_set=process_set,
-            strategy=strategy, codec=codec, ops=LINEAR,
+            strategy=strategy, codec=codec, epochs=False, ops=LINEAR,
         )  # fmt: skip
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         self._options = average._replace(op=ReduceOp.SUM, postscale=1.0)  # the update divides

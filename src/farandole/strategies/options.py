@@ -60,14 +60,14 @@ def gradient_options(
     backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False, num_groups: int = 0,
     groups: Any = None, sparse_as_dense: bool = False, scale_local_gradients: bool = True,
     process_set: ProcessSet = WORLD, strategy: str | Strategy | None = None, codec: str | Codec | None = None,
-    instead: str = "", ops: Sequence[ReduceOp] = (*LINEAR, ReduceOp.ADASUM), tensor: str = "tf.Variable",
-    stacklevel: int = 3,
+    instead: str = "", epochs: bool = True, ops: Sequence[ReduceOp] = (*LINEAR, ReduceOp.ADASUM),
+    tensor: str = "tf.Variable", stacklevel: int = 3,
 ) -> GradientOptions:  # fmt: skip
     """The arguments of an optimizer or a tape, under Horovod's names, as options.
 
     ``strategy``, ``codec``: None is the job's, ``--strategy`` and (where it fits in) ``--codec``. ``instead``: what to
-    use with a strategy of weights where there are none at hand. ``ops``: those that make sense there. ``tensor``: the
-    type of what ``groups`` may list, for messages.
+    use with a strategy of weights where there are none at hand. ``epochs``: does anybody tell of the end of an epoch?
+    ``ops``: those that make sense there. ``tensor``: the type of what ``groups`` may list, for messages.
     ``stacklevel``: from here to the program, for warnings.
     Raises ValueError for arguments that make no sense, alone or together.
     """
@@ -77,6 +77,11 @@ def gradient_options(
         op = ReduceOp.ADASUM
     if not isinstance(chosen, str):
         _check_weights(chosen, op, compression, instead)
+        if chosen.epochs and not epochs:
+            raise ValueError(
+                f"strategy={chosen.spec!r} exchanges weights at the end of each epoch, and nobody tells this optimizer "
+                "of it: give a number of steps, like 'local_sgd:100'"
+            )
     if op not in ops:
         names = [_name(known) for known in ops]
         raise ValueError(f"op currently only supports {', '.join(names[:-1])} and {names[-1]} (got op={_name(op)})")

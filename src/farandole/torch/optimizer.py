@@ -206,6 +206,10 @@ class _WithWeights(_Distributed):
 
     step.hooked = True  # type: ignore[attr-defined]
 
+    def end_of_epoch(self) -> None:
+        """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch"). Collective then."""
+        self._farandole.end_of_epoch()
+
     def average_weights(self) -> None:
         """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective."""
         self._farandole.average()
