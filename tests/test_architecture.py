@@ -51,11 +51,12 @@ BUILT = [
     "kernels", "store", "config", "registry", "log", "handshake", "liveness", "network", "contracts", "types", "errors",
 ]  # fmt: skip
 
-# A heavy package, and the name of the file (or folder) that may import it.
+# A heavy package, and the names of the files (or folders) that may import it.
 HEAVY = {
-    "torch": "torch", "tensorflow": "tensorflow", "keras": "keras", "jax": "jax", "mxnet": "mxnet", "pyspark": "spark",
-    "ray": "ray", "mpi4py": "mpi", "mlflow": "mlflow", "lightning": "lightning", "sklearn": "", "matplotlib": "figures",
-    "pandas": "", "scipy": "", "IPython": "", "torchvision": "", "transformers": "",
+    "torch": "torch", "tensorflow": "tensorflow tf_keras", "keras": "keras", "tf_keras": "tf_keras keras", "jax": "jax",
+    "mxnet": "mxnet", "pyspark": "spark", "ray": "ray", "mpi4py": "mpi", "mlflow": "mlflow", "lightning": "lightning",
+    "sklearn": "", "matplotlib": "figures", "pandas": "", "scipy": "", "IPython": "", "torchvision": "",
+    "transformers": "",
 }  # fmt: skip
 
 
@@ -76,9 +77,7 @@ def dotted(path: Path) -> str:
 
 def room(module: str) -> str:
     """The room of ``engine.fusion``. ``python -m farandole`` is the command. The arithmetic that all wires share is one
-    of its own, inside collectives/; farandole.tensorflow.keras is Keras, under the name that Horovod has given it."""
-    if module.split(".")[:2] == ["tensorflow", "keras"]:
-        return "keras"
+    of its own, inside collectives/."""
     if module == "__main__":
         return "cli"
     return "kernels" if module == "collectives.kernels" else module.split(".")[0]
@@ -130,7 +129,7 @@ def heavy(module: str, source: str) -> list[str]:
         f"line {line}: {target} may be imported only in a file named {HEAVY[top]!r}"
         for line, target in imports(source)
         for top in [target.split(".")[0]]
-        if top in HEAVY and (not HEAVY[top] or HEAVY[top] not in module.split("."))
+        if top in HEAVY and not {*HEAVY[top].split()} & {*module.split(".")}
     ]
 
 

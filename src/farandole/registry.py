@@ -41,8 +41,22 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "gossip": "farandole.strategies.modes.gossip:Gossip",
     },
     # By whom something is of: what a room does with objects that belong to one above it.
-    "optimizer": {"keras": "farandole.keras.optimizer:DistributedOptimizer"},
-    "state": {"keras": "farandole.keras.elastic:KerasState"},
+    "optimizer": {
+        "keras": "farandole.keras.optimizer:DistributedOptimizer",
+        "tf_keras": "farandole.keras.tf_keras.optimizer:DistributedOptimizer",
+    },
+    "state": {
+        "keras": "farandole.keras.elastic:KerasState",
+        "tf_keras": "farandole.keras.tf_keras.elastic:KerasState",
+    },
+    "batch_norm": {
+        "keras": "farandole.keras.sync_batch_norm:SyncBatchNormalization",
+        "tf_keras": "farandole.keras.tf_keras.sync_batch_norm:SyncBatchNormalization",
+    },
+    # Modules that have another public name, too, in a room below theirs.
+    "api": {"keras": "farandole.keras", "tf_keras": "farandole.keras.tf_keras"},
+    "callbacks": {"keras": "farandole.keras.callbacks", "tf_keras": "farandole.keras.tf_keras.callbacks"},
+    "elastic": {"keras": "farandole.keras.elastic", "tf_keras": "farandole.keras.tf_keras.elastic"},
 }
 
 _CHOSEN = ("launcher", "wire")  # kinds of which the best one may be asked for, as "auto"
@@ -54,12 +68,14 @@ def names(kind: str) -> list[str]:
 
 
 def load(kind: str, name: str) -> Any:
-    """The class called ``name``. SettingsError for a name that nobody has, or whose package is not installed."""
+    """The class (or module) called ``name``. SettingsError for a name that nobody has, or whose package is not
+    installed."""
     check(kind, name)
     target = BUILT_IN[kind].get(name) or _installed(kind)[name]
     module, _, attribute = target.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = importlib.import_module(module)
+        return getattr(found, attribute) if attribute else found
     except ImportError as error:
         raise SettingsError(f"the {kind} {name!r} needs a package that is not installed: {error}") from error
 

@@ -84,7 +84,7 @@ def test_tapes(function: bool) -> None:
 def fit(rank: int, wrapped: bool) -> None:
     import tf_keras
 
-    from farandole.tensorflow import tf_keras as hvd_keras
+    from farandole.keras import tf_keras as hvd_keras
 
     tf_keras.utils.set_random_seed(0)
     model = tf_keras.Sequential([tf_keras.layers.Dense(3, input_shape=(6,))])
@@ -129,7 +129,7 @@ def test_settings_of_optimizers_and_sessions() -> None:
         tf_keras.utils.set_random_seed(0)
         model = tf_keras.Sequential([tf_keras.layers.Dense(3, input_shape=(6,))])
         optimizer = tf_keras.optimizers.SGD(0.1 / (1 + rank))
-        from farandole.tensorflow import tf_keras as hvd_keras
+        from farandole.keras import tf_keras as hvd_keras
 
         model.compile(hvd_keras.DistributedOptimizer(optimizer), "mse")
         random = np.random.default_rng(rank)

@@ -42,7 +42,7 @@ def test_two_ranks_normalize_as_one(shape: tuple[int, ...], function: bool, kera
         if keras == 2:
             from tf_keras.layers import BatchNormalization
 
-            from farandole.tensorflow.tf_keras import SyncBatchNormalization
+            from farandole.keras.tf_keras import SyncBatchNormalization
         else:
             from tensorflow.keras.layers import BatchNormalization
 

@@ -96,4 +96,4 @@ def test_keras_under_tensorflow_lists_what_keras_3_and_2_have() -> None:
 
     common, of_keras_2, of_keras_3 = lists("tensorflow/keras")
     assert common | of_keras_3 == lists("keras")[0]
-    assert common | of_keras_2 == lists("tensorflow/tf_keras")[0] | set(basics.__all__)
+    assert common | of_keras_2 == lists("keras/tf_keras")[0] | set(basics.__all__)

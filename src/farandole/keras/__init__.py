@@ -1,32 +1,22 @@
-"""Horovod's API for Keras 3 on TensorFlow, JAX and PyTorch: ``import farandole.keras as hvd``."""
+"""Horovod's API for Keras 3 on TensorFlow, JAX and PyTorch: ``import farandole.keras as hvd``.
+
+That for Keras 2 is ``farandole.keras.tf_keras``. A program for Keras 2 (TF_USE_LEGACY_KERAS=1) comes by here, too, and
+Keras 3 is not loaded for it unless it asks for one of these names.
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-import keras
-
 from farandole.frontend.basics import *  # noqa: F403
 from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
 from farandole.frontend.helpers import save_model as save
+from farandole.frontend.keras_version import keras_2
 from farandole.frontend.objects import allgather_object, broadcast_object
-from farandole.keras import callbacks, elastic
-from farandole.keras.data import shard
-from farandole.keras.fit import install
-from farandole.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from farandole.keras.saving import load_model
-from farandole.keras.seeds import seed_everything
-from farandole.keras.values import (
-    allgather,
-    allreduce,
-    broadcast,
-    cuda_built,
-    nccl_built,
-    reducescatter,
-    rocm_built,
-)
-from farandole.keras.weights import broadcast_global_variables, broadcast_model, broadcast_variables
+
+if not keras_2():
+    from farandole.keras.keras_3 import *  # noqa: F403
 
 __all__ = [
     "Adasum",
@@ -85,8 +75,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "Compression":  # the backend's
-        return importlib.import_module(f"farandole.{keras.backend.backend()}").Compression
+        values = importlib.import_module("farandole.keras.values")
+        return values.functions().Compression
+    if name in __all__:
+        return getattr(importlib.import_module("farandole.keras.keras_3"), name)
     raise AttributeError(f"module 'farandole.keras' has no attribute {name!r}")
-
-
-install()

@@ -11,10 +11,10 @@ import keras
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.errors import NotInitializedError
-from farandole.frontend.keras_callbacks import Best, LearningRates, WarmUp
 from farandole.frontend.objects import allgather_object
 from farandole.frontend.ops import WORLD
 from farandole.keras import metrics
+from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
 from farandole.keras.elastic import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
 from farandole.keras.optimizer import gradients_of
 from farandole.keras.weights import broadcast_model, numpy_of

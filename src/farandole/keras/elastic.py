@@ -8,8 +8,8 @@ import keras
 import numpy as np
 
 from farandole.frontend.elastic import run
-from farandole.frontend.keras_callbacks import CommitState, UpdateBatchState, UpdateEpochState
 from farandole.frontend.state import ObjectState
+from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
 from farandole.keras.weights import broadcast_model, broadcast_variables, numpy_of
 
 if TYPE_CHECKING:

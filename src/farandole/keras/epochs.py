@@ -13,12 +13,12 @@ from farandole.context import ProcessSet
 from farandole.contracts import Observer
 from farandole.frontend import serials
 from farandole.frontend.agreement import Agreement
-from farandole.frontend.callbacks import any_rank, wait_for_all
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.frontend.solo import MOMENT, compared, tell_solo
 from farandole.keras import metrics, notes
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
 from farandole.keras.optimizer import gradients_of
+from farandole.keras.pooling import any_rank, wait_for_all
 from farandole.keras.reducer import counter, name_of
 from farandole.keras.replica import CURES, KerasReplica
 from farandole.keras.weights import broadcast_variables, digests, local_of, numpy_of, shared_variables

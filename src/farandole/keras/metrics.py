@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from farandole.frontend.callbacks import Tally, pooled_logs, pooled_states
+from farandole.keras.pooling import Tally, pooled_logs, pooled_states
 from farandole.keras.weights import numpy_of
 
 if TYPE_CHECKING:

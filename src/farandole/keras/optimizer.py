@@ -13,6 +13,7 @@ from farandole.context import ProcessSet
 from farandole.contracts import Codec, Strategy
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
+from farandole.frontend.keras_version import keras_of
 from farandole.frontend.ops import WORLD
 from farandole.keras.reducer import KerasReducer
 from farandole.strategies.options import LINEAR, gradient_options
@@ -58,7 +59,7 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense, scale_local_gradients=scale_local_gradients, process_set=process_set,
         strategy=strategy, codec=codec, ops=LINEAR,
     )  # fmt: skip
-    if any(base.__module__.startswith("tf_keras.") for base in type(optimizer).__mro__):
+    if keras_of(optimizer) == "tf_keras":
         raise ValueError(
             f"{type(optimizer).__name__} is an optimizer of Keras 2 (tf_keras), and this is for Keras 3. Set "
             "TF_USE_LEGACY_KERAS=1 and use farandole.tensorflow.keras (or horovod.tensorflow.keras), which is for "

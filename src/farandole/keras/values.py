@@ -14,7 +14,8 @@ from farandole.frontend.ops import WORLD
 from farandole.types import ReduceOp
 
 
-def _functions() -> Any:
+def functions() -> Any:
+    """The module of Farandole that is for Keras's backend."""
     return importlib.import_module(f"farandole.{keras.backend.backend()}")
 
 
@@ -29,7 +30,7 @@ def allreduce(
     process_set: ProcessSet = WORLD,
 ) -> Any:  # fmt: skip
     """The reduction of every rank's ``value``, as a new tensor of its shape and type."""
-    return _functions().allreduce(
+    return functions().allreduce(
         keras.ops.convert_to_tensor(value), average=average, name=name, compression=compression, op=op,
         prescale_factor=prescale_factor, postscale_factor=postscale_factor, process_set=process_set,
     )  # fmt: skip
@@ -43,7 +44,7 @@ def allreduce(
 )
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
     """Every rank's ``value``, one below the other in rank order, as a new tensor."""
-    return _functions().allgather(keras.ops.convert_to_tensor(value), name=name, process_set=process_set)
+    return functions().allgather(keras.ops.convert_to_tensor(value), name=name, process_set=process_set)
 
 
 @collective(
@@ -53,7 +54,7 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = WOR
 )
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
     """``root_rank``'s ``value``, as a new tensor on every rank."""
-    return _functions().broadcast(keras.ops.convert_to_tensor(value), root_rank, name=name, process_set=process_set)
+    return functions().broadcast(keras.ops.convert_to_tensor(value), root_rank, name=name, process_set=process_set)
 
 
 @collective(
@@ -67,7 +68,7 @@ def reducescatter(
     value: Any, name: str | None = None, op: int = ReduceOp.AVERAGE, process_set: ProcessSet = WORLD
 ) -> Any:
     """This rank's rows of the reduction, as a new tensor. What ranks do not divide goes one row each to the first."""
-    return _functions().reducescatter(keras.ops.convert_to_tensor(value), name=name, op=op, process_set=process_set)
+    return functions().reducescatter(keras.ops.convert_to_tensor(value), name=name, op=op, process_set=process_set)
 
 
 def cuda_built() -> bool:
@@ -86,5 +87,5 @@ def nccl_built() -> int:
 
 
 def _ask(name: str) -> int:
-    function = getattr(_functions(), name, None)
+    function = getattr(functions(), name, None)
     return 0 if function is None else function()

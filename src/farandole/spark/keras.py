@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from farandole.frontend.keras_callbacks import keras_2
+from farandole.frontend.keras_version import keras_2
 from farandole.spark.logs import LoopLog
 
 if keras_2():

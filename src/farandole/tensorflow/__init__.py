@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from farandole import registry
 from farandole.frontend.documented import documented
 from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
-from farandole.frontend.keras_callbacks import keras_2
+from farandole.frontend.keras_version import keras_name
 from farandole.frontend.ops import reduce_op
 from farandole.tensorflow import elastic, mpi_ops
 from farandole.tensorflow.broadcasting import (
@@ -46,13 +47,7 @@ def handle_average_backwards_compatibility(op: int | None, average: bool | None)
 def __getattr__(name: str) -> Any:
     """SyncBatchNormalization is Keras's, and so loads it."""
     if name == "SyncBatchNormalization":
-        if keras_2():
-            from farandole.tensorflow.tf_keras import sync_batch_norm as legacy
-
-            return legacy.SyncBatchNormalization
-        from farandole.tensorflow.sync_batch_norm import SyncBatchNormalization
-
-        return SyncBatchNormalization
+        return registry.load("batch_norm", keras_name())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

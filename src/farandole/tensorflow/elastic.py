@@ -11,6 +11,7 @@ import tensorflow as tf
 from farandole import context, registry
 from farandole.frontend.arrays import broadcast_arrays
 from farandole.frontend.elastic import run
+from farandole.frontend.keras_version import keras_of
 from farandole.frontend.objects import broadcast_object
 from farandole.frontend.state import ObjectState
 from farandole.tensorflow.gradients import names_of
@@ -74,8 +75,4 @@ def TensorFlowKerasState(model: Any, optimizer: Any = None, backend: Any = None,
 
     Raises ValueError if the model is not built.
     """
-    if any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__):
-        from farandole.tensorflow.tf_keras import elastic as legacy
-
-        return legacy.KerasState(model, optimizer, backend, **kwargs)
-    return registry.load("state", "keras")(model, optimizer, backend, **kwargs)
+    return registry.load("state", keras_of(model))(model, optimizer, backend, **kwargs)

@@ -12,6 +12,7 @@ from farandole.context import ProcessSet
 from farandole.contracts import Codec, Strategy
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
+from farandole.frontend.keras_version import keras_of
 from farandole.frontend.ops import WORLD
 from farandole.strategies.options import gradient_options
 from farandole.tensorflow.differentiable import grouped_allreduce
@@ -61,11 +62,7 @@ def DistributedOptimizer(
         return made(optimizer, name, use_locking, VariableReducer("DistributedOptimizer", options))
     if op == ReduceOp.ADASUM:
         raise ValueError("op == Adasum is not supported yet with Keras")
-    if any(base.__module__.startswith("tf_keras.") for base in type(optimizer).__mro__):
-        from farandole.tensorflow.tf_keras import optimizer as legacy
-
-        return legacy.DistributedOptimizer(optimizer, name, **arguments)
-    return registry.load("optimizer", "keras")(optimizer, name=name, **arguments)
+    return registry.load("optimizer", keras_of(optimizer))(optimizer, name=name, **arguments)
 
 
 class _Wrapping(tf.compat.v1.train.Optimizer):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""SyncBatchNormalization: batch normalization as if one process had the batches of all ranks."""
+"""Batch normalization as if one process had the batches of all ranks: the arithmetic, for a layer of either Keras."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from farandole import context
 from farandole.context import ProcessSet
-from farandole.frontend.ops import WORLD
 from farandole.tensorflow.differentiable import allreduce
 from farandole.types import ReduceOp
 
@@ -61,24 +60,3 @@ def _name() -> str:
 def check_not_fused(fused: bool | None) -> None:
     if fused in (True, None):
         raise ValueError(f"SyncBatchNormalization does not support fused=True. (got fused={fused}; leave it out)")
-
-
-class SyncBatchNormalization(Synchronized, tf.keras.layers.BatchNormalization):  # type: ignore[misc]
-    """Takes the place of ``tf.keras.layers.BatchNormalization``, with its arguments. Ranks may have batches of
-    different sizes, or none. Statistics are computed in double precision.
-
-    ``fused`` may only be False (ValueError). ``process_set``: whose batches count; all ranks by default.
-
-    Models with it cannot be compiled by XLA: Keras's ``jit_compile="auto"`` does not.
-    """
-
-    supports_jit = False
-
-    def __init__(self, fused: bool | None = False, process_set: ProcessSet = WORLD, **kwargs: Any) -> None:
-        check_not_fused(fused)
-        super().__init__(**kwargs)
-        self.supports_jit = False
-        self._process_set = process_set
-
-    def get_config(self) -> dict[str, Any]:
-        return dict(super().get_config())

@@ -6,10 +6,10 @@ from horovod.common.util import check_extension
 
 check_extension("horovod.keras", "HOROVOD_WITH_TENSORFLOW", __file__)
 
-from farandole.frontend.keras_callbacks import keras_2 as _keras_2  # noqa: E402
+from farandole.frontend.keras_version import keras_2 as _keras_2  # noqa: E402
 
 if _keras_2():
-    from farandole.tensorflow.keras import *  # noqa: F403
+    from farandole.keras.tf_keras import *  # noqa: F403
 else:
     from farandole.keras import *  # noqa: F403
 

@@ -1,17 +1,22 @@
 """``farandole.keras`` where Horovod has it: ``import farandole.tensorflow.keras as hvd``.
 
-With TF_USE_LEGACY_KERAS=1, when ``tf.keras`` is Keras 2, it is ``farandole.tensorflow.tf_keras``. The lists are plain
-ones because type checkers read them without running anything.
+With TF_USE_LEGACY_KERAS=1, when ``tf.keras`` is Keras 2, it is ``farandole.keras.tf_keras``. The lists are plain ones
+because type checkers read them without running anything.
 """
 
 from __future__ import annotations
 
-from farandole.frontend.keras_callbacks import keras_2
+from typing import Any
 
-if keras_2():
-    from farandole.tensorflow.tf_keras import *  # noqa: F403
-else:
-    from farandole.keras import *  # type: ignore[no-redef,assignment]  # noqa: F403
+from farandole import registry
+from farandole.frontend.keras_version import keras_2, keras_name
+
+_api = registry.load("api", keras_name())
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_api, name)
+
 
 __all__ = [
     "Adasum",

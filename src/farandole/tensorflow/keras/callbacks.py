@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from farandole.frontend.keras_callbacks import keras_2
+from typing import Any
 
-if keras_2():
-    from farandole.tensorflow.tf_keras.callbacks import *  # noqa: F403
-    from farandole.tensorflow.tf_keras.callbacks import __all__ as _names
-else:
-    from farandole.keras.callbacks import *  # noqa: F403
-    from farandole.keras.callbacks import __all__ as _names
+from farandole import registry
+from farandole.frontend.keras_version import keras_name
 
-__all__ = [*_names]
+_callbacks = registry.load("callbacks", keras_name())
+__all__ = [*_callbacks.__all__]
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_callbacks, name)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from farandole.frontend.keras_callbacks import keras_2
+from typing import Any
 
-if keras_2():
-    from farandole.tensorflow.tf_keras.elastic import *  # noqa: F403
-    from farandole.tensorflow.tf_keras.elastic import __all__ as _names
-else:
-    from farandole.keras.elastic import *  # type: ignore[assignment]  # noqa: F403
-    from farandole.keras.elastic import __all__ as _names
+from farandole import registry
+from farandole.frontend.keras_version import keras_name
 
-__all__ = [*_names]
+_elastic = registry.load("elastic", keras_name())
+__all__ = [*_elastic.__all__]
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_elastic, name)

@@ -8,21 +8,21 @@ from farandole.frontend.basics import *  # noqa: F403
 from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
 from farandole.frontend.helpers import save_model as save
 from farandole.frontend.objects import allgather_object, broadcast_object
-from farandole.tensorflow.broadcasting import broadcast_variables
-from farandole.tensorflow.built import cuda_built, nccl_built, rocm_built
-from farandole.tensorflow.functions import Compression
-from farandole.tensorflow.seeds import seed_everything
-from farandole.tensorflow.tf_keras import callbacks, elastic
-from farandole.tensorflow.tf_keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from farandole.tensorflow.tf_keras.saving import load_model
-from farandole.tensorflow.tf_keras.sync_batch_norm import SyncBatchNormalization
-from farandole.tensorflow.tf_keras.values import (
+from farandole.keras.tf_keras import callbacks, elastic
+from farandole.keras.tf_keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from farandole.keras.tf_keras.saving import load_model
+from farandole.keras.tf_keras.sync_batch_norm import SyncBatchNormalization
+from farandole.keras.tf_keras.values import (
     allgather,
     allreduce,
     broadcast,
     broadcast_global_variables,
     reducescatter,
 )
+from farandole.tensorflow.broadcasting import broadcast_variables
+from farandole.tensorflow.built import cuda_built, nccl_built, rocm_built
+from farandole.tensorflow.functions import Compression
+from farandole.tensorflow.seeds import seed_everything
 
 __all__ = [
     *basics.__all__,

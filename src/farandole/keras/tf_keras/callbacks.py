@@ -10,18 +10,18 @@ import tensorflow as tf
 import tf_keras
 
 from farandole import context
-from farandole.frontend.keras_callbacks import Best, LearningRates, WarmUp
 from farandole.frontend.solo import MOMENT, compared, tell_solo
-from farandole.observe.replicas import combined
-from farandole.tensorflow.broadcasting import broadcast_variables
-from farandole.tensorflow.differentiable import allreduce
-from farandole.tensorflow.replica import digests_of, readable
-from farandole.tensorflow.tf_keras.elastic import (
+from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
+from farandole.keras.tf_keras.elastic import (
     CommitStateCallback,
     UpdateBatchStateCallback,
     UpdateEpochStateCallback,
 )
-from farandole.tensorflow.tf_keras.optimizer import local_of, slots_of
+from farandole.keras.tf_keras.optimizer import local_of, slots_of
+from farandole.observe.replicas import combined
+from farandole.tensorflow.broadcasting import broadcast_variables
+from farandole.tensorflow.differentiable import allreduce
+from farandole.tensorflow.replica import digests_of, readable
 
 __all__ = [
     "BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "CommitStateCallback", "LearningRateScheduleCallback",

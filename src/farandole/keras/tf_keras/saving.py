@@ -9,7 +9,7 @@ import tf_keras
 
 from farandole import context
 from farandole.frontend.compression import NoneCompressor
-from farandole.tensorflow.tf_keras.optimizer import DistributedOptimizer
+from farandole.keras.tf_keras.optimizer import DistributedOptimizer
 
 
 def load_model(

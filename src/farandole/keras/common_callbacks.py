@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from farandole import context
-from farandole.frontend.callbacks import Schedule, multiplier_of, warmup_factor
-
-
-def keras_2() -> bool:
-    """Is ``tf.keras`` the package ``tf_keras``, which Keras 2 lives on as? TensorFlow asks the same."""
-    return os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
+from farandole.keras.schedules import Schedule, multiplier_of, warmup_factor
 
 
 class LearningRates:

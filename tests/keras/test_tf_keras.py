@@ -42,7 +42,7 @@ def data(rank: int, size: int) -> tuple[Any, Any]:
 def trained(rank: int, size: int, name: str, **options: Any) -> list[Any]:
     import tf_keras
 
-    from farandole.tensorflow.tf_keras.callbacks import BroadcastGlobalVariablesCallback
+    from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback
 
     model, optimizer = make(rank), OPTIMIZERS[name](tf_keras.optimizers)
     if size > 1:
@@ -171,7 +171,7 @@ def test_metrics_are_averaged_and_states_go_back() -> None:
     def body(rank: int) -> None:
         import tf_keras
 
-        from farandole.tensorflow.tf_keras.callbacks import MetricAverageCallback
+        from farandole.keras.tf_keras.callbacks import MetricAverageCallback
 
         logs = {"loss": rank + 1.0, "lr": rank + 0.5}
         MetricAverageCallback().on_epoch_end(0, logs)
@@ -199,7 +199,7 @@ def test_learning_rates_and_momentum(old: bool) -> None:
     def body(rank: int) -> None:
         import tf_keras
 
-        from farandole.tensorflow.tf_keras import callbacks
+        from farandole.keras.tf_keras import callbacks
 
         optimizers = tf_keras.optimizers.legacy if old else tf_keras.optimizers
         model = tf_keras.Sequential([tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
@@ -239,8 +239,8 @@ def test_models_are_saved_and_go_on(ending: str, tmp_path: Path) -> None:
     def body(rank: int) -> None:
         import tf_keras
 
-        from farandole.tensorflow.tf_keras import allgather_object, load_model, save
-        from farandole.tensorflow.tf_keras.callbacks import BestModelCheckpoint, BroadcastGlobalVariablesCallback
+        from farandole.keras.tf_keras import allgather_object, load_model, save
+        from farandole.keras.tf_keras.callbacks import BestModelCheckpoint, BroadcastGlobalVariablesCallback
 
         model = make(rank)
         model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.Adam(0.05)), "mse")
@@ -274,8 +274,8 @@ def test_layers_of_a_rank_of_its_own() -> None:
     def body(rank: int) -> Any:
         import tf_keras
 
-        from farandole.tensorflow.tf_keras import PartialDistributedOptimizer
-        from farandole.tensorflow.tf_keras.callbacks import BroadcastGlobalVariablesCallback
+        from farandole.keras.tf_keras import PartialDistributedOptimizer
+        from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback
 
         model = make(0)
         with pytest.raises(ValueError, match="All local layers must be of"):
@@ -339,7 +339,7 @@ def test_callbacks_of_elastic_jobs() -> None:
     def body(rank: int) -> Any:
         import tf_keras
 
-        from farandole.tensorflow.tf_keras import elastic
+        from farandole.keras.tf_keras import elastic
 
         model = make(rank)
         model.build((None, 3))

@@ -8,9 +8,9 @@ import tf_keras
 
 from farandole import context
 from farandole.frontend.elastic import run
-from farandole.frontend.keras_callbacks import CommitState, UpdateBatchState, UpdateEpochState
 from farandole.frontend.objects import broadcast_object
 from farandole.frontend.state import ObjectState
+from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
 from farandole.tensorflow.broadcasting import broadcast_variables
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
