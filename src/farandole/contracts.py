@@ -26,7 +26,7 @@ class Board(Protocol):
 
     This is what ranks agree over. It is the only thing on a wire that may be used without knowing whether the others
     are there: a rank with nothing to say does not post, and nobody has to be woken for that.
-    One thread at a time, except ``ring`` and ``verify``, which any thread may call.
+    One thread at a time, except ``wake`` and ``verify``, which any thread may call.
     """
 
     def post(self, message: bytes) -> None:
@@ -42,13 +42,13 @@ class Board(Protocol):
         """All messages in rank order, which ends the round; None while somebody is missing."""
 
     def wait(self, seconds: float, *, spin: bool) -> None:
-        """Return when a peer posts, when ``ring`` is called, or after ``seconds``; may return early for no reason.
+        """Return when a peer posts, when ``wake`` is called, or after ``seconds``; may return early for no reason.
 
         ``spin`` allows a few dozen microseconds of polling first. Raises PeerLostError when a peer is gone or the
         wire was aborted.
         """
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Make the ``wait`` of this rank return."""
 
     def verify(self) -> None:

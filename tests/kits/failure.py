@@ -80,7 +80,7 @@ class BoardKit(Worlds):
         self.run(2, body)
 
     @pytest.mark.parametrize("spin", [True, False])
-    def test_wait_ends_by_time_and_by_the_bell(self, spin: bool) -> None:
+    def test_wait_ends_by_time_and_by_wake(self, spin: bool) -> None:
         def body(transport: Transport) -> None:
             board = transport.board
             transport.barrier()
@@ -88,15 +88,15 @@ class BoardKit(Worlds):
             while time.monotonic() - start < 0.05:  # it may return early, but must return
                 board.wait(0.05, spin=spin)
             assert time.monotonic() - start < 3.0
-            board.ring()  # before the wait: not forgotten
+            board.wake()  # before the wait: not forgotten
             start = time.monotonic()
             board.wait(20.0, spin=spin)
             assert time.monotonic() - start < 5.0
-            rung = threading.Event()
-            timer = threading.Thread(target=lambda: (time.sleep(0.05), rung.set(), board.ring()))
+            woken = threading.Event()
+            timer = threading.Thread(target=lambda: (time.sleep(0.05), woken.set(), board.wake()))
             timer.start()
             start = time.monotonic()
-            while not rung.is_set():
+            while not woken.is_set():
                 board.wait(20.0, spin=spin)
             assert time.monotonic() - start < 5.0
             timer.join()

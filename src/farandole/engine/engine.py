@@ -104,7 +104,7 @@ class Engine:
             if not soon:
                 self._wake()
         elif not self._posted and len(self._queue) <= len(entries):
-            self.transport.board.ring()
+            self.transport.board.wake()
         return handle
 
     def run(self, entries: Sequence[Entry]) -> list[Any]:
@@ -131,7 +131,7 @@ class Engine:
             if self._closing:
                 return
             self._closing = True
-        self.transport.board.ring()
+        self.transport.board.wake()
         self._unpark.release()
         self._thread.join()
         self._devices.close()
@@ -193,7 +193,7 @@ class Engine:
             if self._parked:  # a driver that is about to leave, perhaps
                 self._wake()
             elif not self._posted:  # one that waits for others, and has not seen this handle's collective
-                self.transport.board.ring()
+                self.transport.board.wake()
             handle.sleep()
             return
         try:

@@ -215,7 +215,7 @@ class _Board:
         with self._world.lock:
             self._world.check([])
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         with self._world.lock:
             self.news = True
             self.changed.notify_all()

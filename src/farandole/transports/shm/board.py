@@ -52,13 +52,13 @@ class ShmBoard:
         enough = any if self._rest is None else all  # before posting, one peer is news; after it, the last one is
 
         def news() -> bool:
-            return segment.rings != self._heard or enough([words[POSTED // 8] >= page for words in flags])
+            return segment.wakes != self._heard or enough([words[POSTED // 8] >= page for words in flags])
 
         segment.wait_until(news, seconds, spin=spin)
-        self._heard = segment.rings
+        self._heard = segment.wakes
 
-    def ring(self) -> None:
-        self._segment.ring_self()
+    def wake(self) -> None:
+        self._segment.wake_self()
 
     def verify(self) -> None:
         self._segment.check_alive()
@@ -76,7 +76,7 @@ class ShmBoard:
             segment.chars[me][first : first + len(page)] = page
         futex.publish_fence()
         words[POSTED // 8] = self._page
-        segment.ring_others()
+        segment.wake_others()
 
     def _read(self) -> bool:
         """Take in everybody's current page; True if anybody has more to come."""

@@ -65,7 +65,7 @@ class Segment:
         self._yield_seconds = _YIELD_SECONDS_CROWDED if crowded else _YIELD_SECONDS
         self._checked = time.monotonic()
         self._published = 0
-        self.rings = 0
+        self.wakes = 0
         self.report: Report | None = None
 
     def share(self, nbytes: int) -> list[tuple[memoryview, np.ndarray]]:
@@ -85,7 +85,7 @@ class Segment:
         futex.publish_fence()
         self._published += 1
         self.words[self.rank][_AT] = self._published
-        self.ring_others()
+        self.wake_others()
 
     @property
     def published(self) -> int:
@@ -151,19 +151,19 @@ class Segment:
             raise PeerLostError(f"rank {peer} did not take part in a collective for {seconds:g} s", peer)
         return False
 
-    def ring_others(self) -> None:
+    def wake_others(self) -> None:
         """Wake the ranks that sleep."""
         futex.fence()
         for peer in self.others:
             if self.words[peer][SLEEPING // 8]:
-                self._ring(peer)
+                self._wake(peer)
 
-    def ring_self(self) -> None:
-        """Wake the thread of this rank that waits; counted, so that a ring between two waits is not lost."""
-        self.rings += 1
-        self._ring(self.rank)
+    def wake_self(self) -> None:
+        """Wake the thread of this rank that waits; counted, so that a call between two waits is not lost."""
+        self.wakes += 1
+        self._wake(self.rank)
 
-    def _ring(self, peer: int) -> None:
+    def _wake(self, peer: int) -> None:
         bell = self._bells[peer]
         bell[0] = (bell[0] + 1) & 0xFFFFFFFF
         futex.wake(self._bell_addresses[peer])
@@ -228,13 +228,13 @@ class Segment:
         futex.publish_fence()
         self.words[self.rank][ABORTED // 8] = 1
         for peer in range(self.size):
-            self._ring(peer)
+            self._wake(peer)
 
     def close(self) -> None:
         """Leave in order: peers that need this rank later learn that it left, rather than that it died."""
         self.words[self.rank][LEFT // 8] = 1
         futex.publish_fence()
         for peer in self.others:
-            self._ring(peer)
+            self._wake(peer)
         for sock in self.peers.values():
             sock.close()

@@ -142,14 +142,14 @@ class TcpBoard:
                     os.eventfd_read(self._bell)
                 return
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         with self._lock:
             if not self._closed:
                 os.eventfd_write(self._bell, 1)
 
     def verify(self) -> None:
         if self.pump():
-            self.ring()  # the thread that waits sees nothing on the connections any more
+            self.wake()  # the thread that waits sees nothing on the connections any more
         if not self._closed:
             self.check()
 
@@ -204,7 +204,7 @@ class TcpBoard:
         """What the thread of a rank in a tree does."""
         while not self._done.wait(_RELAY):
             if self.pump():
-                self.ring()
+                self.wake()
 
     def _hand_on(self, run: Run, source: _Peer | None = None) -> None:
         """Keep messages for all neighbours but the one that sent them."""
@@ -230,7 +230,7 @@ class TcpBoard:
     def _ask_parent(self) -> None:
         if self._parent is not None:
             if self._parent.pump():
-                self._parent.ring()
+                self._parent.wake()
             if self._parent.lost is not None:
                 self._lose(type(self._parent.lost)(str(self._parent.lost)))
 

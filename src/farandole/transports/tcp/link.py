@@ -276,7 +276,7 @@ class TcpLink:
             peer = self._by_fd.get(fd)
             if peer is None:
                 if self.board.pump():
-                    self.board.ring()
+                    self.board.wake()
                 self.board.check()
             elif peer != src and events & ~select.EPOLLOUT:
                 self._read_aside(peer)
