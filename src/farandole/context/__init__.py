@@ -39,7 +39,7 @@ class _Place(NamedTuple):
     sets: Sets
 
 
-_WITNESSED = 16  # broadcasts whose parameters are looked at once more at the end
+_WATCHED = 16  # broadcasts whose parameters are looked at once more at the end
 
 _lock = threading.RLock()
 _place: _Place | None = None
@@ -178,7 +178,7 @@ def shutdown() -> None:
     with _lock:
         place, _place = _place, None
     if place is not None:
-        verdict = place.observers.witness.verdict(place.placement.size)
+        verdict = place.observers.gradient_check.verdict(place.placement.size)
         if verdict and not place.placement.rank and not place.engine.ended and not _failing():
             log.logger.warning(verdict)
         place.sets.shutdown()
@@ -228,28 +228,28 @@ def _check_dynamic() -> None:
         )
 
 
-def began_alike(elements: int, unchanged: Callable[[], bool | None] | None = None) -> None:
+def add_parameters_broadcast(elements: int, unchanged: Callable[[], bool | None] | None = None) -> None:
     """All ranks were given the same parameters, so many numbers: training is expected to begin. ``unchanged`` says at
     the end whether they are still the same, so that there was none; None if it cannot know."""
-    witness = _entered().observers.witness
-    witness.broadcast += elements
-    if unchanged is not None and len(witness.unchanged) < _WITNESSED:
-        witness.unchanged.append(unchanged)
+    check = _entered().observers.gradient_check
+    check.broadcast += elements
+    if unchanged is not None and len(check.unchanged) < _WATCHED:
+        check.unchanged.append(unchanged)
 
 
 def parameters_broadcast() -> int:
     """How many numbers all ranks were given alike."""
-    return _entered().observers.witness.broadcast
+    return _entered().observers.gradient_check.broadcast
 
 
 def largest_exchange() -> int:
     """How many numbers the largest piece had that ranks have put together."""
-    return _entered().observers.witness.exchanged
+    return _entered().observers.gradient_check.exchanged
 
 
-def exchanges_nothing() -> bool:
+def exchanges_no_gradients() -> bool:
     """Did the ranks begin alike, and exchange no gradients since?"""
-    return _entered().observers.witness.apart(size())
+    return _entered().observers.gradient_check.missing(size())
 
 
 def scope() -> str:
@@ -257,14 +257,14 @@ def scope() -> str:
     return f"{_stay[0]}.{_stay[1]}"
 
 
-def excused() -> bool:
-    """Has ``excuse`` been called?"""
-    return _entered().observers.witness.excused
+def gradient_check_skipped() -> bool:
+    """Has ``skip_gradient_check`` been called?"""
+    return _entered().observers.gradient_check.skipped
 
 
-def excuse() -> None:
+def skip_gradient_check() -> None:
     """Gradients are exchanged where the engine cannot see it, or the user was told already that they are not."""
-    _entered().observers.witness.excused = True
+    _entered().observers.gradient_check.skipped = True
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Who watches the engine of this process: the witness and, as settings say, stall check, timeline, autotune."""
+"""Who watches the engine of this process: the gradient check and, as settings say, stall check, timeline, autotune."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from farandole.contracts import Observer, Transport, Waiting
 from farandole.engine import Engine
 from farandole.errors import SettingsError
 from farandole.log import logger
+from farandole.observe.gradient_check import GradientCheck
 from farandole.observe.stall import Inquiry, StallCheck
-from farandole.observe.witness import Witness
 from farandole.store import StoreClient, clock_name
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Observers:
         written."""
         self._settings, self._rank = settings, placement.rank
         self.timeline: Timeline | None = None
-        self.witness = Witness()
+        self.gradient_check = GradientCheck()
         self._tuner = _tuner(placement, settings)
         if settings.timeline:
             from farandole.observe.timeline import Timeline, ahead  # here: most jobs write none
@@ -60,7 +60,7 @@ class Observers:
     def of(self, transport: Transport, ranks: Sequence[int] = (), prefix: str = "") -> list[Observer]:
         """The observers of one engine. For that of a process set: its ranks' numbers in the job, and the prefix of
         names in the timeline, where two sets may have a tensor of the same name."""
-        observers: list[Observer] = [self.witness]
+        observers: list[Observer] = [self.gradient_check]
         if not self._settings.stall_check_disable:
             check = StallCheck(self._settings, transport.rank, ranks, self._inquiry)
             self._stall_checks.append(check)

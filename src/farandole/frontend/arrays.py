@@ -47,7 +47,7 @@ def broadcast_arrays(
         results.append(flat[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape).copy())
         begin += array.nbytes
     unchanged = _unchanged(owners, results, read) if owners and context.rank() == 0 else None
-    context.began_alike(sum(array.size for array in arrays), unchanged)
+    context.add_parameters_broadcast(sum(array.size for array in arrays), unchanged)
     return results
 
 

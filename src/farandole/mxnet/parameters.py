@@ -59,7 +59,7 @@ def _broadcast_parameter(parameter: Any, root_rank: int, label: str, process_set
         _broadcast_when_initialised(parameter, root_rank, label, process_set)
         return
     broadcast_(first, root_rank, label, process_set=process_set)
-    context.began_alike(first.size)
+    context.add_parameters_broadcast(first.size)
     for other in others:  # the same parameter on another device of this rank
         first.copyto(other)
 

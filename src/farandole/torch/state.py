@@ -45,7 +45,7 @@ def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet 
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
     _broadcast(tensors, root_rank, process_set)
     if context.engine(process_set).size > 1:
-        context.began_alike(sum(tensor.numel() for _, tensor in tensors), none_stepped())
+        context.add_parameters_broadcast(sum(tensor.numel() for _, tensor in tensors), none_stepped())
 
 
 @documented(

@@ -54,7 +54,7 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         trained = self.model.trainable_variables
-        if trained and readable() and context.exchanges_nothing() and context.settings().check != "off":
+        if trained and readable() and context.exchanges_no_gradients() and context.settings().check != "off":
             what = f"model.fit ran an epoch with {type(self.model.optimizer).__name__}"
             found = compared(combined(digests_of(trained)), MOMENT)
             tell_solo(what, found, "compile with hvd.DistributedOptimizer(optimizer)")
@@ -69,7 +69,7 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         broadcast_variables(variables, self.root_rank)
         if context.size() > 1:  # count the weights, once; not the optimizer's variables
             weights = sum(variable.shape.num_elements() or 0 for variable in self.model.trainable_variables)
-            context.began_alike(max(known, weights) - context.parameters_broadcast())
+            context.add_parameters_broadcast(max(known, weights) - context.parameters_broadcast())
 
 
 class MetricAverageCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]

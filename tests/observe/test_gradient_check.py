@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.observe.witness import Witness
+from farandole.observe.gradient_check import GradientCheck
 from farandole.types import DType, Kind, Request, Response
 from tests.job import job
 
 
-def witness(broadcast: int, *pieces: Request) -> Witness:
-    found = Witness()
+def check(broadcast: int, *pieces: Request) -> GradientCheck:
+    found = GradientCheck()
     found.broadcast = broadcast
     for piece in pieces:
         found.agreed([Response(piece.kind, (piece.name,), (piece,))])
@@ -35,32 +35,32 @@ def piece(shape: tuple[int, ...], kind: Kind = Kind.ALLREDUCE, dtype: DType = DT
     ],
 )
 def test_metrics_and_objects_are_no_gradients(pieces: list[Request]) -> None:
-    text = witness(1_000_000, *pieces).verdict(4)
+    text = check(1_000_000, *pieces).verdict(4)
     assert text.startswith("the 4 ranks of this job began with the same 1,000,000 parameters and then exchanged ")
 
 
 @pytest.mark.parametrize("kind", [Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER])
 def test_gradients(kind: Kind) -> None:
-    assert witness(1_000_000, piece((8, 8), kind, DType.BFLOAT16)).verdict(4) == ""
+    assert check(1_000_000, piece((8, 8), kind, DType.BFLOAT16)).verdict(4) == ""
 
 
 def test_small_models_have_small_gradients() -> None:
-    assert witness(3, piece((3,))).verdict(2) == ""
-    assert "then exchanged nothing" in witness(3).verdict(2)
+    assert check(3, piece((3,))).verdict(2) == ""
+    assert "then exchanged nothing" in check(3).verdict(2)
 
 
 @pytest.mark.parametrize(
     ("unchanged", "told"), [([None], True), ([True, None], False), ([True, False], True), ([True, True], False)]
 )
 def test_parameters_that_nobody_changed(unchanged: list[bool | None], told: bool) -> None:
-    found = witness(1000)
+    found = check(1000)
     found.unchanged = [lambda answer=answer: answer for answer in unchanged]  # type: ignore[misc]
     assert bool(found.verdict(2)) == told
 
 
 def test_nothing_to_say() -> None:
-    assert witness(0).verdict(4) == ""  # nothing was broadcast: no training
-    assert witness(1000).verdict(1) == ""
+    assert check(0).verdict(4) == ""  # nothing was broadcast: no training
+    assert check(1000).verdict(1) == ""
 
 
 class Heard(logging.Handler):
@@ -132,8 +132,8 @@ def test_a_job_that_is_excused_stays_so() -> None:
     def train(rank: int) -> None:
         from farandole import context
 
-        context.excuse()
-        context.began_alike(1000)
+        context.skip_gradient_check()
+        context.add_parameters_broadcast(1000)
 
     assert heard(train) == []
 
@@ -148,7 +148,7 @@ def test_a_job_that_fails() -> None:
     def train(rank: int) -> None:
         from farandole import context
 
-        context.began_alike(1000)
+        context.add_parameters_broadcast(1000)
         try:
             raise ValueError(f"rank {rank}")
         except ValueError:

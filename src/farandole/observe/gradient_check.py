@@ -27,13 +27,13 @@ def outcome(size: int, digests: Sequence[int] | None) -> str:
     return f"{size} unrelated models"
 
 
-class Witness(Observer):
+class GradientCheck(Observer):
     """Observes all engines of this process, from ``init`` to ``shutdown``."""
 
     def __init__(self) -> None:
         self.broadcast = 0  # elements of parameters that all ranks were given
         self.exchanged = 0  # elements of the largest piece that ranks put together
-        self.excused = False  # whatever is broadcast later
+        self.skipped = False  # whatever is broadcast later
         self.unchanged: list[Callable[[], bool | None]] = []  # is what was broadcast still the same? None: unknown
 
     def agreed(self, responses: Sequence[Response]) -> None:
@@ -42,10 +42,10 @@ class Witness(Observer):
                 sizes = [prod(request.shape) for request in response.requests if request.dtype.is_float]
                 self.exchanged = max(self.exchanged, *sizes, 0)
 
-    def apart(self, size: int) -> bool:
+    def missing(self, size: int) -> bool:
         """Did ``size`` ranks begin alike, and exchange no gradients since? Not if the user was told already."""
         enough = min(_FEW, self.broadcast / 10)
-        return size > 1 and not self.excused and self.broadcast > 0 and self.exchanged < enough
+        return size > 1 and not self.skipped and self.broadcast > 0 and self.exchanged < enough
 
     def _predicted(self) -> bool:
         """Are the parameters what they were when they were broadcast, as far as anybody knows?"""
@@ -54,7 +54,7 @@ class Witness(Observer):
 
     def verdict(self, size: int) -> str:
         """What to tell the user of a job of ``size`` ranks; empty if there is nothing to say."""
-        if not self.apart(size) or self._predicted():
+        if not self.missing(size) or self._predicted():
             return ""
         what = f"at most {self.exchanged} numbers at a time" if self.exchanged else "nothing"
         return (
