@@ -191,7 +191,7 @@ class Binding(Protocol):
         A binding with a DeviceTransport gives a DeviceBuffer for memory of that device.
         """
 
-    def settle(self, tensor: Any, buffer: Buffer) -> None:
+    def write_back(self, tensor: Any, buffer: Buffer) -> None:
         """After a collective wrote ``buffer.out``: bring it home, if ``buffer`` had to copy."""
 
     def tensor(self, array: Array, shape: Sequence[int], like: Any = None) -> Any:

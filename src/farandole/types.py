@@ -103,7 +103,7 @@ class DeviceBuffer(Buffer):
 
     __slots__ = ()
 
-    def beside(self) -> DeviceBuffer:
+    def with_new_out(self) -> DeviceBuffer:
         """The same with new memory for ``out``."""
         raise NotImplementedError
 

@@ -585,7 +585,7 @@ def test_the_host_binding_gives_arrays_and_the_other_one_buffers_of_the_device()
         assert type(functions.binding.buffer(torch.ones(2)).data) is np.ndarray
         buffer = functions.anywhere.buffer(torch.ones(2, 3))
         assert (buffer.device, tuple(buffer.data.shape)) == ("GPU", (6,))
-        assert buffer.beside().out.data_ptr() != buffer.data.data_ptr()
+        assert buffer.with_new_out().out.data_ptr() != buffer.data.data_ptr()
     assert functions.anywhere.buffer(torch.ones(2)).device == "CPU"
     assert functions.anywhere.device(torch.ones(2)) == "CPU"
 

@@ -29,7 +29,7 @@ class ArrayBinding:
             flat = flat.view(np.uint16)
         return Buffer(flat, flat, dtype)
 
-    def settle(self, tensor: Array, buffer: Buffer) -> None:
+    def write_back(self, tensor: Array, buffer: Buffer) -> None:
         place = buffer.out.view(tensor.dtype)
         if not np.shares_memory(place, tensor):
             tensor[...] = place.reshape(tensor.shape)

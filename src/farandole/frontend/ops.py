@@ -115,7 +115,7 @@ class Verbs:
         return self._binding.tensor(buffer.out, tuple(tensor.shape), tensor)
 
     def _same(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
-        self._binding.settle(tensor, buffer)
+        self._binding.write_back(tensor, buffer)
         return tensor
 
     def _gathered(self, tensor: Any, buffer: Buffer, result: Any) -> Any:
@@ -143,7 +143,7 @@ class Verbs:
 def _beside(buffer: Buffer) -> Buffer:
     """The buffer with an ``out`` of its own."""
     if isinstance(buffer, DeviceBuffer):
-        return buffer.beside()
+        return buffer.with_new_out()
     data, _, dtype = buffer
     return Buffer(data, np.empty_like(data), dtype)
 

@@ -60,7 +60,7 @@ class MXNetBinding:
         out = memory(tensor.target) if on_host(tensor.target) else np.empty_like(data)
         return Buffer(data, out, dtype)
 
-    def settle(self, tensor: Any, buffer: Buffer) -> None:
+    def write_back(self, tensor: Any, buffer: Buffer) -> None:
         if isinstance(tensor, Pair) and not on_host(tensor.target):
             overwrite(tensor.target, buffer.out)
 

@@ -48,7 +48,7 @@ class TorchBinding:
         """The tensor's memory, if that is a device's and may stay there."""
         return None
 
-    def settle(self, tensor: Any, buffer: Buffer) -> None:
+    def write_back(self, tensor: Any, buffer: Buffer) -> None:
         if isinstance(buffer, StagedBuffer):
             with torch.no_grad():
                 tensor.copy_(self.tensor(buffer.out, tensor.shape, _HOST.get(tensor.dtype)))
@@ -77,7 +77,7 @@ class StagedBuffer(Buffer):
 class TorchBuffer(DeviceBuffer):
     __slots__ = ()
 
-    def beside(self) -> TorchBuffer:
+    def with_new_out(self) -> TorchBuffer:
         return self._replace(out=torch.empty_like(self.data))
 
 
@@ -100,9 +100,9 @@ class DeviceBinding(TorchBinding):
         self._accelerator.touch()
         return TorchBuffer(flat, flat, dtype)
 
-    def settle(self, tensor: Any, buffer: Buffer) -> None:
+    def write_back(self, tensor: Any, buffer: Buffer) -> None:
         if not isinstance(buffer, TorchBuffer):
-            super().settle(tensor, buffer)
+            super().write_back(tensor, buffer)
             return
         out: Any = buffer.out
         if out.data_ptr() != tensor.data_ptr() or tensor.is_neg():

@@ -130,7 +130,7 @@ class TorchGradient:
     def unpack(self) -> None:
         small, token, buffer = self._sent
         self._sent = None
-        self._binding.settle(small, buffer)
+        self._binding.write_back(small, buffer)
         result = self._compressor.decompress(small, token)
         parameter = self._parameter
         if parameter.grad is None or self._sparse:

@@ -129,4 +129,4 @@ def _broadcast(named: list[tuple[str, Any]], root: int, process_set: ProcessSet)
         entries.append(Entry(request, buffer, serial))
     engine.run(entries)
     for (_, tensor), entry in zip(named, entries, strict=True):
-        anywhere.settle(tensor, entry.buffer)
+        anywhere.write_back(tensor, entry.buffer)
