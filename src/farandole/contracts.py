@@ -167,14 +167,14 @@ class DeviceTransport(Transport, Protocol):
     def adasum(self, buffers: Sequence[Buffer], scale: float) -> None:
         """See ``collectives.adasum.allreduce``."""
 
-    def mark(self) -> Any:
-        """A mark behind what the calling thread has told the device to do. Any thread.
+    def record_event(self) -> Any:
+        """An event behind what the calling thread has told the device to do. Any thread.
 
         Raises RequestError where the device can be told nothing (while a graph is captured).
         """
 
-    def run(self, marks: Sequence[Any], work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """Do ``work`` once the device has come to the marks. Calling the second result (once, or more often, in any
+    def run(self, events: Sequence[Any], work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        """Do ``work`` once the device has come to the events. Calling the second result (once, or more often, in any
         thread) lets what that thread then tells the device wait for the work.
 
         Raises RequestError on all ranks alike when settings rule this device out.

@@ -170,4 +170,4 @@ def test_whoever_waits_is_told_what_to_do_about_the_device() -> None:
 
 def test_memory_of_a_device_that_nobody_looks_after() -> None:
     with pytest.raises(LookupError, match="nothing runs collectives on a TPU here"):
-        Devices(None, Settings(), lambda error: None).mark("TPU")  # type: ignore[arg-type]
+        Devices(None, Settings(), lambda error: None).record_event("TPU")  # type: ignore[arg-type]

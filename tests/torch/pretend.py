@@ -49,23 +49,23 @@ class Pretend:
     def touch(self) -> None:
         self.calls.append("touch")
 
-    def mark(self) -> Any:
-        self.calls.append("mark")
+    def record_event(self) -> Any:
+        self.calls.append("record_event")
         return len(self.calls)
 
     @contextmanager
-    def lane(self, marks: Any) -> Iterator[None]:
-        assert all(self.calls[mark - 1] == "mark" for mark in marks)
-        self.calls.append(f"lane {len(marks)}")
+    def stream(self, events: Any) -> Iterator[None]:
+        assert all(self.calls[event - 1] == "record_event" for event in events)
+        self.calls.append(f"stream {len(events)}")
         yield
         self.calls.append("left")
 
-    def passed(self, marks: Any) -> Callable[[], None]:
-        self.calls.append("passed")
+    def wait_event(self, events: Any) -> Callable[[], None]:
+        self.calls.append("wait_event")
         return lambda: self.calls.append("waited")
 
-    def keep(self, tensor: Any) -> None:
-        self.calls.append("keep")
+    def record_stream(self, tensor: Any) -> None:
+        self.calls.append("record_stream")
 
     def drain(self) -> None:
         self.calls.append("drain")

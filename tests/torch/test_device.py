@@ -214,7 +214,7 @@ def test_ranks_that_mean_different_devices_are_told() -> None:
 
 
 def test_what_the_device_is_told_and_in_which_order() -> None:
-    """A mark behind what was computed, the lane after the mark, and what comes later after the lane."""
+    """An event behind what was computed, the stream after the event, and what comes later after the stream."""
 
     def check(rank: int, pretend: Pretend) -> list[str]:
         import farandole.torch as hvd
@@ -222,14 +222,14 @@ def test_what_the_device_is_told_and_in_which_order() -> None:
         hvd.allreduce(torch.ones(1))
         del pretend.calls[:]
         handle = hvd.allreduce_async(torch.ones(1))
-        assert pretend.calls[:2] == ["touch", "mark"]
+        assert pretend.calls[:2] == ["touch", "record_event"]
         other = threading.Thread(target=lambda: hvd.synchronize(handle))
         other.start()
         other.join()
         return list(pretend.calls)
 
     for calls in device_job(2, check):
-        assert calls == ["touch", "mark", "lane 1", "passed", "left", "waited", "keep"]
+        assert calls == ["touch", "record_event", "stream 1", "wait_event", "left", "waited", "record_stream"]
 
 
 def test_what_cannot_be_marked_is_not_submitted() -> None:
@@ -241,10 +241,10 @@ def test_what_cannot_be_marked_is_not_submitted() -> None:
         def refuse() -> None:
             raise RequestError(CAPTURED)
 
-        pretend.mark = refuse  # type: ignore[method-assign]
+        pretend.record_event = refuse  # type: ignore[method-assign]
         with pytest.raises(hvd.HorovodInternalError, match="cannot be captured in a CUDA graph"):
             hvd.allreduce(torch.ones(1), name="x")
-        del pretend.mark
+        del pretend.record_event
         assert hvd.allreduce(torch.ones(1), name="x").item() == 1.0
 
     device_job(2, check)
@@ -259,7 +259,7 @@ def test_groups_with_members_on_several_devices() -> None:
             assert (found.tolist(), found.dtype) == ([number] * 3, kinds[number])
         for found in hvd.grouped_allreduce([tensor[:1] for tensor in tensors], op=hvd.Sum):
             assert found.dtype in kinds
-        assert any(call == "lane 1" for call in pretend.calls)
+        assert any(call == "stream 1" for call in pretend.calls)
 
     kinds = [torch.float32, torch.float64, torch.int64, torch.float64, torch.float32]
     device_job(2, check, counts=lambda tensor: tensor.dtype is torch.float64)
@@ -339,9 +339,9 @@ def test_training(way: str, counts: Callable[[Any], bool]) -> None:
                     (loss_of(model, *part(rank, 2, *data(step))) / passes).backward()
                 optimizer.step()
             found.append(values(model))
-        lanes = {call for call in pretend.calls if call.startswith("lane")}
-        assert lanes, "the device was left out"
-        assert "lane 0" not in lanes, "each waits for the marks of its buckets; several may travel together"
+        streams = {call for call in pretend.calls if call.startswith("stream")}
+        assert streams, "the device was left out"
+        assert "stream 0" not in streams, "each waits for the events of its buckets; several may travel together"
         return found
 
     results = device_job(2, train, way, counts=counts, bucket_bytes=256)
@@ -431,15 +431,15 @@ def killed(n: int, fn: Callable[[Any, Pretend], Any], pretend_of: Callable[[int]
 
 
 class Dies(Pretend):
-    """Ends its process when it is on the lane for the second time: when all ranks have agreed on a collective."""
+    """Ends its process when it is on the stream for the second time: when all ranks have agreed on a collective."""
 
-    lanes = 0
+    streams = 0
 
-    def lane(self, marks: Any) -> Any:
-        self.lanes += 1
-        if self.lanes == 2:
+    def stream(self, events: Any) -> Any:
+        self.streams += 1
+        if self.streams == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().lane(marks)
+        return super().stream(events)
 
 
 class Hangs(Pretend):
@@ -522,7 +522,7 @@ def test_a_device_that_fails_on_one_rank_fails_everywhere() -> None:
 
         hvd.allreduce(torch.ones(1))
         if rank:
-            pretend.passed = lambda marks: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+            pretend.wait_event = lambda events: 1 / 0  # type: ignore[method-assign,assignment,return-value]
         with pytest.raises(hvd.HorovodInternalError) as caught:
             [hvd.allreduce(torch.ones(1), name=f"{number}") for number in range(3)]
         return str(caught.value)
@@ -605,7 +605,7 @@ class _Stream:
 
 
 def test_streams_wait_for_each_other_as_they_must(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two streams compute, the lane waits for both; then both wait for the lane, and so does a third that goes on."""
+    """Two streams compute, ours waits for both; then both wait for ours, and so does a third that goes on."""
     from contextlib import nullcontext
 
     from farandole.errors import RequestError
@@ -623,22 +623,22 @@ def test_streams_wait_for_each_other_as_they_must(monkeypatch: pytest.MonkeyPatc
     cuda = Cuda()
     cuda.touch()
     current = streams[2]
-    mark = cuda.mark()
+    event = cuda.record_event()
     assert said == ["1 records", "2 records"]
     del said[:]
-    with cuda.lane([mark]):
-        after = cuda.passed([mark])
+    with cuda.stream([event]):
+        after = cuda.wait_event([event])
     assert said == ["0 waits for an event of 1", "0 waits for an event of 2", "0 records"]
     del said[:]
     current = streams[3]
     after()
     assert sorted(said) == [f"{number} waits for an event of 0" for number in (1, 2, 3)]
     del said[:]
-    cuda.mark()
+    cuda.record_event()
     assert said == ["3 records"], "what was marked is marked"
     capturing = True
     with pytest.raises(RequestError, match="cannot be captured"):
-        cuda.mark()
+        cuda.record_event()
 
 
 def test_the_group_is_made_so_that_torch_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,16 +38,16 @@ class Devices:
         self._lock = threading.Lock()
         self._made: dict[str, DeviceTransport] = {}
 
-    def mark(self, device: str) -> Any:
+    def record_event(self, device: str) -> Any:
         """See DeviceTransport."""
-        return self._of(device).mark()
+        return self._of(device).record_event()
 
     def run(
-        self, device: str, marks: Sequence[Any], work: Callable[[DeviceTransport], T]
+        self, device: str, events: Sequence[Any], work: Callable[[DeviceTransport], T]
     ) -> tuple[T, Callable[[], None]]:
         """See DeviceTransport."""
         transport = self._of(device)
-        return transport.run(marks, lambda: work(transport))
+        return transport.run(events, lambda: work(transport))
 
     def abort(self, why: str) -> None:
         """Give up the collectives on devices of this rank."""

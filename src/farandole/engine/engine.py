@@ -158,14 +158,14 @@ class Engine:
     def _enqueue(self, entries: Sequence[Entry]) -> Handle:
         handle = Handle(len(entries), self._drive)
         now = monotonic()
-        mark = None
+        event = None
         for entry in entries:
             request = entry.request
             plain = request.kind is Kind.ALLREDUCE and request.dtype is not DType.BOOL and not request.codec
             if not plain or request.op is ReduceOp.ADASUM:  # nothing can be wrong with the others
                 check(request, self.size)
-            if request.device != HOST and mark is None:  # one behind all of them
-                mark = self._devices.mark(request.device)
+            if request.device != HOST and event is None:  # one behind all of them
+                event = self._devices.record_event(request.device)
         with self._mutex:
             self._raise_if_ended()
             if self._closing:
@@ -178,7 +178,7 @@ class Engine:
                         raise RequestError(f"{DUPLICATE_NAME} (name: {entry.request.name!r})")
                     names.add(entry.request.name)
             # at one go: a group is posted in one round
-            self._queue.extend([Item(entry, handle, place, now, mark) for place, entry in enumerate(entries)])
+            self._queue.extend([Item(entry, handle, place, now, event) for place, entry in enumerate(entries)])
         return handle
 
     def _raise_if_ended(self) -> None:
@@ -411,9 +411,9 @@ class Engine:
         if device == HOST:
             results = execute(unit, entries, self.transport, divisor)
         else:
-            marks = list(dict.fromkeys(item.mark for item in items if item.mark is not None))
+            events = list(dict.fromkeys(item.event for item in items if item.event is not None))
             try:
-                results, after = self._devices.run(device, marks, lambda it: execute(unit, entries, it, divisor))
+                results, after = self._devices.run(device, events, lambda it: execute(unit, entries, it, divisor))
             except RequestError as error:  # by all ranks alike
                 for item in items:
                     item.handle.fail(error)

@@ -114,4 +114,4 @@ class Item(NamedTuple):
     handle: Handle
     place: int  # among the results of the handle
     since: float
-    mark: Any = None  # where a device was when this was submitted
+    event: Any = None  # where a device was when this was submitted

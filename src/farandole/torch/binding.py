@@ -113,7 +113,7 @@ class DeviceBinding(TorchBinding):
         if type(array) is np.ndarray:
             return super().tensor(array, shape, like)
         there: Any = array
-        self._accelerator.keep(there)
+        self._accelerator.record_stream(there)
         return there.view(tuple(shape))
 
 

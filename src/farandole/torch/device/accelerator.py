@@ -10,7 +10,7 @@ from typing import Any, Protocol
 class Accelerator(Protocol):
     """A process uses one device of it: the first whose tensors are exchanged. Tensors of others count as foreign.
 
-    Collectives are told to the device on a lane of their own, so that it computes meanwhile. Only ``drain`` waits.
+    Collectives are told to the device on a stream of their own, so that it computes meanwhile. Only ``drain`` waits.
     """
 
     name: str  # of what ranks exchange by
@@ -38,23 +38,23 @@ class Accelerator(Protocol):
         """What the calling thread then tells the device waits for a collective of that backend."""
 
     def touch(self) -> None:
-        """The calling thread has told the device something that the next ``mark`` must stand behind."""
+        """The calling thread has told the device something that the next ``record_event`` must stand behind."""
 
-    def mark(self) -> Any:
+    def record_event(self) -> Any:
         """See DeviceTransport. Hashable."""
 
-    def lane(self, marks: Sequence[Any]) -> AbstractContextManager[Any]:
-        """What the thread tells the device inside is done on the lane, after the marks."""
+    def stream(self, events: Sequence[Any]) -> AbstractContextManager[Any]:
+        """What the thread tells the device inside is done on the stream, after the events."""
 
-    def passed(self, marks: Sequence[Any]) -> Callable[[], None]:
-        """Called on the lane. Calling the result lets what a thread tells the device later wait for this point; also
-        what is told in the places that ``marks`` came from."""
+    def wait_event(self, events: Sequence[Any]) -> Callable[[], None]:
+        """Called on the stream. Calling the result lets what a thread tells the device later wait for this point; also
+        what is told in the places that ``events`` came from."""
 
-    def keep(self, tensor: Any) -> None:
-        """The calling thread goes on with a tensor that was made on the lane."""
+    def record_stream(self, tensor: Any) -> None:
+        """The calling thread goes on with a tensor that was made on the stream."""
 
     def drain(self) -> None:
-        """Wait until the lane is empty."""
+        """Wait until the stream is empty."""
 
     def pinned(self, nbytes: int) -> Any:
         """Host memory (uint8) that the device copies from and to by itself."""

@@ -30,7 +30,7 @@ class Cuda:
     def __init__(self) -> None:
         self._home: Any = None
         self._stream: Any = None
-        self._touched = threading.local()  # streams that this thread has used since its last mark
+        self._touched = threading.local()  # streams that this thread has used since its last event
 
     @property
     def device(self) -> Any:
@@ -82,7 +82,7 @@ class Cuda:
         if raw not in streams:
             streams[raw] = torch.cuda.current_stream(self.device)
 
-    def mark(self) -> Any:
+    def record_event(self) -> Any:
         if torch.cuda.is_current_stream_capturing():
             raise RequestError(CAPTURED)
         self.touch()
@@ -90,27 +90,27 @@ class Cuda:
         return tuple((stream, stream.record_event()) for stream in streams.values())
 
     @contextmanager
-    def lane(self, marks: Sequence[Any]) -> Iterator[None]:
+    def stream(self, events: Sequence[Any]) -> Iterator[None]:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
         with torch.cuda.stream(self._stream):
-            for mark in marks:
-                for _, event in mark:
+            for recorded in events:
+                for _, event in recorded:
                     self._stream.wait_event(event)
             yield
 
-    def passed(self, marks: Sequence[Any]) -> Callable[[], None]:
+    def wait_event(self, events: Sequence[Any]) -> Callable[[], None]:
         event, device = self._stream.record_event(), self.device
-        marked = [stream for mark in marks for stream, _ in mark]
+        recorded = [stream for pairs in events for stream, _ in pairs]
 
         def wait() -> None:
             # also those it came from: what was allocated there may be freed from now on, and then used again there
-            for stream in {used.cuda_stream: used for used in (torch.cuda.current_stream(device), *marked)}.values():
+            for stream in {used.cuda_stream: used for used in (torch.cuda.current_stream(device), *recorded)}.values():
                 stream.wait_event(event)
 
         return wait
 
-    def keep(self, tensor: Any) -> None:
+    def record_stream(self, tensor: Any) -> None:
         tensor.record_stream(torch.cuda.current_stream(self.device))
 
     def drain(self) -> None:

@@ -116,7 +116,7 @@ class Native:
             self._do(lambda: self._backend.allreduce([flat], options))
 
     def _do(self, start: Callable[[], Any]) -> None:
-        """Start a collective; what the lane is told next waits for it. That is all that waits, with NCCL."""
+        """Start a collective; what the stream is told next waits for it. That is all that waits, with NCCL."""
         assert self._follow is not None
         try:
             work = start()

@@ -57,17 +57,17 @@ class TorchTransport:
     def scale(self, out: Any, data: Any, dtype: DType, factor: float) -> None:
         scale_into(out, data, dtype, factor)
 
-    def mark(self) -> Any:
-        return self._accelerator.mark()
+    def record_event(self) -> Any:
+        return self._accelerator.record_event()
 
-    def run(self, marks: Sequence[Any], work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+    def run(self, events: Sequence[Any], work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
         # in inference mode, for the program's tensors may have been made in it
-        with torch.inference_mode(), self._accelerator.lane(marks):
+        with torch.inference_mode(), self._accelerator.stream(events):
             if self._way is None:
                 self._agree()
             if self._refused:
                 raise RequestError(self._refused)
-            return work(), self._accelerator.passed(marks)
+            return work(), self._accelerator.wait_event(events)
 
     # Collectives.
 
