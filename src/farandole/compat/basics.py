@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from farandole import context
-from farandole.frontend import built
+from farandole.frontend import capabilities
 
 _OF_TORCH = ("nccl_built", "cuda_built", "rocm_built")
 
@@ -29,13 +29,13 @@ class HorovodBasics:
     is_homogeneous = staticmethod(context.is_homogeneous)
     start_timeline = staticmethod(context.start_timeline)
     stop_timeline = staticmethod(context.stop_timeline)
-    mpi_threads_supported = staticmethod(built.mpi_threads_supported)
-    mpi_enabled = staticmethod(built.mpi_enabled)
-    gloo_enabled = staticmethod(built.gloo_enabled)
-    mpi_built = staticmethod(built.mpi_built)
-    gloo_built = staticmethod(built.gloo_built)
-    ddl_built = staticmethod(built.ddl_built)
-    ccl_built = staticmethod(built.ccl_built)
+    mpi_threads_supported = staticmethod(capabilities.mpi_threads_supported)
+    mpi_enabled = staticmethod(capabilities.mpi_enabled)
+    gloo_enabled = staticmethod(capabilities.gloo_enabled)
+    mpi_built = staticmethod(capabilities.mpi_built)
+    gloo_built = staticmethod(capabilities.gloo_built)
+    ddl_built = staticmethod(capabilities.ddl_built)
+    ccl_built = staticmethod(capabilities.ccl_built)
 
     @staticmethod
     def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from farandole.compat.later import not_there
-from farandole.frontend import built
+from farandole.frontend import capabilities
 
 T = TypeVar("T")
 # those that stand; horovod.<name> exists for each
@@ -52,12 +52,12 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 def mpi_built(verbose: bool = False) -> bool:
     """Can ranks be started by mpirun?"""
-    return built.mpi_built()
+    return capabilities.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
     """Can ranks be started without MPI? Always."""
-    return built.gloo_built()
+    return capabilities.gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> bool:
@@ -66,11 +66,11 @@ def nccl_built(verbose: bool = False) -> bool:
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    return built.ddl_built()
+    return capabilities.ddl_built()
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    return built.ccl_built()
+    return capabilities.ccl_built()
 
 
 def _ask(name: str) -> Any:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from farandole import log
 from farandole.config import PROCESS, Connection, Placement, Settings, variables
 from farandole.context import wiring
-from farandole.context.heap import keep_freed_memory
+from farandole.context.malloc import keep_freed_memory
 from farandole.context.observers import Observers, note_ignored
 from farandole.context.process_sets import Sets
 from farandole.contracts import Transport

@@ -22,7 +22,7 @@ from farandole.context import (
     stop_timeline,
 )
 from farandole.errors import HorovodInternalError
-from farandole.frontend.built import (
+from farandole.frontend.capabilities import (
     ccl_built,
     ddl_built,
     gloo_built,

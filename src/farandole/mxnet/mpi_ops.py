@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farandole.frontend.basics import *  # noqa: F403
-from farandole.mxnet.built import cuda_built, nccl_built, rocm_built
+from farandole.mxnet.capabilities import cuda_built, nccl_built, rocm_built
 from farandole.mxnet.functions import (
     allgather,
     allreduce,

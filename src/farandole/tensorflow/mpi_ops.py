@@ -14,7 +14,7 @@ from farandole.frontend.basics import _basics as _basics
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.tensorflow import functions, graph
-from farandole.tensorflow.built import cuda_built, nccl_built, rocm_built
+from farandole.tensorflow.capabilities import cuda_built, nccl_built, rocm_built
 
 
 @documented(

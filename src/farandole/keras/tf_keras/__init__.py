@@ -20,7 +20,7 @@ from farandole.keras.tf_keras.values import (
     reducescatter,
 )
 from farandole.tensorflow.broadcasting import broadcast_variables
-from farandole.tensorflow.built import cuda_built, nccl_built, rocm_built
+from farandole.tensorflow.capabilities import cuda_built, nccl_built, rocm_built
 from farandole.tensorflow.functions import Compression
 from farandole.tensorflow.seeds import seed_everything
 

@@ -19,12 +19,12 @@ def test_what_there_is() -> None:
 
 
 def test_nccl_is_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    from farandole.torch import built
+    from farandole.torch import capabilities
 
-    monkeypatch.setattr(built, "cuda_built", lambda: True)
+    monkeypatch.setattr(capabilities, "cuda_built", lambda: True)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 13, 4))
-    assert built.nccl_built() == 21304
+    assert capabilities.nccl_built() == 21304
 
 
 def test_mpi_is_not_what_this_job_runs_on() -> None:

@@ -10,7 +10,7 @@ import pytest
 # Prints what keep_freed_memory() said, and the page faults of using two blocks of 12 MiB ten times over.
 PROGRAM = """
 import ctypes, resource
-from farandole.context.heap import keep_freed_memory
+from farandole.context.malloc import keep_freed_memory
 print(keep_freed_memory())
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
