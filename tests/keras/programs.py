@@ -43,9 +43,9 @@ def weights(model: Any) -> list[Any]:
 @contextmanager
 def said() -> Iterator[list[str]]:
     """What Farandole's log said, as messages."""
-    from farandole.keras import notes
+    from farandole.keras import warnings
 
-    notes.forget()
+    warnings.forget()
     messages: list[str] = []
 
     class Keep(logging.Handler):

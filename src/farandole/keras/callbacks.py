@@ -59,7 +59,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self.broadcast_done = True
         gradients = gradients_of(model.optimizer)
         if gradients is not None:
-            gradients.apart += self.local_variables
+            gradients.not_broadcast += self.local_variables
         broadcast_model(model, self.root_rank, process_set_of(model), self.local_variables)
 
 
@@ -74,7 +74,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.watch.test_begins(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if not logs or id(self._model) in metrics.conducted or not together(self._model):
+        if not logs or id(self._model) in metrics.pooled_by_fit or not together(self._model):
             self.watch.forget()
             return
         process_set = process_set_of(self._model)

@@ -15,7 +15,7 @@ from farandole.frontend import serials
 from farandole.frontend.agreement import Agreement
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.frontend.solo import MOMENT, compared, tell_solo
-from farandole.keras import metrics, notes
+from farandole.keras import metrics, warnings
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
 from farandole.keras.optimizer import gradients_of
 from farandole.keras.pooling import any_rank, wait_for_all
@@ -117,13 +117,13 @@ class _Unsaved:
         """Written by another rank."""
 
 
-class Conductor(keras.callbacks.Callback):  # type: ignore[misc]
+class SynchronizingCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, training: Training) -> None:
         super().__init__()
         self.training = training
 
 
-class First(Conductor):
+class BeforeUserCallbacks(SynchronizingCallback):
     """Before the user's callbacks: wait for all ranks, and make metrics and statistics those of all."""
 
     def __init__(self, training: Training) -> None:
@@ -157,7 +157,7 @@ class First(Conductor):
         _average(statistics, [report[2] for report in everybody], process_set)
 
 
-class Last(Conductor):
+class AfterUserCallbacks(SynchronizingCallback):
     """After the user's callbacks: ranks begin and stop together, and hold the same weights."""
 
     def __init__(self, training: Training) -> None:
@@ -186,7 +186,7 @@ class Last(Conductor):
             reducer.exchange.average(reducer.common(self.model.optimizer))
 
 
-class Alone(keras.callbacks.Callback, Observer):  # type: ignore[misc]
+class NoExchangeWarning(keras.callbacks.Callback, Observer):  # type: ignore[misc]
     """Where nothing says that ranks belong together: did they exchange anything in the first epoch?"""
 
     def __init__(self) -> None:
@@ -258,7 +258,7 @@ def _even_out(model: Any, steps: list[int], process_set: ProcessSet, local: Sequ
     if len(set(steps)) > 1:
         most = steps.index(max(steps))
         if process_set.rank() == 0:
-            notes.uneven(", ".join(map(str, steps)))
+            warnings.uneven(", ".join(map(str, steps)))
         ranks = process_set.ranks or range(len(steps))
         broadcast_variables(shared_variables(model, local), ranks[most], process_set)
 

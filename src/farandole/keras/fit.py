@@ -22,7 +22,7 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend.agreement import tell
 from farandole.frontend.objects import allgather_object
-from farandole.keras import metrics, notes
+from farandole.keras import metrics, warnings
 from farandole.keras.callbacks import (
     BroadcastGlobalVariablesCallback,
     MetricAverageCallback,
@@ -30,7 +30,15 @@ from farandole.keras.callbacks import (
     together,
 )
 from farandole.keras.data import digest_of_data, sharded_arguments
-from farandole.keras.epochs import Alone, Conductor, First, Last, Training, path_of, root_of
+from farandole.keras.epochs import (
+    AfterUserCallbacks,
+    BeforeUserCallbacks,
+    NoExchangeWarning,
+    SynchronizingCallback,
+    Training,
+    path_of,
+    root_of,
+)
 from farandole.keras.optimizer import distributed_in, exchanged_outside, gradients_of, reduced_for_scaling
 from farandole.keras.replica import CURES
 from farandole.observe.replicas import same_data
@@ -69,7 +77,7 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     users = _flat(callbacks)
     gradients = gradients_of(self.optimizer)
     if gradients is None and not any(isinstance(callback, _OURS) for callback in users):
-        _around(bound, callbacks, [], [Alone()])
+        _around(bound, callbacks, [], [NoExchangeWarning()])
         return original(*bound.args, **bound.kwargs)
     process_set = process_set_of(self)
     sharded = gradients is not None and gradients.shard
@@ -79,13 +87,13 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     told = next((callback for callback in users if isinstance(callback, BroadcastGlobalVariablesCallback)), None)
     broadcast = told or BroadcastGlobalVariablesCallback(root_of(process_set))
     training = Training(process_set, users, paths, broadcast)
-    first = [First(training), *([] if told else [broadcast])]
-    _around(bound, callbacks, first, [Last(training)])
-    metrics.conducted.add(id(self))
+    first = [BeforeUserCallbacks(training), *([] if told else [broadcast])]
+    _around(bound, callbacks, first, [AfterUserCallbacks(training)])
+    metrics.pooled_by_fit.add(id(self))
     try:
         return original(*bound.args, **bound.kwargs)
     finally:
-        metrics.conducted.discard(id(self))
+        metrics.pooled_by_fit.discard(id(self))
         training.restore(self)
 
 
@@ -101,7 +109,7 @@ def _flat(callbacks: Any) -> list[Any]:
 def _around(bound: Any, callbacks: Any, first: list[Any], last: list[Any]) -> None:
     """Put callbacks before and after the user's."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        kept = [callback for callback in callbacks.callbacks if not isinstance(callback, Conductor)]
+        kept = [callback for callback in callbacks.callbacks if not isinstance(callback, SynchronizingCallback)]
         callbacks.callbacks[:] = [*first, *kept, *last]
         for callback in (*first, *last):
             callback.set_params(callbacks.params)
@@ -154,7 +162,7 @@ def _make_train_function(self: Any, original: Any, *args: Any, **kwargs: Any) ->
     if not together(self):
         return original(self, *args, **kwargs)
     if context.rank() == 0:
-        notes.no_xla()
+        warnings.no_xla()
     self.jit_compile = False
     try:
         return original(self, *args, **kwargs)

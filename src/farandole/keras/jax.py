@@ -14,7 +14,7 @@ from farandole.keras.replica import KerasReplica
 from farandole.strategies.list_reducer import GradientListReducer
 
 
-def apart(call: Callable[..., Any], *args: Any) -> Any:
+def uncompiled(call: Callable[..., Any], *args: Any) -> Any:
     """``call(*args)``: here it is part of the program."""
     return call(*args)
 
@@ -27,7 +27,7 @@ def reduced(
     ``now()`` tells which is not dropped, and so is exchanged."""
 
     def exchanged() -> list[Any]:
-        held = [] if replica.apart else [variable.value for variable in replica.variables]
+        held = [] if replica.not_broadcast else [variable.value for variable in replica.variables]
         return reduce_gradients(grads, names, reducer, held, replica.cures, replica.told)
 
     if now is None:

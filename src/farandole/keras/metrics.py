@@ -13,7 +13,7 @@ from farandole.keras.weights import numpy_of
 if TYPE_CHECKING:
     from farandole.types import Array
 
-conducted: set[int] = set()  # ids of models whose ``fit`` sees to it that metrics are pooled
+pooled_by_fit: set[int] = set()  # ids of models whose ``fit`` sees to it that metrics are pooled
 _RULES = {"mean": "mean", "only_first_replica": "first"}  # by the aggregation of a variable; others are summed
 
 

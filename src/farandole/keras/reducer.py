@@ -42,7 +42,7 @@ class KerasReducer:
         self.local_variables: list[Any] = []
         self.local_layers: list[Any] = []
         self.told: set[str] = set()  # kinds of findings
-        self.apart: list[Any] = []  # variables that were not broadcast, on purpose
+        self.not_broadcast: list[Any] = []  # variables that were not broadcast, on purpose
         self.outside = False  # somebody else has exchanged them already
         self._options = options
         strategy = options.strategy
@@ -67,7 +67,7 @@ class KerasReducer:
 
     def reduced(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
         """The gradients of all ranks (those of local variables: this rank's), for ``self.variables``."""
-        found: list[Any] = backend().apart(self._of_all, optimizer, grads)
+        found: list[Any] = backend().uncompiled(self._of_all, optimizer, grads)
         return found
 
     def marked(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
@@ -137,7 +137,7 @@ class KerasReducer:
             self._list[1].compare(self._replica(optimizer, variables, names, between_steps=True))
 
     def _replica(self, *args: Any, **options: Any) -> KerasReplica:
-        return KerasReplica(*args, told=self.told, apart=self.apart, **options)
+        return KerasReplica(*args, told=self.told, not_broadcast=self.not_broadcast, **options)
 
     def _reduced(self, optimizer: Any, grads: list[Any], names: list[str], variables: list[Any]) -> list[Any]:
         if not grads:

@@ -22,15 +22,15 @@ class KerasReplica:
 
     def __init__(
         self, optimizer: Any, variables: Sequence[Any], names: Sequence[str], *, cures: Cures = CURES,
-        between_steps: bool = False, told: Collection[str] = (), apart: Sequence[Any] = (),
+        between_steps: bool = False, told: Collection[str] = (), not_broadcast: Sequence[Any] = (),
     ) -> None:  # fmt: skip
         """``between_steps``: no program is running; else JAX has taken away what the variables hold. ``told``: what the
-        user knows already. ``apart``: variables that began differently on purpose."""
+        user knows already. ``not_broadcast``: variables that began differently on purpose."""
         self.optimizer, self.variables, self._names = optimizer, variables, names
         self.cures, self._readable = cures, between_steps or keras.backend.backend() != "jax"
         self.patient = not between_steps
         self.told: Collection[str] = told
-        self.apart = apart
+        self.not_broadcast = not_broadcast
 
     def names(self) -> Sequence[str]:
         return self._names
@@ -38,7 +38,7 @@ class KerasReplica:
     def weights(self) -> list[int] | None:
         if not self._readable:
             return None
-        own = {id(variable) for variable in self.apart}
+        own = {id(variable) for variable in self.not_broadcast}
         return [0 if id(variable) in own else _digest(variable) for variable in self.variables]
 
     def settings(self) -> Mapping[str, str]:

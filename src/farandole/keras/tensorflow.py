@@ -16,7 +16,7 @@ from farandole.tensorflow import graph
 from farandole.tensorflow.gradients import reduce_gradients
 
 
-def apart(call: Callable[..., Any], *args: Any) -> Any:
+def uncompiled(call: Callable[..., Any], *args: Any) -> Any:
     """``call(*args)``: here it is part of the program."""
     return call(*args)
 

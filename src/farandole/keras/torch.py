@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def apart(call: Callable[..., Any], *args: Any) -> Any:
+def uncompiled(call: Callable[..., Any], *args: Any) -> Any:
     """``call(*args)``, left out of what torch.compile compiles."""
     return call(*args)
 

@@ -138,7 +138,7 @@ class _Adasum(_Wrapping):
         starts = [tf.identity(variable) for variable in variables]
         with _after(starts):
             applied = self._optimizer.apply_gradients(pairs, global_step, name)
-        if self._reducer.apart() or not variables:
+        if self._reducer.trains_alone() or not variables:
             return applied
         with _after([applied]):
             steps = [variable - start for variable, start in zip(_read(variables), starts, strict=True)]

@@ -26,14 +26,14 @@ class VariableReducer:
         self.optimizer: Any = None  # that steps with them, if it is known
         self.differentiable = False
 
-    def apart(self) -> bool:
+    def trains_alone(self) -> bool:
         """Is there nobody whose gradients this rank's should meet? Then they stay as they are."""
         return not self.options.process_set.included() or alone(self.options.process_set)
 
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], local: Sequence[Any] = ()) -> list[Any]:
         """``gradients`` of ``variables``, over all ranks; of those in ``local``, this rank's, divided by the number of
         ranks (they are added up nowhere, and the loss counts for one rank's part)."""
-        if self.apart():
+        if self.trains_alone():
             return list(gradients)
         mine = {key_of(variable) for variable in local}
         common = [place for place, variable in enumerate(variables) if key_of(variable) not in mine]
