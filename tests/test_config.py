@@ -1,4 +1,4 @@
-"""One field is one knob: reading, writing, refusing."""
+"""One field is one setting: reading, writing, refusing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from farandole.config import (
     built_for,
     cores,
     doubts,
-    knobs,
     quota,
+    settings_of,
     variables,
 )  # fmt: skip
 from farandole.errors import SettingsError
 
 KINDS: tuple[type[Variables], ...] = (Placement, Connection, Settings)
-KNOBS = {each.name: each for kind in KINDS for each in knobs(kind)}
+SETTINGS = {each.name: each for kind in KINDS for each in settings_of(kind)}
 
 # A new flag is a promise to users: it is added here on purpose.
 FLAGS = [
@@ -71,7 +71,7 @@ HOROVOD = {
 
 def value_of(name: str, env: dict[str, str]) -> object:
     """The value of the field ``name``, of whichever of the three has it."""
-    (kind,) = (kind for kind in KINDS if name in {each.name for each in knobs(kind)})
+    (kind,) = (kind for kind in KINDS if name in {each.name for each in settings_of(kind)})
     return getattr(kind.from_env(env), name)
 
 
@@ -82,9 +82,9 @@ def test_without_variables_there_is_one_rank_and_no_job() -> None:
 
 
 def test_who_a_process_is_and_how_it_reaches_its_job_are_no_settings() -> None:
-    assert {each.name for each in knobs(Connection)} == {"store", "secret", "launcher"}
-    assert all(each.flag for each in knobs())
-    assert not any(each.flag for kind in (Placement, Connection) for each in knobs(kind))
+    assert {each.name for each in settings_of(Connection)} == {"store", "secret", "launcher"}
+    assert all(each.flag for each in settings_of())
+    assert not any(each.flag for kind in (Placement, Connection) for each in settings_of(kind))
     apart = [variables(kind) for kind in KINDS]
     assert sum(map(len, apart)) == len(variables(*KINDS))
     assert {"FARANDOLE_RANK", "HOROVOD_RANK", "FARANDOLE_GENERATION"} <= apart[0]
@@ -97,7 +97,7 @@ def test_a_variable_of_horovod_is_read(variable: str) -> None:
 
 
 def test_every_variable_of_horovod_is_in_the_list_above() -> None:
-    assert {each.horovod for each in KNOBS.values() if each.horovod} == HOROVOD.keys()
+    assert {each.horovod for each in SETTINGS.values() if each.horovod} == HOROVOD.keys()
 
 
 def test_our_variable_wins_over_horovods() -> None:
@@ -110,10 +110,10 @@ def test_an_empty_variable_counts_as_not_set() -> None:
 
 
 def test_the_list_of_flags() -> None:
-    assert [each.flag for each in KNOBS.values() if each.flag] == FLAGS
+    assert [each.flag for each in SETTINGS.values() if each.flag] == FLAGS
 
 
-@pytest.mark.parametrize("each", KNOBS.values(), ids=KNOBS)
+@pytest.mark.parametrize("each", SETTINGS.values(), ids=SETTINGS)
 def test_every_knob_is_documented_and_of_its_type(each) -> None:
     assert each.doc
     assert type(each.default) is each.kind
@@ -247,7 +247,7 @@ CHOICES = {
 
 
 def any_value(kind: type[Variables]) -> st.SearchStrategy[Variables]:
-    fields = {each.name: CHOICES.get(each.name, VALUES[each.kind]) for each in knobs(kind)}
+    fields = {each.name: CHOICES.get(each.name, VALUES[each.kind]) for each in settings_of(kind)}
     return st.fixed_dictionaries({}, optional=fields).map(lambda values: kind(**values))
 
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks import report, scale
-from farandole.config import Connection, Placement, knobs
+from farandole.config import Connection, Placement, settings_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -180,7 +180,7 @@ def table() -> str:
     """Every setting, and what launchers set."""
     rows = ["| flag | variable | Horovod's name | default | unit | meaning |", "|---|---|---|---|---|---|"]
     internal = ["| variable | Horovod's name | default | meaning |", "|---|---|---|---|"]
-    for each in [*knobs(), *knobs(Placement), *knobs(Connection)]:
+    for each in [*settings_of(), *settings_of(Placement), *settings_of(Connection)]:
         horovod = f"`{each.horovod}`" if each.horovod else ""
         value = each.shown(each.default)
         default = f"`{value}`" if value else ""

@@ -1,6 +1,6 @@
 """A process is told from outside who it is (``Placement``), its job's store (``Connection``), and ``Settings``.
 
-One field is one knob, with its default, type, doc, flag and environment variable. The command line, the table in the
+One field is one setting, with its default, type, doc, flag and environment variable. The command line, the table in the
 docs and the worker's environment are derived from the fields.
 ``FARANDOLE_X`` wins over the ``HOROVOD_X`` that some fields also answer to. ``FARANDOLE_X`` counts in the unit of its
 flag, ``HOROVOD_X`` in Horovod's, which is also that of the field.
@@ -31,7 +31,7 @@ STATUS = "FARANDOLE_STATUS"  # the variable that is set if somebody sees the sta
 _Kind = TypeVar("_Kind", bound="Variables")
 
 
-class Knob(NamedTuple):
+class Setting(NamedTuple):
     """The facts about one field."""
 
     name: str
@@ -54,21 +54,21 @@ class Knob(NamedTuple):
         return _text(value / self.scale if self.scale != 1.0 else value)
 
 
-def knob(
+def setting(
     default: Any, doc: str, *, flag: str = "", horovod: str = "", group: str = "", unit: str = "", scale: float = 1.0,
     choices: tuple[str, ...] = (), plugins: str = "", most: float = math.inf,
     plausible: tuple[float, float] = (0.0, math.inf),
 ) -> Any:  # fmt: skip
     """A field of Placement, Connection or Settings."""
     # Its class gives it name, type and variable.
-    return Knob("", str, default, doc, flag, "", horovod, group, unit, scale, choices, plugins, most, plausible)
+    return Setting("", str, default, doc, flag, "", horovod, group, unit, scale, choices, plugins, most, plausible)
 
 
 _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
-_KNOBS: dict[type[Variables], tuple[Knob, ...]] = {}  # by class
+_SETTINGS: dict[type[Variables], tuple[Setting, ...]] = {}  # by class
 
 
-def _named(setting: Knob, name: str, kind: str) -> Knob:
+def _named(setting: Setting, name: str, kind: str) -> Setting:
     # Where the flag has a unit that is not the field's, our variable has it, too, and says so in its name.
     ours = name if setting.scale == 1.0 else setting.flag.removeprefix("--").replace("-", "_")
     return setting._replace(name=name, kind=_TYPES[kind], variable=f"FARANDOLE_{ours.upper()}")
@@ -90,18 +90,18 @@ EXCHANGE, HOSTS, STALLS, TIMELINE, AUTOTUNE, OTHER = (
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Variables:
-    """Fields made by ``knob``, and the environment variables for them. Frozen and compared by value, as a dataclass,
+    """Fields made by ``setting``, and the environment variables for them. Frozen and compared by value, as a dataclass,
     which takes milliseconds to make: every process of a job would pay for it."""
 
     def __init_subclass__(cls) -> None:
-        _KNOBS[cls] = tuple(_named(vars(cls)[name], name, str(kind)) for name, kind in cls.__annotations__.items())
-        for setting in _KNOBS[cls]:
+        _SETTINGS[cls] = tuple(_named(vars(cls)[name], name, str(kind)) for name, kind in cls.__annotations__.items())
+        for setting in _SETTINGS[cls]:
             delattr(cls, setting.name)
 
     if not TYPE_CHECKING:  # type checkers know it by its fields
 
         def __init__(self, **values: Any) -> None:
-            for setting in knobs(type(self)):
+            for setting in settings_of(type(self)):
                 value = values.pop(setting.name, setting.default)
                 self.__dict__[setting.name] = checked(setting, setting.flag or setting.variable, value)
             if values:
@@ -128,7 +128,7 @@ class Variables:
         """Read the variables of this process (or of ``env``). A value that cannot be read raises SettingsError."""
         source = os.environ if env is None else env
         values: dict[str, Any] = {}
-        for setting in knobs(cls):
+        for setting in settings_of(cls):
             for variable in (setting.variable, setting.horovod):
                 if variable and source.get(variable, "") != "":
                     values[setting.name] = parse(setting, variable, source[variable])
@@ -139,7 +139,7 @@ class Variables:
         """The variables that make ``from_env`` give the same value; only those that differ from the default, and
         those of which a variable is in ``said``: programs look at what they were started with."""
         found: dict[str, str] = {}
-        for setting in knobs(type(self)):
+        for setting in settings_of(type(self)):
             value = getattr(self, setting.name)
             if value != setting.default or setting.variable in said or (setting.horovod or "") in said:
                 found[setting.variable] = setting.shown(value)
@@ -151,29 +151,29 @@ class Variables:
 class Placement(Variables):
     """Who this process is in its job. It changes when the job's membership does."""
 
-    rank: int = knob(0, "rank of this process", horovod="HOROVOD_RANK")
-    size: int = knob(1, "number of processes", horovod="HOROVOD_SIZE")
-    local_rank: int = knob(0, "rank among the processes of this host", horovod="HOROVOD_LOCAL_RANK")
-    local_size: int = knob(1, "number of processes on this host", horovod="HOROVOD_LOCAL_SIZE")
-    cross_rank: int = knob(0, "index of this host among those with this local rank", horovod="HOROVOD_CROSS_RANK")
-    cross_size: int = knob(1, "number of hosts with this local rank", horovod="HOROVOD_CROSS_SIZE")
-    hostname: str = knob("", "this host's name in the job", horovod="HOROVOD_HOSTNAME")
-    homogeneous: bool = knob(True, "every host runs the same number of processes")
-    generation: int = knob(0, "number of the job's membership; a new one has a higher number")
+    rank: int = setting(0, "rank of this process", horovod="HOROVOD_RANK")
+    size: int = setting(1, "number of processes", horovod="HOROVOD_SIZE")
+    local_rank: int = setting(0, "rank among the processes of this host", horovod="HOROVOD_LOCAL_RANK")
+    local_size: int = setting(1, "number of processes on this host", horovod="HOROVOD_LOCAL_SIZE")
+    cross_rank: int = setting(0, "index of this host among those with this local rank", horovod="HOROVOD_CROSS_RANK")
+    cross_size: int = setting(1, "number of hosts with this local rank", horovod="HOROVOD_CROSS_SIZE")
+    hostname: str = setting("", "this host's name in the job", horovod="HOROVOD_HOSTNAME")
+    homogeneous: bool = setting(True, "every host runs the same number of processes")
+    generation: int = setting(0, "number of the job's membership; a new one has a higher number")
 
 
 class Connection(Variables):
     """How this process reaches its job."""
 
-    store: str = knob("", "host:port of the job's store; empty: no job, one rank")
-    secret: str = knob("", "the job's secret, in hex; with tls: in front, connections are encrypted")
-    launcher: str = knob("", "name of the launcher that started this process")
+    store: str = setting("", "host:port of the job's store; empty: no job, one rank")
+    secret: str = setting("", "the job's secret, in hex; with tls: in front, connections are encrypted")
+    launcher: str = setting("", "name of the launcher that started this process")
 
 
 class Settings(Variables):
-    """The knobs of a user."""
+    """The settings_of of a user."""
 
-    transport: str = knob(
+    transport: str = setting(
         "auto",
         "wire between ranks: auto, shm (shared memory), tcp, or one that another distribution adds",
         flag="--transport",
@@ -181,122 +181,122 @@ class Settings(Variables):
         choices=("auto", *registry.BUILT_IN["wire"]),
         plugins="wire",
     )
-    fusion_threshold: int = knob(
+    fusion_threshold: int = setting(
         64 * MIB, "size up to which tensors are fused into one exchange; 0 = no fusion",
         flag="--fusion-threshold-mb", horovod="HOROVOD_FUSION_THRESHOLD",
         group=EXCHANGE, unit="MiB", scale=MIB, plausible=SIZES,
     )  # fmt: skip
-    bucket_bytes: int = knob(
+    bucket_bytes: int = setting(
         8 * MIB, "size of the gradients that are collected before they are exchanged",
         flag="--bucket-mb", group=EXCHANGE, unit="MiB", scale=MIB, plausible=SIZES,
     )  # fmt: skip
-    strategy: str = knob(
+    strategy: str = setting(
         "allreduce", "what ranks exchange: gradients (allreduce, adasum), or weights now and then (local_sgd:8, ...)",
         flag="--strategy", group=EXCHANGE,
     )  # fmt: skip
-    codec: str = knob(
+    codec: str = setting(
         "", "add up gradients compressed: a name like int8, or name:argument, like topk:0.01 (see docs/strategies.md)",
         flag="--codec", group=EXCHANGE, plugins="codec",
     )  # fmt: skip
-    overlap: str = knob(
+    overlap: str = setting(
         "auto", "exchange gradients while backward computes: on, off, or auto (where there are cores to spare)",
         flag="--overlap", group=EXCHANGE, choices=SWITCH,
     )  # fmt: skip
-    nccl: str = knob(
+    nccl: str = setting(
         "auto", "GPUs exchange directly, by NCCL: on, off (through host memory), or auto (where every rank has one)",
         flag="--nccl", group=EXCHANGE, choices=SWITCH,
     )  # fmt: skip
-    cycle_time: float = knob(
+    cycle_time: float = setting(
         1.0, "time for which asynchronous collectives are gathered before the background thread starts on them",
         flag="--cycle-time-ms", horovod="HOROVOD_CYCLE_TIME", group=EXCHANGE, unit="ms", plausible=(0.0, 1000.0),
     )  # fmt: skip
-    cache_capacity: int = knob(
+    cache_capacity: int = setting(
         1024, "signatures remembered by the response cache; 0 = off",
         flag="--cache-capacity", horovod="HOROVOD_CACHE_CAPACITY", group=EXCHANGE,
     )  # fmt: skip
-    network_interfaces: str = knob(
+    network_interfaces: str = setting(
         "", "interfaces that carry the job's traffic, like eth0,ib0; without: those that answer, the fastest first",
         flag="--network-interfaces", group=HOSTS,
     )  # fmt: skip
-    tls: bool = knob(
+    tls: bool = setting(
         False, "encrypt what goes between hosts (TLS 1.3), with a certificate of the job's own at each end",
         flag="--tls", group=HOSTS,
     )  # fmt: skip
-    ssh_port: int = knob(
+    ssh_port: int = setting(
         0, "port of ssh on all hosts; 0: as ssh's configuration says", flag="--ssh-port", group=HOSTS, most=65535
     )
-    ssh_identity_file: str = knob("", "file with the private key for ssh", flag="--ssh-identity-file", group=HOSTS)
-    ssh_options: str = knob("", "further options of ssh, like '-J gateway -l me'", flag="--ssh-options", group=HOSTS)
-    stall_check_disable: bool = knob(
+    ssh_identity_file: str = setting("", "file with the private key for ssh", flag="--ssh-identity-file", group=HOSTS)
+    ssh_options: str = setting("", "further options of ssh, like '-J gateway -l me'", flag="--ssh-options", group=HOSTS)
+    stall_check_disable: bool = setting(
         False, "do not warn about ranks that stay away",
         flag="--no-stall-check", horovod="HOROVOD_STALL_CHECK_DISABLE", group=STALLS,
     )  # fmt: skip
-    stall_warning_seconds: float = knob(
+    stall_warning_seconds: float = setting(
         60.0, "time after which a waiting tensor is reported",
         flag="--stall-check-warning-time-seconds", horovod="HOROVOD_STALL_CHECK_TIME_SECONDS", group=STALLS, unit="s",
     )  # fmt: skip
-    stall_shutdown_seconds: float = knob(
+    stall_shutdown_seconds: float = setting(
         0.0, "time after which a stalled job is ended; 0 = never",
         flag="--stall-check-shutdown-time-seconds", horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", group=STALLS,
         unit="s",
     )  # fmt: skip
-    check: str = knob(
+    check: str = setting(
         "warn", "when ranks hold different weights, step differently or read the same data: warn, raise, or off",
         flag="--check", group=OTHER, choices=("warn", "raise", "off"),
     )  # fmt: skip
-    timeline: str = knob(
+    timeline: str = setting(
         "", "file for a Chrome trace of all collectives, written by rank 0; DYNAMIC: start_timeline() names it",
         flag="--timeline-filename", horovod="HOROVOD_TIMELINE", group=TIMELINE,
     )  # fmt: skip
-    timeline_mark_cycles: bool = knob(
+    timeline_mark_cycles: bool = setting(
         False, "a mark in the timeline for every round of agreement",
         flag="--timeline-mark-cycles", horovod="HOROVOD_TIMELINE_MARK_CYCLES", group=TIMELINE,
     )  # fmt: skip
-    timeline_all_ranks: bool = knob(
+    timeline_all_ranks: bool = setting(
         False, "every rank writes its timeline, to <file>.rank<N>; see farandole timeline merge",
         flag="--timeline-all-ranks", group=TIMELINE,
     )  # fmt: skip
-    autotune: bool = knob(
+    autotune: bool = setting(
         False, "try out sizes of exchanges while training, and keep the fastest",
         flag="--autotune", horovod="HOROVOD_AUTOTUNE", group=AUTOTUNE,
     )  # fmt: skip
-    autotune_log: str = knob(
+    autotune_log: str = setting(
         "", "CSV file for what autotune tried, the best in the last row",
         flag="--autotune-log-file", horovod="HOROVOD_AUTOTUNE_LOG", group=AUTOTUNE,
     )  # fmt: skip
-    autotune_warmup_samples: int = knob(
+    autotune_warmup_samples: int = setting(
         3, "samples that autotune throws away at first",
         flag="--autotune-warmup-samples", horovod="HOROVOD_AUTOTUNE_WARMUP_SAMPLES", group=AUTOTUNE,
     )  # fmt: skip
-    autotune_steps_per_sample: int = knob(
+    autotune_steps_per_sample: int = setting(
         10, "training steps that autotune measures as one",
         flag="--autotune-steps-per-sample", horovod="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", group=AUTOTUNE,
     )  # fmt: skip
-    autotune_bayes_opt_max_samples: int = knob(
+    autotune_bayes_opt_max_samples: int = setting(
         20, "sizes that autotune tries at most",
         flag="--autotune-bayes-opt-max-samples", horovod="HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", group=AUTOTUNE,
     )  # fmt: skip
-    autotune_gaussian_process_noise: float = knob(
+    autotune_gaussian_process_noise: float = setting(
         0.8, "how little autotune trusts one measurement, from 0 to 1", flag="--autotune-gaussian-process-noise",
         horovod="HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", group=AUTOTUNE, most=1.0,
     )  # fmt: skip
-    dynamic_process_sets: bool = knob(
+    dynamic_process_sets: bool = setting(
         False, "process sets may be added and removed after init()",
         flag="--dynamic-process-sets", horovod="HOROVOD_DYNAMIC_PROCESS_SETS", group=OTHER,
     )  # fmt: skip
-    join_mean_of_present: bool = knob(
+    join_mean_of_present: bool = setting(
         False, "after join(), averages are over the ranks that still have data, not over all",
         flag="--join-mean-of-present", group=OTHER,
     )  # fmt: skip
-    start_timeout: float = knob(
+    start_timeout: float = setting(
         30.0, "time for all ranks to reach init()",
         flag="--start-timeout", horovod="HOROVOD_START_TIMEOUT", group=OTHER, unit="s",
     )  # fmt: skip
-    log_level: str = knob(
+    log_level: str = setting(
         "warning", "from which level on the log is shown: trace, debug, info, warning, error or fatal",
         flag="--log-level", horovod="HOROVOD_LOG_LEVEL", group=OTHER, choices=LOG_LEVELS,
     )  # fmt: skip
-    log_hide_time: bool = knob(
+    log_hide_time: bool = setting(
         False, "log lines without a time stamp",
         flag="--log-without-timestamp", horovod="HOROVOD_LOG_HIDE_TIME", group=OTHER,
     )  # fmt: skip
@@ -321,17 +321,19 @@ _COMPILING = {
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-def knobs(kind: type[Variables] = Settings) -> tuple[Knob, ...]:
+def settings_of(kind: type[Variables] = Settings) -> tuple[Setting, ...]:
     """Every setting (or field of ``kind``), in the order of the fields."""
-    return _KNOBS[kind]
+    return _SETTINGS[kind]
 
 
 def variables(*kinds: type[Variables]) -> frozenset[str]:
     """The names of all environment variables of ``kinds``, ours and Horovod's."""
-    return frozenset(name for kind in kinds for each in knobs(kind) for name in (each.variable, each.horovod) if name)
+    return frozenset(
+        name for kind in kinds for each in settings_of(kind) for name in (each.variable, each.horovod) if name
+    )
 
 
-def parse(setting: Knob, name: str, text: str) -> Any:
+def parse(setting: Setting, name: str, text: str) -> Any:
     """The value of a setting from text. ``name``: the flag or variable that it came from; Horovod's variable counts in
     the field's unit, the others in the flag's. Raises SettingsError for a value that cannot be read or used."""
     scale = 1.0 if name == setting.horovod else setting.scale
@@ -360,7 +362,7 @@ def _finite(text: str) -> float:
 _READ: dict[type, Callable[[str], Any]] = {bool: _truth, int: int, float: _finite, str: str}
 
 
-def checked(setting: Knob, name: str, value: Any) -> Any:
+def checked(setting: Setting, name: str, value: Any) -> Any:
     """``value`` if it can be used (of a closed set: in lower case), else SettingsError with ``name`` in front."""
     if setting.choices:
         known = setting.choices
@@ -384,7 +386,7 @@ def checked(setting: Knob, name: str, value: Any) -> Any:
 def doubts(settings: Settings, env: Mapping[str, str]) -> list[str]:
     """Warnings about values that are allowed and hardly meant: sizes in the wrong unit, misspelt variables of ours."""
     found = []
-    for setting in knobs():
+    for setting in settings_of():
         value = getattr(settings, setting.name)
         low, high = setting.plausible
         if setting.kind in (int, float) and value and not low <= value <= high:
@@ -401,9 +403,9 @@ def doubts(settings: Settings, env: Mapping[str, str]) -> list[str]:
 
 
 def _misspelt(env: Mapping[str, str]) -> Iterator[str]:
-    settings = [setting for kind in (Placement, Connection, Settings) for setting in knobs(kind)]
+    settings = [setting for kind in (Placement, Connection, Settings) for setting in settings_of(kind)]
     known = {setting.variable.removeprefix("FARANDOLE_"): setting.variable for setting in settings}
-    known |= {setting.flag.removeprefix("--").replace("-", "_").upper(): setting.variable for setting in knobs()}
+    known |= {setting.flag.removeprefix("--").replace("-", "_").upper(): setting.variable for setting in settings_of()}
     for name in sorted(env):
         ours = name.removeprefix("FARANDOLE_")
         if ours != name and f"FARANDOLE_{ours}" not in known.values():

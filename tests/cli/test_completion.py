@@ -9,7 +9,7 @@ import pytest
 from farandole import cli
 from farandole.cli import completion
 from farandole.cli.run import parser
-from farandole.config import knobs
+from farandole.config import settings_of
 
 
 def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -77,7 +77,7 @@ def test_a_script_knows_every_flag_and_value(shell: str, capsys: pytest.CaptureF
     text = script(shell, capsys)
     for name in (name for action in parser()._actions for name in action.option_strings):
         assert (completion._spelling(name) if shell == "fish" else name) in text
-    assert all(" ".join(knob.choices) in text for knob in knobs())
+    assert all(" ".join(setting.choices) in text for setting in settings_of())
     assert "auto local ssh spark" in text
     if shutil.which(shell):
         done = subprocess.run([shell, "-n"], input=text, capture_output=True, text=True, timeout=20)

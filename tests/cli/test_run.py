@@ -10,7 +10,7 @@ import pytest
 import farandole
 from farandole import cli, registry
 from farandole.cli import run
-from farandole.config import Settings, knobs
+from farandole.config import Settings, settings_of
 from farandole.errors import SettingsError
 from farandole.launch import driver
 from farandole.launch.contract import Request
@@ -41,14 +41,14 @@ class TestRun:
 
     def test_every_setting_has_its_flag(self, started: list[Job]) -> None:
         values = {int: "3", float: "2.5", str: "x"}
-        special = {each.name: each.choices[-1] for each in knobs() if each.choices}
+        special = {each.name: each.choices[-1] for each in settings_of() if each.choices}
         special |= {"autotune_gaussian_process_noise": "0.5", "codec": "topk:0.01"}
         flags: list[str] = []
-        for each in knobs():
+        for each in settings_of():
             flags += [each.flag] if each.kind is bool else [each.flag, special.get(each.name, values[each.kind])]
         assert cli.main(["run", "-np", "1", *flags, "true"]) == 0
         settings = started[0].settings
-        for each in knobs():
+        for each in settings_of():
             plain = {int: int(3 * each.scale), float: 2.5, bool: True, str: "x"}[each.kind]
             wanted = each.kind(special[each.name]) if each.name in special else plain
             assert getattr(settings, each.name) == wanted, each.name
@@ -166,18 +166,18 @@ class TestRun:
         monkeypatch.setenv("COLUMNS", "80")
         assert cli.main(["run", "--help"]) == 0
         text = capsys.readouterr().out
-        assert all(each.flag in text for each in knobs())
-        assert all(choice in text for each in knobs() for choice in each.choices)
+        assert all(each.flag in text for each in settings_of())
+        assert all(choice in text for each in settings_of() for choice in each.choices)
         assert "--output-dir" in text
         assert "what starts them: auto, local, ssh, spark" in text
         assert "example: farandole run -np 2 python train.py" in text
         assert max(map(len, text.splitlines())) <= 80
-        assert all(f"\n{each.group}:\n" in text for each in knobs())
+        assert all(f"\n{each.group}:\n" in text for each in settings_of())
 
     def test_the_flags_are_these(self) -> None:
         """A new flag is a decision: it is written here too."""
         names = {name for action in run.parser()._actions for name in action.option_strings}
-        assert names == {each.flag for each in knobs()} | {
+        assert names == {each.flag for each in settings_of()} | {
             "-np", "-n", "--np", "--num-proc", "-H", "--hosts", "--hostfile", "--launcher",
             "--config-file", "--output-dir", "--show-ranks", "--prefix-timestamp", "-v", "--verbose", "-h", "--help",
         }  # fmt: skip
@@ -248,7 +248,7 @@ class TestOthers:
     def test_config_shows_every_setting(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["config"]) == 0
         lines = capsys.readouterr().out.splitlines()
-        shown = knobs()
+        shown = settings_of()
         assert len(lines) == len(shown) + 1
         for each, line in zip(shown, lines[1:], strict=True):
             assert each.flag in line

@@ -235,7 +235,7 @@ class TestSlots:
         monkeypatch.setattr(found, "addresses", lambda: ("127.0.0.1", ""))
         for options, says in (
             ({}, r"increase HOROVOD_SPARK_START_TIMEOUT \(seconds; now 0\) to"),
-            ({"knob": "the start_timeout parameter"}, "increase the start_timeout parameter to a larger value"),
+            ({"setting": "the start_timeout parameter"}, "increase the start_timeout parameter to a larger value"),
         ):
             launcher = Spark(start_timeout=0.0, **options)
             launcher._cluster = found

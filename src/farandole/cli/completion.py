@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from farandole import cli, registry
 from farandole.cli.parsing import Parser, one_of, say
-from farandole.config import knobs
+from farandole.config import settings_of
 from farandole.errors import SettingsError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -53,7 +53,7 @@ def _options(command: str) -> list[Option]:
 
 def _option(action: argparse.Action) -> Option:
     values = tuple(map(str, action.choices or ())) or next(
-        (knob.choices for knob in knobs() if knob.flag in action.option_strings), ()
+        (setting.choices for setting in settings_of() if setting.flag in action.option_strings), ()
     )
     if action.dest == "setting_transport":
         values = ("auto", *registry.names("wire"))

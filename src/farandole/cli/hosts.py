@@ -12,7 +12,7 @@ from typing import Any
 
 from farandole.cli.parsing import Parser, say
 from farandole.cli.run import overrides
-from farandole.config import Settings, knobs
+from farandole.config import Settings, settings_of
 from farandole.errors import JobFailedError, SettingsError
 from farandole.launch.agents.bundle import archive, digests
 from farandole.launch.job import settings_for
@@ -35,9 +35,9 @@ def parser() -> Parser:
     made.add_argument("-H", "--hosts", metavar="H:N,...", help="the hosts, as for farandole run")
     made.add_argument("--hostfile", metavar="FILE", help="the same as a file of lines like: host slots=2")
     made.add_argument("--json", action="store_true", help="the same as JSON")
-    for knob in knobs(Settings):
-        if knob.name in SETTINGS:
-            made.add_argument(knob.flag, dest=f"setting_{knob.name}", metavar="TEXT", help=knob.doc)
+    for setting in settings_of(Settings):
+        if setting.name in SETTINGS:
+            made.add_argument(setting.flag, dest=f"setting_{setting.name}", metavar="TEXT", help=setting.doc)
     return made
 
 

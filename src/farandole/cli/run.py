@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from farandole import registry
 from farandole.cli import USAGE
 from farandole.cli.parsing import Parser, say
-from farandole.config import Knob, cores, knobs, parse
+from farandole.config import Setting, cores, parse, settings_of
 from farandole.errors import SettingsError, did_you_mean, nearest
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ def parser(launchers: Sequence[str] = ()) -> Parser:
     add("-v", "--verbose", action="store_true", default=None, help="say what is started where")
     add("-h", "--help", action="store_true", help="show this text")
     groups: dict[str, Any] = {}
-    for knob in knobs():
-        if knob.group not in groups:
-            groups[knob.group] = made.add_argument_group(knob.group)
-        _add_setting(groups[knob.group], knob)
+    for setting in settings_of():
+        if setting.group not in groups:
+            groups[setting.group] = made.add_argument_group(setting.group)
+        _add_setting(groups[setting.group], setting)
     return made
 
 
@@ -63,28 +63,32 @@ def full_parser() -> Parser:
     return parser(registry.names("launcher"))
 
 
-def _add_setting(group: Any, knob: Knob) -> None:
-    if knob.kind is bool:
-        group.add_argument(knob.flag, dest=_dest(knob), action="store_true", default=None, help=knob.doc)
+def _add_setting(group: Any, setting: Setting) -> None:
+    if setting.kind is bool:
+        group.add_argument(setting.flag, dest=_dest(setting), action="store_true", default=None, help=setting.doc)
         return
-    default = f" (default: {' '.join([knob.shown(knob.default), knob.unit]).rstrip()})" if knob.default != "" else ""
+    default = (
+        f" (default: {' '.join([setting.shown(setting.default), setting.unit]).rstrip()})"
+        if setting.default != ""
+        else ""
+    )
     group.add_argument(
-        knob.flag, dest=_dest(knob), metavar=_metavar(knob), help=f"{knob.doc}{default}".replace("%", "%%")
+        setting.flag, dest=_dest(setting), metavar=_metavar(setting), help=f"{setting.doc}{default}".replace("%", "%%")
     )
 
 
-def _dest(knob: Knob) -> str:
-    return f"setting_{knob.name}"
+def _dest(setting: Setting) -> str:
+    return f"setting_{setting.name}"
 
 
-def _metavar(knob: Knob) -> str:
-    if knob.choices:
-        return "LEVEL" if len(knob.choices) > 3 else "|".join(knob.choices)
-    if knob.scale != 1.0:
+def _metavar(setting: Setting) -> str:
+    if setting.choices:
+        return "LEVEL" if len(setting.choices) > 3 else "|".join(setting.choices)
+    if setting.scale != 1.0:
         return "MIB"
-    unit = {"s": "SECONDS", "ms": "MS"}.get(knob.unit)
-    text = "FILE" if "file" in knob.doc else "TEXT"
-    return unit or {int: "N", float: "X", str: text}[knob.kind]
+    unit = {"s": "SECONDS", "ms": "MS"}.get(setting.unit)
+    text = "FILE" if "file" in setting.doc else "TEXT"
+    return unit or {int: "N", float: "X", str: text}[setting.kind]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -189,10 +193,10 @@ def _near(name: str, known: Mapping[str, bool]) -> str:
 def overrides(options: Mapping[str, str | bool | None]) -> dict[str, Any]:
     """Settings by name, of those options that were given."""
     found: dict[str, Any] = {}
-    for knob in knobs():
-        given = options.get(_dest(knob))
+    for setting in settings_of():
+        given = options.get(_dest(setting))
         if given is not None:
-            found[knob.name] = given if isinstance(given, bool) else parse(knob, knob.flag, given)
+            found[setting.name] = given if isinstance(given, bool) else parse(setting, setting.flag, given)
     return found
 
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from farandole.compat import HOROVOD, check_alone, config_file, flags, in_horovods_words, missing
-from farandole.config import knobs, parse
+from farandole.config import parse, settings_of
 from farandole.errors import JobFailedError, SettingsError
 from farandole.launch import driver
 from farandole.launch.display import Display
@@ -99,7 +99,7 @@ def _launcher(use_mpi: bool) -> str:
 
 def _overrides(env: dict[str, str]) -> dict[str, Any]:
     """The settings among the variables, by their own names: a flag wins over the environment."""
-    known = {knob.horovod: knob for knob in knobs() if knob.horovod}
+    known = {setting.horovod: setting for setting in settings_of() if setting.horovod}
     return {known[name].name: parse(known[name], name, text) for name, text in env.items() if name in known}
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from farandole.config import Settings, knobs
+from farandole.config import Settings, settings_of
 from farandole.errors import SettingsError, did_you_mean
 from farandole.launch.contract import Launcher
 from farandole.launch.display import Display
@@ -32,7 +32,7 @@ class Job(NamedTuple):
 def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
     """The settings of a job: this process's variables, then ``env``, then ``overrides`` by name."""
     check_env(env)
-    adjustable = {knob.name: knob for knob in knobs()}
+    adjustable = {setting.name: setting for setting in settings_of()}
     for name, value in overrides.items():
         if name not in adjustable:
             near = did_you_mean(name, adjustable)

@@ -41,7 +41,7 @@ def run(
     if any(unused.values()):
         logger.info("no effect on Spark tasks: %s", ", ".join(name for name, value in unused.items() if value))
     call, settings = check_call(fn, args, kwargs), settings_for(env or {}, {})
-    launcher = Spark(start_timeout=start_timeout, knob="the start_timeout parameter", python=executable or "")
+    launcher = Spark(start_timeout=start_timeout, setting="the start_timeout parameter", python=executable or "")
     np = check_np(launcher.default_parallelism() if num_proc is None else num_proc)
     job = Job(
         np=np, call=call, settings=settings, env=env or {}, launcher=launcher, heavy=HEAVY,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 START_TIMEOUT = 600.0  # seconds for the tasks to be running; HOROVOD_SPARK_START_TIMEOUT
 LATE = (
     "Timed out waiting for {activity}. Please check that you have enough resources to run all Horovod processes. Each "
-    "Horovod process runs in a Spark task. You may need to increase {knob} to a larger value if "
+    "Horovod process runs in a Spark task. You may need to increase {setting} to a larger value if "
     "your Spark resources are allocated on-demand."
 )
 VARIABLE = "HOROVOD_SPARK_START_TIMEOUT"  # in the driver's environment; seconds
@@ -28,20 +28,20 @@ FAILED = "Spark job has failed, see the error above."
 
 class Spark:
     """The launcher. ``create``: start a session if there is none; ``python``: the ranks' interpreter on the executors,
-    by default that of Spark's own tasks; ``start_timeout``: seconds until all tasks must be running, and ``knob``: the
+    by default that of Spark's own tasks; ``start_timeout``: seconds until all tasks must be running, and ``setting``: the
     name by which users set them; ``log``: the first task's log gets what is given to ``to_log``."""
 
     name: ClassVar[str] = "spark"
 
     def __init__(
         self, *, title: str = "", create: bool = False, python: str = "", start_timeout: float | None = None,
-        knob: str = f"{VARIABLE} (seconds; now {{seconds:g}})", log: bool = False,
+        setting: str = f"{VARIABLE} (seconds; now {{seconds:g}})", log: bool = False,
     ) -> None:  # fmt: skip
         self._title, self._create, self._python, self._log = title, create, python, log
         self._told = start_timeout is not None
         if start_timeout is None:
             start_timeout = float(os.environ.get(VARIABLE) or START_TIMEOUT)
-        self._start_timeout, self._knob = start_timeout, knob
+        self._start_timeout, self._setting = start_timeout, setting
         self._cluster: Any = None
         self._allocation: AgentAllocation | None = None
 
@@ -76,8 +76,8 @@ class Spark:
         title = self._title or request.title
         tasks = f"{request.np} Spark task{'' if request.np == 1 else 's'}"
         where = f"{tasks} for {title}; {self._cluster.describe(slots)}"
-        knob = self._knob.format(seconds=timeout)
-        stage = Tasks(self._cluster, request.np, title, where, knob, self._python)
+        setting = self._setting.format(seconds=timeout)
+        stage = Tasks(self._cluster, request.np, title, where, setting, self._python)
         self._allocation = AgentAllocation(stage, [Place(1)] * request.np, timeout, log=self._log)
         return self._allocation
 
@@ -92,9 +92,9 @@ class Tasks:
 
     noun, private = "Spark task", False
 
-    def __init__(self, cluster: Any, np: int, title: str, where: str, knob: str, python: str) -> None:
+    def __init__(self, cluster: Any, np: int, title: str, where: str, setting: str, python: str) -> None:
         self.python = python
-        self._cluster, self._np, self._title, self._where, self._knob = cluster, np, title, where, knob
+        self._cluster, self._np, self._title, self._where, self._setting = cluster, np, title, where, setting
         self._stage: Any = None
 
     def describe(self) -> str:
@@ -121,7 +121,7 @@ class Tasks:
         return self._stage.reason() if self._stage is not None and self._stage.ended else None
 
     def late(self, status: str) -> str:
-        return LATE.format(activity=f"Spark tasks to start ({status})", knob=self._knob)
+        return LATE.format(activity=f"Spark tasks to start ({status})", setting=self._setting)
 
     def close(self, seconds: float) -> None:
         if self._stage is not None:
