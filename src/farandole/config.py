@@ -171,7 +171,7 @@ class Connection(Variables):
 
 
 class Settings(Variables):
-    """The settings_of of a user."""
+    """The settings of a user."""
 
     transport: str = setting(
         "auto",

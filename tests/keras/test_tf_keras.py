@@ -307,7 +307,7 @@ def test_values_now_and_in_a_graph() -> None:
     def body(rank: int) -> None:
         from tf_keras.api._v1.keras import backend
 
-        from farandole.tensorflow import tf_keras as keras_2
+        from farandole.keras import tf_keras as keras_2
 
         def found() -> list[Any]:
             value = [rank + 1.0] * 2

@@ -28,8 +28,8 @@ FAILED = "Spark job has failed, see the error above."
 
 class Spark:
     """The launcher. ``create``: start a session if there is none; ``python``: the ranks' interpreter on the executors,
-    by default that of Spark's own tasks; ``start_timeout``: seconds until all tasks must be running, and ``setting``: the
-    name by which users set them; ``log``: the first task's log gets what is given to ``to_log``."""
+    by default that of Spark's own tasks; ``start_timeout``: seconds until all tasks must be running, and ``setting``:
+    the name by which users set them; ``log``: the first task's log gets what is given to ``to_log``."""
 
     name: ClassVar[str] = "spark"
 
