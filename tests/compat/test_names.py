@@ -184,7 +184,7 @@ class TestHorovodRunner:
         assert code(
             f"import importlib\nfor each in {names.split()}:\n    module, _, name = each.partition(':')\n"
             "    print(getattr(importlib.import_module(module), name).__module__)"
-        ) == "farandole.report.notes\nfarandole.spark.runner"  # fmt: skip
+        ) == "farandole.report.messages\nfarandole.spark.runner"  # fmt: skip
 
     @pytest.mark.parametrize(
         ("call", "says"),

@@ -74,10 +74,11 @@ assert os.environ["PYTHONUNBUFFERED"] == "1" and os.environ["HOROVOD_CPU_OPERATI
 import os
 from farandole.store import StoreClient
 client = StoreClient(os.environ["FARANDOLE_STORE"], os.environ["FARANDOLE_SECRET"])
-for key in ["outcome/99", "outcome/-1", "outcome/x", "outcome/", "outcome/0", "note/progress/0", "note/log/7", "note/"]:
+keys = ["outcome/99", "outcome/-1", "outcome/x", "outcome/", "outcome/0"]
+for key in [*keys, "message/progress/0", "message/log/7", "message/"]:
     client.set(key, b'{"status": 1')
-client.set("note/progress/0", b'{"rate": "fast", "epoch": Infinity}')
-client.set("note/log/0", b"all is well")
+client.set("message/progress/0", b'{"rate": "fast", "epoch": Infinity}')
+client.set("message/log/0", b"all is well")
 """
         done = jobs.run("run", "-np", "2", PY, "-c", code)
         assert done.returncode == 0, done.stderr

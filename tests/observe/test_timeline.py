@@ -24,7 +24,7 @@ from farandole.errors import HorovodInternalError, SettingsError
 from farandole.handshake import new_secret
 from farandole.observe.timeline import Timeline, ahead, merge, read, recorder
 from farandole.observe.timeline.file import ArrayFile
-from farandole.observe.timeline.story import Finished, Part, Scope, Settled, Started, Story
+from farandole.observe.timeline.trace import Finished, Part, Scope, Settled, Started, Trace
 from farandole.store import StoreClient, StoreServer, clock_name
 from farandole.types import Buffer, DType, Kind, Request
 from tests.kits.worlds import two_levels
@@ -80,15 +80,15 @@ def life(kind: str, wire: str, ticks: int) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-# The story, which is pure.
+# The trace, which is pure.
 
 
-def told(*notes: Any, mark_cycles: bool = False) -> list[dict[str, Any]]:
-    story = Story(0, 2, 100.0, 0.0, mark_cycles=mark_cycles)
-    lines = story.opening()
-    for note in notes:
-        lines += story.events((SCOPE, note))
-    lines += story.closing()
+def told(*records: Any, mark_cycles: bool = False) -> list[dict[str, Any]]:
+    trace = Trace(0, 2, 100.0, 0.0, mark_cycles=mark_cycles)
+    lines = trace.opening()
+    for record in records:
+        lines += trace.events((SCOPE, record))
+    lines += trace.closing()
     return [json.loads(line) for line in lines]
 
 
@@ -158,7 +158,7 @@ def test_a_tensor_never_begins_before_it_ended() -> None:
     assert [each["ts"] for each in events if each["name"] == "NEGOTIATE_ALLREDUCE"] == [0.5e6, 1e6, 3e6, 4e6]
 
 
-def test_notes_that_were_lost_leave_no_knot() -> None:
+def test_records_that_were_lost_leave_no_knot() -> None:
     both = [[("a", REQUEST)]] * 2
     settled = Settled(101.0, both, [[100.5]] * 2, ["a"], [])
     check(told(settled, settled, Started(101.5, Kind.ALLREDUCE, ["a"], 24)))
@@ -181,17 +181,17 @@ def test_unnamed_tensors_in_flight_together_lie_side_by_side() -> None:
 
 
 def test_the_engines_of_two_sets_do_not_mix() -> None:
-    story = Story(0, 4, 100.0, 0.0)
+    trace = Trace(0, 4, 100.0, 0.0)
     sets = [Scope("one/", "SHM", [0, 1]), Scope("two/", "SHM", [0, 3])]
     both = [[("a", REQUEST)]] * 2
-    lines = story.opening()
-    for note in (
+    lines = trace.opening()
+    for record in (
         Settled(101.0, both, [[100.5]] * 2, ["a"], []),
         Started(102.0, Kind.ALLREDUCE, ["a"], 24),
         Finished(103.0, Kind.ALLREDUCE, ["a"]),
     ):
         for scope in sets:
-            lines += story.events((scope, note))
+            lines += trace.events((scope, record))
     events = [json.loads(line) for line in lines]
     check(events)
     for name, ranks_of_set in (("one/a", ["0", "1"]), ("two/a", ["0", "3"])):
@@ -291,7 +291,7 @@ def test_a_file_torn_by_a_kill_is_read_up_to_there(tmp_path: Path) -> None:
         read(str(path))
 
 
-def test_too_many_notes_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_records_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "ROOM", 5)
     monkeypatch.setattr(recorder, "_PAUSE", 60.0)
     timeline = Timeline(0, 1)
@@ -302,7 +302,7 @@ def test_too_many_notes_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         tracer.started(Kind.ALLREDUCE, ["a"], 24)
         tracer.finished(Kind.ALLREDUCE, ["a"])
     timeline.stop()
-    assert "LOST 7 NOTES" in [event["name"] for event in whole(tmp_path / "t.json")]
+    assert "LOST 7 RECORDS" in [event["name"] for event in whole(tmp_path / "t.json")]
 
 
 # With the engine.
@@ -446,7 +446,7 @@ def test_several_files_one_after_the_other(tmp_path: Path) -> None:
     assert not [each for each in threading.enumerate() if each.name == "farandole-timeline"]
 
 
-def test_taking_notes_costs_little(tmp_path: Path) -> None:
+def test_taking_records_costs_little(tmp_path: Path) -> None:
     """A step of 3 buckets takes 4 rounds or so. 3 % of a step of 20 ms are 600 us, here for writing and all."""
     named = [(f"bucket.{i}", REQUEST._replace(name=f"bucket.{i}")) for i in range(3)]
     names = [name for name, _ in named]

@@ -23,7 +23,7 @@ from farandole.launch.agents.bundle import bundle, digests, packed
 from farandole.launch.contract import Request
 from farandole.launch.launchers.spark import Spark, cluster
 from farandole.launch.launchers.spark.cluster import Cluster, reason
-from farandole.report import notes, pickling
+from farandole.report import messages, pickling
 from farandole.spark import HorovodRunner, LoopLog, get_available_devices, log_to_driver, run, run_elastic
 
 
@@ -331,8 +331,8 @@ class TestWithoutASession:
     def test_a_message_without_a_job_is_printed(self, capsys: pytest.CaptureFixture[str]) -> None:
         log_to_driver("x" * 5000)
         log_to_driver(5)
-        assert capsys.readouterr().out == "x" * notes.LONGEST + "\n5\n"
-        assert notes.LONGEST == 4000
+        assert capsys.readouterr().out == "x" * messages.LONGEST + "\n5\n"
+        assert messages.LONGEST == 4000
 
 
 def test_what_is_large_in_a_function_is_named() -> None:

@@ -49,7 +49,7 @@ def run(job: Job) -> list[Any]:
         if display.verbose or (allocation.remote and not display.quiet):
             display.tell(allocation.describe() + ", encrypted (--tls)" * job.settings.tls)
         streams = Streams(
-            job.np, display.out, display.err, notes=display.notes, directory=display.output_dir,
+            job.np, display.out, display.err, messages=display.messages, directory=display.output_dir,
             timestamp=display.prefix_timestamp, shown=display.show_ranks,
         )  # fmt: skip
         stack.callback(streams.close)

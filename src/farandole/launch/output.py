@@ -238,7 +238,7 @@ class Streams:
     """All streams of a job, on their way to the console and to the files."""
 
     def __init__(
-        self, size: int, out: TextIO, err: TextIO, *, notes: TextIO | None = None, directory: str | None = None,
+        self, size: int, out: TextIO, err: TextIO, *, messages: TextIO | None = None, directory: str | None = None,
         timestamp: bool = False, shown: Collection[int] | None = None,
     ) -> None:  # fmt: skip
         self._files = Files(directory, size) if directory else None
@@ -248,7 +248,8 @@ class Streams:
         self.out = Console(out)
         # Two names of one terminal share one cursor.
         self.err = self.out if out is err or _same_terminal(out, err) else Console(err)
-        self.notes = self.out if notes is None or notes is out or _same_terminal(out, notes) else Console(notes)
+        messages = messages or out
+        self.messages = self.out if messages is out or _same_terminal(out, messages) else Console(messages)
         self._held: dict[int, tuple[float, str]] = {}  # per rank: since when, and what, from a traceback on
         self.ending: set[int] = set()  # ranks that have failed: their held lines stay held
         self.before_write: Callable[[], None] = lambda: None  # takes a status line away
@@ -261,7 +262,7 @@ class Streams:
     def say(self, text: str) -> None:
         """A message of a rank to the user, as it is."""
         self.before_write()
-        self.notes.write((-1, "note"), "", f"{text}\n")
+        self.messages.write((-1, "message"), "", f"{text}\n")
 
     def pause(self, rank: int, name: str) -> None:
         """The stream has been silent, or has ended: show its unfinished line."""

@@ -23,7 +23,7 @@ from farandole.launch.plan import places
 from farandole.launch.status import status
 from farandole.launch.supervise import State, Supervisor
 from farandole.log import logger
-from farandole.report import notes
+from farandole.report import messages
 from farandole.report.outcome import Outcome
 from farandole.store import StoreServer, Value
 from farandole.types import Slot
@@ -56,7 +56,7 @@ class Watch:
         self._supervisor = Supervisor(job.np)
         self._status = status(job.display.say, streams)
         self._doing = ""
-        self._notes: deque[notes.Note] = deque()
+        self._messages: deque[messages.Message] = deque()
         self._reported: deque[tuple[int, Outcome]] = deque()  # outcomes that arrived, not looked at yet
         self._bereft: set[int] = set()  # ranks that failed because we ended others
         self._signals: list[int] = []
@@ -83,7 +83,7 @@ class Watch:
             if kind is not None and not self._job.display.verbose:
                 self._streams.close(drop=self._bereft)
         finally:
-            self._show_notes()
+            self._show_messages()
             self._status.close("ended" if kind is None else "interrupted" if kind is Interrupted else "failed")
             self._store.hooks.remove(self._on_set)
             for key in list(self._selector.get_map().values()):
@@ -142,7 +142,7 @@ class Watch:
     def _on_set(self, key: str, value: Value) -> None:
         """(A store's thread.) A rank reported its outcome, or something for those who watch."""
         kind, _, rest = key.partition("/")
-        if kind not in ("outcome", "note"):
+        if kind not in ("outcome", "message"):
             return
         try:
             if kind == "outcome":
@@ -150,7 +150,7 @@ class Watch:
             else:
                 self._store.pop(key)
                 what, _, rank = rest.partition("/")
-                self._notes.append(notes.Note.parsed(what, self._rank(rank), value))
+                self._messages.append(messages.Message.parsed(what, self._rank(rank), value))
         except ValueError as error:
             logger.warning("%r was set in the job's store to what cannot be that, and is ignored: %s", key, error)
             return
@@ -174,7 +174,7 @@ class Watch:
         soon = self._supervisor.exiting(time.monotonic())  # then look again soon
         self._pump(min(seconds, 0.005) if soon else seconds)
         self._note()
-        self._show_notes()
+        self._show_messages()
         self._status.tick(self._doing or f"{self._supervisor.running} of {self._job.np} ranks running")
         if self._signals:
             raise Interrupted(self._signals[0])
@@ -219,15 +219,15 @@ class Watch:
                     self._see(Event(rank, code=code))
         self._take_reports()
 
-    def _show_notes(self) -> None:
-        while self._notes:
-            note = self._notes.popleft()
-            if note.figure:
-                self._status.figure(note.figure)
-            elif note.progress is None:
-                self._streams.say(note.text)
-            elif note.rank == 0:
-                self._status.progress = note.progress
+    def _show_messages(self) -> None:
+        while self._messages:
+            message = self._messages.popleft()
+            if message.figure:
+                self._status.figure(message.figure)
+            elif message.progress is None:
+                self._streams.say(message.text)
+            elif message.rank == 0:
+                self._status.progress = message.progress
 
     def _take_reports(self) -> None:
         while self._reported:

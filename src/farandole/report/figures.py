@@ -13,7 +13,7 @@ from matplotlib import _pylab_helpers
 from matplotlib.backend_bases import FigureManagerBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from farandole.report import notes
+from farandole.report import messages
 
 
 class FigureManager(FigureManagerBase):
@@ -22,7 +22,7 @@ class FigureManager(FigureManagerBase):
     def show(self) -> None:
         picture = io.BytesIO()
         self.canvas.print_figure(picture, format="png", bbox_inches="tight")
-        notes.figure(picture.getvalue())
+        messages.figure(picture.getvalue())
 
     @classmethod
     def pyplot_show(cls, *, block: bool | None = None) -> None:

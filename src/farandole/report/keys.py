@@ -16,6 +16,6 @@ def result(rank: int) -> str:
     return f"result/{rank}"
 
 
-def note(kind: str, rank: int) -> str:
-    """Something for those who watch (``report.notes``)."""
-    return f"note/{kind}/{rank}"
+def message(kind: str, rank: int) -> str:
+    """Something for those who watch (``report.messages``)."""
+    return f"message/{kind}/{rank}"

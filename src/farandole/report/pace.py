@@ -14,7 +14,7 @@ from collections import deque
 from typing import NamedTuple
 
 from farandole.config import STATUS, Placement
-from farandole.report import notes
+from farandole.report import messages
 
 EVERY = 1.0  # seconds between reports
 WINDOW = 10  # reports over which the rate is taken
@@ -101,4 +101,4 @@ def _tell() -> None:
         time.sleep(EVERY)
         facts = _pace.report(time.monotonic())
         if facts:
-            notes.progress(**facts)
+            messages.progress(**facts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from farandole.report.notes import log as log_to_driver
+from farandole.report.messages import log as log_to_driver
 from farandole.spark.logs import LoopLog
 from farandole.spark.run import run, run_elastic
 from farandole.spark.runner import HorovodRunner

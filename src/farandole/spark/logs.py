@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from farandole.config import Placement
-from farandole.report import notes
+from farandole.report import messages
 
 EVERY = 1.0  # seconds between reports to the status line
 
@@ -38,27 +38,27 @@ class LoopLog:
         self._epoch, self._began, self._steps = epoch, time.monotonic(), 0
         self._reported = (0, self._began)
         if self._speaks:
-            notes.log(f"Epoch {epoch} begins")
-            notes.progress(epoch=epoch)
+            messages.log(f"Epoch {epoch} begins")
+            messages.progress(epoch=epoch)
 
     def batch_end(self, step: int, **numbers: Any) -> None:
         if not self._speaks:
             return
         self._steps += 1
         if self.per_batch_log:
-            notes.log(f"Epoch {self._epoch} batch {step}{_shown(numbers)}")
+            messages.log(f"Epoch {self._epoch} batch {step}{_shown(numbers)}")
         before, when = self._reported
         now = time.monotonic()
         if now - when >= EVERY:
             self._reported = (self._steps, now)
-            notes.progress(epoch=self._epoch, step=step, rate=(self._steps - before) / (now - when))
+            messages.progress(epoch=self._epoch, step=step, rate=(self._steps - before) / (now - when))
 
     def epoch_end(self, epoch: int, **numbers: Any) -> None:
         if not self._speaks:
             return
         seconds = time.monotonic() - self._began
         rate = f", {self._steps / seconds:.3g} steps/s" if self._steps and seconds > 0 else ""
-        notes.log(f"Epoch {epoch} ended after {seconds:.1f} s{_shown(numbers)}{rate}")
+        messages.log(f"Epoch {epoch} ended after {seconds:.1f} s{_shown(numbers)}{rate}")
 
 
 def _shown(numbers: Mapping[str, Any]) -> str:

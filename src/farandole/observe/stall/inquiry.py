@@ -106,7 +106,7 @@ class Inquiry:
         try:
             found = json.loads(store.get(self._key("answer", turn, rank), seconds))
         except RendezvousError:
-            return Answer(silent=process.story(store.try_get(self._key("process", rank))))
+            return Answer(silent=process.why_silent(store.try_get(self._key("process", rank))))
         waits, stuck, awaited, stack, waited = found
         from farandole.observe.stall.stacks import Frame  # here: nobody is asked in most jobs
 

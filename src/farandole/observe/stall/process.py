@@ -23,7 +23,7 @@ def here() -> bytes:
     return json.dumps([os.getpid(), socket.gethostname(), _space()]).encode()
 
 
-def story(where: bytes | None) -> str:
+def why_silent(where: bytes | None) -> str:
     """Why a rank does not answer, given what it said of itself with ``here``."""
     if where is None:
         return "it does not answer"

@@ -1,4 +1,4 @@
-"""The observer: takes notes on the engine's thread, in less than a microsecond each, and writes them on its own."""
+"""The observer: records events on the engine's thread, in less than a microsecond each, and writes them on its own."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from time import monotonic
 from farandole.contracts import Observer
 from farandole.log import logger
 from farandole.observe.timeline.file import ArrayFile
-from farandole.observe.timeline.story import Finished, Named, Note, Part, Scope, Settled, Started, Story
+from farandole.observe.timeline.trace import Finished, Named, Part, Record, Scope, Settled, Started, Trace
 from farandole.types import Kind
 
-ROOM = 100_000  # notes that may wait to be written
-_PAUSE = 0.04  # seconds between two looks at the notes
-_SLICE = 8  # notes between two writes; a write lets other threads run
+ROOM = 100_000  # records that may wait to be written
+_PAUSE = 0.04  # seconds between two looks at the records
+_SLICE = 8  # records between two writes; a write lets other threads run
 
 
 class Timeline:
@@ -31,8 +31,8 @@ class Timeline:
     def start(self, path: str, *, mark_cycles: bool = False) -> None:
         """Write to ``path`` from now on. Raises SettingsError if that cannot be; what was written before is ended."""
         with self._changing:
-            story = Story(self.rank, self.size, self.now(), time.time(), mark_cycles=mark_cycles)
-            writer = _Writer(ArrayFile(path), story)
+            trace = Trace(self.rank, self.size, self.now(), time.time(), mark_cycles=mark_cycles)
+            writer = _Writer(ArrayFile(path), trace)
             before, self._writer = self._writer, writer
         if before is not None:
             before.close()
@@ -52,14 +52,14 @@ class Timeline:
     def now(self) -> float:
         return monotonic() + self.clock
 
-    def note(self, note: Note) -> None:
+    def record(self, record: Record) -> None:
         writer = self._writer
         if writer is not None:
-            writer.put(note)
+            writer.put(record)
 
 
 class EngineTracer(Observer):
-    """Notes every event of one engine."""
+    """Records every event of one engine."""
 
     def __init__(self, timeline: Timeline, scope: Scope) -> None:
         self.clock = timeline.clock
@@ -70,36 +70,36 @@ class EngineTracer(Observer):
         self, asked: Sequence[Sequence[Named]], since: Sequence[Sequence[float]],
         agreed: Sequence[str], failed: Sequence[str],
     ) -> None:  # fmt: skip
-        self._timeline.note((self._scope, Settled(monotonic() + self.clock, asked, since, agreed, failed)))
+        self._timeline.record((self._scope, Settled(monotonic() + self.clock, asked, since, agreed, failed)))
 
     def started(self, kind: Kind, names: Sequence[str], nbytes: int) -> None:
         self._running = names
-        self._timeline.note((self._scope, Started(monotonic() + self.clock, kind, names, nbytes)))
+        self._timeline.record((self._scope, Started(monotonic() + self.clock, kind, names, nbytes)))
 
     def part(self, name: str, begin: float, end: float) -> None:
         part = Part(end + self.clock, begin + self.clock, name, self._running[0])
-        self._timeline.note((self._scope, part))
+        self._timeline.record((self._scope, part))
 
     def finished(self, kind: Kind, names: Sequence[str]) -> None:
-        self._timeline.note((self._scope, Finished(monotonic() + self.clock, kind, names)))
+        self._timeline.record((self._scope, Finished(monotonic() + self.clock, kind, names)))
 
 
 class _Writer:
     """One file and the thread that writes it."""
 
-    def __init__(self, file: ArrayFile, story: Story) -> None:
-        self._file, self._story = file, story
-        self._notes: deque[Note] = deque()
+    def __init__(self, file: ArrayFile, trace: Trace) -> None:
+        self._file, self._trace = file, trace
+        self._records: deque[Record] = deque()
         self._lost = 0
         self._end = threading.Event()
         self._dead = False
         self._thread = threading.Thread(target=self._run, name="farandole-timeline", daemon=True)
-        self._write(story.opening())
+        self._write(trace.opening())
         self._thread.start()
 
-    def put(self, note: Note) -> None:
-        if len(self._notes) < ROOM:
-            self._notes.append(note)
+    def put(self, record: Record) -> None:
+        if len(self._records) < ROOM:
+            self._records.append(record)
         else:
             self._lost += 1
 
@@ -113,18 +113,18 @@ class _Writer:
         while not self._end.wait(_PAUSE):
             self._drain()
         self._drain()
-        self._write(self._story.closing())
+        self._write(self._trace.closing())
 
     def _drain(self) -> None:
-        notes, story = self._notes, self._story
-        while notes:
+        records, trace = self._records, self._trace
+        while records:
             events: list[str] = []
-            for _ in range(min(_SLICE, len(notes))):
-                events += story.events(notes.popleft())
+            for _ in range(min(_SLICE, len(records))):
+                events += trace.events(records.popleft())
             self._write(events)
         if self._lost:
             lost, self._lost = self._lost, 0
-            self._write(story.lost(lost))
+            self._write(trace.lost(lost))
 
     def _write(self, events: Sequence[str]) -> None:
         if self._dead:

@@ -1,6 +1,6 @@
-"""Notes of a rank to the user who watches the job: messages, and progress.
+"""Messages of a rank to the user who watches the job: texts, progress, pictures.
 
-In a rank each note is a value in the job's store that the driver takes as it comes; without a job it is printed.
+In a rank each message is a value in the job's store that the driver takes as it comes; without a job it is printed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _lock = threading.Lock()
 _client: tuple[int, StoreClient] | None = None  # the process that opened it, and the connection
 
 
-class Note(NamedTuple):
+class Message(NamedTuple):
     """The driver's reading of one: a text to show, facts about the progress of a rank, or a picture (PNG)."""
 
     rank: int
@@ -35,7 +35,7 @@ class Note(NamedTuple):
     figure: bytes = b""
 
     @classmethod
-    def parsed(cls, kind: str, rank: int, data: bytes | bytearray) -> Note:
+    def parsed(cls, kind: str, rank: int, data: bytes | bytearray) -> Message:
         """ValueError if that is none."""
         if kind == "log":
             return cls(rank, bytes(data[: 4 * LONGEST]).decode("utf-8", "replace")[:LONGEST])
@@ -44,7 +44,7 @@ class Note(NamedTuple):
                 raise ValueError(f"a figure is a PNG of at most {LARGEST_FIGURE >> 20} MiB")
             return cls(rank, figure=bytes(data))
         if kind != "progress":
-            raise ValueError(f"a note is a log, progress or a figure, not {kind!r}")
+            raise ValueError(f"a message is a log, progress or a figure, not {kind!r}")
         numbers = {name: value for name, value in parsed(data).items() if isinstance(value, int | float)}
         return cls(rank, progress={name: value for name, value in numbers.items() if -BEYOND < value < BEYOND})
 
@@ -76,12 +76,12 @@ def figure(png: bytes) -> None:
 
 
 def _send(kind: str, data: bytes) -> bool:
-    """False when there is no driver, or it has gone: a note is not worth an error in training."""
+    """False when there is no driver, or it has gone: a message is not worth an error in training."""
     connection = Connection.from_env()
     if not connection.store:
         return False
     try:
-        _client_of(connection).set(keys.note(kind, Placement.from_env().rank), data)
+        _client_of(connection).set(keys.message(kind, Placement.from_env().rank), data)
     except (HorovodInternalError, RendezvousError, AuthenticationError, OSError):
         return False
     return True

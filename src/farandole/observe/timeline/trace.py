@@ -60,7 +60,7 @@ class Scope(NamedTuple):
     ranks: Sequence[int]
 
 
-Note = tuple[Scope, Settled | Started | Part | Finished]
+Record = tuple[Scope, Settled | Started | Part | Finished]
 
 
 class _Tensor:
@@ -87,14 +87,14 @@ class _Flight:
         self.last = 0.0
 
 
-class Story:
-    """``events(note)`` gives JSON texts, in the order in which they belong into the file."""
+class Trace:
+    """``events(record)`` gives JSON texts, in the order in which they belong into the file."""
 
     def __init__(self, rank: int, size: int, begin: float, epoch: float, *, mark_cycles: bool = False) -> None:
         """``begin``: the time that is 0 in the file; ``epoch``: the same moment in seconds since 1970."""
         self._rank, self._size, self._begin, self._epoch = rank, size, begin, epoch
         self._mark_cycles = mark_cycles
-        self.latest = begin  # the time of the last note
+        self.latest = begin  # the time of the last record
         self._tensors: dict[str, _Tensor] = {}
         self._flights: dict[str, _Flight] = {}
         self._lasts: dict[tuple[int, int], float] = {}  # per lane: nothing may begin before what came last has ended
@@ -109,8 +109,8 @@ class Story:
         }  # fmt: skip
         return [json.dumps(head)]
 
-    def events(self, note: Note) -> list[str]:
-        scope, what = note
+    def events(self, record: Record) -> list[str]:
+        scope, what = record
         self.latest = what.time
         if isinstance(what, Settled):
             self._settle(scope, what)
@@ -131,8 +131,8 @@ class Story:
         return self._take()
 
     def lost(self, count: int) -> list[str]:
-        """A mark that ``count`` notes were thrown away."""
-        return [f'{{"ph":"i","name":"LOST {count} NOTES","ts":{self._ts(self.latest)},"pid":0,"tid":0,"s":"g"}}']
+        """A mark that ``count`` records were thrown away."""
+        return [f'{{"ph":"i","name":"LOST {count} RECORDS","ts":{self._ts(self.latest)},"pid":0,"tid":0,"s":"g"}}']
 
     def closing(self) -> list[str]:
         """Whatever is open ends."""
