@@ -17,6 +17,12 @@ from tests.kits import slurm
 FOLDERS = {name: name for name in ("torch", "tensorflow", "keras", "jax", "mxnet")} | {"pyspark": "spark"}
 collect_ignore = [folder for package, folder in FOLDERS.items() if not importlib.util.find_spec(package)]
 
+if importlib.util.find_spec("hypothesis"):  # its own limits are of times, and a busy machine exceeds them
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("patient")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _end_the_pool() -> Iterator[None]:
