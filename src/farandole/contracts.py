@@ -262,6 +262,7 @@ class Strategy(Protocol):
 
     spec: str  # as in ``--strategy``
     epochs: bool  # is there an exchange at the end of each epoch?
+    alike: bool  # do all ranks have the same weights after an exchange? Then a codec may compress what is averaged
     slots: tuple[str, ...]  # an array for each weight: "weights" begins as a copy of it, "zeros" as zeros
 
     def due(self, step: Any) -> Any:

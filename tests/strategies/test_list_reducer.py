@@ -229,7 +229,7 @@ def test_with_a_codec_each_array_keeps_what_it_has_not_sent_and_whole_numbers_tr
     for number, shape in enumerate(SHAPES * 2):
         given = sum(total(2, step)[number].astype("float64") for step in range(3))
         came = sum(results[number].astype("float64") for results in first)
-        key = f"residual/test.{number}.number {number}"
+        key = f"residual/{number}.number {number}"
         assert (key in one) == (TYPES[number % 4] != "int32")
         kept = np.reshape(one[key] + two[key], shape) if key in one else 0
         assert np.allclose(came + kept, given, rtol=1e-4, atol=0.1 if number % 4 == 3 else 1e-4)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from farandole.strategies.codecs import codec as codec_of
 from farandole.strategies.modes.gossip import Gossip
 from farandole.strategies.modes.local_sgd import LocalSGD
 from tests.job import job
@@ -74,7 +75,8 @@ def test_a_resumed_run_goes_on_bit_for_bit() -> None:
         for resumed in (False, True):
             model = net()
             strategy = LocalSGD(2, outer="nesterov", lr=0.7)
-            optimizer = hvd.DistributedOptimizer(OPTIMIZERS["adam"](model.parameters()), strategy=strategy)
+            codec = codec_of("topk:0.3")
+            optimizer = hvd.DistributedOptimizer(OPTIMIZERS["adam"](model.parameters()), strategy=strategy, codec=codec)
             steps_of(rank, 2, model, optimizer, 0, 3)
             if resumed:
                 file = io.BytesIO()
@@ -85,7 +87,12 @@ def test_a_resumed_run_goes_on_bit_for_bit() -> None:
                 model.load_state_dict(loaded["model"])
                 plain = OPTIMIZERS["adam"](model.parameters())
                 plain.load_state_dict(loaded["optimizer"])  # it loads without Farandole, too
-                optimizer = hvd.DistributedOptimizer(OPTIMIZERS["adam"](model.parameters()), strategy=strategy)
+                residuals = codec.state_dict()
+                codec = codec_of("topk:0.3")
+                codec.load_state_dict(residuals)
+                optimizer = hvd.DistributedOptimizer(
+                    OPTIMIZERS["adam"](model.parameters()), strategy=strategy, codec=codec
+                )
                 optimizer.load_state_dict(loaded["optimizer"])
                 other = hvd.DistributedOptimizer(OPTIMIZERS["adam"](net().parameters()), strategy="local_sgd:2")
                 with pytest.raises(

@@ -82,7 +82,7 @@ def exchanging(optimizer: Any, options: GradientOptions, strategy: Strategy) -> 
         weights = _weights(params)
         slots = [
             [_wide(weight) if kind == "weights" else jnp.zeros_like(_wide(weight)) for weight in weights]
-            for kind in strategy.slots
+            for kind in exchange.kinds
         ]
         return WeightState(jnp.zeros((), jnp.int32), slots, optimizer.init(params))
 
@@ -99,7 +99,7 @@ def exchanging(optimizer: Any, options: GradientOptions, strategy: Strategy) -> 
         stepped = optax.apply_updates(params, found)
         given = [*_weights(stepped), *(slot for column in state.slots for slot in column), step]
         told = run_if(strategy.due(step), HostExchange(_Columns(exchange, tuple(_names(params))).run), given)
-        count = len(given) // (1 + len(strategy.slots))
+        count = len(given) // (1 + len(exchange.kinds))
         changes = _changes(params, found, told[:count])
         columns = [list(told[begin : begin + count]) for begin in range(count, len(given) - 1, count)]
         return changes, WeightState(step, columns, inner)

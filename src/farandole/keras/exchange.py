@@ -32,7 +32,7 @@ class KerasExchange:
 
     def before_step(self, run_if: Callable[..., Any], variables: Sequence[Any], step: Any) -> None:
         """Before step number ``step`` (1, 2 ...; it may be a traced number)."""
-        if self._strategy.slots:
+        if self._exchange.kinds:
             run_if(step == 1, self._keep, _values(variables), step)
 
     def after_step(
@@ -68,7 +68,7 @@ class KerasExchange:
         self._slots = self._exchange.slots(arrays)
 
     def _run(self, arrays: Sequence[Array], step: int) -> None:
-        if self._strategy.slots and not self._slots:  # training goes on from a file
+        if self._exchange.kinds and not self._slots:  # training goes on from a file
             self._exchange.average(arrays)
             self._slots = self._exchange.slots(arrays)
         else:

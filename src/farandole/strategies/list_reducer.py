@@ -191,7 +191,7 @@ class GradientListReducer:
         for number, (label, shape, _) in enumerate(layout.table):
             dtype, flat = layout.place(number, flats, arrays)
             spec = codec.spec if dtype.is_float else ""
-            name, key = f"{self.name}.{number}", f"{self.name}.{number}.{label}"
+            name, key = f"{self.name}.{number}", f"{number}.{label}"  # a resumed run may number its optimizers anew
             request = Request(name, Kind.ALLREDUCE, dtype, shape, *reduction, codec=spec, **of)
             entries.append(Entry(request, Buffer(flat, flat, dtype), 0, codec if spec else None, key))
         return entries

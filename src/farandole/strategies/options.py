@@ -33,7 +33,7 @@ class GradientOptions(NamedTuple):
     sparse_as_dense: bool = False  # sparse gradients travel as dense ones
     scale_local: bool = True  # gradients of variables that are left to each rank are divided by the number of ranks
     strategy: Strategy | None = None  # ranks step with gradients of their own, and exchange weights; None: gradients
-    codec: str | Codec = ""  # by which all ranks' gradients are added up
+    codec: str | Codec = ""  # by which all ranks' gradients (or changes of weights) are added up
 
     @property
     def wire(self) -> DType | None:
@@ -102,7 +102,11 @@ def gradient_options(
 
 def _of_job() -> str:
     """The strategy of a program that names none."""
-    return (context.settings() if context.is_initialized() else Settings.from_env()).strategy
+    return _settings().strategy
+
+
+def _settings() -> Settings:
+    return context.settings() if context.is_initialized() else Settings.from_env()
 
 
 def _check_weights(strategy: Strategy, op: int, compression: Any, instead: str) -> None:
@@ -125,15 +129,16 @@ def _codec(codec: str | Codec | None, op: int, compression: Any, strategy: str |
     """The codec, checked; empty for none."""
     plain = getattr(compression, "compress", None) is NoneCompressor.compress
     if codec is None:
-        settings = context.settings() if context.is_initialized() else Settings.from_env()
-        codec = settings.codec if plain and op in LINEAR and isinstance(strategy, str) else ""
+        fits = plain and op in LINEAR and (isinstance(strategy, str) or strategy.alike)
+        codec = _settings().codec if fits else ""
     if not codec:
         return ""
     spec = codec if isinstance(codec, str) else codec.spec
     told = f"codec={spec!r}"
-    if not isinstance(strategy, str):
+    if not isinstance(strategy, str) and not strategy.alike:
         raise ValueError(
-            f"{told} is of gradients, but with strategy={strategy.spec!r} ranks exchange weights: leave out one"
+            f"{told} compresses averages that all ranks take over, but with strategy={strategy.spec!r} they keep "
+            "weights of their own: leave out one of them"
         )
     if op not in LINEAR:
         raise ValueError(f"{told} compresses sums and averages, and op is {_name(op)}: leave one of them out")

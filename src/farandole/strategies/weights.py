@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from farandole import context
-from farandole.contracts import Strategy
+from farandole.contracts import Codec, Strategy
 from farandole.engine import Engine, Entry
 from farandole.frontend import serials
 from farandole.frontend.agreement import all_equal, gathered
 from farandole.observe.replicas import digest_of_text
 from farandole.report import pace
+from farandole.strategies.codecs import codec
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
@@ -26,16 +28,29 @@ class EnginePeers:
     """See ``contracts.Peers``: over the engine of a process set."""
 
     names: Sequence[str] | None = None  # of the arrays, for messages
+    near: Sequence[Array] = ()  # the same arrays on all ranks: a codec sends how far away from them ranks are
 
-    def __init__(self, engine: Engine, name: str, options: GradientOptions) -> None:
+    def __init__(self, engine: Engine, name: str, options: GradientOptions, codec: Codec | None) -> None:
         self.rank, self.size = engine.rank, engine.size
-        self._engine, self._name = engine, name
-        self._reducer = GradientListReducer(name, GradientOptions(ReduceOp.SUM, process_set=options.process_set))
+        self.engine, self.name = engine, name
+        summed = GradientOptions(ReduceOp.SUM, process_set=options.process_set)
+        self._reducer = GradientListReducer(name, summed)
+        self._coded = GradientListReducer(f"{name}.coded", summed._replace(codec=codec)) if codec is not None else None
 
     def average(self, arrays: Sequence[Array]) -> None:
-        present = np.ones(1, dtype=np.float64)  # ranks that have joined bring zeros, and do not count
+        if self._coded is None or [array.shape for array in arrays] != [array.shape for array in self.near]:
+            self._average(self._reducer, arrays)
+            return
+        for array, near in zip(arrays, self.near, strict=True):
+            np.subtract(array, near, out=array)
+        self._average(self._coded, arrays)
+        for array, near in zip(arrays, self.near, strict=True):
+            np.add(array, near, out=array)
+
+    def _average(self, reducer: GradientListReducer, arrays: Sequence[Array]) -> None:
+        present = np.ones(1, dtype=np.int64)  # ranks that have joined bring zeros, and do not count
         names = None if self.names is None else [*self.names, "ranks"]
-        self._reducer([*arrays, present], names, in_place=True)
+        reducer([*arrays, present], names, in_place=True)
         for array in arrays:
             np.divide(array, present[0], out=array)
 
@@ -44,8 +59,8 @@ class EnginePeers:
         mine = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
         flat = np.tile(mine, len(to))
         splits = tuple(mine.size if rank in to else 0 for rank in range(self.size))
-        request = Request(f"{self._name}.swap", Kind.ALLTOALL, DType.UINT8, flat.shape, splits=splits)
-        ((received, counts),) = self._engine.run([Entry(request, Buffer(flat, flat, DType.UINT8))])
+        request = Request(f"{self.name}.swap", Kind.ALLTOALL, DType.UINT8, flat.shape, splits=splits)
+        ((received, counts),) = self.engine.run([Entry(request, Buffer(flat, flat, DType.UINT8))])
         heard, begin = {}, 0
         for rank, count in enumerate(counts):
             if count:
@@ -65,13 +80,19 @@ def _cut(memory: Array, like: Sequence[Array]) -> list[Array]:
 
 
 class WeightExchange:
-    """Exchanges of one optimizer's weights. ``label``: of whom, for messages."""
+    """Exchanges of one optimizer's weights. ``label``: of whom, for messages.
+
+    ``kinds``: the slots that it needs, see ``contracts.Strategy``. With a codec there is one more than the strategy's
+    own: the weights after the last exchange, which all ranks have.
+    """
 
     def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
-        self.strategy = strategy
+        self.strategy, self.codec = strategy, codec(options.codec)
+        self.kinds = strategy.slots if self.codec is None else (*strategy.slots, "weights")
         self._label, self._options = label, options
         self._counter = pace.counter()
         self._peers: tuple[Engine, EnginePeers] | None = None
+        self._known: tuple[int, int] | None = None  # the weights after the last exchange: their number, and a digest
 
     def needed(self) -> bool:
         """Is there another rank?"""
@@ -82,10 +103,9 @@ class WeightExchange:
         return needed
 
     def slots(self, weights: Sequence[Array]) -> list[list[Array]]:
-        """What the strategy keeps, as it begins with these weights."""
+        """What is kept between exchanges, as it begins with these weights."""
         return [
-            [weight.copy() if kind == "weights" else np.zeros_like(weight) for weight in weights]
-            for kind in self.strategy.slots
+            [weight.copy() if kind == "weights" else np.zeros_like(weight) for weight in weights] for kind in self.kinds
         ]
 
     def stepped(self) -> None:
@@ -103,8 +123,29 @@ class WeightExchange:
         """
         peers = self._open()
         peers.names = names
-        self.strategy.exchange(weights, slots, peers, step)
+        if self.codec is None:
+            self.strategy.exchange(weights, slots, peers, step)
+        else:
+            self._exchange_coded(weights, slots, peers, step)
         self.average(statistics)
+
+    def _exchange_coded(
+        self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: EnginePeers, step: int
+    ) -> None:
+        """A rank that had joined, or that began with other weights, does not know the last ones: they travel whole."""
+        *own, last = slots
+        if self._known is None or len(last) != self._known[0]:
+            self._known = len(last), zlib.crc32(b"".join(array.tobytes() for array in last))
+        known = self._known[1]
+        alike = all_equal(peers.engine, f"{peers.name}.last", [known])[0]
+        peers.near = last if alike else ()
+        try:
+            self.strategy.exchange(weights, own, peers, step)
+        finally:
+            peers.near = ()
+        for array, weight in zip(last, weights, strict=True):
+            np.copyto(array, weight)
+        self._known = len(last), zlib.crc32(repr((known if alike else 0, step)).encode())
 
     def average(self, arrays: Sequence[Array]) -> None:
         """The mean of all ranks for each array, in its place. Collective."""
@@ -118,11 +159,11 @@ class WeightExchange:
         if self._peers is None or self._peers[0] is not engine:
             name = f"{self._label}.weights.{serials.next_optimizer(engine)}"
             self._check_alike(engine, name)
-            self._peers = engine, EnginePeers(engine, name, self._options)
+            self._peers = engine, EnginePeers(engine, name, self._options, self.codec)
         return self._peers[1]
 
     def _check_alike(self, engine: Engine, name: str) -> None:
-        spec = self.strategy.spec
+        spec = self.strategy.spec + (f" with the codec {self.codec.spec}" if self.codec is not None else "")
         if all_equal(engine, f"{name}.strategy", [digest_of_text(spec)])[0] is not False:
             return
         told = [text.decode() for text in gathered(engine, name, spec.encode())]  # empty: a rank that has joined

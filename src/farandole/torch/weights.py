@@ -79,9 +79,9 @@ class WeightState:
                 "give it the same one, or remove 'farandole' from the state_dict to begin anew"
             )
         self._step = state["step"]
-        self._slots = (
-            [[tensor.numpy().copy() for tensor in slot] for slot in state["slots"]] if state["slots"] else None
-        )
+        kept = [[tensor.numpy().copy() for tensor in slot] for slot in state["slots"]]
+        new = self._exchange.slots([Held(parameter).array for _, parameter in self._parameters()])[len(kept) :]
+        self._slots = [*kept[: len(self._exchange.kinds)], *new]
 
     def _parameters(self) -> list[tuple[str, Any]]:
         optimizer: Any = self._optimizer()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from farandole.contracts import Strategy
+import farandole.numpy
+from farandole.contracts import Part, Strategy, Transport
 from farandole.strategies.modes.easgd import EASGD
 from farandole.strategies.modes.gossip import GRAPHS, Gossip
 from farandole.strategies.modes.local_sgd import BMUF, DiLoCo, LocalSGD
-from farandole.strategies.options import GradientOptions
+from farandole.strategies.options import GradientOptions, gradient_options
 from farandole.strategies.specs import strategy_of
 from farandole.strategies.weights import WeightExchange
+from farandole.types import ReduceOp
 from tests.job import job
 
 SHAPES = [(3, 4), (), (0,), (5,)]
@@ -25,12 +28,30 @@ def drift(rank: int, step: int) -> list[Any]:
     return [random.standard_normal(shape) for shape in SHAPES]
 
 
-def train(n: int, strategy: Strategy, steps: int) -> list[list[Any]]:
+class Whole:
+    """A codec that loses nothing."""
+
+    sent = saved = 0
+
+    def __init__(self) -> None:
+        self.spec = "whole"
+
+    def allreduce(self, parts: Sequence[Part], scale: float, transport: Transport) -> None:
+        transport.allreduce([part.buffer for part in parts], ReduceOp.SUM, scale)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+def train(n: int, strategy: Strategy, steps: int, codec: str | type[Whole] = "") -> list[list[Any]]:
     """By rank: its weights in the end."""
 
     def fn(rank: int) -> list[Any]:
         weights = [np.ones(shape) for shape in SHAPES]
-        exchange = WeightExchange("test", GradientOptions(), strategy)
+        options = GradientOptions(codec=codec if isinstance(codec, str) else codec())
+        exchange = WeightExchange("test", options, strategy)
         slots = exchange.slots(weights)
         for step in range(1, steps + 1):
             for weight, change in zip(weights, drift(rank, step), strict=True):
@@ -83,9 +104,66 @@ def test_every_mode_is_its_model(n: int) -> None:
         LocalSGD(3), LocalSGD(4, warmup=2), LocalSGD(2, outer="nesterov", lr=0.5), BMUF(2), DiLoCo(3), EASGD(2),
         *(Gossip(graph) for graph in GRAPHS), Gossip("ring", every=2),
     ]:  # fmt: skip
-        for found, expected in zip(train(n, strategy, 7), model(n, strategy, 7), strict=True):
-            for one, two in zip(found, expected, strict=True):
-                np.testing.assert_allclose(one, two, rtol=1e-12, atol=1e-12, err_msg=strategy.spec)
+        for codec in ("", Whole) if strategy.alike else ("",):
+            for found, expected in zip(train(n, strategy, 7, codec), model(n, strategy, 7), strict=True):
+                for one, two in zip(found, expected, strict=True):
+                    np.testing.assert_allclose(one, two, rtol=1e-12, atol=1e-12, err_msg=strategy.spec)
+
+
+def test_a_codec_compresses_what_a_rank_has_learned_since_the_last_exchange() -> None:
+    """What it leaves out comes later; ranks hold the same bits; one that begins with other weights is brought in."""
+    goal = [np.random.default_rng(7).standard_normal(shape) for shape in SHAPES]
+
+    def fn(rank: int) -> tuple[list[Any], int, int]:
+        weights = [np.full(shape, float(rank)) for shape in SHAPES]
+        exchange = WeightExchange("test", GradientOptions(codec=codec), LocalSGD(2))
+        slots = exchange.slots(weights)
+        for step in range(1, 161):
+            for weight, best in zip(weights, goal, strict=True):
+                weight -= 0.05 * (weight - best)
+            if step % 2 == 0:
+                exchange(weights, slots, step)
+        assert exchange.codec is not None
+        return weights, exchange.codec.sent, exchange.codec.saved
+
+    for codec in ("topk:0.2", "int8", "onebit", "powersgd:1"):
+        ends = job(3, fn)
+        for weights, sent, _ in ends:
+            assert sent > 0
+            for one, first, best in zip(weights, ends[0][0], goal, strict=True):
+                assert one.tobytes() == first.tobytes()
+                np.testing.assert_allclose(one, best, atol=0.05, err_msg=codec)
+
+
+def test_a_rank_that_had_joined_is_brought_up_to_date() -> None:
+    def fn(rank: int) -> list[Any]:
+        weights = [np.full(5, float(rank))]
+        exchange = WeightExchange("test", GradientOptions(codec="int8"), LocalSGD(1))
+        slots = exchange.slots(weights)
+        for step in range(1, 6 if rank else 3):
+            weights[0] += rank
+            exchange(weights, slots, step)
+        farandole.numpy.join()
+        exchange(weights, slots, 9)
+        return weights
+
+    ends = job(3, fn)
+    assert all(weights[0].tobytes() == ends[0][0].tobytes() for weights in ends)
+
+
+def test_codecs_and_strategies_that_do_not_go_together() -> None:
+    for strategy in ("gossip", "easgd:4"):
+        with pytest.raises(ValueError, match=rf"codec='int8' compresses averages.*strategy='{strategy}.*of their own"):
+            gradient_options(strategy=strategy, codec="int8")
+    assert gradient_options(strategy="diloco:8", codec="int8").codec == "int8"
+
+    def fn(rank: int) -> None:
+        exchange = WeightExchange("test", GradientOptions(codec="int8" if rank else ""), LocalSGD(1))
+        weights = [np.ones(3)]
+        with pytest.raises(ValueError, match=r"'local_sgd:1' and rank|'local_sgd:1 with the codec int8' and rank"):
+            exchange(weights, exchange.slots(weights), 1)
+
+    job(2, fn)
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -132,7 +210,7 @@ def test_specs(spec: str, full: str) -> None:
         ("local_sgd:0", "local_sgd: every='0' must be a whole number, at least 1"),
         ("local_sgd:x", "local_sgd: every='x' must be"), ("gossip:star", "graph='star' must be ring, torus"),
         ("allreduce:3", "takes nothing after a colon"), (LocalSGD, "It is a class: call it"),
-        (7, "It has no spec, epochs, slots"),
+        (7, "It has no spec, epochs, alike, slots"),
     ],
 )  # fmt: skip
 def test_what_is_no_strategy(given: Any, text: str) -> None:

@@ -59,7 +59,7 @@ class Gossip:
     more often they gossip. Raises ValueError for options that make no sense.
     """
 
-    epochs, slots = False, ()
+    epochs, alike, slots = False, False, ()
 
     def __init__(self, graph: str = "exponential", *, every: int = 1) -> None:
         if graph not in GRAPHS:
