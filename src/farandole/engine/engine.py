@@ -22,12 +22,12 @@ import numpy as np
 
 from farandole.config import Settings
 from farandole.contracts import Observer, Transport, Waiting
-from farandole.engine import wire
+from farandole.engine import attached, wire
 from farandole.engine.cache import SignatureCache
 from farandole.engine.check import check
 from farandole.engine.devices import HOST, Devices
 from farandole.engine.execute import execute, nothing
-from farandole.engine.fusion import Placed, Unit, plan
+from farandole.engine.fusion import Placed, Run, Unit, plan
 from farandole.engine.handle import Entry, Handle, Item
 from farandole.engine.negotiation import Named, Negotiation
 from farandole.engine.subscribers import Subscribers
@@ -62,6 +62,7 @@ class Engine:
         self._cycle = settings.cycle_time / 1000
         self._negotiation = Negotiation(self.size)
         self._cache = SignatureCache(settings.cache_capacity)
+        self._room = attached.room(self.size)
         self._decisions: dict[bytes, list[Placed]] = {}
         self._decided_in = 0  # the cache generation that the decisions belong to
         self._mutex = threading.Lock()  # guards the queue, the names in use and the state of the background thread
@@ -262,23 +263,12 @@ class Engine:
         self._settle(messages)
 
     def _post(self) -> None:
-        known: list[tuple[int, int]] = []
-        new = []
-        number = self._cache.number
         queue, batch = self._queue, self._batch
         while queue:
-            item = queue.popleft()
-            batch.append(item)
-            entry = item.entry
-            found = number(entry.request)
-            if found is None:
-                new.append((entry.request, entry.serial))
-            else:
-                known.append((found, entry.serial))
-        if known and new:  # known ones are decoded first
-            batch.sort(key=lambda item: number(item.entry.request) is None)
-        message = wire.encode(known, new) if batch else b""
-        self.transport.board.post(self._with_note(message) if self._noting and batch else message)
+            batch.append(queue.popleft())
+        noting = self._noting and bool(batch)
+        message = self._cache.encode(batch, -1 if noting else self._room) if batch else b""
+        self.transport.board.post(self._with_note(message) if noting else message)
         self._posted = True
 
     def _with_note(self, message: bytes) -> bytes:
@@ -300,16 +290,19 @@ class Engine:
         if decision is None and any(map(wire.noted, messages)):
             messages, since = self._read_notes(messages)
             key, decision = self._remembered(messages)
-        asked = None
+        asked, posted = None, batch
         if decision is None:
             decision, batch, asked = self._decide(messages, batch, in_step=bool(key))
+            if key and batch is posted:
+                decision = attached.prepared(decision, [item.entry.request for item in batch], self.size)
             if key and self._negotiation.idle and len(self._decisions) < _REMEMBERED:
                 self._decisions[key] = decision
         if self.observers.settled:
             self._tell(asked, since, decision, batch)
-        for done, remembered in enumerate(decision):
+        came = wire.has_elements(messages[0])
+        for done, (unit, positions, here) in enumerate(decision):
             try:
-                self._run(remembered.unit, [batch[position] for position in remembered.positions])
+                self._run(unit, [batch[position] for position in positions], messages, here if came else None)
             except BaseException:  # these fail with the rest
                 left = (batch[position] for placed in decision[done:] for position in placed.positions)
                 self._waiting.update((item.entry.name, item) for item in left)
@@ -318,7 +311,7 @@ class Engine:
     def _remembered(self, messages: Sequence[bytes]) -> tuple[bytes | None, list[Placed] | None]:
         """The requests of all ranks, if they are the same; and the earlier decision about them."""
         first = messages[0]
-        if not first or not self._negotiation.idle or messages.count(first) != self.size:
+        if not first or not self._negotiation.idle or not wire.in_step(messages):
             return None, None
         key = wire.signatures(first)
         return key, self._decisions.get(key) if key else None
@@ -355,7 +348,7 @@ class Engine:
         ``in_step``: all ranks posted the same and nobody waited; if all of it runs now, the items are the batch.
         """
         decoded = [wire.decode(message) for message in messages]
-        named = [self._named(message) for message in decoded]
+        named = [self._cache.named(message) for message in decoded]
         self._cache.learn([request for message in decoded for request, _ in message.new])
         for item in batch:
             self._waiting[item.entry.name] = item
@@ -386,12 +379,8 @@ class Engine:
         entry = Entry(request._replace(name=name), nothing(request))
         return Item(entry, Handle(1, self._drive), 0, monotonic())
 
-    def _named(self, message: wire.Message) -> list[Named]:
-        request_of = self._cache.request
-        pairs = [(request_of(number), serial) for number, serial in message.known] + message.new
-        return [(f"{request.name}.{serial}" if serial else request.name, request) for request, serial in pairs]
-
-    def _run(self, unit: Unit, items: Sequence[Item]) -> None:
+    def _run(self, unit: Unit, items: Sequence[Item], messages: Sequence[bytes], here: Run | None) -> None:
+        """``here``: how, if all elements came with the messages."""
         entries = [item.entry for item in items]
         for item in items:
             self._names.discard(item.entry.request.name)
@@ -408,7 +397,9 @@ class Engine:
         divisor = self.size - len(unit.absent) if self._mean_of_present else self.size
         device, after = unit.requests[0].device, None
         self._running = items
-        if device == HOST:
+        if here is not None:
+            results = here(messages, [entry.buffer for entry in entries])
+        elif device == HOST:
             results = execute(unit, entries, self.transport, divisor)
         else:
             events = list(dict.fromkeys(item.event for item in items if item.event is not None))

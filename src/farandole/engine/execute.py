@@ -43,7 +43,7 @@ def execute(unit: Unit, entries: Sequence[Entry], transport: Transport, divisor:
             return [None] * len(buffers)
         if _prescales_first(first) and transport.rank not in unit.absent:
             buffers = [buffer._replace(data=_summand(first, buffer.data, transport, buffer.out)) for buffer in buffers]
-        if first.op is ReduceOp.AVERAGE and first.dtype is DType.INT64 and first.device == HOST:
+        if _averages_int64(first) and first.device == HOST:
             _average_int64(buffers, transport, divisor or transport.size, first.postscale)
         else:
             transport.allreduce(buffers, op, scale)
@@ -54,6 +54,19 @@ def execute(unit: Unit, entries: Sequence[Entry], transport: Transport, divisor:
         run(request, buffer, unit.parts[index * per_buffer : (index + 1) * per_buffer], transport)
         for index, (request, buffer) in enumerate(zip(unit.requests, buffers, strict=True))
     ]
+
+
+def reduces_as_is(request: Request) -> bool:
+    """Is this an allreduce that the transport does by one reduction of the elements as they are?"""
+    return (
+        request.kind is Kind.ALLREDUCE
+        and request.op is not ReduceOp.ADASUM
+        and not (request.codec or _prescales_first(request) or _averages_int64(request))
+    )
+
+
+def _averages_int64(request: Request) -> bool:
+    return request.op is ReduceOp.AVERAGE and request.dtype is DType.INT64
 
 
 def _average_int64(buffers: Sequence[Buffer], transport: Transport, divisor: int, postscale: float) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from farandole.types import Kind, Request, Response
+from farandole.types import Buffer, Kind, Request, Response
+
+# The results of a unit, as ``execute`` gives them, from the messages of all ranks and this rank's memory.
+Run = Callable[[Sequence[bytes], Sequence[Buffer]], list[Any]]
 
 
 class Unit(NamedTuple):
@@ -21,10 +24,12 @@ class Unit(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A unit that may be remembered: which items of the round's batch it is made of."""
+    """A unit that may be remembered: which items of the round's batch it is made of. ``here``: how it is run on
+    elements that come with the messages (``attached``)."""
 
     unit: Unit
     positions: tuple[int, ...]
+    here: Run | None = None
 
 
 def plan(responses: Sequence[Response], own: Callable[[str], Request | None], threshold: int) -> list[Unit]:

@@ -6,6 +6,9 @@ means: nothing new.
 
 A note may hang on a message: facts that are not agreed upon. It comes last, with its length (4 bytes) at the
 very end: a new fusion threshold (8 bytes; -1: none), then since when each request waits (8 bytes each).
+
+Elements may be attached to a message of numbers alone that has no note (``attached``): from the next multiple of 8 on,
+those of one request after the other.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ from typing import Any, NamedTuple
 
 from farandole.types import DType, Kind, ReduceOp, Request
 
-SHUTDOWN, NOTED = 1, 2  # flags
-_HEAD, _ONE = struct.Struct("<BI"), struct.Struct("<BIIQ")
+SHUTDOWN, NOTED, ATTACHED = 1, 2, 4  # flags
+_ATTACHED = bytes([ATTACHED])
+_HEAD, _ONE, _ONE_ATTACHED = struct.Struct("<BI"), struct.Struct("<BIIQ"), struct.Struct("<BIIQ7x")
 _WORD, _LENGTH = struct.Struct("<q"), struct.Struct("<I")
 
 
@@ -31,12 +35,20 @@ class Message(NamedTuple):
     new: list[tuple[Request, int]]
 
 
-def encode(known: Sequence[tuple[int, int]], new: Sequence[tuple[Request, int]], *, shutdown: bool = False) -> bytes:
+def encode(
+    known: Sequence[tuple[int, int]], new: Sequence[tuple[Request, int]],
+    *, shutdown: bool = False, elements: bytes | None = None,
+) -> bytes:  # fmt: skip
+    """``elements``: to be attached, of requests that are all known."""
     if len(known) == 1 and not new and not shutdown:  # by far the most frequent: a synchronous collective
+        if elements is not None:
+            return _ONE_ATTACHED.pack(ATTACHED, 1, *known[0]) + elements
         return _ONE.pack(0, 1, *known[0])
-    head = _HEAD.pack(SHUTDOWN if shutdown else 0, len(known))
+    head = _HEAD.pack(SHUTDOWN if shutdown else 0 if elements is None else ATTACHED, len(known))
     numbers = array("I", [number for number, _ in known]).tobytes()
     serials = array("Q", [serial for _, serial in known]).tobytes()
+    if elements is not None:
+        return (head + numbers + serials).ljust(elements_at(len(known)), b"\0") + elements
     rest = json.dumps([[serial, *request] for request, serial in new]).encode() if new else b""
     return head + numbers + serials + rest
 
@@ -60,8 +72,9 @@ def noted(message: bytes) -> bool:
 
 
 def without_note(message: bytes) -> tuple[bytes, Note]:
+    """The message alone, also without elements; and its note."""
     if not noted(message):
-        return message, Note(None, [])
+        return (_without_elements(message) if has_elements(message) else message), Note(None, [])
     (length,) = _LENGTH.unpack_from(message, len(message) - _LENGTH.size)
     end = len(message) - _LENGTH.size - length
     (threshold,) = _WORD.unpack_from(message, end)
@@ -69,11 +82,34 @@ def without_note(message: bytes) -> tuple[bytes, Note]:
     return bytes([message[0] & ~NOTED]) + message[1:end], Note(None if threshold < 0 else threshold, since)
 
 
+def _without_elements(message: bytes) -> bytes:
+    return b"\0" + message[1 : _HEAD.size + 12 * _HEAD.unpack_from(message)[1]]
+
+
+def elements_at(count: int) -> int:
+    """Where elements begin in a message with so many numbers."""
+    return (_HEAD.size + 12 * count + 7) & ~7
+
+
+def in_step(messages: Sequence[bytes]) -> bool:
+    """Do all ranks ask for the same, with the same serial numbers? What is attached may differ."""
+    first = messages[0]
+    if first[:1] != _ATTACHED:
+        return messages.count(first) == len(messages)
+    head = first[: elements_at(_HEAD.unpack_from(first)[1])]
+    return all(message.startswith(head) for message in messages)
+
+
+def has_elements(message: bytes) -> bool:
+    return message[:1] == _ATTACHED
+
+
 def signatures(message: bytes) -> bytes | None:
-    """The signature numbers alone, if there is nothing else in the message: the case of repeated steps."""
+    """The signature numbers, if there is nothing else in the message but elements: the case of repeated steps."""
     flags, count = _HEAD.unpack_from(message)
     end = _HEAD.size + 4 * count
-    return message[_HEAD.size : end] if not flags and len(message) == end + 8 * count else None
+    alone = flags == ATTACHED or (not flags and len(message) == end + 8 * count)
+    return message[_HEAD.size : end] if alone else None
 
 
 def decode(message: bytes) -> Message:
@@ -84,7 +120,8 @@ def decode(message: bytes) -> Message:
     end = middle + 8 * count
     numbers = array("I", message[_HEAD.size : middle])
     serials = array("Q", message[middle:end])
-    new = [_request(row) for row in json.loads(message[end:])] if len(message) > end else []
+    more = len(message) > end and not flags & ATTACHED
+    new = [_request(row) for row in json.loads(message[end:])] if more else []
     return Message(bool(flags & SHUTDOWN), list(zip(numbers, serials, strict=True)), new)
 
 

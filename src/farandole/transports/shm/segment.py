@@ -23,7 +23,7 @@ from farandole.transports.shm import futex, memory, rendezvous
 PROGRESS, POSTED, SLEEPING, BELL, ABORTED, LEFT, REASON_LENGTH = (64 * i for i in range(7))
 REASON, REASON_MAX = 1024, 2048
 NOTICES = memory.PAGE  # two notices: length, more-to-come, text
-NOTICE = 8192
+NOTICE = 16 << 10  # a message with the elements that may come with it (``engine/attached``) fits
 NOTICE_HEADER = 16
 SMALLS = NOTICES + 2 * NOTICE  # two places for tensors that are exchanged whole
 SMALL = 256 << 10
