@@ -78,6 +78,46 @@ def _alone() -> dict[str, list[np.ndarray]]:
     return found
 
 
+def _own_loop(rank: int) -> None:
+    """Who has no ``fit`` tells of epochs, and keeps what the strategy keeps."""
+    import keras
+
+    import farandole.keras as hvd
+    from farandole.strategies import LocalSGD
+
+    def stepped(optimizer: Any, variable: Any, count: int) -> Any:
+        for _ in range(count):
+            optimizer.apply([keras.ops.array([rank + 1.0])], [variable])
+        return np.array(variable).tolist()
+
+    def begun(strategy: Any) -> tuple[Any, Any]:
+        variable = keras.Variable([0.0])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), strategy=strategy)
+        optimizer.build([variable])
+        return optimizer, variable
+
+    optimizer, variable = begun("local_sgd:epoch")
+    for average in (optimizer.end_of_epoch, optimizer.average_weights):
+        mean = np.array(variable) - 1.5
+        assert stepped(optimizer, variable, 1) == [mean[0] + 0.5 - rank]
+        average()
+        assert np.array(variable) == mean
+    ends = []
+    for resumed in (False, True):
+        optimizer, variable = begun(LocalSGD(2, outer="nesterov", lr=0.7))
+        stepped(optimizer, variable, 3)
+        if resumed:
+            state, steps, weights = optimizer.state_dict(), optimizer.iterations, variable
+            optimizer, variable = begun(LocalSGD(2, outer="nesterov", lr=0.7))
+            variable.assign(weights)
+            optimizer.iterations.assign(steps)
+            optimizer.load_state_dict(state)
+        ends.append(stepped(optimizer, variable, 3))
+    assert ends[0] == ends[1]
+    with pytest.raises(ValueError, match=r"checkpoint is of strategy 'local_sgd:2,nesterov.*has 'local_sgd:2'"):
+        begun(LocalSGD(2))[0].load_state_dict(optimizer.state_dict())
+
+
 def test_epochs_local_variables_and_what_cannot_be() -> None:
     def train(rank: int) -> None:
         import keras
@@ -100,6 +140,7 @@ def test_epochs_local_variables_and_what_cannot_be() -> None:
         for epoch in seen:
             assert np.array_equal(epoch[0][:-1], epoch[1][:-1]), "exchanged at the end of the epoch"
             assert not np.array_equal(epoch[0][-1], epoch[1][-1]), "left to each rank"
+        _own_loop(rank)
         with pytest.raises(ValueError, match="cannot be used with a LossScaleOptimizer"):
             hvd.DistributedOptimizer(
                 keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), strategy="local_sgd:2"

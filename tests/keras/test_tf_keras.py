@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
+from farandole.strategies import LocalSGD
 from tests.job import job
 
 pytest.importorskip("tf_keras", reason="tf_keras is not installed")
@@ -63,6 +64,81 @@ def test_two_ranks_train_as_one(name: str) -> None:
 
     for one, other in zip(*job(2, body), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+INNER = {**OPTIMIZERS, "sgd": lambda optimizers: optimizers.SGD(0.3)}
+EXCHANGES: dict[str, tuple[str, Any, dict[str, Any]]] = {  # optimizer, strategy, options
+    "plain": ("old momentum", "local_sgd:4", {}),
+    "outer": ("adam", LocalSGD(3, outer="nesterov", lr=0.7, momentum=0.5), {}),
+    "epoch": ("adam", "local_sgd:epoch", {}),
+    "passes": (
+        "sgd", "local_sgd:1",  # (iterations count every pass, as with Horovod: Adam's bias correction follows them)
+        {"backward_passes_per_step": 2, "average_aggregated_gradients": True, "sparse_as_dense": True},
+    ),
+}  # fmt: skip
+
+
+def test_local_sgd_is_its_model() -> None:
+    """In ``fit``, with the callback of every Horovod program; in one process, models that take turns are the model."""
+
+    def body(rank: int) -> Any:
+        import tf_keras
+
+        from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback
+
+        found, kept = {}, {}
+        for name, (kind, strategy, options) in EXCHANGES.items():
+            model = make(rank)
+            optimizer = hvd.DistributedOptimizer(INNER[kind](tf_keras.optimizers), strategy=strategy, **options)
+            model.compile(optimizer, "mse")
+            callbacks = [BroadcastGlobalVariablesCallback(0)]
+            model.fit(*data(rank, 2), batch_size=BATCH // 2, shuffle=False, verbose=0, callbacks=callbacks)
+            found[name] = [each.numpy() for each in model.variables]
+            kept[name] = optimizer.state_dict()
+            optimizer.load_state_dict(kept[name])
+        assert [len(state["slots"]) for state in kept.values()] == [0, 2, 0, 0]
+        with pytest.raises(ValueError, match=r"checkpoint is of strategy 'local_sgd:3,nesterov.*has 'local_sgd:1'"):
+            optimizer.load_state_dict(kept["outer"])
+        with pytest.raises(ValueError, match="'local_sgd:2' cannot be used with a LossScaleOptimizer"):
+            hvd.DistributedOptimizer(
+                tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD()), strategy="local_sgd:2"
+            )
+        return found, _taking_turns() if rank == 0 else None
+
+    (one, model), (two, _) = job(2, body)
+    for name, weights in one.items():
+        for mine, other, wanted in zip(weights, two[name], model[name], strict=True):
+            np.testing.assert_array_equal(mine, other, err_msg=name)
+            np.testing.assert_allclose(mine, wanted, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+def _taking_turns() -> dict[str, list[Any]]:
+    import tf_keras
+
+    found = {}
+    for name, every, passes in (("plain", 4, 1), ("outer", 3, 1), ("epoch", STEPS, 1), ("passes", 1, 2)):
+        models = [make(0) for _ in range(2)]
+        for model in models:
+            model.compile(INNER[EXCHANGES[name][0]](tf_keras.optimizers), "mse")
+        anchor = models[0].get_weights()
+        velocity = [np.zeros_like(weight) for weight in anchor]
+        rows = BATCH // 2 * passes
+        for step in range(1, STEPS // passes + 1):
+            for rank, model in enumerate(models):
+                x, y = data(rank, 2)
+                model.train_on_batch(x[(step - 1) * rows : step * rows], y[(step - 1) * rows : step * rows])
+            if step % every and step < STEPS // passes:
+                continue
+            mean = [(a + b) / 2 for a, b in zip(*[model.get_weights() for model in models], strict=True)]
+            if name == "outer":
+                way = [old - new for old, new in zip(anchor, mean, strict=True)]
+                velocity = [0.5 * kept + new for kept, new in zip(velocity, way, strict=True)]
+                pairs = zip(anchor, way, velocity, strict=True)
+                mean = anchor = [old - 0.7 * (new + 0.5 * kept) for old, new, kept in pairs]
+            for model in models:
+                model.set_weights(mean)
+        found[name] = mean
+    return found
 
 
 @pytest.mark.parametrize("average", [False, True])

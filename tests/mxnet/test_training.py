@@ -431,8 +431,15 @@ def test_ranks_that_exchange_weights() -> None:
         kind, options = OPTIMIZERS["momentum"]
         trainer = hvd.DistributedTrainer(net.collect_params(), kind, options, strategy=DiLoCo(2))
         found = trained(net, trainer.step, rank, 2)
-        with pytest.raises(ValueError, match="'local_sgd:epoch' exchanges weights at the end of each epoch"):
-            hvd.DistributedTrainer(net.collect_params(), kind, options, strategy="local_sgd:epoch")
+        told = network()
+        trainer = hvd.DistributedTrainer(told.collect_params(), kind, options, strategy="local_sgd:epoch")
+        trained(told, trainer.step, rank, 2)
+        for tell in (trainer.end_of_epoch, trainer.average_weights):
+            tell()
+            for weight in weights(told):
+                both = hvd.allgather(mx.nd.array(weight[None]))
+                assert np.array_equal(both[0].asnumpy(), both[1].asnumpy())
+            told.collect_params()[next(iter(told.collect_params()))].data()[:] += rank
         with pytest.raises(ValueError, match=r"strategy='gossip:.*there are none here, only gradients: use Distr"):
             hvd.DistributedOptimizer(mx.optimizer.create("sgd"))
         return found

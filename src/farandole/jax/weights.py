@@ -13,7 +13,7 @@ from farandole.contracts import Strategy
 from farandole.jax.gradients import names_of
 from farandole.jax.primitive import host_call
 from farandole.strategies.options import GradientOptions
-from farandole.strategies.weights import WeightExchange
+from farandole.strategies.weights import WeightExchange, slots_of
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -80,10 +80,7 @@ def exchanging(optimizer: Any, options: GradientOptions, strategy: Strategy) -> 
 
     def init(params: Any) -> WeightState:
         weights = _weights(params)
-        slots = [
-            [_wide(weight) if kind == "weights" else jnp.zeros_like(_wide(weight)) for weight in weights]
-            for kind in exchange.kinds
-        ]
+        slots = slots_of(exchange.kinds, [_wide(weight) for weight in weights], jnp.array, jnp.zeros_like)
         return WeightState(jnp.zeros((), jnp.int32), slots, optimizer.init(params))
 
     def update(updates: Any, state: WeightState, params: Any = None, **extra: Any) -> tuple[Any, WeightState]:

@@ -182,8 +182,8 @@ class AfterUserCallbacks(SynchronizingCallback):
 
     def on_train_end(self, logs: Any = None) -> None:
         reducer = gradients_of(self.model.optimizer)
-        if reducer is not None and reducer.exchange is not None and reducer.shared() and reducer.variables:
-            reducer.exchange.average(reducer.common(self.model.optimizer))
+        if reducer is not None:
+            reducer.average_weights(self.model.optimizer)
 
 
 class NoExchangeWarning(keras.callbacks.Callback, Observer):  # type: ignore[misc]
@@ -246,11 +246,11 @@ def _average(variables: list[Any], digests: Sequence[Sequence[int]], process_set
 def _exchange_weights(model: Any, *, uneven: bool) -> None:
     """Where ranks exchange weights, and the end of an epoch is the time for it; or some took more steps than others."""
     reducer = gradients_of(model.optimizer)
-    if reducer is None or reducer.exchange is None or not reducer.shared():
+    if reducer is None:
         return
-    reducer.exchange.end_of_epoch(reducer.common(model.optimizer), _steps(model))
+    reducer.end_of_epoch(model.optimizer)
     if uneven:
-        reducer.exchange.average(reducer.common(model.optimizer))
+        reducer.average_weights(model.optimizer)
 
 
 def _even_out(model: Any, steps: list[int], process_set: ProcessSet, local: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Optimizers whose ranks step by themselves and exchange weights, as a strategy says; on whatever backend Keras has.
+"""Optimizers whose ranks step by themselves and exchange weights, as a strategy says; for Keras 3 and Keras 2.
 
 ``run_if(due, run, values, step)`` in the backend's file: the tensors ``values`` as they are after ``run(arrays, step)``
 wrote to them as arrays (float32 or float64), if it is ``due``. Numbers may be values of a program that is traced.
@@ -6,43 +6,50 @@ wrote to them as arrays (float32 or float64), if it is ``due``. Numbers may be v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import keras
-
+from farandole import context
 from farandole.contracts import Strategy
 from farandole.strategies.options import GradientOptions
-from farandole.strategies.weights import WeightExchange
+from farandole.strategies.weights import KeptExchange
 
 if TYPE_CHECKING:
     from farandole.types import Array
 
 
-Run = Callable[[Sequence[Any], int], None]  # arrays, and the number of the step
+NO_SCALING = (
+    "strategy={spec!r} cannot be used with a LossScaleOptimizer: ranks skip steps for themselves, and would exchange "
+    "weights at different steps. Use mixed_bfloat16, or strategy='allreduce'"
+)
 
 
 class KerasExchange:
     """The exchanges of one optimizer's weights. What the strategy keeps is in host memory."""
 
-    def __init__(self, options: GradientOptions, strategy: Strategy) -> None:
-        self._exchange, self._strategy = WeightExchange("DistributedOptimizer", options, strategy), strategy
-        self._slots: list[list[Array]] = []
+    def __init__(
+        self, options: GradientOptions, strategy: Strategy, tensor_of: Callable[[Any], Any],
+        array_of: Callable[[Any], Array],
+    ) -> None:  # fmt: skip
+        """``tensor_of``, ``array_of``: the value of a variable, as this Keras has it."""
+        self._kept, self._strategy = KeptExchange("DistributedOptimizer", options, strategy), strategy
+        self._tensor_of, self._array_of = tensor_of, array_of
         self._names: Sequence[str] = ()
 
     def before_step(self, run_if: Callable[..., Any], variables: Sequence[Any], step: Any) -> None:
         """Before step number ``step`` (1, 2 ...; it may be a traced number)."""
-        if self._exchange.kinds:
-            run_if(step == 1, self._keep, _values(variables), step)
+        context.skip_gradient_check()  # it may be long until the first exchange
+        if self._kept.exchange.kinds:
+            run_if(step == 1, self._begin, [self._tensor_of(variable) for variable in variables], step)
 
     def after_step(
         self, run_if: Callable[..., Any], variables: Sequence[Any], names: Sequence[str], step: Any, final: Any = True
     ) -> None:
         """After it. ``final``: False, if what was computed is going to be dropped (or a traced value for it)."""
-        self._exchange.stepped()
+        self._kept.exchange.stepped()
         self._names = names
         due = self._strategy.due(step)
-        values = _values(variables)
+        values = [self._tensor_of(variable) for variable in variables]
         told = run_if(due if final is True else due & final, self._run, values, step)
         for variable, value, new in zip(variables, values, told, strict=True):
             if new is not value:
@@ -55,25 +62,33 @@ class KerasExchange:
 
     def average(self, variables: Sequence[Any]) -> None:
         """Give every rank the mean of all ranks' weights. Outside of any program; collective."""
-        self._outside(variables, self._exchange.average)
+        self._outside(variables, self._kept.exchange.average)
+
+    def begin_anew(self) -> None:
+        """The ranks were given other weights: what the strategy keeps begins at the next exchange."""
+        self._kept.begin_anew()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._kept.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._kept.load_state_dict(state)
 
     def _outside(self, variables: Sequence[Any], change: Callable[[list[Array]], None]) -> None:
-        arrays = [keras.ops.convert_to_numpy(variable).copy() for variable in variables]
+        arrays = [self._array_of(variable).copy() for variable in variables]
         wide = [array if array.dtype.itemsize >= 4 else array.astype("float32") for array in arrays]
         change(wide)
         for variable, array in zip(variables, wide, strict=True):
             variable.assign(array)
 
-    def _keep(self, arrays: Sequence[Array], step: int) -> None:
-        self._slots = self._exchange.slots(arrays)
+    def _begin(self, arrays: Sequence[Array], step: int) -> None:
+        self._kept.begin_anew()
+        self._kept.begin(arrays, lambda array: array)
 
     def _run(self, arrays: Sequence[Array], step: int) -> None:
-        if self._exchange.kinds and not self._slots:  # training goes on from a file
-            self._exchange.average(arrays)
-            self._slots = self._exchange.slots(arrays)
+        if self._kept.exchange.kinds and not self._kept.begun:  # training goes on from a file
+            self._kept.exchange.average(arrays)
+            self._begin(arrays, step)
         else:
-            self._exchange(arrays, self._slots, step, self._names)
-
-
-def _values(variables: Sequence[Any]) -> list[Any]:
-    return [keras.ops.convert_to_tensor(variable) for variable in variables]
+            self._kept.begin(arrays, lambda array: array)
+            self._kept(arrays, step, self._names)

@@ -9,7 +9,6 @@ import jax
 
 from farandole.jax import weights
 from farandole.jax.gradients import reduce_gradients
-from farandole.keras.exchange import Run
 from farandole.keras.replica import KerasReplica
 from farandole.strategies.list_reducer import GradientListReducer
 
@@ -35,7 +34,7 @@ def reduced(
     return list(jax.lax.cond(now(), exchanged, lambda: list(grads)))
 
 
-def run_if(due: Any, run: Run, values: Sequence[Any], step: Any) -> Sequence[Any]:
+def run_if(due: Any, run: Callable[[Sequence[Any], int], None], values: Sequence[Any], step: Any) -> Sequence[Any]:
     """See ``exchange``."""
     *told, _ = weights.run_if(due, weights.HostExchange(run), [*values, step])
     return told

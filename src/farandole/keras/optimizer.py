@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
 from farandole.frontend.keras_version import keras_of
 from farandole.frontend.ops import WORLD
+from farandole.keras.exchange import NO_SCALING
 from farandole.keras.reducer import KerasReducer
 from farandole.strategies.options import LINEAR, gradient_options
 from farandole.types import ReduceOp
@@ -68,10 +69,7 @@ def DistributedOptimizer(
     optimizer = keras.optimizers.get(optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         if chosen.strategy is not None:
-            raise ValueError(
-                f"strategy={chosen.strategy.spec!r} cannot be used with a LossScaleOptimizer: ranks skip steps for "
-                "themselves, and would exchange weights at different steps. Use mixed_bfloat16, or strategy='allreduce'"
-            )
+            raise ValueError(NO_SCALING.format(spec=chosen.strategy.spec))
         options = {key: value for key, value in locals().items() if key not in ("optimizer", "chosen")}
         optimizer.inner_optimizer = DistributedOptimizer(optimizer.inner_optimizer, **options)
         return optimizer
@@ -135,6 +133,29 @@ class Distributed:
     def register_local_var(self, var: Any) -> None:
         """Leave ``var`` to each rank: its gradients are not exchanged, and it is not broadcast."""
         self._farandole.local_variables.append(var)
+
+    def end_of_epoch(self) -> None:
+        """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch"). ``fit`` calls it;
+        in a loop of your own, you do (with JAX, when variables hold their values again). Collective then."""
+        self._farandole.end_of_epoch(self)
+
+    def average_weights(self) -> None:
+        """Give every rank the mean of all ranks' weights, to evaluate or save them; ``fit`` does so in the end.
+        Collective, if ranks exchange weights; they have the same ones otherwise."""
+        self._farandole.average_weights(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the strategy keeps on this rank (outer momentum, say); empty if it exchanges gradients. Keras's files do
+        not hold it: Keras reads no optimizer's state from a file that has more than the optimizer."""
+        exchange = self._farandole.exchange
+        return {} if exchange is None else exchange.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there, with weights and an optimizer that were saved in the same moment. Raises ValueError for the
+        state of another strategy."""
+        exchange = self._farandole.exchange
+        if exchange is not None and state:
+            exchange.load_state_dict(state)
 
     # What Keras calls between the gradients and the step, in this order.
 

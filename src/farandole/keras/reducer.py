@@ -46,7 +46,10 @@ class KerasReducer:
         self.outside = False  # somebody else has exchanged them already
         self._options = options
         strategy = options.strategy
-        self.exchange = None if strategy is None else KerasExchange(options, strategy)  # of weights; None: of gradients
+        self.exchange = (  # of weights; None: of gradients
+            None if strategy is None
+            else KerasExchange(options, strategy, keras.ops.convert_to_tensor, keras.ops.convert_to_numpy)
+        )  # fmt: skip
         self._applying = False
         self._list: tuple[Any, GradientListReducer] | None = None
 
@@ -109,6 +112,17 @@ class KerasReducer:
             variables = self.common(optimizer)
             names = [name_of(variable) for variable in variables]
             self.exchange.after_step(backend().run_if, variables, names, *self._step(optimizer))
+
+    def end_of_epoch(self, optimizer: Any) -> None:
+        """Exchange weights, if the strategy does so at the end of each epoch. Outside of any program."""
+        if self.exchange is not None and self.shared() and self.variables:
+            step = int(keras.ops.convert_to_numpy(counter(optimizer)))
+            self.exchange.end_of_epoch(self.common(optimizer), step)
+
+    def average_weights(self, optimizer: Any) -> None:
+        """Give every rank the mean of all ranks' weights. Outside of any program."""
+        if self.exchange is not None and self.shared() and self.variables:
+            self.exchange.average(self.common(optimizer))
 
     def _step(self, optimizer: Any) -> tuple[Any, Any]:
         """The number of this step, and whether it is one: on JAX, Keras steps for every batch that it accumulates, and

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from farandole.keras.exchange import Run
 from farandole.keras.replica import KerasReplica
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.torch.functions import binding
@@ -59,7 +58,7 @@ def _tensor(array: Array, like: Any) -> Any:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def run_if(due: Any, run: Run, values: Sequence[Any], step: Any) -> Sequence[Any]:
+def run_if(due: Any, run: Callable[[Sequence[Any], int], None], values: Sequence[Any], step: Any) -> Sequence[Any]:
     """See ``exchange``. What is written to arrays is written to the tensors themselves, where they are on the host."""
     if due:
         held = [Held(value) for value in values]

@@ -60,7 +60,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
             optimizer = optimizer.unwrapped()
         average = gradient_options(
             gradient_predivide_factor=gradient_predivide_factor, compression=compression, process_set=process_set,
-            strategy=strategy, codec=codec, epochs=False, ops=LINEAR,
+            strategy=strategy, codec=codec, ops=LINEAR,
         )  # fmt: skip
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         self._options = average._replace(op=ReduceOp.SUM, postscale=1.0)  # the update divides
@@ -83,6 +83,17 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
         super()._update(ignore_stale_grad)
         if exchange is not None:
             exchange.after_step(self._params)
+
+    def end_of_epoch(self) -> None:
+        """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch"). Collective then."""
+        if self._exchange is not None and self._active():
+            self._exchange.end_of_epoch(self._params)
+
+    def average_weights(self) -> None:
+        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective, if ranks exchange
+        weights; they have the same ones otherwise."""
+        if self._exchange is not None and self._active():
+            self._exchange.average(self._params)
 
     def _allreduce_grads(self) -> None:
         if not self._active() or self._exchange is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from farandole.contracts import Strategy
 from farandole.mxnet.names import canonical
 from farandole.strategies.options import GradientOptions
-from farandole.strategies.weights import WeightExchange
+from farandole.strategies.weights import KeptExchange
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -20,23 +20,35 @@ class TrainerExchange:
     """The exchanges of one trainer's weights."""
 
     def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
-        self._exchange, self._strategy = WeightExchange(label, options, strategy), strategy
-        self._slots: list[list[Array]] | None = None
+        self._kept, self._strategy = KeptExchange(label, options, strategy), strategy
         self._step = 0
 
     def before_step(self, parameters: Sequence[Any]) -> None:
-        if self._slots is None:
-            self._slots = self._exchange.slots([_read(parameter) for parameter in _trained(parameters)])
+        if not self._kept.begun:
+            self._kept.begin(_trained(parameters), _read)
 
     def after_step(self, parameters: Sequence[Any]) -> None:
-        self._exchange.stepped()
+        self._kept.exchange.stepped()
         self._step += 1
-        if self._slots is None or not self._strategy.due(self._step):
-            return
+        if self._strategy.due(self._step):
+            self._run(parameters)
+
+    def end_of_epoch(self, parameters: Sequence[Any]) -> None:
+        """Exchange now, if the strategy wants to hear of epochs."""
+        if self._strategy.epochs and self._kept.begun:
+            self._run(parameters)
+
+    def average(self, parameters: Sequence[Any]) -> None:
+        """Give every rank the mean of all ranks' weights."""
+        self._change(parameters, lambda weights, names: self._kept.exchange.average(weights))
+
+    def _run(self, parameters: Sequence[Any]) -> None:
+        self._change(parameters, lambda weights, names: self._kept(weights, self._step, names))
+
+    def _change(self, parameters: Sequence[Any], change: Callable[[list[Array], list[str]], None]) -> None:
         trained = _trained(parameters)
         weights = [_read(parameter) for parameter in trained]
-        names = list(canonical(parameter.name for parameter in trained))
-        self._exchange(weights, self._slots, self._step, names)
+        change(weights, list(canonical(parameter.name for parameter in trained)))
         for parameter, weight in zip(trained, weights, strict=True):
             for data in parameter.list_data():
                 data[:] = weight

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
     from farandole.types import Array
+
+Weight = TypeVar("Weight")
 
 
 class EnginePeers:
@@ -79,6 +81,14 @@ def _cut(memory: Array, like: Sequence[Array]) -> list[Array]:
     return found
 
 
+def slots_of(
+    kinds: Sequence[str], weights: Sequence[Weight], copy: Callable[[Weight], Weight], zeros: Callable[[Weight], Weight]
+) -> list[list[Weight]]:
+    """Slots of these kinds (see ``contracts.Strategy``), as they begin with ``weights``. ``copy``, ``zeros``: how to
+    make arrays of one."""
+    return [[copy(weight) if kind == "weights" else zeros(weight) for weight in weights] for kind in kinds]
+
+
 class WeightExchange:
     """Exchanges of one optimizer's weights. ``label``: of whom, for messages.
 
@@ -104,9 +114,7 @@ class WeightExchange:
 
     def slots(self, weights: Sequence[Array]) -> list[list[Array]]:
         """What is kept between exchanges, as it begins with these weights."""
-        return [
-            [weight.copy() if kind == "weights" else np.zeros_like(weight) for weight in weights] for kind in self.kinds
-        ]
+        return slots_of(self.kinds, weights, np.copy, np.zeros_like)
 
     def stepped(self) -> None:
         """Count a step, for the status of the job."""
@@ -173,3 +181,57 @@ class WeightExchange:
             f"{self._label}: all ranks must use the same strategy, but rank {ranks[engine.rank]} has {spec!r} and rank "
             f"{ranks[odd]} has {told[odd]!r}. Give one strategy to all of them"
         )
+
+
+class KeptExchange:
+    """A ``WeightExchange`` that keeps the strategy's slots in host memory: where a framework has no place for them."""
+
+    def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
+        self.strategy, self.exchange = strategy, WeightExchange(label, options, strategy)
+        self._slots: list[list[Array]] | None = None  # None: they have not begun
+
+    @property
+    def begun(self) -> bool:
+        return self._slots is not None
+
+    def begin(self, weights: Sequence[Weight], array_of: Callable[[Weight], Array]) -> None:
+        """Begin what is not there: all slots, those of weights that are new (they stand behind the others), or those of
+        a kind that a checkpoint did not have."""
+        kept, count = self._slots or [], len(self.exchange.kinds)
+        if self._slots is not None and len(kept) == count and all(len(slot) >= len(weights) for slot in kept):
+            return
+        fresh = self.exchange.slots([array_of(weight) for weight in weights])
+        kept = [*kept, *([] for _ in fresh[len(kept) :])]
+        self._slots = [[*slot, *new[len(slot) :]] for slot, new in zip(kept, fresh, strict=True)]
+
+    def begin_anew(self) -> None:
+        self._slots = None
+
+    def __call__(
+        self, weights: Sequence[Array], step: int, names: Sequence[str] | None = None, statistics: Sequence[Array] = ()
+    ) -> None:
+        """See ``WeightExchange``."""
+        assert self._slots is not None
+        if self._slots and len(self._slots[0]) != len(weights):
+            raise ValueError(
+                f"strategy {self.strategy.spec!r} keeps something for {len(self._slots[0])} weights, and the optimizer "
+                f"has {len(weights)}: load the state of a run with the same model"
+            )
+        self.exchange(weights, self._slots, step, names, statistics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the slots, and of which strategy they are."""
+        return {
+            "strategy": self.strategy.spec,
+            "slots": [[array.copy() for array in slot] for slot in self._slots or ()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError for the state of another strategy."""
+        if state["strategy"] != self.strategy.spec:
+            raise ValueError(
+                f"the checkpoint is of strategy {state['strategy']!r}, and this optimizer has {self.strategy.spec!r}: "
+                "give it the same one, or load the checkpoint without what the strategy kept, to begin anew"
+            )
+        slots = state["slots"][: len(self.exchange.kinds)]
+        self._slots = [[array.copy() for array in slot] for slot in slots] or None

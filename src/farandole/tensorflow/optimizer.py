@@ -31,7 +31,7 @@ from farandole.types import ReduceOp
     "steps are combined.",
     num_groups="has no effect: all gradients of a step travel together.",
     groups="has no effect: all gradients of a step travel together.",
-    strategy="what ranks exchange: gradients ('allreduce', 'adasum'); with Keras 3 also weights ('local_sgd:8', an "
+    strategy="what ranks exchange: gradients ('allreduce', 'adasum'); with Keras also weights ('local_sgd:8', an "
     "object like LocalSGD(8)). Without it: that of --strategy.",
     example="optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.AdamOptimizer(0.001 * hvd.size()))",
 )
@@ -57,7 +57,7 @@ def DistributedOptimizer(
         "codec": codec,
     }  # fmt: skip
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        options = gradient_options(**arguments, instead="an optimizer of Keras 3")
+        options = gradient_options(**arguments, instead="an optimizer of Keras")
         made = _Adasum if options.op is ReduceOp.ADASUM else _Distributed
         return made(optimizer, name, use_locking, VariableReducer("DistributedOptimizer", options))
     if op == ReduceOp.ADASUM:

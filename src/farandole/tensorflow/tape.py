@@ -41,7 +41,7 @@ def DistributedGradientTape(
     options = gradient_options(
         op, gradient_predivide_factor, compression=compression, num_groups=num_groups, groups=groups,
         sparse_as_dense=sparse_as_dense, scale_local_gradients=scale_local_gradients, process_set=process_set,
-        codec=codec, instead="tf.GradientTape, and hvd.DistributedOptimizer with an optimizer of Keras 3",
+        codec=codec, instead="tf.GradientTape, and hvd.DistributedOptimizer with an optimizer of Keras",
     )  # fmt: skip
     reducer = VariableReducer("DistributedGradientTape", options)
     reducer.differentiable = True  # by an outer tape: penalties on gradients

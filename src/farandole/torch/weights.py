@@ -10,7 +10,7 @@ import torch
 
 from farandole.contracts import Strategy
 from farandole.strategies.options import GradientOptions
-from farandole.strategies.weights import WeightExchange
+from farandole.strategies.weights import KeptExchange
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -27,9 +27,9 @@ class WeightState:
     ) -> None:  # fmt: skip
         self.reducer = None  # gradients stay as they are
         self._optimizer, self._original = weakref.ref(optimizer), original
-        self._strategy, self._exchange = strategy, WeightExchange("DistributedOptimizer", options, strategy)
+        self._strategy, self._kept = strategy, KeptExchange("DistributedOptimizer", options, strategy)
+        self._exchange = self._kept.exchange
         self._buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
-        self._slots: list[list[Array]] | None = None
         self._step = 0
 
     def look_around(self) -> None: ...
@@ -65,23 +65,18 @@ class WeightState:
         return closure
 
     def state_dict(self) -> dict[str, Any]:
-        slots = [[torch.from_numpy(array.copy()) for array in slot] for slot in self._slots or ()]
-        return {"strategy": self._strategy.spec, "step": self._step, "slots": slots}
+        kept = self._kept.state_dict()
+        slots = [[torch.from_numpy(array) for array in slot] for slot in kept["slots"]]
+        return {**kept, "step": self._step, "slots": slots}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Raises ValueError for the state of another strategy."""
-        self._slots, self._step = None, 0
-        if state is None:
-            return
-        if state["strategy"] != self._strategy.spec:
-            raise ValueError(
-                f"the checkpoint is of strategy {state['strategy']!r}, and this optimizer has {self._strategy.spec!r}: "
-                "give it the same one, or remove 'farandole' from the state_dict to begin anew"
-            )
-        self._step = state["step"]
-        kept = [[tensor.numpy().copy() for tensor in slot] for slot in state["slots"]]
-        new = self._exchange.slots([Held(parameter).array for _, parameter in self._parameters()])[len(kept) :]
-        self._slots = [*kept[: len(self._exchange.kinds)], *new]
+        self._step = 0
+        self._kept.begin_anew()
+        if state is not None:
+            slots = [[tensor.numpy() for tensor in slot] for slot in state["slots"]]
+            self._kept.load_state_dict({**state, "slots": slots})
+            self._step = state["step"]
 
     def _parameters(self) -> list[tuple[str, Any]]:
         optimizer: Any = self._optimizer()
@@ -94,23 +89,14 @@ class WeightState:
         ]
 
     def _keep(self) -> None:
-        """Begin the slots of parameters that are new."""
-        parameters = self._parameters()
-        known = len(self._slots[0]) if self._slots else 0
-        if self._slots is not None and (not self._slots or len(parameters) == known):
-            return
-        fresh = self._exchange.slots([Held(parameter).array for _, parameter in parameters[known:]])
-        self._slots = fresh if self._slots is None else [[*a, *b] for a, b in zip(self._slots, fresh, strict=True)]
+        self._kept.begin(self._parameters(), lambda named: Held(named[1]).array)
 
     def _run(self, step: int) -> None:
         self._keep()
-        assert self._slots is not None
         named = self._parameters()
         weights, statistics = [Held(parameter) for _, parameter in named], [Held(buffer) for buffer in self._buffers]
-        self._exchange(
-            [one.array for one in weights], self._slots, step, [name for name, _ in named],
-            statistics=[one.array for one in statistics],
-        )  # fmt: skip
+        names = [name for name, _ in named]
+        self._kept([one.array for one in weights], step, names, [one.array for one in statistics])
         for one in (*weights, *statistics):
             one.put_back()
 

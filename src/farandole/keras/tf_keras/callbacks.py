@@ -17,7 +17,7 @@ from farandole.keras.tf_keras.elastic import (
     UpdateBatchStateCallback,
     UpdateEpochStateCallback,
 )
-from farandole.keras.tf_keras.optimizer import local_of, slots_of
+from farandole.keras.tf_keras.optimizer import average_weights, exchange_of, local_of, slots_of
 from farandole.observe.replicas import combined
 from farandole.tensorflow.broadcasting import broadcast_variables
 from farandole.tensorflow.differentiable import allreduce
@@ -46,18 +46,27 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if not self.broadcast_done and self.model.built:
             self._broadcast()
+            self.broadcast_done = exchange_of(self.model.optimizer) is not None  # each rank has steps of its own
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if not self.broadcast_done:
             self._broadcast()
             self.broadcast_done = True
+            exchange = exchange_of(self.model.optimizer)
+            if exchange is not None:
+                exchange.begin_anew()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if hasattr(self.model.optimizer, "end_of_epoch"):
+            self.model.optimizer.end_of_epoch()
         trained = self.model.trainable_variables
         if trained and readable() and context.exchanges_no_gradients() and context.settings().check != "off":
             what = f"model.fit ran an epoch with {type(self.model.optimizer).__name__}"
             found = compared(combined(digests_of(trained)), MOMENT)
             tell_solo(what, found, "compile with hvd.DistributedOptimizer(optimizer)")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        average_weights(self.model, self._local)
 
     def _broadcast(self) -> None:
         optimizer = self.model.optimizer

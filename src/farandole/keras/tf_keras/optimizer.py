@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,9 +12,13 @@ from farandole.context import ProcessSet
 from farandole.contracts import Codec, Strategy
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.ops import WORLD
+from farandole.keras.exchange import NO_SCALING, KerasExchange
 from farandole.strategies.options import LINEAR, gradient_options
 from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from farandole.tensorflow.gradients import names_of
 from farandole.tensorflow.reducer import VariableReducer, key_of
+from farandole.tensorflow.replica import readable
+from farandole.tensorflow.weights import run_if
 from farandole.types import ReduceOp
 
 
@@ -34,7 +38,7 @@ def DistributedOptimizer(
         op, gradient_predivide_factor, compression=compression, backward_passes_per_step=backward_passes_per_step,
         average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
         sparse_as_dense=sparse_as_dense, scale_local_gradients=scale_local_gradients, process_set=process_set,
-        strategy=strategy, codec=codec, instead="an optimizer of Keras 3", ops=LINEAR,
+        strategy=strategy, codec=codec, ops=LINEAR,
     )  # fmt: skip
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
@@ -43,6 +47,8 @@ def DistributedOptimizer(
             f"{type(optimizer).__module__}.{type(optimizer).__name__} is not an optimizer of Keras 2 (tf_keras): for "
             "one of Keras 3 use farandole.keras, or unset TF_USE_LEGACY_KERAS"
         )
+    if options.strategy is not None:
+        _check_steps_alike(options.strategy, scaled=hasattr(optimizer, "get_scaled_loss"))
     reducer = VariableReducer("DistributedOptimizer", options)
     base = type(optimizer)
     made: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
@@ -79,6 +85,22 @@ def local_of(optimizer: Any) -> list[Any]:
     return [*state.local, *(variable for layer in state.local_layers for variable in layer.weights)]
 
 
+def exchange_of(optimizer: Any) -> KerasExchange | None:
+    """The exchanges of its weights; None if it exchanges gradients, or nothing."""
+    state: _OptimizerState | None = getattr(optimizer, "inner_optimizer", optimizer).__dict__.get("_farandole")
+    return None if state is None else state.exchange
+
+
+def average_weights(model: Any, kept: Collection[Any]) -> None:
+    """Where ranks exchange weights: the mean of them, and of statistics like those of BatchNormalization. ``kept``: the
+    keys (``variable.ref()``) of those that are left to each rank."""
+    state = getattr(model.optimizer, "inner_optimizer", model.optimizer).__dict__.get("_farandole")
+    if state is not None:
+        local = {*kept, *(variable.ref() for variable in local_of(model.optimizer))}
+        floats = [variable for variable in model.non_trainable_variables if variable.dtype.is_floating]
+        state.average_weights([variable for variable in floats if variable.ref() not in local])
+
+
 def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
     """The state that ``optimizer`` has for ``variables``: momenta, say."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -88,10 +110,25 @@ def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
     return [slot for slot in inner.variables if slot.name.endswith(ends)] if ends else []
 
 
+def _array_of(variable: Any) -> Any:
+    return variable.numpy()
+
+
 def _scaled(optimizer: Any) -> bool:
     """Does somebody look whether gradients are finite before the step?"""
     outside = getattr(optimizer, "_is_wrapped_by_loss_scale_optimizer", False)
     return outside or hasattr(optimizer, "get_scaled_loss")
+
+
+def _check_steps_alike(strategy: Strategy, *, scaled: bool) -> None:
+    """Raise ValueError where weights cannot be exchanged."""
+    if scaled:
+        raise ValueError(NO_SCALING.format(spec=strategy.spec))
+    if not readable():
+        raise ValueError(
+            f"strategy={strategy.spec!r} exchanges weights, and those of a TensorFlow 1 graph are in its session: "
+            "train eagerly or in a tf.function, or use strategy='allreduce'"
+        )
 
 
 class _OptimizerState:
@@ -105,6 +142,9 @@ class _OptimizerState:
         self.computed = False  # the gradients that come next have been reduced where they were computed
         self.ready = False  # those to apply next have been reduced
         self.applying = False
+        chosen = options.strategy
+        self.exchange = None if chosen is None else KerasExchange(options, chosen, tf.convert_to_tensor, _array_of)
+        self._stepped: list[Any] = []  # the variables of the last step
         self.helper = LocalGradientAggregationHelper(
             options.passes, self.reduced, options.sparse_as_dense, options.average_passes
         )
@@ -118,7 +158,31 @@ class _OptimizerState:
         return list(zip(self.helper.compute_gradients(gradients, variables), variables, strict=True))
 
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        if self.exchange is not None:
+            return list(gradients)
         return self.reducer.reduced(gradients, variables, self._locals())
+
+    def step(self, optimizer: Any, variables: Sequence[Any], apply: Callable[[], Any]) -> Any:
+        """``apply()``, which changes ``variables``, and the exchange of weights after it."""
+        if self.exchange is None or self.reducer.trains_alone():
+            return apply()
+        _check_steps_alike(self.reducer.options.strategy, scaled=_scaled(optimizer))  # type: ignore[arg-type]
+        local = {key_of(variable) for variable in self._locals()}
+        common = self._stepped = [variable for variable in variables if key_of(variable) not in local]
+        number = (tf.convert_to_tensor(optimizer.iterations) + 1) // self.passes
+        self.exchange.before_step(run_if, common, number)
+        result = apply()
+        with tf.control_dependencies([] if tf.executing_eagerly() or result is None else [result]):
+            self.exchange.after_step(run_if, common, names_of(common), number)
+        return result
+
+    def end_of_epoch(self, optimizer: Any) -> None:
+        if self.exchange is not None and self._stepped and not self.reducer.trains_alone():
+            self.exchange.end_of_epoch(self._stepped, int(optimizer.iterations.numpy()) // self.passes)
+
+    def average_weights(self, statistics: Sequence[Any] = ()) -> None:
+        if self.exchange is not None and self._stepped and not self.reducer.trains_alone():
+            self.exchange.average([*self._stepped, *statistics])
 
     def _locals(self) -> list[Any]:
         return [*self.local, *(variable for layer in self.local_layers for variable in layer.trainable_weights)]
@@ -143,6 +207,27 @@ class _Distributed:
     def register_local_var(self, var: Any) -> None:
         """Leave ``var`` to each rank: its gradients are not exchanged."""
         self.__dict__["_farandole"].local.append(var)
+
+    def end_of_epoch(self) -> None:
+        """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch"). In ``fit``, the
+        BroadcastGlobalVariablesCallback calls it; call it in a loop of your own. Collective then."""
+        self.__dict__["_farandole"].end_of_epoch(self)
+
+    def average_weights(self) -> None:
+        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective, if ranks exchange
+        weights; they have the same ones otherwise."""
+        self.__dict__["_farandole"].average_weights()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See ``farandole.keras.DistributedOptimizer``."""
+        exchange = self.__dict__["_farandole"].exchange
+        return {} if exchange is None else exchange.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See ``farandole.keras.DistributedOptimizer``."""
+        exchange = self.__dict__["_farandole"].exchange
+        if exchange is not None and state:
+            exchange.load_state_dict(state)
 
     @property
     def _agg_helper(self) -> LocalGradientAggregationHelper:
@@ -202,7 +287,8 @@ class _Distributed:
         state.computed = state.ready = False
         told = kwargs.get("skip_gradients_aggregation") or not kwargs.get("experimental_aggregate_gradients", True)
         if not pairs or (told and not ready):  # the caller has exchanged them
-            return base.apply_gradients(pairs, *args, **kwargs)
+            variables = [variable for _, variable in pairs]
+            return state.step(self, variables, lambda: base.apply_gradients(pairs, *args, **kwargs))
         if not ready:
             pairs = state.through(pairs)
         variables = [variable for _, variable in pairs]
@@ -211,7 +297,9 @@ class _Distributed:
                 self._make_slots(variables)
         state.applying = True
         try:
-            return state.helper.apply_gradients(lambda: base.apply_gradients(pairs, *args, **kwargs), self, pairs)
+            return state.helper.apply_gradients(
+                lambda: state.step(self, variables, lambda: base.apply_gradients(pairs, *args, **kwargs)), self, pairs
+            )
         finally:
             state.applying = False
 

@@ -23,7 +23,7 @@ EPOCH = 0  # steps between exchanges: told by ``end_of_epoch``
 
 class LocalSGD:
     """Average the weights after every ``every``-th step, or at the end of each epoch (``every="epoch"``: told by
-    Keras's ``fit``, and in PyTorch by ``optimizer.end_of_epoch()``).
+    Keras's ``fit``, else by ``end_of_epoch()`` of the optimizer or trainer).
 
     ``outer``: the optimizer that takes the way to the mean as its gradient: None (the mean counts), "momentum" or
     "nesterov", with ``lr`` and ``momentum``. ``warmup``: so many steps in the beginning with an exchange after each
