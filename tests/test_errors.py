@@ -14,6 +14,8 @@ TREE = {
     "PeerLostError": errors.HorovodInternalError,
     "StalledError": errors.PeerLostError,
     "WireError": errors.HorovodInternalError,
+    "MismatchError": errors.HorovodInternalError,
+    "JoinedError": errors.HorovodInternalError,
     "ShutDownError": errors.HorovodInternalError,
     "RequestError": errors.HorovodInternalError,
     "HostsUpdatedInterrupt": RuntimeError,

@@ -5,6 +5,8 @@ RuntimeError
 │   ├── PeerLostError          another rank went away: this rank is a victim, not the cause
 │   │   └── StalledError       another rank stayed away for too long, and this one ended the job
 │   ├── WireError              a connection brought what its other end did not, or must not, send
+│   ├── MismatchError          ranks asked for different things under one name
+│   ├── JoinedError            a collective that needs data of all ranks, and one has joined
 │   ├── ShutDownError          the engine was shut down, here or on another rank
 │   └── RequestError           a request that is wrong by itself (a ValueError, too); nobody else hears of it
 ├── HostsUpdatedInterrupt      the set of hosts changed (elastic jobs)
@@ -66,6 +68,14 @@ class WireError(HorovodInternalError):
     def __init__(self, message: str, rank: int = -1) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class MismatchError(HorovodInternalError):
+    """Ranks asked for different things under one name: other shapes, types, operations. All of them hear so."""
+
+
+class JoinedError(HorovodInternalError):
+    """A collective needs data of all ranks, and one of them has joined. All of them hear so."""
 
 
 class ShutDownError(HorovodInternalError):

@@ -135,13 +135,20 @@ class Request(NamedTuple):
     codec: str = ""
 
 
+class Refusal(Enum):
+    """Why ranks do not run what they asked for."""
+
+    MISMATCH = "they asked for different things under one name"
+    JOINED = "it needs data of all ranks, and one has joined"
+
+
 class Response(NamedTuple):
     """A decision of all ranks: run these requests now, as one unit, or fail them with ``error``.
 
     ``names``: the requests, in the order in which every rank runs them.
     ``requests``: per name, what some rank asked for, for ranks that have joined and asked for nothing.
     ``parts``: per name, what each rank contributes: the first dimension (allgather) or its splits (alltoall).
-    ``error``: empty, or the text that every rank raises for these names.
+    ``error``: empty, or the text that every rank raises for these names; ``refusal``: of which kind it is.
     ``absent``: ranks that have joined: they have no data for this.
     """
 
@@ -151,6 +158,7 @@ class Response(NamedTuple):
     parts: tuple[tuple[Any, ...], ...] = ()
     error: str = ""
     absent: tuple[int, ...] = ()
+    refusal: Refusal = Refusal.MISMATCH
 
 
 class Slot(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 
 from farandole.contracts import Transport
 from farandole.engine import Engine, Entry
-from farandole.errors import HorovodInternalError
+from farandole.errors import MismatchError
 from farandole.types import Buffer, DType, Kind, Request
 
 EngineOf = Callable[[Transport, tuple[int, ...], int], Engine]
@@ -81,9 +81,7 @@ class Sets:
         request = Request(f"process_set.{verb}.{self._changes}", Kind.BARRIER, DType.UINT8, members)
         try:
             self._engines[0].run([Entry(request, Buffer(none, none, DType.UINT8))])
-        except HorovodInternalError as error:
-            if "Mismatched BARRIER" not in str(error):
-                raise
+        except MismatchError as error:
             raise ValueError(
                 f"all ranks must {verb} the same process sets in the same order; this rank came with {list(members)} "
                 f"({error})"

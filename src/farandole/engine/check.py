@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farandole.errors import RequestError
-from farandole.types import DType, Kind, ReduceOp, Request
+from farandole.errors import HorovodInternalError, JoinedError, MismatchError, RequestError
+from farandole.types import DType, Kind, ReduceOp, Refusal, Request
 
 
 def check(request: Request, size: int) -> None:
@@ -28,6 +28,11 @@ def check(request: Request, size: int) -> None:
     elif kind is Kind.ALLTOALL:
         _check_rows(request)
         _check_splits(request, size)
+
+
+def refused(refusal: Refusal, text: str) -> HorovodInternalError:
+    """The error of what ranks have agreed not to run."""
+    return JoinedError(text) if refusal is Refusal.JOINED else MismatchError(text)
 
 
 def _check_op(request: Request) -> None:

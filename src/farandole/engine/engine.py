@@ -24,7 +24,7 @@ from farandole.config import Settings
 from farandole.contracts import Observer, Transport, Waiting
 from farandole.engine import attached, wire
 from farandole.engine.cache import SignatureCache
-from farandole.engine.check import check
+from farandole.engine.check import check, refused
 from farandole.engine.devices import HOST, Devices
 from farandole.engine.execute import execute, nothing
 from farandole.engine.fusion import Placed, Run, Unit, plan
@@ -386,7 +386,7 @@ class Engine:
             self._names.discard(item.entry.request.name)
         if unit.error:
             for item in items:
-                item.handle.fail(HorovodInternalError(unit.error))
+                item.handle.fail(refused(unit.refusal, unit.error))
             return
         observers = self.observers.running
         if observers:

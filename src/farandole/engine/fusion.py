@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from farandole.types import Buffer, Kind, Request, Response
+from farandole.types import Buffer, Kind, Refusal, Request, Response
 
 # The results of a unit, as ``execute`` gives them, from the messages of all ranks and this rank's memory.
 Run = Callable[[Sequence[bytes], Sequence[Buffer]], list[Any]]
@@ -13,7 +13,7 @@ Run = Callable[[Sequence[bytes], Sequence[Buffer]], list[Any]]
 
 class Unit(NamedTuple):
     """Collectives that run together. ``requests`` are this rank's own, or another's where this rank has joined;
-    ``parts`` and ``absent`` as in Response."""
+    the rest is as in Response."""
 
     kind: Kind
     names: tuple[str, ...]
@@ -21,6 +21,7 @@ class Unit(NamedTuple):
     parts: tuple[tuple[int, ...], ...] = ()
     error: str = ""
     absent: tuple[int, ...] = ()
+    refusal: Refusal = Refusal.MISMATCH
 
 
 class Placed(NamedTuple):
@@ -45,7 +46,9 @@ def plan(responses: Sequence[Response], own: Callable[[str], Request | None], th
         absent = response.absent
         requests = tuple(own(name) or asked for name, asked in zip(response.names, response.requests, strict=True))
         if response.error or response.kind is not Kind.ALLREDUCE:
-            unit = Unit(response.kind, response.names, requests, response.parts, response.error, absent)
+            unit = Unit(
+                response.kind, response.names, requests, response.parts, response.error, absent, response.refusal
+            )
             units += [unit] if response.error else _by_device(unit)
             continue
         for names, members in _alike(response.names, requests):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from farandole.engine.check import no_rows
-from farandole.types import Kind, ReduceOp, Request, Response
+from farandole.types import Kind, ReduceOp, Refusal, Request, Response
 
 Named = tuple[str, Request]  # the name may carry a serial number that the request does not
 
@@ -123,8 +123,8 @@ class Negotiation:
         names = tuple(name for answer in answers for name in answer.names)
         requests = tuple(request for answer in answers for request in answer.requests)
         parts = tuple(part for answer in answers for part in answer.parts)
-        error = next((answer.error for answer in answers if answer.error), "")
-        return [Response(answers[0].kind, names, requests, parts, error, answers[0].absent)]
+        first = next((answer for answer in answers if answer.error), answers[0])
+        return [Response(first.kind, names, requests, parts, first.error, answers[0].absent, first.refusal)]
 
     def _broken(self, groups: set[str], error: str) -> Response:
         """Ranks disagree about who belongs together: all that any rank counts in fails, or it would wait for ever."""
@@ -146,8 +146,9 @@ class Negotiation:
         kind = requests[0].kind
         alike = len({request.codec for request in requests}) == 1
         error = mismatch(requests) if alike else unlike_codecs(row)
+        refusal = Refusal.MISMATCH
         if absent and not error:
-            error = _NOT_WITH_JOIN.get(kind, "")
+            error, refusal = _NOT_WITH_JOIN.get(kind, ""), Refusal.JOINED
         parts: tuple[tuple[int, ...], ...] = ()
         if not error and kind is Kind.ALLGATHER:
             parts = (tuple(request.shape[0] for request in requests),)
@@ -156,7 +157,7 @@ class Negotiation:
         elif kind is Kind.JOIN:
             parts = ((self._joined[-1],),)
             self._joined.clear()
-        return Response(kind, (name,), (requests[0],), parts, error, absent)
+        return Response(kind, (name,), (requests[0],), parts, error, absent, refusal)
 
 
 def group_of(name: str, request: Request) -> str:

@@ -26,7 +26,7 @@ import numpy as np
 from farandole import context
 from farandole.config import Settings, cores
 from farandole.engine import Engine, Entry
-from farandole.errors import HorovodInternalError
+from farandole.errors import JoinedError
 from farandole.frontend import serials
 from farandole.frontend.agreement import Agreement, Replica
 from farandole.frontend.differences import first_difference
@@ -468,10 +468,8 @@ class BucketReducer:
         if self._shared < nbytes:  # on some rank
             try:
                 self._memory = self._engine.allocate(nbytes, self._name)
-            except HorovodInternalError as error:
-                if "with Join" not in str(error):
-                    raise
-                return np.zeros(nbytes, dtype=np.uint8)  # somebody has joined: memory of our own will do
+            except JoinedError:
+                return np.zeros(nbytes, dtype=np.uint8)  # memory of our own will do
         else:
             for gradient in self.gradients:
                 gradient.leave()

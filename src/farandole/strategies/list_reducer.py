@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from farandole import context
 from farandole.contracts import Codec
 from farandole.engine import Engine, Entry, Handle
-from farandole.errors import HorovodInternalError
+from farandole.errors import JoinedError, MismatchError
 from farandole.frontend.agreement import Agreement, Replica
 from farandole.frontend.differences import first_difference
 from farandole.frontend.objects import allgather_object
@@ -118,9 +119,8 @@ class GradientListReducer:
     ) -> list[Array]:
         try:
             handle.wait()
-        except HorovodInternalError as error:
-            if "Mismatched" in str(error):
-                self._explain(layout, error)
+        except MismatchError as error:
+            self._explain(layout, error)
             raise
         if words[0] != -words[1]:
             self._explain(layout, None)
@@ -206,11 +206,8 @@ class GradientListReducer:
 
     def _allocate(self, engine: Engine, nbytes: int) -> None:
         """Memory of the transport for the calls to come. All ranks are here: somebody had told that it lacks some."""
-        try:
+        with suppress(JoinedError):
             self._pool.add(engine.allocate(nbytes, f"{self.name}.{nbytes}"))
-        except HorovodInternalError as error:
-            if "with Join" not in str(error):
-                raise
 
     # When the ranks do not agree.
 
