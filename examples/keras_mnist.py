@@ -23,6 +23,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=64, help="images per process and step")
     parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one process")
+    parser.add_argument("--seed", type=int, default=42, help="of the first weights and of the order of images")
     parser.add_argument("--checkpoint", type=Path, help="where to keep the best model (.keras)")
     return parser.parse_args()
 
@@ -50,6 +51,7 @@ def main() -> None:
         train, test = draw_digits(arguments.images, 0), draw_digits(arguments.images // 8, 1)
     (x, y), (test_x, test_y) = [(images[..., None], labels) for images, labels in (train, test)]
 
+    hvd.seed_everything(arguments.seed)
     model = network()
     rate = arguments.lr * hvd.size()
     model.compile(

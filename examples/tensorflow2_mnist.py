@@ -22,6 +22,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=50, help="images per process and step")
     parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one process")
+    parser.add_argument("--seed", type=int, default=42, help="of the first weights and of the order of images")
     parser.add_argument("--checkpoints", type=Path, metavar="DIR", help="where rank 0 saves after every epoch")
     return parser.parse_args()
 
@@ -50,8 +51,9 @@ def main() -> None:
         (images, labels), test = load_idx(arguments.data)
     else:
         (images, labels), test = draw_digits(arguments.images, 0), draw_digits(arguments.images // 8, 1)
-    sampler = DistributedSampler(labels, seed=42)  # 2
+    sampler = DistributedSampler(labels, seed=arguments.seed)  # 2
 
+    hvd.seed_everything(arguments.seed)
     model = make_model()
     optimizer = tf.keras.optimizers.Adam(arguments.lr * hvd.size())  # 3
     optimizer.build(model.trainable_variables)

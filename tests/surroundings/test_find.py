@@ -7,7 +7,7 @@ import pytest
 from farandole import registry, surroundings
 from farandole.config import Placement
 from farandole.errors import SettingsError
-from farandole.surroundings import slurm
+from farandole.surroundings import hostlist, slurm
 from farandole.surroundings.serverless import placements, torch_variables
 from farandole.surroundings.siblings import NOBODY
 from farandole.surroundings.torchrun import Torchrun
@@ -126,7 +126,7 @@ class TestSlurmsLists:
         ],
     )
     def test_of_hosts(self, text: str, hosts: list[str]) -> None:
-        assert slurm.expand(text) == hosts
+        assert hostlist.expand(text) == hosts
 
     def test_of_tasks(self) -> None:
         assert slurm.tasks_per_node("2(x3),1") == [2, 2, 2, 1]

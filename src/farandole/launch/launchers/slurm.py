@@ -52,7 +52,8 @@ class Slurm:
 def room(env: Mapping[str, str], np: int) -> list[tuple[str, int]]:
     """The nodes of the allocation with their places for ranks: as many as it has tasks, or CPUs for tasks if these are
     not enough. Pure."""
-    from farandole.surroundings.slurm import expand, tasks_per_node
+    from farandole.surroundings.hostlist import expand
+    from farandole.surroundings.slurm import tasks_per_node
 
     nodes = expand(env["SLURM_JOB_NODELIST"])
     tasks = tasks_per_node(env.get("SLURM_TASKS_PER_NODE") or f"1(x{len(nodes)})")
