@@ -18,12 +18,6 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 
-NO_SCALING = (
-    "strategy={spec!r} cannot be used with a LossScaleOptimizer: ranks skip steps for themselves, and would exchange "
-    "weights at different steps. Use mixed_bfloat16, or strategy='allreduce'"
-)
-
-
 class KerasExchange:
     """The exchanges of one optimizer's weights. What the strategy keeps is in host memory."""
 

@@ -15,7 +15,7 @@ from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
 from farandole.frontend.keras_version import keras_of
 from farandole.frontend.ops import WORLD
-from farandole.keras.exchange import NO_SCALING
+from farandole.keras.loss_scaling import NO_STRATEGY
 from farandole.keras.reducer import KerasReducer
 from farandole.strategies.options import LINEAR, gradient_options
 from farandole.types import ReduceOp
@@ -69,7 +69,7 @@ def DistributedOptimizer(
     optimizer = keras.optimizers.get(optimizer)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         if chosen.strategy is not None:
-            raise ValueError(NO_SCALING.format(spec=chosen.strategy.spec))
+            raise ValueError(NO_STRATEGY.format(spec=chosen.strategy.spec))
         options = {key: value for key, value in locals().items() if key not in ("optimizer", "chosen")}
         optimizer.inner_optimizer = DistributedOptimizer(optimizer.inner_optimizer, **options)
         return optimizer

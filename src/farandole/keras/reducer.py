@@ -16,6 +16,7 @@ import numpy as np
 from farandole import context
 from farandole.frontend import serials
 from farandole.keras.exchange import KerasExchange
+from farandole.keras.loss_scaling import marked
 from farandole.keras.replica import KerasReplica
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
@@ -75,14 +76,10 @@ class KerasReducer:
 
     def marked(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
         """``grads`` of ``self.variables``; where one of a local variable is not finite, no shared one is."""
-        places = self._places(optimizer)
-        local = sorted(set(range(len(grads))) - set(places))
-        results = list(grads)
-        if places and local and self.shared() and self.exchange is None:
-            zero = sum(keras.ops.sum(keras.ops.multiply(keras.ops.convert_to_tensor(grads[at]), 0.0)) for at in local)
-            first = keras.ops.convert_to_tensor(results[places[0]])
-            results[places[0]] = keras.ops.add(first, keras.ops.cast(zero, first.dtype))
-        return results
+        if not self.shared() or self.exchange is not None:
+            return list(grads)
+        shared = self._places(optimizer)
+        return marked(grads, shared, sorted(set(range(len(grads))) - set(shared)), _zero_of, _plus)
 
     def _of_all(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
         if self.outside:
@@ -171,6 +168,15 @@ class KerasReducer:
             name = f"keras.DistributedOptimizer.{serials.next_optimizer(engine)}"
             self._list = engine, GradientListReducer(name, options)
         return self._list[1]
+
+
+def _zero_of(gradient: Any) -> Any:
+    return keras.ops.sum(keras.ops.multiply(keras.ops.convert_to_tensor(gradient), 0.0))
+
+
+def _plus(gradient: Any, number: Any) -> Any:
+    gradient = keras.ops.convert_to_tensor(gradient)
+    return keras.ops.add(gradient, keras.ops.cast(number, gradient.dtype))
 
 
 def digest_of(arrays: Sequence[Array]) -> int:

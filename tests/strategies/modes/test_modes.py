@@ -15,7 +15,7 @@ from farandole.strategies.modes.gossip import GRAPHS, Gossip
 from farandole.strategies.modes.local_sgd import BMUF, DiLoCo, LocalSGD
 from farandole.strategies.options import GradientOptions, gradient_options
 from farandole.strategies.specs import strategy_of
-from farandole.strategies.weights import WeightExchange
+from farandole.strategies.weights import KeptExchange, WeightExchange
 from farandole.types import ReduceOp
 from tests.job import job
 
@@ -241,3 +241,17 @@ def test_other_strategies_and_other_weights_are_told_on_all_ranks() -> None:
                 exchange([np.ones(3 + rank)], [], 2)
 
     job(2, fn)
+
+
+def test_what_is_kept_begins_with_new_weights_and_is_of_one_model() -> None:
+    one, two = np.ones(3, np.float32), np.full(2, 7, np.float32)
+    kept = KeptExchange("test", GradientOptions(), LocalSGD(2, outer="nesterov"))
+    kept.begin([one], lambda weight: weight)
+    kept.begin([one * 2, two], lambda weight: weight)
+    weights, velocities = kept.state_dict()["slots"]
+    assert [weight.tolist() for weight in weights] == [[1, 1, 1], [7, 7]]
+    assert [velocity.tolist() for velocity in velocities] == [[0, 0, 0], [0, 0]]
+    other = KeptExchange("test", GradientOptions(), LocalSGD(2, outer="nesterov"))
+    other.load_state_dict(kept.state_dict())
+    with pytest.raises(ValueError, match="keeps something for 2 weights, and the optimizer has 1: load the state of"):
+        other([one], 2)

@@ -12,7 +12,8 @@ from farandole.context import ProcessSet
 from farandole.contracts import Codec, Strategy
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.ops import WORLD
-from farandole.keras.exchange import NO_SCALING, KerasExchange
+from farandole.keras.exchange import KerasExchange
+from farandole.keras.loss_scaling import NO_STRATEGY, marked
 from farandole.strategies.options import LINEAR, gradient_options
 from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from farandole.tensorflow.gradients import names_of
@@ -123,7 +124,7 @@ def _scaled(optimizer: Any) -> bool:
 def _check_steps_alike(strategy: Strategy, *, scaled: bool) -> None:
     """Raise ValueError where weights cannot be exchanged."""
     if scaled:
-        raise ValueError(NO_SCALING.format(spec=strategy.spec))
+        raise ValueError(NO_STRATEGY.format(spec=strategy.spec))
     if not readable():
         raise ValueError(
             f"strategy={strategy.spec!r} exchanges weights, and those of a TensorFlow 1 graph are in its session: "
@@ -192,13 +193,16 @@ class _OptimizerState:
         mine = {key_of(variable) for variable in self._locals()}
         there = [place for place, gradient in enumerate(gradients) if gradient is not None]
         local = [place for place in there if key_of(variables[place]) in mine]
-        shared = [place for place in there if place not in local]
-        results = list(gradients)
-        if local and shared:
-            zeros = [tf.reduce_sum(tf.convert_to_tensor(gradients[place]) * 0) for place in local]
-            first = tf.convert_to_tensor(results[shared[0]])
-            results[shared[0]] = first + sum(tf.cast(zero, first.dtype) for zero in zeros)
-        return results
+        return marked(gradients, [place for place in there if place not in local], local, _zero_of, _plus)
+
+
+def _zero_of(gradient: Any) -> Any:
+    return tf.reduce_sum(tf.convert_to_tensor(gradient) * 0)
+
+
+def _plus(gradient: Any, number: Any) -> Any:
+    gradient = tf.convert_to_tensor(gradient)
+    return gradient + tf.cast(number, gradient.dtype)
 
 
 class _Distributed:
