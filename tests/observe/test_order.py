@@ -10,11 +10,11 @@ from farandole.frontend.calls import Calls
 from farandole.observe.order import Called, swapped
 
 
-def called(order: str, begin: int = 1, apart: Sequence[Sequence[str]] = ()) -> Called:
+def called(order: str, begin: int = 1, exclusive: Sequence[Sequence[str]] = ()) -> Called:
     """Calls at the places of ``order``, a letter each."""
     places = sorted(set(order))
     calls = {number: places.index(place) for number, place in enumerate(order, begin)}
-    return Called(places, calls, [[places.index(each) for each in pair] for pair in apart], begin + len(order) - 1)
+    return Called(places, calls, [[places.index(each) for each in pair] for pair in exclusive], begin + len(order) - 1)
 
 
 def test_calls_in_another_order_are_told_with_both_lines_and_the_ranks() -> None:
@@ -31,7 +31,7 @@ def test_calls_in_another_order_are_told_with_both_lines_and_the_ranks() -> None
     [
         [called("aba"), called("aba"), None],
         [called("xax"), called("yay")],  # a line of its own: a branch by rank
-        [called("abab", apart=["ab"]), called("baba", apart=["ab"])],  # by turns, in one function
+        [called("abab", exclusive=["ab"]), called("baba", exclusive=["ab"])],  # by turns, in one function
         [called("aab"), called("b", 3)],  # what is not known of a rank
         [called("aab"), called("aabaab")],  # more calls, still under way
         [Called(), Called()],
@@ -55,7 +55,7 @@ def noted(program: Callable[[Callable[[], None]], None], after: int = 0) -> Call
     return calls.called(after)
 
 
-def test_places_of_one_function_are_apart_if_no_way_leads_from_one_to_the_other() -> None:
+def test_places_of_one_function_are_exclusive_if_no_way_leads_from_one_to_the_other() -> None:
     def branches(add: Callable[[], None]) -> None:
         for turn in range(4):
             if turn % 2:
@@ -73,7 +73,7 @@ def test_places_of_one_function_are_apart_if_no_way_leads_from_one_to_the_other(
     branch, straight = noted(branches), noted(one_after_the_other)
     assert [len(branch.places), len(straight.places)] == [2, 2]
     assert [branch.calls, straight.calls] == [{1: 0, 2: 1, 3: 0, 4: 1}, {1: 0, 2: 1, 3: 0}]
-    assert [branch.apart, straight.apart] == [[[0, 1]], []]
+    assert [branch.exclusive, straight.exclusive] == [[[0, 1]], []]
     assert all(place.startswith(f"{__file__}:") for place in (*branch.places, *straight.places))
     assert noted(branches, 3).calls == {4: 0}
     assert (branch.last, noted(branches, 9)) == (4, Called([], {}, [], 4))

@@ -55,12 +55,12 @@ class Calls:
         sites = list(dict.fromkeys((code, at) for _, code, at in calls))
         places = list(dict.fromkeys(_place(code, at) for code, at in sites))
         index = {place: number for number, place in enumerate(places)}
-        apart = [
+        exclusive = [
             [index[_place(*one)], index[_place(*other)]]
             for one, other in combinations(sites[:_OTHERS], 2)
             if one[0] is other[0] and alternatives(one[0], one[1], other[1])
         ]
-        return Called(places, {number: index[_place(code, at)] for number, code, at in calls}, apart, self.last())
+        return Called(places, {number: index[_place(code, at)] for number, code, at in calls}, exclusive, self.last())
 
     def _since(self, after: int) -> list[tuple[int, CodeType, int]]:
         return [call for call in list(self._kept) if call[0] > after]

@@ -117,8 +117,8 @@ def _write_whole(write: Callable[[str], None], path: str) -> None:
 
     folder, name = os.path.split(os.path.abspath(path))
     mode = os.stat(path).st_mode & 0o777 if os.path.exists(path) else 0o666 & ~_umask()
-    with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".tmp", dir=folder) as beside:
-        place = os.path.join(beside, name)
+    with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".tmp", dir=folder) as temporary:
+        place = os.path.join(temporary, name)
         write(place)
         os.chmod(place, mode)
         _sync(place)

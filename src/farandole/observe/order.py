@@ -25,13 +25,13 @@ _AWAY = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_AB
 class Called(NamedTuple):
     """The lines from which one rank called unnamed collectives.
 
-    ``places``: as ``file:line``. ``calls``: the index of a place by the number of the call. ``apart``: pairs of indexes
-    of places of which a pass through their function takes one at most. ``last``: the highest number so far.
+    ``places``: as ``file:line``. ``calls``: the index of a place by the number of the call. ``exclusive``: pairs of
+    indexes of places of which a pass through their function takes one at most. ``last``: the highest number so far.
     """
 
     places: Sequence[str] = ()
     calls: Mapping[int, int] = {}
-    apart: Sequence[Sequence[int]] = ()
+    exclusive: Sequence[Sequence[int]] = ()
     last: int = 0
 
 
@@ -47,7 +47,7 @@ def swapped(reports: Sequence[Called | None]) -> Finding | None:
         frozenset((report.places[first], report.places[second]))
         for report in reports
         if report is not None
-        for first, second in report.apart
+        for first, second in report.exclusive
     }
     for number in sorted(set[int]().union(*stands.values())):
         there = {rank: places[number] for rank, places in stands.items() if number in places}

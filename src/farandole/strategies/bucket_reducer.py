@@ -9,7 +9,7 @@ brings it in: averaging what is already average changes nothing.
 
 The first step's buckets are made in reverse order of the parameters and use the gradients' own memory. Then rank 0
 tells in which order gradients really came, and the buckets are laid out for good, in memory of the transport; or
-until rank 0's engine asks for buckets of another size. Gradients that come as rows (sparse) are in no bucket: they are
+until rank 0's engine asks for buckets of another size. Sparse gradients travel as rows and are in no bucket: they are
 exchanged at the end of each round.
 """
 
@@ -72,7 +72,7 @@ class BucketReducer:
         self._members: list[list[int]] = []  # by bucket
         self._home: list[tuple[Bucket, int] | None] = []
         self._outside: list[int] = []  # in no bucket
-        self._sparse: list[int] = []  # in no bucket, because they come as rows
+        self._sparse: list[int] = []  # in no bucket
         self._memory: Any = None  # of the flat buckets
         self._limit = self._wished = _NO_WORD  # bytes per bucket: as laid out, and as rank 0 wants it
         self._planned: list[int] = []
@@ -183,7 +183,7 @@ class BucketReducer:
         self._tight = False  # ... and no more can come, on no rank
         self._dirty = False  # gradients were computed since the round began, or ended
         self._due = False
-        self._misplaced = False  # a gradient came as rows that is in a bucket
+        self._misplaced = False  # a sparse gradient came that is in a bucket
         self._sampling = self._agreement is not None and self._agreement.soon()
         self._samples: dict[int, int] = {}  # digests of this rank's own gradients
         self._reopen()
@@ -255,7 +255,7 @@ class BucketReducer:
         return self._everything() if full == len(self._buckets) and not late else full
 
     def _everything(self) -> int:
-        """The word of a rank whose gradients are all in: the number of buckets, and one for all that come as rows."""
+        """The word of a rank whose gradients are all in: the number of buckets, and one for all sparse ones."""
         return len(self._buckets) + bool(self._sparse)
 
     def _fill(self, *, again: bool) -> None:
@@ -292,14 +292,14 @@ class BucketReducer:
             self._sums = kept | {index: self.gradients[index].copy() for index in due}
 
     def _reduce_sparse(self, *, again: bool) -> None:
-        """What comes as rows. As in buckets, what is new counts ``size`` times when sums are exchanged again."""
+        """The sparse gradients. As in buckets, what is new counts ``size`` times when sums are exchanged again."""
         assert self._engine is not None
         summing = self.options.op is ReduceOp.SUM
         for index in self._sparse:
             gradient = self.gradients[index]
             if again and summing and gradient.current() is not None:
                 gradient.amplify(self._engine.size, self._sums.get(index))
-            gradient.reduce_sparse(f"{self._name}.rows.{index}", self.options.of_reduced() if again else self.options)
+            gradient.reduce_sparse(f"{self._name}.sparse.{index}", self.options.of_reduced() if again else self.options)
             if summing and gradient.current() is not None:
                 self._sums[index] = gradient.copy()
 

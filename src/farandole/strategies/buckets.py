@@ -46,7 +46,7 @@ class Gradient(Protocol):
         """The gradient as it stands; None if there is none or it is frozen."""
 
     def digest(self, gradient: Any) -> int:
-        """A digest of ``gradient``, to compare with those of other ranks; 0 if it is all zeros, not finite, or rows."""
+        """A digest of ``gradient``, to compare with other ranks'; 0 if it is all zeros, not finite, or sparse."""
 
     def place(self, array: Array) -> None:
         """From now on the gradient travels in ``array``."""
@@ -70,10 +70,10 @@ class Gradient(Protocol):
         """The place is going to be used for something else: what stands there moves out."""
 
     def is_sparse(self, gradient: Any) -> bool:
-        """Is this a sparse gradient, which travels as rows?"""
+        """Is this a sparse gradient?"""
 
     def reduce_sparse(self, name: str, options: GradientOptions) -> None:
-        """Reduce the parameter's gradient as rows: everybody gets everybody's. Collective; no gradient is no rows."""
+        """Reduce a sparse gradient: everybody gets everybody's rows. Collective; a missing gradient has none."""
 
     def copy(self) -> Any:
         """A copy of the parameter's gradient."""

@@ -169,10 +169,10 @@ def placements(nodes: Sequence[tuple[str, int]]) -> list[Placement]:
     found: dict[int, Placement] = {}
     for (name, _), ranks in members.items():
         for local_rank, rank in enumerate(ranks):
-            beside = [others for others in members.values() if len(others) > local_rank]
+            hosts = [others for others in members.values() if len(others) > local_rank]
             found[rank] = Placement(
                 rank=rank, size=len(nodes), local_rank=local_rank, local_size=len(ranks), hostname=name,
-                cross_rank=beside.index(ranks), cross_size=len(beside),
+                cross_rank=hosts.index(ranks), cross_size=len(hosts),
                 homogeneous=len({len(others) for others in members.values()}) == 1,
             )  # fmt: skip
     return [found[rank] for rank in range(len(nodes))]

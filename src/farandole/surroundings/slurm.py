@@ -37,10 +37,10 @@ class Slurm:
             return None
         rank, size, local_rank, node, _ = who
         tasks = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or str(size))
-        beside = [index for index, count in enumerate(tasks) if count > local_rank]
+        hosts = [index for index, count in enumerate(tasks) if count > local_rank]
         return Placement(
-            rank=rank, size=size, local_rank=local_rank, local_size=tasks[node], cross_rank=beside.index(node),
-            cross_size=len(beside), hostname=env.get("SLURMD_NODENAME", ""), homogeneous=len(set(tasks)) == 1,
+            rank=rank, size=size, local_rank=local_rank, local_size=tasks[node], cross_rank=hosts.index(node),
+            cross_size=len(hosts), hostname=env.get("SLURMD_NODENAME", ""), homogeneous=len(set(tasks)) == 1,
         )  # fmt: skip
 
     def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
