@@ -30,6 +30,7 @@ from farandole.engine.execute import execute, nothing
 from farandole.engine.fusion import Placed, Run, Unit, plan
 from farandole.engine.handle import Entry, Handle, Item
 from farandole.engine.negotiation import Named, Negotiation
+from farandole.engine.sequence import SequenceNumbers
 from farandole.engine.subscribers import Subscribers
 from farandole.errors import (
     DUPLICATE_NAME,
@@ -52,7 +53,7 @@ class Engine:
 
     def __init__(self, transport: Transport, settings: Settings, observers: Sequence[Observer] = ()) -> None:
         self.transport, self.rank, self.size = transport, transport.rank, transport.size
-        self.observers = Subscribers(observers)
+        self.observers, self.numbers = Subscribers(observers), SequenceNumbers()
         self.fusion_threshold = settings.fusion_threshold
         self.bucket_bytes = settings.bucket_bytes  # a strategy's target before it submits; rank 0 decides
         self.bucketed: int | None = None  # its present target, if it can change that
@@ -72,7 +73,7 @@ class Engine:
         self._batch: list[Item] = []  # posted in this round
         self._posted = False
         self._waiting: dict[str, Item] = {}  # posted in earlier rounds, not agreed yet
-        self.joins = self._allocated = 0  # joins of all ranks that have ended
+        self.joins = 0  # joins of all ranks that have ended
         self._devices = Devices(transport, settings, self._end)
         self._running: Sequence[Item] = ()  # in a collective that has begun
         self._ended: HorovodInternalError | None = None
@@ -117,11 +118,7 @@ class Engine:
 
         The ranks agree by ``name``; without one, calls must come in the same order on all of them.
         """
-        if not name:
-            with self._mutex:
-                self._allocated += 1
-                name = f"{self._allocated}"
-        name = f"allocate.{name}"
+        name = f"allocate.{name or self.numbers.next_allocation()}"
         none = np.empty(0, dtype=np.uint8)
         request = Request(name, Kind.ALLOCATE, DType.UINT8, (nbytes,))
         return self.run([Entry(request, Buffer(none, none, DType.UINT8))])[0]

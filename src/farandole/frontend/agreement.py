@@ -16,7 +16,7 @@ import numpy as np
 from farandole import context
 from farandole.engine import Engine, Entry
 from farandole.errors import RanksDifferError
-from farandole.frontend import serials
+from farandole.frontend.calls import Calls
 from farandole.log import logger
 from farandole.observe.order import Called, swapped
 from farandole.observe.replicas import (
@@ -67,7 +67,7 @@ class Agreement:
         self._history = History(patient=replica.patient, told=replica.told)
         self._step = 0  # exchanges so far
         self._steps = 0  # of the optimizer, when the ranks were alike last
-        self._calls = serials.watch(engine) if self._mode != "off" else None
+        self._calls = engine.numbers.recorded(Calls) if self._mode != "off" else None
         self._ordered = 0  # the last call without a name at the look before
 
     def soon(self) -> bool:

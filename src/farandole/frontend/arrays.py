@@ -11,7 +11,6 @@ import numpy as np
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.engine import Entry
-from farandole.frontend import serials
 from farandole.frontend.differences import names_of_one
 from farandole.frontend.objects import allgather_object
 from farandole.frontend.ops import WORLD, place_of
@@ -40,7 +39,7 @@ def broadcast_arrays(
     parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays if array.size]
     flat = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
     request = Request("broadcast.arrays", Kind.BROADCAST, DType.UINT8, flat.shape, root=root)
-    engine.run([Entry(request, Buffer(flat, flat, DType.UINT8), serials.next_for(engine))])
+    engine.run([Entry(request, Buffer(flat, flat, DType.UINT8), engine.numbers.next())])
     results, begin = [], 0
     for array in arrays:
         # a copy, for a piece may begin anywhere, and frameworks want their numbers aligned

@@ -17,7 +17,6 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.engine import Entry
 from farandole.errors import HorovodInternalError
-from farandole.frontend import serials
 from farandole.frontend.compression import Compressing, NoneCompressor
 from farandole.frontend.documented import collective, documented
 from farandole.frontend.ops import WORLD, Verbs, engine_of, reduce_op
@@ -313,7 +312,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         entry = Entry(
             Request("barrier.noname", Kind.BARRIER, DType.UINT8, (0,)),
             Buffer(_NOTHING, _NOTHING, DType.UINT8),
-            serials.next_for(engine),
+            engine.numbers.next(),
         )
         engine.run((entry,))
 
@@ -328,7 +327,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         """
         engine = context.engine()
         last = int(engine.run((_JOIN,))[0])
-        serials.restart(engine)  # ranks came here by as many calls as each had data for
+        engine.numbers.restart()  # ranks came here by as many calls as each had data for
         return last
 
     @documented()

@@ -9,7 +9,6 @@ import numpy as np
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.engine import Engine, Entry
-from farandole.frontend import serials
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD, place_of
 from farandole.types import Buffer, DType, Kind, Request
@@ -48,7 +47,7 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
 
 
 def _label(engine: Engine, verb: str, name: str | None) -> tuple[str, int]:
-    return (f"{verb}.noname", serials.next_for(engine)) if name is None else (f"{verb}.{name}", 0)
+    return (f"{verb}.noname", engine.numbers.next()) if name is None else (f"{verb}.{name}", 0)
 
 
 def _pickled(obj: Any) -> Any:

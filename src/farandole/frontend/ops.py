@@ -18,7 +18,6 @@ from farandole.contracts import Binding
 from farandole.engine import Engine, Entry, Handle
 from farandole.engine.check import check
 from farandole.errors import RequestError
-from farandole.frontend import serials
 from farandole.types import Buffer, DeviceBuffer, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class Verbs:
         )
         if op is _ADASUM:
             check(request, engine.size)
-        return Entry(request, buffer, serials.next_call(engine) if name is None else 0)
+        return Entry(request, buffer, engine.numbers.next_call() if name is None else 0)
 
     def _broadcast(
         self, tensor: Any, root: int, name: str | None, process_set: ProcessSet, *, fresh: bool = False
@@ -177,7 +176,7 @@ def _name(engine: Engine, kind: Kind, name: str | None, prefix: str = "") -> tup
     if name is not None:
         return f"{label}.{name}", 0
     # the root of a broadcast may well call it at another line than those who are given something
-    return f"{label}.noname", serials.next_for(engine) if kind is Kind.BROADCAST else serials.next_call(engine)
+    return f"{label}.noname", engine.numbers.next() if kind is Kind.BROADCAST else engine.numbers.next_call()
 
 
 def reduce_op(average: bool | None, op: int | None) -> ReduceOp:

@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from farandole import context
 from farandole.engine import Engine, Entry
 from farandole.errors import SettingsError
-from farandole.frontend import objects, serials
+from farandole.frontend import objects
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.jax.calls import Collective
@@ -229,7 +229,7 @@ def now(call: Collective, arrays: Sequence[Any]) -> list[Any] | None:
     words = np.array([number, -number], dtype=np.int64)
     engine = context.engine(call.process_set)
     request = Request(f"native.{call.name or 'noname'}", Kind.ALLREDUCE, DType.INT64, (2,), ReduceOp.MIN)
-    serial = 0 if call.name else serials.next_for(engine)
+    serial = 0 if call.name else engine.numbers.next()
     engine.run([Entry(request, Buffer(words, words, DType.INT64), serial)])
     if words[0] != -words[1] or _unfit(call, [array.shape for array in arrays]):
         return None

@@ -12,7 +12,6 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.contracts import Codec, Strategy
 from farandole.engine import Engine
-from farandole.frontend import serials
 from farandole.frontend.agreement import Replica
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
@@ -44,7 +43,7 @@ class _NumberedReducer(GradientListReducer):
         engine = context.engine(self.options.process_set)
         if engine is not self._number:
             self._number = engine
-            self.name = f"{self.name.partition('.')[0]}.{serials.next_optimizer(engine)}"
+            self.name = f"{self.name.partition('.')[0]}.{engine.numbers.next_optimizer()}"
         return super().start(arrays, names, in_place=in_place, replica=replica)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.contracts import Observer
-from farandole.frontend import serials
 from farandole.frontend.agreement import Agreement
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.frontend.solo import MOMENT, compared, tell_solo
@@ -64,7 +63,7 @@ class Training:
             )
             names = [name_of(variable) for variable in variables]
             replica = KerasReplica(optimizer, variables, names, cures=CURES._replace(certain=cause), between_steps=True)
-            self._agreement = Agreement(replica, engine, f"keras.fit.{serials.next_for(engine)}")
+            self._agreement = Agreement(replica, engine, f"keras.fit.{engine.numbers.next()}")
         return self._agreement
 
     def local(self, model: Any) -> list[Any]:

@@ -10,7 +10,6 @@ import numpy as np
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.engine import Entry
-from farandole.frontend import serials
 from farandole.frontend.ops import WORLD
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
@@ -77,7 +76,7 @@ def wait_for_all(process_set: ProcessSet = WORLD) -> None:
     engine = context.engine(process_set)
     if engine.size > 1:
         engine.run([Entry(_JOIN, Buffer(_NOTHING, _NOTHING, DType.UINT8))])
-        serials.restart(engine)
+        engine.numbers.restart()
 
 
 def any_rank(flag: bool, process_set: ProcessSet = WORLD) -> bool:
@@ -85,5 +84,5 @@ def any_rank(flag: bool, process_set: ProcessSet = WORLD) -> bool:
     engine = context.engine(process_set)
     word = np.array([int(flag)], dtype=np.int64)
     request = Request("allreduce.any", Kind.ALLREDUCE, DType.INT64, word.shape, ReduceOp.MAX)
-    engine.run([Entry(request, Buffer(word, word, DType.INT64), serials.next_for(engine))])
+    engine.run([Entry(request, Buffer(word, word, DType.INT64), engine.numbers.next())])
     return bool(word[0])

@@ -14,7 +14,6 @@ import keras
 import numpy as np
 
 from farandole import context
-from farandole.frontend import serials
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.loss_scaling import marked
 from farandole.keras.replica import KerasReplica
@@ -165,7 +164,7 @@ class KerasReducer:
         engine = context.engine(self.process_set)
         if self._list is None or self._list[0] is not engine:
             options = self._options._replace(postscale=self._options.postscale * self.factor)
-            name = f"keras.DistributedOptimizer.{serials.next_optimizer(engine)}"
+            name = f"keras.DistributedOptimizer.{engine.numbers.next_optimizer()}"
             self._list = engine, GradientListReducer(name, options)
         return self._list[1]
 

@@ -10,7 +10,6 @@ import mxnet as mx
 
 from farandole import context
 from farandole.context import ProcessSet
-from farandole.frontend import serials
 from farandole.frontend.ops import WORLD
 from farandole.mxnet.functions import allreduce_, grouped_allreduce_
 from farandole.mxnet.names import canonical
@@ -43,7 +42,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxn
         mine = _OptimizerState(
             optimizer, options, num_groups, active,
             gradient_predivide_factor / process_set.size() if active else 1.0,
-            f"DistributedOptimizer.{serials.next_optimizer(context.engine())}", {},
+            f"DistributedOptimizer.{context.engine().numbers.next_optimizer()}", {},
         )  # fmt: skip
         object.__setattr__(self, "_mine", mine)
         optimizer.rescale_grad *= mine.factor

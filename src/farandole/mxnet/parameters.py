@@ -11,7 +11,6 @@ from mxnet.gluon.parameter import DeferredInitializationError, Parameter, Parame
 
 from farandole import context
 from farandole.context import ProcessSet
-from farandole.frontend import serials
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.mxnet.functions import broadcast_
@@ -40,7 +39,7 @@ def broadcast_parameters(
     if prefix is not None and not isinstance(prefix, str):
         raise ValueError(f"prefix={prefix!r} must be a string")
     engine = context.engine(process_set)
-    call = f"parameters.{serials.next_for(engine)}.{prefix or ''}"
+    call = f"parameters.{engine.numbers.next()}.{prefix or ''}"
     if engine.size == 1:
         return
     names = canonical(str(key) for key in params)

@@ -27,7 +27,6 @@ from farandole import context
 from farandole.config import Settings, cores
 from farandole.engine import Engine, Entry
 from farandole.errors import JoinedError
-from farandole.frontend import serials
 from farandole.frontend.agreement import Agreement, Replica
 from farandole.frontend.differences import first_difference
 from farandole.frontend.objects import allgather_object
@@ -358,7 +357,7 @@ class BucketReducer:
         on_device = any(gradient.device != "CPU" for gradient in self.gradients)  # to launch there costs no core
         settings = context.settings()
         self._overlap = _spare_cores(settings, context.local_size()) or (on_device and settings.overlap != "off")
-        self._name = f"optimizer.{serials.next_optimizer(engine)}"
+        self._name = f"optimizer.{engine.numbers.next_optimizer()}"
         self._memory = None
         self._word = np.zeros(7, dtype=np.int64)
         self._ballot = (

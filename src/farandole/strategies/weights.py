@@ -11,7 +11,6 @@ import numpy as np
 from farandole import context
 from farandole.contracts import Codec, Strategy
 from farandole.engine import Engine, Entry
-from farandole.frontend import serials
 from farandole.frontend.agreement import all_equal, gathered
 from farandole.observe.replicas import digest_of_text
 from farandole.report import pace
@@ -165,7 +164,7 @@ class WeightExchange:
     def _open(self) -> EnginePeers:
         engine = context.engine(self._options.process_set)
         if self._peers is None or self._peers[0] is not engine:
-            name = f"{self._label}.weights.{serials.next_optimizer(engine)}"
+            name = f"{self._label}.weights.{engine.numbers.next_optimizer()}"
             self._check_alike(engine, name)
             self._peers = engine, EnginePeers(engine, name, self._options, self.codec)
         return self._peers[1]

@@ -12,7 +12,6 @@ import torch
 
 from farandole import context
 from farandole.engine import Engine
-from farandole.frontend import serials
 from farandole.frontend.agreement import Agreement
 from farandole.observe.replicas import combined
 from farandole.strategies.options import GradientOptions
@@ -59,7 +58,7 @@ class AdasumState:
                 for group in optimizer.param_groups
                 for parameter in group["params"]
             ]
-            label = f"adasum.{serials.next_optimizer(engine)}"
+            label = f"adasum.{engine.numbers.next_optimizer()}"
             self._agreement = engine, Agreement(replica, engine, label)
         if self._agreement[1].any_due():
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -10,7 +10,6 @@ import torch
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.engine import Entry
-from farandole.frontend import serials
 from farandole.frontend.documented import documented
 from farandole.frontend.objects import broadcast_object
 from farandole.frontend.ops import WORLD, place_of
@@ -118,7 +117,7 @@ def _broadcast(named: list[tuple[str, Any]], root: int, process_set: ProcessSet)
     root = place_of(root, process_set)
     if not named or (engine.size == 1 and root == 0):
         return
-    serial = serials.next_for(engine)
+    serial = engine.numbers.next()
     entries = []
     for name, tensor in named:
         buffer = anywhere.buffer(tensor)

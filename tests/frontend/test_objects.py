@@ -1,30 +1,15 @@
-"""Unnamed collectives are numbered per engine; objects and compression without a framework."""
+"""Objects and compression without a framework."""
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import numpy as np
 import pytest
 
-from farandole.frontend import serials
 from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
 from farandole.types import DType
 from tests.job import job
-
-
-class Thing:
-    """Stands for an engine."""
-
-
-def test_numbers_start_anew_with_every_engine() -> None:
-    one, other = Thing(), Thing()
-    assert [serials.next_for(one) for _ in range(3)] == [1, 2, 3]  # type: ignore[arg-type]
-    assert [serials.next_for(other) for _ in range(2)] == [1, 2]  # type: ignore[arg-type]
-    del other
-    gc.collect()
-    assert serials.next_for(Thing()) == 1  # type: ignore[arg-type]
 
 
 def test_a_compressor_must_say_how() -> None:
