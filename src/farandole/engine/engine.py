@@ -351,7 +351,7 @@ class Engine:
             self._waiting[item.entry.name] = item
         for rank, message in enumerate(decoded):
             if message.shutdown:
-                raise ShutDownError(self._story(rank), rank)
+                raise ShutDownError(self._what_waited(rank), rank)
         responses = self._negotiation.step(named)
         for observer in self.observers.agreed:
             observer.agreed(responses)
@@ -446,7 +446,7 @@ class Engine:
                 self.transport.abort(why)
                 raise StalledError(why, next((rank for wait in waiting for rank in wait.missing), -1))
 
-    def _story(self, rank: int) -> str:
+    def _what_waited(self, rank: int) -> str:
         names = [*self._waiting, *(item.entry.name for item in self._batch)]
         if rank == self.rank or not names:
             return ""
@@ -454,7 +454,7 @@ class Engine:
 
     def _explain(self, error: PeerLostError) -> HorovodInternalError:
         if error.left:
-            return ShutDownError(self._story(error.rank), error.rank)
+            return ShutDownError(self._what_waited(error.rank), error.rank)
         names = [*self._waiting, *(item.entry.name for item in self._batch)]
         what = f" (rank {self.rank} was waiting for {listed(names)})" if names else ""
         return type(error)(f"{error}{what}", error.rank)
