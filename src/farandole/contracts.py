@@ -22,7 +22,7 @@ Parts = Callable[[str, float, float], None]
 
 
 class Board(Protocol):
-    """A notice board of rounds: every rank posts one message a round, and reads everybody's when all have posted.
+    """Control rounds: every rank posts one message a round, and reads all of them when all have posted: a notice board.
 
     This is what ranks agree over. It is the only thing on a wire that may be used without knowing whether the others
     are there: a rank with nothing to say does not post, and nobody has to be woken for that.
