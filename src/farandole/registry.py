@@ -31,6 +31,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "randomk": "farandole.strategies.codecs.randomk:RandomK",
         "threshold": "farandole.strategies.codecs.threshold:Threshold",
         "powersgd": "farandole.strategies.codecs.powersgd:PowerSgd",
+        "net": "farandole.strategies.codecs.net:Net",
     },
     "wire": {"shm": "farandole.transports.shm:wire", "tcp": "farandole.transports.tcp:wire"},
     "strategy": {

@@ -12,7 +12,8 @@ memory, and the one before is gathered.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from time import monotonic
@@ -78,15 +79,32 @@ class Hierarchical:
         if whole is not buffers[0]:
             _deal_out(whole.out, buffers)
 
+    def by_hosts(self, whole: Array, dtype: DType, between: Callable[[Array, int, Transport], None]) -> None:
+        """Add up all ranks' ``whole``, in its place; the sums of the hosts by ``between``, which adds up a slice in its
+        place. It is given the slice, where that begins in ``whole``, and a transport of one rank of each host."""
+        buffer, cross = Buffer(whole, whole, dtype), self.cross
+        with self._together():
+            counts, slice_ = self._scatter(buffer, ReduceOp.SUM)
+            if cross is not None:
+                begin = sum(counts[: self.local.rank])
+                self._do(NETWORK, lambda: between(slice_, begin, cross))
+            self._gather(buffer, counts, slice_)
+
     def _reduce(self, whole: Buffer, op: ReduceOp, scale: float) -> None:
         pieces = _pieces(whole)
-        try:
+        with self._together():
             if len(pieces) == 1:
                 counts, slice_ = self._scatter(whole, op)
                 self._between_hosts(slice_, whole.dtype, op, scale)
                 self._gather(whole, counts, slice_)
             else:
                 self._in_turns(pieces, op, scale)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """An error ends what is under way on all wires."""
+        try:
+            yield
         except BaseException as error:
             self.abort(str(error))  # who waits on another of the wires, also our own thread, does not know yet
             self._lane.finish()

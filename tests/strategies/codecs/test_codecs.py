@@ -16,9 +16,11 @@ from farandole.strategies.codecs import codec
 from farandole.types import DType, ReduceOp
 from tests.kits.codec import CodecKit, gradients, step, stored
 from tests.kits.oracle import reduced
-from tests.pool import ranks
+from tests.kits.worlds import two_levels
+from tests.pool import procs, ranks, threads
 
 SPECS = ("fp16", "bf16", "int8", "onebit", "sign", "topk:0.05", "randomk:0.1", "threshold:0.5", "powersgd:2")
+NET = "net:topk:0.05"
 LENGTH = 3000
 
 Values = np.ndarray[Any, Any]
@@ -32,7 +34,50 @@ TestFp16, TestBf16, TestInt8, TestOnebit, TestSign, TestTopk, TestRandomk, TestT
 
 
 def test_the_kit_runs_every_codec_that_there_is() -> None:
-    assert [spec.partition(":")[0] for spec in SPECS] == registry.names("codec")
+    assert [spec.partition(":")[0] for spec in (*SPECS, NET)] == registry.names("codec")
+
+
+class TestNet(kit(NET)):  # type: ignore[misc]
+    """On hosts with two ranks and with one."""
+
+    def run(self, size: int, body: Callable[[Transport, Any], Any]) -> list[Any]:
+        return threads(size, two_levels(size), lambda transport: body(transport, codec(NET)))
+
+
+def test_a_codec_between_hosts_gets_the_sum_of_each_host() -> None:
+    """Two hosts of two ranks, with half of the tensor each: as if each half were that of two ranks with these sums."""
+
+    def body(transport: Transport) -> list[Values]:
+        made = codec(NET)
+        assert made is not None
+        return [step(made, [flat(transport.rank, n)], transport, shapes=[(LENGTH,)])[0] for n in range(3)]
+
+    def half(place: int) -> Callable[[int, int], Values]:
+        own = slice(place * LENGTH // 2, (place + 1) * LENGTH // 2)
+        kind = np.float32
+        return lambda host, n: flat(2 * host, n)[own].astype(kind) + flat(2 * host + 1, n)[own].astype(kind)
+
+    first, second = (sums(NET.removeprefix("net:"), half(place), size=2) for place in (0, 1))
+    for got in threads(4, two_levels(4), body):
+        for number in range(3):
+            assert got[number].tobytes() == first[number].tobytes() + second[number].tobytes()
+
+
+def test_within_one_host_nothing_is_compressed() -> None:
+    def body(transport: Transport) -> tuple[bool, int]:
+        made = codec(NET)
+        assert made is not None
+        (got,) = step(made, [flat(transport.rank, 0)], transport, shapes=[(LENGTH,)])
+        want = flat(0, 0).astype(np.float32) + flat(1, 0).astype(np.float32)
+        return got.tobytes() == want.tobytes(), made.sent
+
+    assert procs(2, body) == [(True, 0)] * 2
+
+
+@pytest.mark.parametrize("spec", ["net", "net:", "net:net:int8", "net:nothing"])
+def test_a_codec_between_hosts_has_to_be_named(spec: str) -> None:
+    with pytest.raises(SettingsError, match="codec"):
+        codec(spec)
 
 
 def sums(spec: str, given: Callable[[int, int], Values], size: int = 3, steps: int = 3) -> list[Values]:

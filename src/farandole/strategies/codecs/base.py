@@ -47,7 +47,7 @@ class FlatCodec:
             total = self.add_up(values, parts, transport)
             if self.feedback:
                 self._keep(values, parts)
-            _write(total, parts, scale)
+            write(total, parts, scale)
         whole = sum(part.buffer.data.nbytes for part in parts)
         self.saved += ring_bytes(whole, transport) - (self.sent - before)
 
@@ -165,7 +165,8 @@ def number(
     raise SettingsError(f"codec={f'{name}:{argument}'!r}: the argument is {what}, more than {low:g}{most}")
 
 
-def _write(total: Array, parts: Sequence[Part], scale: float) -> None:
+def write(total: Array, parts: Sequence[Part], scale: float) -> None:
+    """The results of ``parts``: ``total`` times ``scale``."""
     dtype = parts[0].buffer.dtype
     for part, place in pieces(total, parts):
         if dtype.is_half:

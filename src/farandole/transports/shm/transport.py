@@ -64,6 +64,10 @@ class ShmTransport:
             with quiet():
                 pipeline.allreduce(self._segment, self._typed_slots(dtype), buffers, op, scale)
 
+    def by_hosts(self, whole: Array, dtype: DType, between: object) -> None:
+        """See ``collectives.hierarchical``: there is one host, and so nothing between."""
+        self.allreduce([Buffer(whole, whole, dtype)], ReduceOp.SUM)
+
     def reducescatter(self, buffer: Buffer, counts: Sequence[int], op: ReduceOp, scale: float = 1.0) -> None:
         if self.size == 1:
             reduce_into(buffer.out, [buffer.data], op, buffer.dtype, scale)
