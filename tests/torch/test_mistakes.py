@@ -137,6 +137,24 @@ def test_a_type_that_cannot_travel() -> None:
     job(2, train)
 
 
+def test_a_model_converted_to_another_type_after_its_optimizer_was_wrapped() -> None:
+    def fn(rank: int) -> str:
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        for step in range(2):
+            loss_of(model, *part(rank, 2, *data(step))).backward()
+            optimizer.step()
+        model.double()  # the gradients, too, in their place
+        x, y = part(rank, 2, *data(2))
+        with pytest.raises(ValueError) as caught:
+            loss_of(model, x.double(), y.double()).backward()
+        return str(caught.value)
+
+    assert all("was float32 when DistributedOptimizer was made, and is float64 now" in text for text in job(2, fn))
+
+
 def test_a_rank_that_dies_ends_the_step_of_the_others() -> None:
     def train(rank: int) -> Any:
         import farandole.torch as hvd

@@ -179,6 +179,44 @@ def test_gradients_are_views_of_buckets_from_the_second_step_on() -> None:
     assert job(2, train) == [([False, True, True], True)] * 2
 
 
+def _give_other_memory(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.grad.data = parameter.grad.data.clone()
+
+
+CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "there and back": lambda model: model.double().float(),
+    "layout": lambda model: model.to(memory_format=torch.contiguous_format),
+    "shared": lambda model: model.share_memory(),
+    "gradients": _give_other_memory,
+}
+
+
+def test_a_model_that_is_converted_between_steps_still_trains_on_all_gradients() -> None:
+    """``model.to(...)`` gives tensors other memory in their place, also to gradients that were views of buckets."""
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        results = []
+        for number, convert in enumerate(CONVERSIONS.values()):
+            model = net()
+            optimizer = hvd.DistributedOptimizer(OPTIMIZERS["momentum"](model.parameters()))
+            for step in range(STEPS):
+                if step == 2 or (step == 3 and rank == 0):  # the layout of one rank is nobody else's concern
+                    convert(model)
+                optimizer.zero_grad(set_to_none=number % 2 == step % 2)
+                loss_of(model, *part(rank, 2, *data(step))).backward()
+                assert model.conv.weight.grad.stride() == model.conv.weight.stride()
+                optimizer.step()
+            results.append(values(model))
+        return results
+
+    wanted = alone(OPTIMIZERS["momentum"])
+    for results in zip(*job(2, train), strict=True):
+        assert_all_close(list(results), wanted)
+
+
 def test_gradients_with_their_negative_bit_set() -> None:
     """Numpy cannot read these."""
 

@@ -28,15 +28,20 @@ class TorchGradient:
     """See ``strategies.buckets.Gradient``."""
 
     __slots__ = (
+        "_address",
+        "_array",
         "_as_dense",
         "_binding",
         "_compressor",
         "_last",
+        "_like_view",
         "_name",
         "_parameter",
         "_room",
+        "_seen",
         "_sent",
         "_sparse",
+        "_strides",
         "_view",
         "count",
         "dtype",
@@ -51,8 +56,13 @@ class TorchGradient:
         self.dtype: DType = DTYPES[parameter.dtype]
         self.count: int = parameter.numel()
         self._sparse = 0  # leading dimensions that the indices of a sparse gradient have; 0: it is dense
-        self._view: Any = None
-        self._room: Any = None  # the view, as numpy sees it
+        self._strides: tuple[int, ...] | None = None  # of the places: all ranks have the same
+        self._array: Any = None  # the place
+        self._view: Any = None  # the same, for torch; programs see it, and may give it other memory (model.to(...))
+        self._room: Any = None  # the same, in the shape of the view
+        self._address = 0  # of the place
+        self._seen = 0  # address of the parameter, when it was looked at last
+        self._like_view = True  # the parameter still has the layout of the view
         self._last: Any = None
         self._sent: Any = None
 
@@ -62,9 +72,10 @@ class TorchGradient:
 
     @property
     def identity(self) -> tuple[Any, ...]:
+        """What all ranks must have alike. The layout is that of all places from now on."""
         parameter, device = self._parameter, self.device
-        layout = parameter.stride() if is_dense(parameter) else "contiguous"
-        same = (self._name, tuple(parameter.shape), layout, self.dtype.value)
+        self._strides = parameter.stride() if is_dense(parameter) else None
+        same = (self._name, tuple(parameter.shape), self._strides or "contiguous", self.dtype.value)
         return same if device == "CPU" else (*same, device)
 
     def trainable(self) -> bool:
@@ -83,15 +94,21 @@ class TorchGradient:
             flat = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         else:
             flat = torch.from_numpy(array)
+        self._array, self._address = array, flat.data_ptr()
         # the layout that autograd gives to gradients: its additions stay in order of memory
-        self._view = flat.as_strided(parameter.shape, parameter.stride()) if is_dense(parameter) else None
-        if self._view is None:
-            self._view = flat.view(parameter.shape)
+        strides = self._strides
+        self._view = flat.view(parameter.shape) if strides is None else flat.as_strided(parameter.shape, strides)
         self._room = None if self.dtype is DType.BFLOAT16 else self._view.numpy()
+        self._look()
 
     def store(self, gradient: Any) -> None:
-        view = self._view
+        parameter, view = self._parameter, self._view
+        if view.data_ptr() != self._address:
+            self.place(self._array)
+            view = self._view
         if gradient is not view:
+            if parameter.data_ptr() != self._seen:
+                self._look()
             dense = self._dense(gradient).detach()
             try:
                 array = dense.numpy() if self._room is not None and dense.is_cpu else None
@@ -101,23 +118,38 @@ class TorchGradient:
                 view.copy_(dense)
             else:  # in 4/5 of the time, when it is large
                 np.copyto(self._room, array)
-            if self._parameter.is_cpu and not self._sparse:
-                self._parameter.grad = gradient = view
+            if self._like_view and parameter.is_cpu and not self._sparse:
+                parameter.grad = gradient = view
         self._last = gradient
 
     def load(self) -> None:
         parameter, view = self._parameter, self._view
+        if view.data_ptr() != self._address:
+            self.place(self._array)
+            view = self._view
         if parameter.grad is view:
             return
         if self._sparse:
             parameter.grad = self._last = view.to_sparse(self._sparse)
-        elif parameter.is_cpu:
+        elif self._like_view and parameter.is_cpu:
             parameter.grad = self._last = view
         else:
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.detach().copy_(view)
             self._last = parameter.grad
+
+    def _look(self) -> None:
+        """Is the parameter what it was? ``model.to(...)`` and ``parameter.data = ...`` change it in its place."""
+        parameter = self._parameter
+        self._seen = parameter.data_ptr()
+        if DTYPES.get(parameter.dtype) is not self.dtype:
+            raise ValueError(
+                f"parameter {self._name!r} was {self.dtype.value} when DistributedOptimizer was made, and is "
+                f"{str(parameter.dtype).removeprefix('torch.')} now. Convert the model first (model.half(), say) and "
+                "wrap its optimizer then; torch.autocast leaves parameters as they are"
+            )
+        self._like_view = (parameter.stride() if is_dense(parameter) else None) == self._strides
 
     def pack(self, gradient: Any) -> Buffer:
         dense = torch.zeros_like(self._parameter) if gradient is None else self._dense(gradient)
