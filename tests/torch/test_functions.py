@@ -263,6 +263,8 @@ def test_average_the_old_way() -> None:
         (lambda hvd: hvd.allreduce(np.ones(1)), TypeError, "a torch.Tensor is needed, not ndarray"),
         (lambda hvd: hvd.broadcast(torch.ones(1), 2), ValueError,
          "broadcast received invalid root rank 2 for provided process set"),
+        (lambda hvd: hvd.broadcast(torch.ones(1), hvd.size() / 2), TypeError, "root_rank=1.0 must be a rank"),
+        (lambda hvd: hvd.broadcast_object(1, None), TypeError, "root_rank=None must be a rank"),
         (lambda hvd: hvd.alltoall(torch.ones(4), torch.ones(2, 2, dtype=torch.int32)), ValueError,
          "alltoall expects a 1D splits tensor"),
         (lambda hvd: hvd.alltoall(torch.ones(4), torch.ones(2)), ValueError,

@@ -212,13 +212,21 @@ def test_the_end_of_an_epoch_is_told() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
-        for strategy, ends in (("local_sgd:epoch", [-1.5] * 2), ("local_sgd:8", [-1.0 - rank] * 2)):
+        own, mean = [-1.0 - rank] * 2, [-1.5] * 2
+        for strategy, stepped, ends in (
+            ("local_sgd:epoch", own, mean),
+            ("local_sgd:8", own, own),
+            ("allreduce", mean, mean),  # the same program, started without a strategy
+            ("adasum", mean, mean),
+        ):
             parameter = torch.nn.Parameter(torch.zeros(2))
             optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), strategy=strategy)
             (parameter * (rank + 1.0)).sum().backward()
             optimizer.step()
-            assert parameter.tolist() == [-1.0 - rank] * 2
+            assert parameter.tolist() == stepped
             optimizer.end_of_epoch()
             assert parameter.tolist() == ends
+            optimizer.average_weights()
+            assert parameter.tolist() == mean
 
     job(2, fn)

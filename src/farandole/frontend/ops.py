@@ -5,6 +5,7 @@ finish what came back. Frameworks differ in their ``Binding`` alone.
 from __future__ import annotations
 
 import itertools
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -159,6 +160,10 @@ def engine_of(process_set: ProcessSet, operation: str) -> Engine:
 
 def place_of(root: int, process_set: ProcessSet) -> int:
     """The number in the set of ``root``, a rank among all. Raises RequestError if it is not in it."""
+    try:
+        root = operator.index(root)
+    except TypeError:  # size() / 2, say: inside a collective it would end the job
+        raise TypeError(f"root_rank={root!r} must be a rank, a whole number of type int") from None
     if process_set is WORLD:
         return root
     ranks = process_set.ranks or []

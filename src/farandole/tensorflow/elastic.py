@@ -14,6 +14,7 @@ from farandole.frontend.elastic import run
 from farandole.frontend.keras_version import keras_of
 from farandole.frontend.objects import broadcast_object
 from farandole.frontend.state import ObjectState
+from farandole.tensorflow import graph
 from farandole.tensorflow.gradients import names_of
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class TensorFlowState(ObjectState):
     def _values_of(self) -> list[Any]:
         if self.session is not None:
             return list(self.session.run(self.variables))
-        return [np.asarray(tf.convert_to_tensor(variable)) for variable in self.variables]
+        return [graph.array(tf.convert_to_tensor(variable)) for variable in self.variables]
 
     def _load(self, values: Sequence[Any]) -> None:
         for variable, value in zip(self.variables, values, strict=True):

@@ -133,7 +133,10 @@ def run(what: str, start: Start, inputs: Sequence[Any], forms: Sequence[Form], *
 
 def array(tensor: Any) -> Array:
     """An eager tensor's memory, to be read."""
-    return np.asarray(tensor)
+    try:
+        return np.asarray(tensor)
+    except ValueError:  # a single number of bfloat16, of which TensorFlow makes no array
+        return np.asarray(tensor.numpy())
 
 
 def _run_freely(operations: Sequence[Any]) -> None:

@@ -143,6 +143,13 @@ class _Distributed:
         super().add_param_group(param_group)  # type: ignore[misc]
         self._farandole.look_around()
 
+    def end_of_epoch(self) -> None:
+        """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch"). Collective then."""
+
+    def average_weights(self) -> None:
+        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective, if the strategy
+        exchanges weights; if it exchanges gradients, ranks hold the same weights, and there is nothing to do."""
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Load into the containers that are shared with the optimizer that was wrapped (and with its schedulers)."""
         groups, values = self.param_groups, self.state
@@ -207,11 +214,9 @@ class _WithWeights(_Distributed):
     step.hooked = True  # type: ignore[attr-defined]
 
     def end_of_epoch(self) -> None:
-        """Exchange weights, if the strategy does so at the end of each epoch ("local_sgd:epoch"). Collective then."""
         self._farandole.end_of_epoch()
 
     def average_weights(self) -> None:
-        """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective."""
         self._farandole.average()
 
     def state_dict(self) -> dict[str, Any]:
