@@ -46,6 +46,7 @@ class Setting(NamedTuple):
     scale: float  # that unit in the field's (and Horovod's) unit: a MiB has 1 << 20 bytes
     choices: tuple[str, ...]  # of a closed set
     plugins: str  # the kind of which other distributions may add to the choices (see registry)
+    least: float
     most: float
     plausible: tuple[float, float]  # values outside are hardly meant; 0 is never meant to be inside
 
@@ -56,12 +57,14 @@ class Setting(NamedTuple):
 
 def setting(
     default: Any, doc: str, *, flag: str = "", horovod: str = "", group: str = "", unit: str = "", scale: float = 1.0,
-    choices: tuple[str, ...] = (), plugins: str = "", most: float = math.inf,
+    choices: tuple[str, ...] = (), plugins: str = "", least: float = 0.0, most: float = math.inf,
     plausible: tuple[float, float] = (0.0, math.inf),
 ) -> Any:  # fmt: skip
     """A field of Placement, Connection or Settings."""
     # Its class gives it name, type and variable.
-    return Setting("", str, default, doc, flag, "", horovod, group, unit, scale, choices, plugins, most, plausible)
+    return Setting(
+        "", str, default, doc, flag, "", horovod, group, unit, scale, choices, plugins, least, most, plausible
+    )
 
 
 _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
@@ -197,6 +200,14 @@ class Settings(Variables):
     codec: str = setting(
         "", "add up gradients compressed: a name like int8, or name:argument, like topk:0.01 (see docs/strategies.md)",
         flag="--codec", group=EXCHANGE, plugins="codec",
+    )  # fmt: skip
+    servers: int = setting(
+        1, "parameter servers, of strategies like ps and ssp: processes beside the driver",
+        flag="--servers", group=EXCHANGE, least=1, most=1024,
+    )  # fmt: skip
+    replicas: int = setting(
+        1, "processes of each parameter server, of which all but one may be lost",
+        flag="--replicas", group=EXCHANGE, least=1, most=16,
     )  # fmt: skip
     overlap: str = setting(
         "auto", "exchange gradients while backward computes: on, off, or auto (where there are cores to spare)",
@@ -377,8 +388,8 @@ def checked(setting: Setting, name: str, value: Any) -> Any:
             registry.check(setting.plugins, value)
         except SettingsError as error:
             raise SettingsError(f"{name}={value!r}: {error}") from None
-    if setting.kind in (int, float) and not 0 <= value <= setting.most:
-        rule = ">= 0" if setting.most == math.inf else f"in [0, {setting.most:g}]"
+    if setting.kind in (int, float) and not setting.least <= value <= setting.most:
+        rule = ">= 0" if setting.most == math.inf else f"in [{setting.least:g}, {setting.most:g}]"
         raise SettingsError(f"{name}={value} must be {rule}")
     return value
 

@@ -9,7 +9,7 @@ time. Failures leave as ``farandole.errors.PeerLostError`` (somebody went away) 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request, Response
 
@@ -241,7 +241,7 @@ class Codec(Protocol):
 
 
 class Peers(Protocol):
-    """All ranks of one optimizer, for a ``Strategy``. All calls are collective."""
+    """All ranks of one optimizer, for a ``Strategy``. All calls are collective, but ``push`` and ``pull``."""
 
     rank: int
     size: int
@@ -249,8 +249,20 @@ class Peers(Protocol):
     def average(self, arrays: Sequence[Array]) -> None:
         """The mean over all ranks of each array, in its place. The same bits on all ranks."""
 
+    def barrier(self) -> None:
+        """Returns when all ranks have come here."""
+
     def swap(self, arrays: Sequence[Array], to: Sequence[int]) -> dict[int, list[Array]]:
         """Send ``arrays`` to the ranks ``to``; by rank, the arrays of those that sent to this one."""
+
+    def push(self, rule: Any, anchors: Sequence[Array], changes: Sequence[Array], *, count: bool = True) -> Any:
+        """Give ``changes`` of the weights to the job's parameter servers, and take the centre in their place, as
+        ``rule`` (a ``farandole.ps.clocks.Rule``) says; what became of the push (a ``farandole.ps.client.Pushed``).
+        Not collective. ``anchors``: the weights without the changes, with which the centre may begin. Without ``count``
+        it is no step of this rank."""
+
+    def pull(self, into: Sequence[Array]) -> None:
+        """The centre, as it is. Not collective."""
 
 
 class Strategy(Protocol):
@@ -270,7 +282,15 @@ class Strategy(Protocol):
         arithmetic, comparisons, ``&`` and ``|`` alone."""
 
     def exchange(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int) -> None:
-        """Change weights and slots (float32 or float64), in place. Collective."""
+        """Change weights and slots (float32 or float64), in place. Collective, but for strategies that only push."""
+
+
+@runtime_checkable
+class Settling(Protocol):
+    """A strategy for which the mean of all ranks' weights is not their common model."""
+
+    def settle(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers) -> None:
+        """Give all ranks the same weights, in place. Collective."""
 
 
 class Waiting(NamedTuple):

@@ -40,6 +40,9 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "diloco": "farandole.strategies.modes.local_sgd:DiLoCo",
         "easgd": "farandole.strategies.modes.easgd:EASGD",
         "gossip": "farandole.strategies.modes.gossip:Gossip",
+        "ps": "farandole.strategies.modes.parameter_server:ParameterServer",
+        "ps_async": "farandole.strategies.modes.parameter_server:AsyncParameterServer",
+        "ssp": "farandole.strategies.modes.parameter_server:SSP",
     },
     # By whom something is of: what a room does with objects that belong to one above it.
     "optimizer": {

@@ -117,3 +117,26 @@ def test_half_types_whole_numbers_and_what_does_not_know_weights() -> None:
                 fails()
 
     job(2, fn, strategy="easgd")
+
+
+def test_synchronous_parameter_servers_are_an_average_of_gradients_and_one_rank_alone_waits_for_nobody() -> None:
+    def fn(rank: int) -> tuple[Any, Any]:
+        import farandole.jax as hvd
+
+        ends = tuple(
+            trained(rank, 3, hvd.DistributedOptimizer(optax.sgd(0.1), strategy=strategy))
+            for strategy in ("ps", "allreduce")
+        )
+        optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), strategy="ps_async")
+        params = jnp.zeros(2)
+        state = optimizer.init(params)
+        for _ in range(1 + 3 * rank):
+            updates, state = jax.jit(optimizer.update)(jnp.ones(2), state, params)
+            params = optax.apply_updates(params, updates)
+        hvd.barrier()
+        updates, state = jax.jit(optimizer.update)(jnp.zeros(2), state, params)
+        assert optax.apply_updates(params, updates).tolist() == [-(1.0 + 4.0 + 7.0)] * 2
+        return ends
+
+    for found, reduced in job(3, fn, store=True):
+        assert_close(found, reduced)

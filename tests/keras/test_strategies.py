@@ -149,3 +149,28 @@ def test_epochs_local_variables_and_what_cannot_be() -> None:
             hvd.DistributedOptimizer("sgd", op=hvd.Sum, strategy="diloco")
 
     on(QUICK, 2, train)
+
+
+def test_synchronous_parameter_servers_are_an_average_of_gradients(backend: str) -> None:
+    """In fit, whose end gives all ranks the centre."""
+
+    def train(rank: int) -> list[list[np.ndarray]]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(16)
+        found = []
+        for strategy in ("ps", "allreduce", "ps_async:2"):
+            model = p.dense(0)
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy=strategy), p.loss())
+            mine = slice(8 * rank, 8 * rank + 8)
+            model.fit(x[mine], y[mine], batch_size=4, epochs=2, shuffle=False, verbose=0)
+            found.append(p.weights(model))
+        return found
+
+    one, two = on(backend, 2, train, store=True)
+    for first, second in zip(one, two, strict=True):
+        equal(first, second)
+    close(one[0], one[1])

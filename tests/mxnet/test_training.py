@@ -466,3 +466,23 @@ def test_ranks_that_exchange_weights() -> None:
     for found, net in ((one, nets[0]), (two, nets[1])):
         for a, b in zip(found[-1], weights(net), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_parameter_servers_under_names_of_mxnet() -> None:
+    def fn(rank: int) -> Any:
+        import farandole.mxnet as hvd
+
+        found = []
+        for strategy in ("dist_sync", "allreduce", "dist_async"):
+            net = network()
+            kind, options = OPTIMIZERS["sgd"]
+            trainer = hvd.DistributedTrainer(
+                net.collect_params(), kind, dict(options), strategy=strategy, prefix=strategy
+            )
+            found.append(trained(net, trainer.step, rank, 2)[-1])
+        assert trainer._options.strategy.spec == "ps_async:1"
+        return found
+
+    for servers, reduced, _ in job(2, fn, store=True):
+        for a, b in zip(servers, reduced, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

@@ -230,3 +230,50 @@ def test_the_end_of_an_epoch_is_told() -> None:
             assert parameter.tolist() == mean
 
     job(2, fn)
+
+
+def test_synchronous_parameter_servers_are_an_average_of_gradients_and_asynchronous_ones_their_model() -> None:
+    """Two ranks that take turns, with an optimizer of their own each."""
+
+    def fn(rank: int) -> list[Any]:
+        import farandole.torch as hvd
+
+        found = []
+        for strategy in ("ps", "allreduce"):
+            model = net()
+            optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), strategy=strategy)
+            steps_of(rank, 2, model, optimizer, 0, 4)
+            found.append(values(model))
+        model = net()
+        statistics = torch.full((2,), float(rank))
+        optimizer = hvd.DistributedOptimizer(
+            OPTIMIZERS["adam"](model.parameters()), strategy="ps_async", buffers=[statistics]
+        )
+        optimizer.average_weights()
+        for turn in range(6):
+            if turn % 2 == rank:
+                steps_of(rank, 2, model, optimizer, turn, turn + 1)
+            hvd.barrier()
+        found.append(values(model))
+        optimizer.average_weights()
+        return [*found, values(model), statistics.tolist()]
+
+    one, two = job(2, fn, store=True)
+    for synchronous, reduced, _, _, _ in (one, two):
+        assert_close([synchronous], [reduced])
+    assert all(map(torch.equal, one[3], two[3]))
+    assert one[4] == two[4]
+    models = [net() for _ in range(2)]
+    optimizers = [OPTIMIZERS["adam"](model.parameters()) for model in models]
+    centre = values(models[0])
+    anchors = [centre, centre]
+    for turn in range(6):
+        rank = turn % 2
+        steps_of(rank, 2, models[rank], optimizers[rank], turn, turn + 1)
+        ways = [new - old for new, old in zip(values(models[rank]), anchors[rank], strict=True)]
+        centre = [value + way for value, way in zip(centre, ways, strict=True)]
+        anchors[rank] = centre
+        with torch.no_grad():
+            for parameter, value in zip(models[rank].parameters(), centre, strict=True):
+                parameter.copy_(value)
+    assert_close([one[2], two[2], one[3]], [values(models[0]), values(models[1]), centre])

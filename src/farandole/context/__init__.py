@@ -27,6 +27,8 @@ from farandole.store import StoreClient
 from farandole.transports import shm
 
 if TYPE_CHECKING:
+    from farandole.context.server_access import ServerAccess
+    from farandole.ps.client import Servers
     from farandole.surroundings import Found
 
 
@@ -44,6 +46,7 @@ _WATCHED = 16  # broadcasts whose parameters are looked at once more at the end
 _lock = threading.RLock()
 _place: _Place | None = None
 _store: StoreClient | None = None  # one for the life of the process: outcomes are reported after shutdown, too
+_servers: ServerAccess | None = None  # of this stay, once a strategy needs them
 _stay = (-1, 0)  # the membership in which this process initialised last, and how often it did in it
 
 
@@ -174,15 +177,43 @@ def _enter(placement: Placement, settings: Settings, transport: Transport, conne
 
 def shutdown() -> None:
     """Leave the job. Collectives in flight fail, here and on the other ranks. ``init()`` may be called again."""
-    global _place
+    global _place, _servers
     with _lock:
         place, _place = _place, None
+        servers, _servers = _servers, None
     if place is not None:
+        if servers is not None:
+            servers.say_bye(_failing())
         verdict = place.observers.gradient_check.verdict(place.placement.size)
         if verdict and not place.placement.rank and not place.engine.ended and not _failing():
             log.logger.warning(verdict)
         place.sets.shutdown()
         place.observers.close()
+        if servers is not None:
+            servers.close(_failing())
+
+
+def servers() -> Servers:
+    """The job's parameter servers; they are started when the first rank asks. Raises SettingsError in a process that
+    no launcher started, RendezvousError if they do not come."""
+    return _server_access().open(_store)
+
+
+def leave_servers() -> None:
+    """This rank has no more data: ranks that exchange by parameter servers do not wait for it until it pushes again."""
+    if size() > 1 and _store is not None:
+        _server_access().leave(_store)
+
+
+def _server_access() -> ServerAccess:
+    global _servers
+    from farandole.context.server_access import ServerAccess  # here: a plain job has none
+
+    with _lock:
+        if _servers is None:
+            place = _entered()
+            _servers = ServerAccess(place.placement, place.settings, scope())
+        return _servers
 
 
 def _failing() -> bool:
@@ -294,8 +325,8 @@ def _entered() -> _Place:
 
 def _forget() -> None:
     """A forked child (a data loader's worker, say) is not a rank: it must neither join in nor say goodbye."""
-    global _place, _store
-    _place = _store = None
+    global _place, _store, _servers
+    _place = _store = _servers = None
 
 
 def _leave() -> None:

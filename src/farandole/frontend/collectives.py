@@ -326,6 +326,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         what changes nothing for the other operations, until all ranks have joined. The rank that joined last.
         """
         engine = context.engine()
+        context.leave_servers()
         last = int(engine.run((_JOIN,))[0])
         engine.numbers.restart()  # ranks came here by as many calls as each had data for
         return last

@@ -55,8 +55,16 @@ class KerasExchange:
             self._outside(variables, lambda arrays: self._run(arrays, step))
 
     def average(self, variables: Sequence[Any]) -> None:
-        """Give every rank the mean of all ranks' weights. Outside of any program; collective."""
-        self._outside(variables, self._kept.exchange.average)
+        """Give every rank the same weights: the mean of all ranks, as a rule. ``variables``: those of the steps, and others
+        behind them, which are averaged. Outside of any program; collective."""
+
+        def change(arrays: list[Array]) -> None:
+            count = self._kept.count or len(arrays)
+            self._kept.average(arrays[:count], self._names or None)
+            if arrays[count:]:
+                self._kept.exchange.average(arrays[count:])
+
+        self._outside(variables, change)
 
     def begin_anew(self) -> None:
         """The ranks were given other weights: what the strategy keeps begins at the next exchange."""

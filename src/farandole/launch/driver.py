@@ -63,7 +63,7 @@ def run(job: Job) -> list[Any]:
             function = None
         watch = stack.enter_context(Watch(job, store, streams))
         env = {**_environment(job, store, secret, launcher.name), **watch.watched_by()}
-        watch.follow(allocation.start(worker_command(), env))
+        watch.follow(allocation.start(worker_command(), env), env)
         slots = watch.await_slots(allocation)
         advice = "" if display.quiet else allocation.advice()
         if advice:

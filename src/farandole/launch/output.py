@@ -21,7 +21,7 @@ TAIL_LINES = 20
 HOLD = 2.0  # seconds for which a traceback is kept back: if its rank ends, the driver shows it, once
 HOLD_LIMIT = 64 << 10
 _TRACEBACK = r"(?m)^(?:Traceback \(most recent call last\):|  File \".*\", line \d+)"
-_RANK = r"rank\.\d+$"
+_RANK = r"(rank|server)\.\d+$"
 _PIECES = r"[^\r\n]*[\r\n]"
 Key = tuple[int, str]
 
@@ -176,12 +176,16 @@ class Files:
         for rank in range(size):
             self._try(functools.partial(self._open, rank))
 
-    def _open(self, rank: int) -> None:
-        folder = os.path.join(self._directory, f"rank.{rank:0{self._width}d}")
+    def add(self, rank: int, name: str) -> None:
+        """Of a process that is no rank."""
+        self._try(functools.partial(self._open, rank, name))
+
+    def _open(self, rank: int, name: str = "") -> None:
+        folder = os.path.join(self._directory, name or f"rank.{rank:0{self._width}d}")
         os.makedirs(folder, exist_ok=True)
-        for name in ("stdout", "stderr"):
+        for stream in ("stdout", "stderr"):
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            self._files[rank, name] = os.open(os.path.join(folder, name), flags, 0o666)
+            self._files[rank, stream] = os.open(os.path.join(folder, stream), flags, 0o666)
 
     def _try(self, action: Callable[[], None]) -> None:
         try:
@@ -242,6 +246,7 @@ class Streams:
         timestamp: bool = False, shown: Collection[int] | None = None,
     ) -> None:  # fmt: skip
         self._files = Files(directory, size) if directory else None
+        self._servers: dict[int, str] = {}  # labels of processes that are no ranks
         self._lines: dict[Key, Lines] = {(rank, name): Lines() for rank in range(size) for name in ("stdout", "stderr")}
         self._timestamp = timestamp
         self._shown = range(size) if shown is None else frozenset(shown)
@@ -253,6 +258,13 @@ class Streams:
         self._held: dict[int, tuple[float, str]] = {}  # per rank: since when, and what, from a traceback on
         self.ending: set[int] = set()  # ranks that have failed: their held lines stay held
         self.before_write: Callable[[], None] = lambda: None  # takes a status line away
+
+    def add_server(self, rank: int, number: int) -> None:
+        """A process that is no rank: its streams come under the number ``rank``, behind those of the ranks."""
+        self._servers[rank] = f"server {number}"
+        self._lines |= {(rank, name): Lines() for name in ("stdout", "stderr")}
+        if self._files is not None:
+            self._files.add(rank, f"server.{number}")
 
     def feed(self, rank: int, name: str, data: bytes) -> None:
         if self._files is not None:
@@ -334,12 +346,12 @@ class Streams:
         self._write((rank, "stderr"), self._held.pop(rank)[1])
 
     def _write(self, key: Key, text: str, progress: bool = False) -> None:
-        if key[0] not in self._shown:
+        if key[0] not in self._shown and key[0] not in self._servers:
             return
         self.before_write()
         stamp = time.ctime() if self._timestamp else ""
         console = self.out if key[1] == "stdout" else self.err
-        console.write(key, f"{stamp}[{key[0]}]<{key[1]}>:", text, progress)
+        console.write(key, f"{stamp}[{self._servers.get(key[0], key[0])}]<{key[1]}>:", text, progress)
 
 
 def is_terminal(stream: TextIO) -> bool:

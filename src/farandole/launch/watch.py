@@ -9,21 +9,23 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 from farandole.config import STATUS
 from farandole.errors import JobFailedError, RendezvousError
+from farandole.launch import servers
 from farandole.launch.contract import Allocation, Worker
 from farandole.launch.explain import Event, Verdict, explain, with_lines
 from farandole.launch.job import Job
 from farandole.launch.output import Streams
 from farandole.launch.plan import places
+from farandole.launch.processes import LocalWorker
 from farandole.launch.status import status
 from farandole.launch.supervise import State, Supervisor
 from farandole.log import logger
-from farandole.report import messages
+from farandole.report import keys, messages
 from farandole.report.outcome import Outcome
 from farandole.store import StoreServer, Value
 from farandole.types import Slot
@@ -50,6 +52,10 @@ class Watch:
     def __init__(self, job: Job, store: StoreServer, streams: Streams) -> None:
         self._workers: Sequence[Worker] = ()
         self._slots: Sequence[Slot] = ()
+        self._env: Mapping[str, str] = {}
+        self._servers: Sequence[LocalWorker] = ()
+        self._served: dict[int, int] = {}  # exit codes of parameter servers, by index
+        self._wanted = False  # a rank asks for parameter servers
         self._job = job
         self._store = store
         self._streams = streams
@@ -113,9 +119,12 @@ class Watch:
                 self._job.display.tell(f"ranks on {places(slots)}")
         return slots
 
-    def follow(self, workers: Sequence[Worker]) -> None:
-        """Watch over these from now on."""
-        self._workers, self._slots = workers, [worker.slot for worker in workers]
+    def follow(self, workers: Sequence[Worker], env: Mapping[str, str] = {}) -> None:
+        """Watch over these from now on. ``env``: their variables, which parameter servers get, too."""
+        self._workers, self._slots, self._env = workers, [worker.slot for worker in workers], env
+        self._listen_to(workers)
+
+    def _listen_to(self, workers: Sequence[Worker]) -> None:
         for worker in workers:
             self._open[worker.slot.rank] = set()
             for name, fd in (("stdout", worker.stdout), ("stderr", worker.stderr)):
@@ -127,6 +136,7 @@ class Watch:
     def until_done(self) -> None:
         """Return when every rank ended well; raise JobFailedError or Interrupted otherwise."""
         if self._await_end() is State.ENDED:
+            self._end(self._servers)
             self._pump_until(self._is_tidy, TIDY_GRACE)
             self._take_reports()  # a last one may have come
         if self._await_end() is State.FAILED:
@@ -142,6 +152,9 @@ class Watch:
     def _on_set(self, key: str, value: Value) -> None:
         """(A store's thread.) A rank reported its outcome, or something for those who watch."""
         kind, _, rest = key.partition("/")
+        if key == keys.SERVERS_WANTED:
+            self._wanted = True
+            self._wake()
         if kind not in ("outcome", "message"):
             return
         try:
@@ -173,13 +186,25 @@ class Watch:
         """Wait for something to happen, pass output on, note who reported or ended."""
         soon = self._supervisor.exiting(time.monotonic())  # then look again soon
         self._pump(min(seconds, 0.005) if soon else seconds)
+        if self._wanted and not self._servers:
+            self._start_servers()
         self._note()
         self._show_messages()
-        self._status.tick(self._doing or f"{self._supervisor.running} of {self._job.np} ranks running")
+        self._status.tick(
+            self._doing
+            or f"{self._supervisor.running} of {self._job.np} ranks running"
+            + servers.running(self._servers, self._served)
+        )
         if self._signals:
             raise Interrupted(self._signals[0])
         if self._streams.out.broken or self._streams.err.broken:
             raise Interrupted(signal.SIGPIPE)
+
+    def _start_servers(self) -> None:
+        self._servers = servers.start_servers(self._job.np, self._job.settings, self._env, self._store.interface)
+        for number, worker in enumerate(self._servers):
+            self._streams.add_server(worker.slot.rank, number)
+        self._listen_to(self._servers)
 
     def _pump(self, seconds: float) -> None:
         """Pass on the output of the ranks."""
@@ -205,7 +230,7 @@ class Watch:
             self._selector.unregister(fd)
             os.close(fd)
             self._open[rank].discard(name)
-            if not self._open[rank]:
+            if not self._open[rank] and rank < self._job.np:
                 self._supervisor.silent(rank, time.monotonic())
 
     def _note(self) -> None:
@@ -218,6 +243,9 @@ class Watch:
                 if code is not None:
                     self._see(Event(rank, code=code))
         self._take_reports()
+        for number, server in enumerate(self._servers):
+            if number not in self._served and (code := server.poll()) is not None:
+                self._served[number] = code
 
     def _show_messages(self) -> None:
         while self._messages:
@@ -242,6 +270,11 @@ class Watch:
     # ---- judging ----
 
     def _verdict(self) -> Verdict | None:
+        if self._served:
+            first, tails = self._job.np, self._streams.tails()
+            told = {rank - first: tail for rank, tail in tails.items() if rank >= first}
+            if found := servers.verdict(self._served, self._job.settings.replicas, told):
+                return found
         if not self._supervisor.failing:
             return None
         hosts = [slot.host for slot in self._slots]
@@ -273,7 +306,7 @@ class Watch:
     # ---- ending ----
 
     def _is_tidy(self) -> bool:
-        return not any(self._open.values()) and not any(worker.alive() for worker in self._workers)
+        return not any(self._open.values()) and not any(one.alive() for one in (*self._workers, *self._servers))
 
     def _pump_until(self, done: Callable[[], bool], seconds: float) -> None:
         """Pass output on until ``done`` or the time is up; one more signal means: hurry."""
@@ -286,12 +319,21 @@ class Watch:
         if self._is_tidy():
             return
         self._take_reports()  # those that come from now on may be our doing
-        for worker in self._workers:
-            worker.terminate()
+        self._end(self._workers)
+        self._pump_until(self._ranks_are_over, TERM_GRACE)
+        self._end(self._servers)
         self._pump_until(self._is_over, TERM_GRACE)
-        for worker in self._workers:
+        for worker in (*self._workers, *self._servers):
             worker.kill()
         self._pump_until(self._is_over, 1.0)
+
+    @staticmethod
+    def _end(workers: Sequence[Worker]) -> None:
+        for worker in workers:
+            worker.terminate()
+
+    def _ranks_are_over(self) -> bool:
+        return self._is_over() or (bool(self._servers) and not any(worker.alive() for worker in self._workers))
 
     def _is_over(self) -> bool:
         """Is it tidy? Ranks that lose others by our doing, as not all are told at once, say so before they print it."""

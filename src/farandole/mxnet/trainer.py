@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 
+# MXNet's own names, of its key-value stores.
+KVSTORES = {"dist": "ps", "dist_sync": "ps", "dist_device_sync": "ps", "dist_async": "ps_async"}
+
+
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has no types
     """A ``gluon.Trainer`` that averages gradients over all ranks in ``step`` (and in ``allreduce_grads``).
 
@@ -41,7 +45,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
     ``process_set``: whose gradients are averaged; a rank outside it steps alone. A parameter that some
     rank did not use counts as zeros there; with ``ignore_stale_grad=True`` it is updated on all ranks if any of
     them used it. ``strategy``: what ranks exchange: gradients ("allreduce"), or weights now and then ("local_sgd:8",
-    an object like LocalSGD(8)); without it, that of ``--strategy``.
+    an object like LocalSGD(8)); without it, that of ``--strategy``. MXNet's own names of key-value stores are
+    understood: "dist_sync" is "ps", "dist_async" is "ps_async".
     """
 
     def __init__(
@@ -58,6 +63,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
                 stacklevel=2,
             )
             optimizer = optimizer.unwrapped()
+        if isinstance(strategy, str):
+            strategy = KVSTORES.get(strategy, strategy)
         average = gradient_options(
             gradient_predivide_factor=gradient_predivide_factor, compression=compression, process_set=process_set,
             strategy=strategy, codec=codec, ops=LINEAR,

@@ -40,7 +40,7 @@ class TrainerExchange:
 
     def average(self, parameters: Sequence[Any]) -> None:
         """Give every rank the mean of all ranks' weights."""
-        self._change(parameters, lambda weights, names: self._kept.exchange.average(weights))
+        self._change(parameters, self._kept.average)
 
     def _run(self, parameters: Sequence[Any]) -> None:
         self._change(parameters, lambda weights, names: self._kept(weights, self._step, names))

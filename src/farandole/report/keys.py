@@ -19,3 +19,21 @@ def result(rank: int) -> str:
 def message(kind: str, rank: int) -> str:
     """Something for those who watch (``report.messages``)."""
     return f"message/{kind}/{rank}"
+
+
+def away(scope: str, rank: int) -> str:
+    """Set if a rank has joined, so that no parameter server waits for it."""
+    return f"away/{scope}/{rank}"
+
+
+SERVERS_WANTED = "servers/wanted"  # set by a rank that needs the job's parameter servers
+
+
+def server(scope: str, index: int) -> str:
+    """The address of a parameter server, JSON. ``scope``: of one stay in the job; empty: of the whole job."""
+    return f"{servers(scope)}/{index}"
+
+
+def servers(scope: str) -> str:
+    """What the keys of all parameter servers begin with."""
+    return f"servers/{scope}/at" if scope else "servers/at"

@@ -91,7 +91,8 @@ class StoreServer:
         self._threads: set[threading.Thread] = set()
         self._closed = self._complained = False
         self._listener = socket.create_server((host, 0), backlog=512)
-        name, port = self._listener.getsockname()[:2]
+        self.interface, port = self._listener.getsockname()[:2]
+        name = self.interface
         self.address = f"{advertise or name}:{port}"
         self._acceptor = threading.Thread(
             target=self.newcomers.accept_all, args=(self._listener, self._serve, "farandole-store-peer"),

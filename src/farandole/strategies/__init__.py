@@ -1,13 +1,19 @@
 """What becomes of gradients and weights: options, reducers, and ways to exchange weights. ``LocalSGD``, ``BMUF``,
-``DiLoCo``, ``EASGD`` and ``Gossip`` are for ``DistributedOptimizer(strategy=...)``."""
+``DiLoCo``, ``EASGD``, ``Gossip``, ``ParameterServer``, ``AsyncParameterServer`` and ``SSP`` are for
+``DistributedOptimizer(strategy=...)``."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-_MODES = {"LocalSGD": "local_sgd", "BMUF": "local_sgd", "DiLoCo": "local_sgd", "EASGD": "easgd", "Gossip": "gossip"}
-__all__ = ["BMUF", "EASGD", "DiLoCo", "Gossip", "LocalSGD"]  # imported when they are used
+_MODES = {
+    "LocalSGD": "local_sgd", "BMUF": "local_sgd", "DiLoCo": "local_sgd", "EASGD": "easgd", "Gossip": "gossip",
+    "ParameterServer": "parameter_server", "AsyncParameterServer": "parameter_server", "SSP": "parameter_server",
+}  # fmt: skip
+__all__ = [
+    "BMUF", "EASGD", "SSP", "AsyncParameterServer", "DiLoCo", "Gossip", "LocalSGD", "ParameterServer",
+]  # fmt: skip  # imported when they are used
 
 
 def __getattr__(name: str) -> Any:

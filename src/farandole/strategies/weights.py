@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from farandole import context
-from farandole.contracts import Codec, Strategy
+from farandole.contracts import Codec, Settling, Strategy
 from farandole.engine import Engine, Entry
 from farandole.frontend.agreement import all_equal, gathered
 from farandole.observe.replicas import digest_of_text
+from farandole.ps.client import Group, Pushed
+from farandole.ps.clocks import Rule
 from farandole.report import pace
 from farandole.strategies.codecs import codec
 from farandole.strategies.list_reducer import GradientListReducer
@@ -30,10 +32,14 @@ class EnginePeers:
 
     names: Sequence[str] | None = None  # of the arrays, for messages
     near: Sequence[Array] = ()  # the same arrays on all ranks: a codec sends how far away from them ranks are
+    statistics: Sequence[Array] = ()  # they go with the weights that are pushed
 
-    def __init__(self, engine: Engine, name: str, options: GradientOptions, codec: Codec | None) -> None:
+    def __init__(self, engine: Engine, name: str, options: GradientOptions, codec: Codec | None, spec: str) -> None:
         self.rank, self.size = engine.rank, engine.size
-        self.engine, self.name = engine, name
+        self.engine, self.name, self._spec = engine, name, spec
+        self._ranks = options.process_set.ranks or range(self.size)
+        self._centre: Group | None = None
+        self._pushed: Sequence[Array] = ()  # statistics
         summed = GradientOptions(ReduceOp.SUM, process_set=options.process_set)
         self._reducer = GradientListReducer(name, summed)
         self._coded = GradientListReducer(f"{name}.coded", summed._replace(codec=codec)) if codec is not None else None
@@ -55,6 +61,11 @@ class EnginePeers:
         for array in arrays:
             np.divide(array, present[0], out=array)
 
+    def barrier(self) -> None:
+        names, self.names = self.names, None
+        self.average([np.zeros(1)])
+        self.names = names
+
     def swap(self, arrays: Sequence[Array], to: Sequence[int]) -> dict[int, list[Array]]:
         parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
         mine = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
@@ -68,6 +79,26 @@ class EnginePeers:
                 heard[rank] = _cut(received[begin : begin + count], arrays)
             begin += count
         return heard
+
+    def push(self, rule: Rule, anchors: Sequence[Array], changes: Sequence[Array], *, count: bool = True) -> Pushed:
+        statistics, self.statistics = self.statistics, ()
+        self._pushed = statistics
+        centre = self._group(rule, anchors, statistics)
+        first, given = [*anchors, *statistics], [*changes, *statistics]
+        if count:
+            return centre.push(first, given)
+        centre.flush(first, given)
+        return Pushed(0, False)
+
+    def pull(self, into: Sequence[Array]) -> None:
+        assert self._centre is not None
+        self._centre.pull([*into, *self._pushed])
+
+    def _group(self, rule: Rule, anchors: Sequence[Array], statistics: Sequence[Array]) -> Group:
+        if self._centre is None:
+            names = self.names or [f"weight {number}" for number in range(len(anchors))]
+            self._centre = context.servers().group(self.name, self._ranks, rule, self._spec, anchors, names, statistics)
+        return self._centre
 
 
 def _cut(memory: Array, like: Sequence[Array]) -> list[Array]:
@@ -124,17 +155,18 @@ class WeightExchange:
         names: Sequence[str] | None = None, statistics: Sequence[Array] = (),
     ) -> None:  # fmt: skip
         """Exchange now, in place. ``weights``: float32 or float64, contiguous; ``names``: theirs, for messages.
-        ``statistics``: arrays that nobody trains, like those of BatchNorm; they are averaged. Collective.
+        ``statistics``: arrays that nobody trains, like those of BatchNorm; they are averaged. Collective, if the
+        strategy's exchanges are; the first one always is.
 
         Raises ValueError on all ranks, naming the ranks, when they have other strategies or other weights.
         """
         peers = self._open()
-        peers.names = names
+        peers.names, peers.statistics = names, statistics
         if self.codec is None:
             self.strategy.exchange(weights, slots, peers, step)
         else:
             self._exchange_coded(weights, slots, peers, step)
-        self.average(statistics)
+        self._average(peers.statistics)  # those that did not go with the weights
 
     def _exchange_coded(
         self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: EnginePeers, step: int
@@ -154,8 +186,21 @@ class WeightExchange:
             np.copyto(array, weight)
         self._known = len(last), zlib.crc32(repr((known if alike else 0, step)).encode())
 
-    def average(self, arrays: Sequence[Array]) -> None:
-        """The mean of all ranks for each array, in its place. Collective."""
+    def average(
+        self, weights: Sequence[Array], slots: Sequence[Sequence[Array]] = (), names: Sequence[str] | None = None,
+        statistics: Sequence[Array] = (),
+    ) -> None:  # fmt: skip
+        """Give all ranks the same weights, in place: the mean of all, or what the strategy has in the place of it.
+        ``slots``: none, if the strategy has not begun. Collective."""
+        peers = self._open()
+        if isinstance(self.strategy, Settling) and slots:
+            peers.names, peers.statistics = names, statistics
+            self.strategy.settle(weights, slots, peers)
+            self._average(peers.statistics)
+        else:
+            self._average([*weights, *statistics])
+
+    def _average(self, arrays: Sequence[Array]) -> None:
         peers = self._open()
         peers.names = None
         if arrays:
@@ -166,7 +211,7 @@ class WeightExchange:
         if self._peers is None or self._peers[0] is not engine:
             name = f"{self._label}.weights.{engine.numbers.next_optimizer()}"
             self._check_alike(engine, name)
-            self._peers = engine, EnginePeers(engine, name, self._options, self.codec)
+            self._peers = engine, EnginePeers(engine, name, self._options, self.codec, self.strategy.spec)
         return self._peers[1]
 
     def _check_alike(self, engine: Engine, name: str) -> None:
@@ -193,6 +238,11 @@ class KeptExchange:
     def begun(self) -> bool:
         return self._slots is not None
 
+    @property
+    def count(self) -> int:
+        """The number of weights for which something is kept; 0: nothing is."""
+        return len(self._slots[0]) if self._slots else 0
+
     def begin(self, weights: Sequence[Weight], array_of: Callable[[Weight], Array]) -> None:
         """Begin what is not there: all slots, those of weights that are new (they stand behind the others), or those of
         a kind that a checkpoint did not have."""
@@ -217,6 +267,12 @@ class KeptExchange:
                 f"has {len(weights)}: load the state of a run with the same model"
             )
         self.exchange(weights, self._slots, step, names, statistics)
+
+    def average(
+        self, weights: Sequence[Array], names: Sequence[str] | None = None, statistics: Sequence[Array] = ()
+    ) -> None:
+        """See ``WeightExchange.average``."""
+        self.exchange.average(weights, self._slots or (), names, statistics)
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the slots, and of which strategy they are."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,10 +55,8 @@ class WeightState:
 
     def average(self) -> None:
         if self._exchange.needed():
-            held = [Held(tensor) for _, tensor in self._parameters()] + [Held(buffer) for buffer in self._buffers]
-            self._exchange.average([one.array for one in held])
-            for one in held:
-                one.put_back()
+            self._keep()
+            self._over(self._kept.average)
 
     def averaged(self, closure: Any) -> Any:
         """Every rank follows its own loss."""
@@ -93,10 +91,13 @@ class WeightState:
 
     def _run(self, step: int) -> None:
         self._keep()
+        self._over(lambda weights, names, statistics: self._kept(weights, step, names, statistics))
+
+    def _over(self, change: Callable[[list[Array], list[str], list[Array]], None]) -> None:
+        """Have weights (with their names) and statistics changed as arrays."""
         named = self._parameters()
         weights, statistics = [Held(parameter) for _, parameter in named], [Held(buffer) for buffer in self._buffers]
-        names = [name for name, _ in named]
-        self._kept([one.array for one in weights], step, names, [one.array for one in statistics])
+        change([one.array for one in weights], [name for name, _ in named], [one.array for one in statistics])
         for one in (*weights, *statistics):
             one.put_back()
 

@@ -1,0 +1,88 @@
+"""The job's parameter servers, as this process reaches them: processes that the driver starts when a rank first asks
+for them, or, where there is no driver, threads of rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from farandole.config import Placement, Settings
+from farandole.errors import RendezvousError, SettingsError
+from farandole.ps.client import Servers
+from farandole.report import keys
+from farandole.store import StoreClient
+
+AFTER = 3600.0  # seconds for which rank 0 serves after its own end; the others train that long without it
+
+
+class ServerAccess:
+    """``scope``: this stay in the job."""
+
+    def __init__(self, placement: Placement, settings: Settings, scope: str) -> None:
+        self._placement, self._settings, self._scope = placement, settings, scope
+        self._servers: Servers | None = None
+        self._close: list[Callable[[float], None]] = []  # servers in this process
+
+    def open(self, store: StoreClient | None) -> Servers:
+        """Connected to all servers. Raises SettingsError without a store, RendezvousError if they do not come."""
+        if self._servers is None:
+            if store is None:
+                raise SettingsError(
+                    "parameter servers need the store of a job, and this one has none: start it with farandole run, "
+                    "farandole.run, mpirun or srun"
+                )
+            scope = "" if store.try_get(keys.JOB) is not None else self._scope
+            if scope:
+                self._serve(store, scope)
+            else:
+                store.set(keys.SERVERS_WANTED, b"")
+            self._servers = self._connected(store, scope)
+        return self._servers
+
+    def leave(self, store: StoreClient | None) -> None:
+        """This rank has no more data: no other waits for it until it pushes again."""
+        if store is not None and self._placement.size > 1:
+            store.set(keys.away(self._scope, self._placement.rank), b"")
+        if self._servers is not None:
+            self._servers.leave()
+
+    def say_bye(self, failed: bool) -> None:
+        """No other rank waits for this one any more."""
+        servers, self._servers = self._servers, None
+        if servers is not None:
+            servers.close(failed)
+
+    def close(self, failed: bool) -> None:
+        """Servers in this process end when all ranks have said bye; at once, if this rank failed."""
+        while self._close:
+            self._close.pop()(0.0 if failed else AFTER)
+
+    def _connected(self, store: StoreClient, scope: str) -> Servers:
+        replicas = 1 if scope else self._settings.replicas
+        count = self._settings.servers * replicas
+        found = store.gather(keys.servers(scope), count, self._settings.start_timeout)
+        late = [number for number, address in enumerate(found) if address is None]
+        if late:
+            raise RendezvousError(
+                f"parameter server {late[0] // replicas} did not start within {self._settings.start_timeout:g} s; if "
+                "starting takes longer, raise --start-timeout (FARANDOLE_START_TIMEOUT)"
+            )
+        told = [address.decode() for address in found if address is not None]
+        addresses = [told[begin : begin + replicas] for begin in range(0, count, replicas)]
+        host = store.address.rpartition(":")[0]
+        return Servers(addresses, host, store.secret, self._placement.rank, self._scope)
+
+    def _serve(self, store: StoreClient, scope: str) -> None:
+        if self._settings.replicas > 1:
+            raise SettingsError(
+                f"--replicas {self._settings.replicas} needs server processes, and there is no driver here that could "
+                "start them: start the job with farandole run, or leave out --replicas"
+            )
+        if self._placement.rank:
+            return
+        from farandole.ps.server import ParameterServer, stored_end
+
+        host = store.address.rpartition(":")[0]
+        for index in range(self._settings.servers):
+            server = ParameterServer(store.secret, host if host.startswith("127.") else "", stored_end(store))
+            self._close.append(server.close)
+            store.set(keys.server(scope, index), server.address.encode())

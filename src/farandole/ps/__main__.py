@@ -1,0 +1,36 @@
+"""``python -m farandole.ps``: a server process of a job, which its driver starts. It ends when it is told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from farandole import log
+from farandole.config import Connection, Settings
+from farandole.ps.server import ParameterServer, stored_end
+from farandole.report import keys
+from farandole.store import StoreClient
+
+
+def main() -> int:
+    connection, settings = Connection.from_env(), Settings.from_env()
+    if not connection.store or "FARANDOLE_SERVER" not in os.environ:
+        sys.stderr.write("farandole.ps is started by farandole run --strategy ps, not by hand\n")
+        return 2
+    index, interface = int(os.environ["FARANDOLE_SERVER"]), os.environ["FARANDOLE_SERVER_INTERFACE"]
+    log.configure(settings.log_level, rank=-1, hide_time=settings.log_hide_time)
+    store = StoreClient(connection.store, connection.secret, timeout=settings.start_timeout)
+    last = (index // settings.replicas + 1) * settings.replicas  # servers with their replicas, one after the other
+
+    def others() -> list[str]:
+        return [store.get(keys.server("", other), settings.start_timeout).decode() for other in range(index + 1, last)]
+
+    server = ParameterServer(connection.secret, interface, stored_end(store), others)
+    store.set(keys.server("", index), server.address.encode())
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,273 @@
+"""A rank's end of the job's parameter servers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from farandole.errors import HorovodInternalError, PeerLostError, WireError
+from farandole.handshake import Session
+from farandole.log import logger
+from farandole.ps.clocks import Rule
+from farandole.ps.dial import dial
+from farandole.ps.group import facts
+from farandole.ps.layout import Piece, spread
+from farandole.ps.wire import TYPES, Message, receive, receive_into, send
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class Pushed(NamedTuple):
+    """What became of a push: ``staleness``: updates of the centre that this rank had not seen, at the server where
+    they were most; ``dropped``: it came too late to count."""
+
+    staleness: int
+    dropped: bool
+
+
+class Server:
+    """One server with its replicas, of which one is connected. ``number``: for messages."""
+
+    def __init__(self, number: int, addresses: Sequence[str], host: str, secret: str, hello: Message) -> None:
+        self.number, self._addresses = number, [json.loads(address) for address in addresses]
+        self._host, self._secret, self._hello = host, secret, hello
+        self._place = 0
+        self._session: Session | None = None
+
+    def ask(self, message: Message, arrays: Sequence[Array] | None = None) -> bool:
+        """Send a message; False if the server is lost (``answer`` tries its replicas)."""
+        try:
+            send(self._open(), message, arrays)
+        except (OSError, HorovodInternalError):
+            return False
+        return True
+
+    def answer(
+        self, asked: bool, message: Message, arrays: Sequence[Array] | None, into: Sequence[Array]
+    ) -> Message:  # fmt: skip
+        """The answer, also if a replica has to give it. Raises PeerLostError if none is left."""
+        while True:
+            trouble = "it hung up"
+            if asked:
+                try:
+                    found = self._receive(into)
+                    if found is not None:
+                        return found
+                except WireError:
+                    raise
+                except (OSError, HorovodInternalError) as error:
+                    trouble = str(error)
+            self._next(trouble)
+            asked = self.ask(message, arrays)
+
+    def _receive(self, into: Sequence[Array]) -> Message | None:
+        session = self._open()
+        found = receive(session)
+        if found is not None and found.get("data"):
+            receive_into(session, into)
+        return found
+
+    def _open(self) -> Session:
+        if self._session is None:
+            self._session = dial(self._addresses[self._place], self._host, self._secret)
+            self._session.peer = self._name()
+            send(self._session, self._hello)
+        return self._session
+
+    def _next(self, trouble: str) -> None:
+        name = self._name()
+        self.close()
+        if self._place + 1 == len(self._addresses):
+            raise PeerLostError(f"{name} was lost ({trouble}), and no replica of it is left: what it held is lost")
+        self._place += 1
+        logger.warning("%s was lost (%s); its replica goes on", name, trouble)
+
+    def _name(self) -> str:
+        address = self._addresses[self._place]
+        which = f", replica {self._place}," if self._place else ""
+        return f"parameter server {self.number}{which} on {address['host']} (process {address['pid']})"
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+class Servers:
+    """All of the job's. ``addresses``: of each with its replicas; ``host``: that of the job's store, as this rank calls
+    it; ``scope``: this stay in the job."""
+
+    def __init__(self, addresses: Sequence[Sequence[str]], host: str, secret: str, rank: int, scope: str) -> None:
+        hello = {"do": "rank", "rank": rank, "scope": scope}
+        self.rank = rank
+        self.servers = [Server(number, own, host, secret, hello) for number, own in enumerate(addresses)]
+        self.lock = threading.Lock()  # one thread at a time speaks to them
+        self._groups: list[Group] = []
+
+    def group(
+        self, name: str, ranks: Sequence[int], rule: Rule, spec: str, weights: Sequence[Array], names: Sequence[str],
+        statistics: Sequence[Array] = (),
+    ) -> Group:  # fmt: skip
+        """The centre of one optimizer's ``weights`` (float32 or float64), which begins with those of the first of
+        ``ranks``. Raises ValueError if this rank's are not like those of another."""
+        name += f"/{','.join(map(str, ranks))}"  # process sets count their optimizers each for itself
+        found = Group(self, name, ranks, rule, spec, weights, names, statistics)
+        self._groups.append(found)
+        return found
+
+    def all(self, message: Message) -> None:
+        """Say it to all of them."""
+        with self.lock:
+            asked = [server.ask(message) for server in self.servers]
+            for server, sent in zip(self.servers, asked, strict=True):
+                server.answer(sent, message, None, ())
+
+    def leave(self) -> None:
+        """No rank waits for this one until it pushes again."""
+        self.all({"do": "leave"})
+
+    def close(self, failed: bool = False) -> None:
+        """Say bye (not if this rank ends with an error), and tell of the staleness seen."""
+        if not failed:
+            with contextlib.suppress(OSError, HorovodInternalError):
+                self.all({"do": "bye"})
+        for server in self.servers:
+            server.close()
+        for group in self._groups:
+            group.tell()
+
+
+class _Share:
+    """One server's share: memory to send and to receive, and in it the places of the pieces."""
+
+    def __init__(self, server: Server, pieces: Sequence[Piece], kinds: Sequence[tuple[str, bool]]) -> None:
+        self.server, self.version, self.number = server, 0, 0
+        parts = [(kind, still) for still in (False, True) for kind in TYPES]
+        own = {part: [piece for piece in pieces if kinds[piece.tensor] == part] for part in parts}
+        own = {part: found for part, found in own.items() if found}
+        self.parts = [(kind, sum(piece.end - piece.begin for piece in found)) for (kind, _), found in own.items()]
+        self.statistics = sum(still for _, still in own)
+        self.outgoing = [np.zeros(count, dtype=kind) for kind, count in self.parts]
+        self.incoming = [np.zeros(count, dtype=kind) for kind, count in self.parts]
+        self._places: list[tuple[Piece, int, int]] = []  # with the part, and where it begins in it
+        for place, found in enumerate(own.values()):
+            begin = 0
+            for piece in found:
+                self._places.append((piece, place, begin))
+                begin += piece.end - piece.begin
+
+    def pack(self, flat: Sequence[Array]) -> None:
+        for (tensor, begin, end), place, start in self._places:
+            self.outgoing[place][start : start + end - begin] = flat[tensor][begin:end]
+
+    def unpack(self, flat: Sequence[Array]) -> None:
+        for (tensor, begin, end), place, start in self._places:
+            flat[tensor][begin:end] = self.incoming[place][start : start + end - begin]
+
+
+class Group:
+    """See ``Servers.group``. Arrays of its calls are the weights, and after them the statistics."""
+
+    def __init__(
+        self, servers: Servers, name: str, ranks: Sequence[int], rule: Rule, spec: str, weights: Sequence[Array],
+        names: Sequence[str], statistics: Sequence[Array],
+    ) -> None:  # fmt: skip
+        self._servers, self._name, self._spec = servers, name, spec
+        self.pushes = self.dropped = self.stalest = self._total = 0
+        tensors = [*weights, *statistics]
+        kinds = [(tensor.dtype.newbyteorder("<").str, place >= len(weights)) for place, tensor in enumerate(tensors)]
+        pieces = spread([tensor.size for tensor in tensors], len(servers.servers))
+        self._shares = [_Share(server, own, kinds) for server, own in zip(servers.servers, pieces, strict=True)]
+        told = [*names, *(f"statistics {number}" for number in range(len(statistics)))]
+        described = [[name, tensor.shape, tensor.dtype.name] for name, tensor in zip(told, tensors, strict=True)]
+        self._hello(lambda share: facts(ranks, rule, spec, described, share.parts, share.statistics), tensors)
+
+    def push(self, first: Sequence[Array], changes: Sequence[Array]) -> Pushed:
+        """Push what has changed since the last pull, and the statistics; wait as the rule says, and put the centre in
+        their place. ``first``: the weights at the beginning, should the centre want them."""
+        answers = self._run("push", changes, first)
+        found = Pushed(max(answer["staleness"] for answer in answers), any(answer["dropped"] for answer in answers))
+        self.pushes, self.dropped = self.pushes + 1, self.dropped + found.dropped
+        self._total, self.stalest = self._total + found.staleness, max(self.stalest, found.staleness)
+        return found
+
+    def flush(self, first: Sequence[Array], changes: Sequence[Array]) -> None:
+        """Push outside of the count of steps; nobody waits."""
+        self._run("flush", changes, first)
+
+    def pull(self, into: Sequence[Array]) -> None:
+        """The centre, as it is."""
+        self._run("pull", into, ())
+
+    @property
+    def staleness(self) -> float:
+        """The mean of all pushes."""
+        return self._total / max(self.pushes, 1)
+
+    def tell(self) -> None:
+        """Log what was seen."""
+        logger.info(
+            "rank %d, strategy %s: %d pushes to the parameter servers, %d of them too late to count; staleness: mean "
+            "%.2f, maximum %d", self._servers.rank, self._spec, self.pushes, self.dropped, self.staleness, self.stalest,
+        )  # fmt: skip
+
+    def _hello(self, message_of: Any, tensors: Sequence[Array]) -> None:
+        with self._servers.lock:
+            for share in self._shares:
+                message = {"do": "hello", "group": self._name, **message_of(share)}
+                answer = share.server.answer(share.server.ask(message), message, None, ())
+                self._check(answer)
+
+    def _run(self, what: str, arrays: Sequence[Array], first: Sequence[Array]) -> list[Message]:
+        """Ask all servers, then take all answers, which are written over ``arrays``."""
+        flat, begin = _flat(arrays), _flat(first)
+        with self._servers.lock:
+            messages, asked = [], []
+            for share in self._shares:
+                messages.append(self._message(share, what))
+                share.pack(flat)
+                asked.append(share.server.ask(messages[-1], None if what == "pull" else share.outgoing))
+            answers = [
+                self._answer(share, sent, message, flat, begin)
+                for share, sent, message in zip(self._shares, asked, messages, strict=True)
+            ]
+        for share in self._shares:
+            share.unpack(flat)
+        return answers
+
+    def _message(self, share: _Share, what: str) -> Message:
+        share.number += what != "pull"
+        return {"do": what, "group": self._name, "number": share.number, "pulled": share.version}
+
+    def _answer(
+        self, share: _Share, sent: bool, message: Message, flat: Sequence[Array], first: Sequence[Array]
+    ) -> Message:
+        arrays = None if message["do"] == "pull" else share.outgoing
+        answer = share.server.answer(sent, message, arrays, share.incoming)
+        while answer.get("give") and "error" not in answer:
+            share.pack(first)
+            begin = {"do": "begin", "group": self._name}
+            self._check(share.server.answer(share.server.ask(begin, share.outgoing), begin, share.outgoing, ()))
+            share.pack(flat)
+            answer = share.server.answer(share.server.ask(message, arrays), message, arrays, share.incoming)
+        self._check(answer)
+        share.version = answer["version"]
+        return answer
+
+    def _check(self, answer: Message) -> None:
+        if "error" in answer:
+            if answer["lost"] >= 0:
+                raise PeerLostError(answer["error"], answer["lost"])
+            raise ValueError(f"{self._name.partition('.weights.')[0]}: {answer['error']}")
+
+
+def _flat(arrays: Sequence[Array]) -> list[Array]:
+    """Views. Arrays that are not contiguous would be copied, and not written to."""
+    assert all(array.flags.c_contiguous for array in arrays)
+    return [array.reshape(-1) for array in arrays]

@@ -1,0 +1,45 @@
+"""A connection to a parameter server: a Unix socket on its host, TCP from others."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Any
+
+from farandole import liveness
+from farandole.handshake import Session, authenticate, derive
+from farandole.ps.wire import PURPOSE
+
+SECONDS = 10.0
+ROOM = 1 << 20  # bytes on their way over a Unix socket
+
+
+def unix_name(secret: str, token: str) -> str:
+    """The Unix socket of a server; only who knows the secret can compute it."""
+    return "\0farandole-" + derive(secret, f"ps|{token}")
+
+
+def dial(address: dict[str, Any], host: str, secret: str) -> Session:
+    """``address``: a server's own facts; ``host``: of the job's store, by which this host reaches the servers, too.
+
+    Raises OSError and AuthenticationError."""
+    sock = _near(unix_name(secret, str(address["unix"]))) or liveness.connected(host, int(address["port"]), SECONDS)
+    try:
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            liveness.probe(sock)
+        return authenticate(sock, secret, PURPOSE, server=False, seconds=SECONDS)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _near(name: str) -> socket.socket | None:
+    """A connection on this host; None if the server is on another."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)
+        sock.connect(name)
+        return sock
+    sock.close()
+    return None

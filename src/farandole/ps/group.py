@@ -1,0 +1,106 @@
+"""One optimizer's weights at one server: who takes part, whether they agree, and the centre."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from farandole.errors import WireError
+from farandole.ps.centre import Centre
+from farandole.ps.clocks import Clocks, Rule
+from farandole.ps.wire import TYPES, Message
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+MOST = 1 << 44  # bytes of one server's share, at most
+Facts = dict[str, Any]
+
+
+class Failure(NamedTuple):
+    """What all ranks of a group are told. ``lost``: the rank that went away; -1: they differ."""
+
+    text: str
+    lost: int = -1
+
+
+class Group:
+    """``facts``: of a rank's ``hello``: ranks, rule, spec, tensors (name, shape, dtype), parts (type, count) of this
+    server's share, of which the last ``statistics`` are no weights."""
+
+    def __init__(self, facts: Facts) -> None:
+        try:
+            ranks, self.statistics = [int(rank) for rank in facts["ranks"]], int(facts["statistics"])
+            self._parts = [(str(kind), int(count)) for kind, count in facts["parts"]]
+            self._tensors = [(str(name), list(shape), str(dtype)) for name, shape, dtype in facts["tensors"]]
+            self._spec = str(facts["spec"])
+            self.rule = Rule.told(facts["rule"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"what a rank says of its weights cannot be read: {error!r}") from None
+        wrong = [kind for kind, count in self._parts if kind not in TYPES or count < 0]
+        size = 0 if wrong else sum(np.dtype(kind).itemsize * count for kind, count in self._parts)
+        if wrong or size > MOST or not ranks or len({*ranks}) < len(ranks):
+            raise WireError(f"a rank says that its weights are {self._parts} of ranks {ranks}, which cannot be")
+        self.clocks = Clocks(ranks, self.rule)
+        self.centre: Centre | None = None
+        self.failure: Failure | None = None
+        self.known: set[int] = set()  # ranks that have said hello
+
+    def arrays(self) -> list[Array]:
+        """New memory for this server's share. Pages of it come into being when they are written to."""
+        return [np.empty(count, dtype=kind) for kind, count in self._parts]
+
+    def begin(self, values: Sequence[Array]) -> None:
+        """The first weights."""
+        if self.centre is None:
+            self.centre = Centre(self.clocks, values, self.statistics)
+
+    def first(self) -> int:
+        """The rank whose weights the centre begins with."""
+        return min(self.clocks.here(), default=0)
+
+    def leave(self, rank: int, *, for_good: bool) -> None:
+        """See ``Clocks.leave``."""
+        if rank not in self.clocks.ranks:
+            return
+        if self.centre is None:
+            self.clocks.leave(rank, for_good=for_good)
+        else:
+            self.centre.leave(rank, for_good=for_good)
+
+    def difference(self, rank: int, other: Group, known: int) -> str:
+        """Where ``rank``, which says hello with what ``other`` holds, differs from ``known``; empty if nowhere."""
+        if (other._spec, other.rule, other.clocks.ranks) != (self._spec, self.rule, self.clocks.ranks):
+            return (
+                f"all ranks must use the same strategy, but rank {rank} has {other._spec!r} and rank {known} has "
+                f"{self._spec!r}. Give one strategy to all of them"
+            )
+        for mine, theirs in zip(other._tensors, self._tensors, strict=False):
+            if mine != theirs:
+                return (
+                    f"all ranks must train the same model, but rank {rank} has {_shown(mine)} where rank {known} has "
+                    f"{_shown(theirs)}"
+                )
+        if len(other._tensors) != len(self._tensors):
+            return (
+                f"all ranks must train the same model, but rank {rank} has {len(other._tensors)} weights, and rank "
+                f"{known} has {len(self._tensors)}"
+            )
+        return "" if other._parts == self._parts else f"ranks {rank} and {known} have other numbers of servers"
+
+
+def _shown(tensor: tuple[str, list[int], str]) -> str:
+    name, shape, dtype = tensor
+    return f"{name} of shape {tuple(shape)} and type {dtype}"
+
+
+def facts(
+    ranks: Sequence[int], rule: Rule, spec: str, tensors: Sequence[Any], parts: Sequence[Any], statistics: int
+) -> Message:
+    """What a rank says in its ``hello``."""
+    return {
+        "ranks": list(ranks), "rule": list(rule), "spec": spec, "tensors": list(tensors), "parts": list(parts),
+        "statistics": statistics,
+    }  # fmt: skip

@@ -1,0 +1,330 @@
+"""One parameter server: connections of ranks, a thread for each, and its replicas, which are told of every event before
+the rank that caused it gets its answer."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from farandole import liveness
+from farandole.errors import AuthenticationError, HorovodInternalError, WireError
+from farandole.handshake import Newcomers, Session, hang_up
+from farandole.log import logger
+from farandole.ps.clocks import Fate
+from farandole.ps.dial import unix_name
+from farandole.ps.group import Failure, Group
+from farandole.ps.replicas import Replicas
+from farandole.ps.wire import PURPOSE, Message, receive, receive_into, send
+from farandole.report import keys
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+LOOK = 0.5  # seconds between looks whether ranks that others wait for have left
+PENDING = 1024  # connections that have proved nothing yet
+Name = tuple[str, str]  # of a group: the stay in the job, the optimizer
+
+
+class ParameterServer:
+    """Serves as soon as it is made. ``interface``: where to listen, beside a Unix socket; ``ended(scope, rank)``: of a
+    rank that was never seen here, "bye" if it has ended, "leave" if it has joined, else empty. ``others``: addresses of
+    its replicas, asked for when needed."""
+
+    def __init__(
+        self, secret: str, interface: str, ended: Callable[[str, int], str],
+        others: Callable[[], list[str]] = list,
+    ) -> None:  # fmt: skip
+        self._secret, self._ended = secret, ended
+        self._changed = threading.Condition()
+        self._groups: dict[Name, Group] = {}
+        self._gone: set[tuple[str, int]] = set()  # ranks that said bye
+        self._sessions: set[Session] = set()
+        self._ranks = 0  # connections of ranks
+        self._closed = self._promoted = False
+        self._replicas = Replicas(secret, others)
+        self._newcomers = Newcomers("a parameter server", logger, PENDING)
+        token = os.urandom(8).hex()
+        near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        near.bind(unix_name(secret, token))
+        near.listen(PENDING)
+        self._listeners = [near, socket.create_server((interface, 0), backlog=PENDING)]
+        facts = {"port": self._listeners[1].getsockname()[1], "unix": token, "host": socket.gethostname()}
+        self.address = json.dumps({**facts, "pid": os.getpid()})
+        self._acceptors = [
+            threading.Thread(
+                target=self._newcomers.accept_all, args=(listener, self._serve, "farandole-ps-peer"),
+                name="farandole-ps", daemon=True,
+            )
+            for listener in self._listeners
+        ]  # fmt: skip
+        for acceptor in self._acceptors:
+            acceptor.start()
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Hang up on everybody; after all ranks have left, if they do so within ``seconds``. May be called twice."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._ranks, seconds)
+        self._stop()
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            sessions = list(self._sessions)
+        for sock in (*self._listeners, *(session.sock for session in sessions)):
+            hang_up(sock)
+        self._newcomers.close()
+        self._replicas.close()
+        for listener, acceptor in zip(self._listeners, self._acceptors, strict=True):
+            acceptor.join(2.0)
+            listener.close()
+
+    # ---- connections ----
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                liveness.probe(sock)
+            session = self._newcomers.admit(sock, self._secret, PURPOSE)
+            session.peer = "a client of the parameter server"
+            self._converse(session)
+        except AuthenticationError as error:
+            if not self._closed:
+                self._newcomers.refuse("", error)
+        except (WireError, KeyError, TypeError, ValueError) as error:
+            logger.warning("the parameter server hung up on a connection: %r", error)
+        except (OSError, HorovodInternalError, MemoryError) as error:
+            logger.debug("the parameter server lost a connection: %s", error)
+        finally:
+            sock.close()
+
+    def _converse(self, session: Session) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._sessions.add(session)
+        try:
+            first = receive(session)
+            if first is not None and first["do"] == "replica":
+                self._follow(session)
+            elif first is not None:
+                self._attend(session, str(first["scope"]), int(first["rank"]))
+        finally:
+            with self._changed:
+                self._sessions.discard(session)
+
+    def _attend(self, session: Session, scope: str, rank: int) -> None:
+        """A rank, until it says bye or is lost."""
+        session.peer = f"rank {rank}"
+        with self._changed:
+            self._promoted = True
+            self._ranks += 1
+        client = Client(self, session, scope, rank)
+        left = False
+        try:
+            while not left and (message := receive(session)) is not None:
+                left = client.answer(message)
+        finally:
+            with self._changed:
+                self._ranks -= 1
+                if not (left or self._closed):
+                    self._lose(scope, rank)
+                self._changed.notify_all()
+
+    def _lose(self, scope: str, rank: int) -> None:
+        for (of, _), group in self._groups.items():
+            if of == scope and group.failure is None and rank in group.known:
+                group.failure = Failure(f"rank {rank} hung up on the parameter servers in the middle of training", rank)
+
+    # ---- events, holding the lock ----
+
+    def event(self, name: Name, message: Message, arrays: list[Array] | None = None) -> Any:
+        """Do what a rank asks, here and before that at the replicas: they hear all events in the same order."""
+        if not self._replicas.tell({**message, "name": list(name)}, arrays):
+            logger.warning("another parameter server has taken this one's place")
+            threading.Thread(target=self._stop, name="farandole-ps-stop", daemon=True).start()
+            raise WireError("another parameter server has taken this one's place")
+        return self._happen(name, message, arrays)
+
+    def _happen(self, name: Name, message: Message, arrays: list[Array] | None) -> Any:
+        what, rank = message["do"], int(message["rank"])
+        found: Any = None
+        if what == "hello":
+            found = self._greet(name, message, rank)
+        elif what in ("leave", "bye"):
+            self._leave(name[0], rank, what == "bye")
+        else:
+            group = self._groups[name]
+            if what == "begin":
+                group.begin(arrays or [])
+            elif group.centre is None:
+                raise WireError(f"rank {rank} sent a {what} before there was a centre")
+            elif what == "push":
+                found = group.centre.push(rank, int(message["number"]), int(message["pulled"]), arrays or [])
+            else:
+                group.centre.flush(rank, int(message["number"]), arrays or [])
+        self._changed.notify_all()
+        return found
+
+    def _greet(self, name: Name, message: Message, rank: int) -> Group:
+        mine = Group(message)
+        group = self._groups.setdefault(name, mine)
+        if rank not in group.clocks.ranks:
+            raise WireError(f"rank {rank} says hello to a group of ranks {group.clocks.ranks}")
+        if group.known and group.failure is None and (why := group.difference(rank, mine, min(group.known))):
+            group.failure = Failure(why)
+        group.known.add(rank)
+        for scope, left in self._gone:
+            if scope == name[0]:
+                group.leave(left, for_good=True)
+        return group
+
+    def _leave(self, scope: str, rank: int, for_good: bool) -> None:
+        if for_good:
+            self._gone.add((scope, rank))
+        for (of, _), group in self._groups.items():
+            if of == scope:
+                group.leave(rank, for_good=for_good)
+
+    def until(self, true: Callable[[], object], name: Name, rank: int) -> bool:
+        """Wait for it; False if this server closes before. Ranks that never came, and have left, are let go."""
+        while not true():
+            if self._closed:
+                return False
+            if not self._changed.wait(LOOK):
+                self._look_for(name, rank)
+        return True
+
+    def _look_for(self, name: Name, rank: int) -> None:
+        group = self._groups[name]
+        awaited = [group.first()] if group.centre is None else group.clocks.awaited(rank)
+        for other in awaited:
+            if other not in group.known and (how := self._ended(name[0], other)):
+                self.event(name, {"do": how, "rank": other})
+
+    def group(self, name: Name) -> Group:
+        return self._groups[name]
+
+    @property
+    def changed(self) -> threading.Condition:
+        return self._changed
+
+    # ---- the other side of ``Replicas`` ----
+
+    def _follow(self, session: Session) -> None:
+        """Do what the primary did, until it goes or a rank comes here: then this one is the primary."""
+        session.peer = "the primary of a parameter server"
+        while (message := receive(session)) is not None:
+            name, arrays = (str(message["name"][0]), str(message["name"][1])), None
+            with self._changed:
+                group = self._groups.get(name)
+            if message.get("data"):
+                if group is None:
+                    raise WireError("the primary sent numbers of a group that nobody knows")
+                arrays = group.arrays()
+                receive_into(session, arrays)
+            with self._changed:
+                if not self._promoted:
+                    self._happen(name, message, arrays)
+                taken = self._promoted
+            send(session, {"promoted": taken})
+
+
+class Client:
+    """One rank's connection, at the server."""
+
+    def __init__(self, server: ParameterServer, session: Session, scope: str, rank: int) -> None:
+        self._server, self._session, self._scope, self._rank = server, session, scope, rank
+        self._memory: dict[Name, tuple[list[Array], list[Array]]] = {}  # for what comes in and goes out
+
+    def answer(self, message: Message) -> bool:
+        """True after bye."""
+        what, message["rank"] = message["do"], self._rank
+        name = (self._scope, str(message.get("group", "")))
+        if what == "hello":
+            self._hello(name, message)
+        elif what in ("leave", "bye"):
+            with self._server.changed:
+                self._server.event(name, message)
+            send(self._session, {})
+        elif what in ("begin", "push", "flush", "pull"):
+            self._exchange(name, message)
+        else:
+            raise WireError(f"rank {self._rank} asked a parameter server for {what!r}")
+        return bool(what == "bye")
+
+    def _hello(self, name: Name, message: Message) -> None:
+        with self._server.changed:
+            group: Group = self._server.event(name, message)
+            answer = _refusal(group) or {"give": group.centre is None and group.first() == self._rank}
+        send(self._session, answer)
+
+    def _exchange(self, name: Name, message: Message) -> None:
+        with self._server.changed:
+            group = self._server.group(name)
+        if name not in self._memory:
+            self._memory[name] = group.arrays(), group.arrays()
+        incoming, outgoing = self._memory[name]
+        if message["do"] != "pull":
+            receive_into(self._session, incoming)
+        with self._server.changed:
+            answer = self._done(name, message, incoming)
+            if answer is None:
+                return
+            if answer.get("data"):
+                centre = group.centre
+                assert centre is not None
+                for copy, value in zip(outgoing, centre.values, strict=True):
+                    copy[:] = value
+        send(self._session, answer, outgoing if answer.get("data") else None)
+
+    def _done(self, name: Name, message: Message, incoming: list[Array]) -> Message | None:
+        """(Holding the lock.) The answer, when there is one; None if this server closes."""
+        server, group, rank, what = self._server, self._server.group(name), self._rank, message["do"]
+        if what == "begin":
+            server.event(name, {**message, "data": True}, incoming)
+            self._memory[name] = group.arrays(), self._memory[name][1]  # the centre has kept the other memory
+            return _refusal(group) or {}
+        there = functools.partial(_there, group, rank)
+        if not server.until(there, name, rank):
+            return None
+        if group.failure is not None or group.centre is None:
+            return _refusal(group) or {"give": True}
+        fate, staleness = Fate.APPLY, 0
+        if what != "pull":
+            decision = server.event(name, {**message, "data": True}, incoming)
+        if what == "push":
+            fate, staleness = decision.fate, decision.staleness
+            if not server.until(lambda: group.failure is not None or group.clocks.ready(rank), name, rank):
+                return None
+        counted = {"dropped": fate is Fate.DROP, "staleness": staleness}
+        return _refusal(group) or {"data": True, "version": group.clocks.version, **counted}
+
+
+def _there(group: Group, rank: int) -> bool:
+    """Is there a centre, or is this rank to bring it?"""
+    return group.failure is not None or group.centre is not None or group.first() == rank
+
+
+def _refusal(group: Group) -> Message | None:
+    return None if group.failure is None else {"error": group.failure.text, "lost": group.failure.lost}
+
+
+def stored_end(store: Any) -> Callable[[str, int], str]:
+    """``ended`` of a server that asks the job's store."""
+
+    def ended(scope: str, rank: int) -> str:
+        with contextlib.suppress(OSError, HorovodInternalError):
+            if store.try_get(keys.outcome(rank)) is not None:
+                return "bye"
+            return "leave" if store.try_get(keys.away(scope, rank)) is not None else ""
+        return ""
+
+    return ended

@@ -1,0 +1,187 @@
+"""Ranks push what they have done to a centre on parameter servers, and go on from there: in step, or each by itself.
+
+A rank steps with its own optimizer, whatever that is, and pushes the way from the weights of its last pull to those
+that it has now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from farandole.contracts import Peers
+from farandole.ps.clocks import OPTIMIZERS, Rule
+from farandole.strategies.specs import number, refuse
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_RATES = {"adagrad": 0.01, "adam": 0.001}  # the usual ones; 1 for the others
+
+
+class Staleness:
+    """What one rank has seen: pushes, how many of them came too late to count, and the updates of the centre since the
+    pull from which they set out: the mean and the largest number."""
+
+    def __init__(self) -> None:
+        self.pushes = self.dropped = self.maximum = self._sum = 0
+
+    @property
+    def mean(self) -> float:
+        return self._sum / max(self.pushes, 1)
+
+    def see(self, staleness: int, dropped: bool) -> None:
+        self.pushes, self.dropped = self.pushes + 1, self.dropped + dropped
+        self.maximum, self._sum = max(self.maximum, staleness), self._sum + staleness
+
+
+class ParameterServer:
+    """Synchronous parameter servers: after every ``every``-th step the centre takes the mean of all ranks' ways, and
+    all go on from it. ``backup``: the step does not wait for that many ranks; what they push later for it is dropped
+    (Chen et al., "Revisiting Distributed Synchronous SGD", 2016; servers: Li et al., 2014).
+
+    ``optimizer``: what the servers step with, and the way is its gradient: "add" (it is added, as it is), "sgd",
+    "momentum", "adagrad" or "adam", with ``lr`` and ``momentum``. ``staleness``: what this rank has seen.
+    Raises ValueError for options that make no sense.
+    """
+
+    name, sync = "ps", True
+    epochs, slots = False, ("weights",)
+
+    def __init__(
+        self, every: int | str = 1, *, backup: int | str = 0, optimizer: str = "add", lr: float | str = 0.0,
+        momentum: float | str = 0.9,
+    ) -> None:  # fmt: skip
+        self._set(every, optimizer, lr, momentum)
+        self.backup = number(self.name, "backup", backup, at_least=0)
+
+    def _set(self, every: int | str, optimizer: str, lr: float | str, momentum: float | str) -> None:
+        self.every = number(self.name, "every", every, at_least=1)
+        if optimizer not in OPTIMIZERS:
+            refuse(self.name, "optimizer", optimizer, ", ".join(OPTIMIZERS))
+        self.optimizer = optimizer
+        self.lr = self._real("lr", lr, 0.0, float("inf"), "0 (the usual one), or more") or _RATES.get(optimizer, 1.0)
+        self.momentum = self._real("momentum", momentum, 0.0, 1.0, "from 0 to less than 1")
+        self.backup, self.bound, self.damp = 0, -1, False
+        self.staleness = Staleness()
+
+    def _real(self, option: str, value: float | str, least: float, below: float, rule: str) -> float:
+        try:
+            found = float(value)
+        except (TypeError, ValueError):
+            refuse(self.name, option, value, f"a number, {rule}")
+        if not least <= found < below:
+            refuse(self.name, option, value, rule)
+        return found
+
+    @classmethod
+    def parse(cls, argument: str) -> ParameterServer:
+        """Of ``ps:2,backup=1``, what stands after the colon: the first argument, then others by name."""
+        words = [word.partition("=") for word in argument.split(",") if word]
+        first = [name for name, equals, _ in words if not equals]
+        if len(first) > 1 or (first and words[0][1]):
+            _refuse_words(cls.name, argument)
+        try:
+            return cls(*first, **{name: value for name, equals, value in words if equals})
+        except TypeError:
+            _refuse_words(cls.name, argument)
+
+    @property
+    def rule(self) -> Rule:
+        """Of the servers."""
+        return Rule(self.sync, self.backup, self.bound, self.damp, self.optimizer, self.lr, self.momentum)
+
+    @property
+    def spec(self) -> str:
+        """In full: two ranks with other options have another one."""
+        steps = "" if self.optimizer == "add" else f",{self.optimizer},lr={self.lr:g},momentum={self.momentum:g}"
+        return f"{self.name}:{self._argument()}{steps}"
+
+    def _argument(self) -> str:
+        return f"{self.every},backup={self.backup}"
+
+    def due(self, step: Any) -> Any:
+        return step % self.every == 0
+
+    def exchange(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int) -> None:
+        if self.backup >= peers.size:
+            refuse(self.name, "backup", self.backup, f"less than the number of ranks, {peers.size}")
+        (anchors,) = slots
+        centre = _ways(weights, anchors)
+        self.staleness.see(*peers.push(self.rule, anchors, centre))
+        _go_on(weights, anchors, centre)
+
+    def settle(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers) -> None:
+        """The centre, with all that ranks have done since their last push."""
+        (anchors,) = slots
+        centre = _ways(weights, anchors)
+        peers.push(self.rule, anchors, centre, count=False)
+        peers.barrier()  # all have pushed
+        peers.pull(centre)
+        _go_on(weights, anchors, centre)
+        peers.barrier()  # nobody pushes before all have pulled
+
+
+class AsyncParameterServer(ParameterServer):
+    """Asynchronous parameter servers (Dean et al., "Large Scale Distributed Deep Networks", 2012): after every
+    ``every``-th step a rank pushes its way, which the centre takes at once, and goes on from the centre. Nobody waits.
+
+    ``damp``: a way counts the less the more the centre has moved since the rank's last pull: it is divided by that
+    number of updates (Zhang et al., "Staleness-aware Async-SGD", 2016). The rest: see ``ParameterServer``.
+    """
+
+    name, sync = "ps_async", False
+
+    def __init__(
+        self, every: int | str = 1, *, damp: bool | str = False, optimizer: str = "add", lr: float | str = 0.0,
+        momentum: float | str = 0.9,
+    ) -> None:  # fmt: skip
+        self._set(every, optimizer, lr, momentum)
+        self.damp = _switch(self.name, damp)
+
+    def _argument(self) -> str:
+        return f"{self.every}{',damp=1' * self.damp}"
+
+
+class SSP(ParameterServer):
+    """Stale synchronous parallel (Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
+    Server", 2013): asynchronous parameter servers at which a rank waits while it is more than ``bound`` exchanges ahead
+    of the slowest one. The rest: see ``AsyncParameterServer``."""
+
+    name, sync = "ssp", False
+
+    def __init__(
+        self, bound: int | str = 3, *, every: int | str = 1, damp: bool | str = False, optimizer: str = "add",
+        lr: float | str = 0.0, momentum: float | str = 0.9,
+    ) -> None:  # fmt: skip
+        self._set(every, optimizer, lr, momentum)
+        self.damp = _switch(self.name, damp)
+        self.bound = number(self.name, "bound", bound, at_least=0)
+
+    def _argument(self) -> str:
+        return f"{self.bound},every={self.every}{',damp=1' * self.damp}"
+
+
+def _ways(weights: Sequence[Array], anchors: Sequence[Array]) -> list[Array]:
+    return [
+        np.subtract(weight, anchor, out=np.empty_like(weight, order="C"))
+        for weight, anchor in zip(weights, anchors, strict=True)
+    ]
+
+
+def _go_on(weights: Sequence[Array], anchors: Sequence[Array], centre: Sequence[Array]) -> None:
+    for weight, anchor, value in zip(weights, anchors, centre, strict=True):
+        np.copyto(weight, value)
+        np.copyto(anchor, value)
+
+
+def _switch(name: str, damp: bool | str) -> bool:
+    if str(damp).lower() not in ("0", "1", "false", "true"):
+        refuse(name, "damp", damp, "0 or 1")
+    return str(damp).lower() in ("1", "true")
+
+
+def _refuse_words(name: str, argument: str) -> NoReturn:
+    refuse(name, "strategy", f"{name}:{argument}", "a first argument, then others by name, like ssp:3,every=2,damp=1")

@@ -1,0 +1,76 @@
+"""Parameter servers as processes of a job."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from farandole.launch.servers import name, running, verdict
+from tests.launch.tools import Marked
+
+PY = sys.executable
+# Trains without end, or 30 steps; at step 5, rank 0 kills the first server.
+PROGRAM = """
+import os, signal, sys
+import numpy as np
+import farandole.numpy as hvd
+from farandole import context
+from farandole.strategies.options import gradient_options
+from farandole.strategies.weights import WeightExchange
+hvd.init()
+options = gradient_options()
+exchange = WeightExchange("test", options, options.strategy)
+weights = [np.zeros(1000), np.zeros(3, dtype=np.float32)]
+slots, steps = exchange.slots(weights), int(sys.argv[1])
+for step in range(1, steps + 1):
+    for weight in weights:
+        weight += 1
+    exchange(weights, slots, step)
+    if step == 5 and hvd.rank() == 0:
+        os.kill(context.servers().servers[0]._addresses[0]["pid"], signal.SIGKILL)
+exchange.average(weights, slots)
+print(float(weights[0][0]), float(weights[1][2]))
+"""
+
+
+def test_the_loss_of_all_replicas_of_a_server_is_the_cause() -> None:
+    assert verdict({}, 1, {}) is None
+    assert verdict({0: -9, 3: -9}, 2, {}) is None
+    found = verdict({1: -9}, 1, {1: "Traceback\nboom\n"})
+    assert found is not None
+    assert (found.rank, found.exit_code) == (-1, 137)
+    assert found.message.startswith("Parameter server 1 on ")
+    assert " died of signal 9 (SIGKILL)" in found.message
+    assert "boom" in found.message
+    assert "--replicas 2 would have kept it" in found.message
+    lost = verdict({2: 1, 0: 0, 3: -9}, 2, {})
+    assert lost is not None
+    assert "Parameter server 1 on" in lost.message
+    assert "no replica of it is left" in lost.message
+    assert (name(3, 2), name(2, 2)) == ("parameter server 1, replica 1,", "parameter server 1")
+    assert running([], {}) == ""
+
+
+@pytest.mark.slow
+def test_a_primary_that_is_killed_costs_nothing_where_it_has_a_replica(jobs: Marked, tmp_path: Path) -> None:
+    done = jobs.run(
+        "run", "-np", "2", "--servers", "2", "--replicas", "2", "--strategy", "ps_async", "--output-dir",
+        str(tmp_path), PY, "-c", PROGRAM, "30",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:60.0 60.0" for rank in range(2)]
+    assert "parameter server 0 on " in done.stderr
+    assert "its replica goes on" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} >= {"rank.0", "server.0", "server.3"}
+
+
+@pytest.mark.slow
+def test_without_a_replica_the_error_names_the_server(jobs: Marked) -> None:
+    done = jobs.run("run", "-np", "2", "--tls", "--strategy", "ssp:3", PY, "-c", PROGRAM, "100000000")
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "farandole: Parameter server 0 on " in done.stderr
+    assert "died of signal 9 (SIGKILL)" in done.stderr
+    assert "what it held" in done.stderr.lower()

@@ -1,0 +1,240 @@
+"""Servers and clients over real sockets, in threads of one process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole.errors import AuthenticationError, PeerLostError
+from farandole.handshake import new_secret
+from farandole.ps.client import Group, Servers
+from farandole.ps.clocks import Rule
+from farandole.ps.dial import dial
+from farandole.ps.server import ParameterServer
+from tests.pool import threads
+
+SHAPES = [(3, 4), (), (0,), (1100, 1000)]
+
+
+class Ranks:
+    """The ranks of a job, as threads, with ``count`` servers of so many replicas."""
+
+    def __init__(self, count: int, replicas: int, tls: bool = False) -> None:
+        self.secret = new_secret(tls=tls)
+        self.left: dict[int, str] = {}
+        self.servers: list[list[ParameterServer]] = []
+        for _ in range(count):
+            own: list[ParameterServer] = []
+            for place in range(replicas):
+                own.append(ParameterServer(self.secret, "127.0.0.1", self._ended, self._others(own, place)))
+            self.servers.append(own)
+
+    def _ended(self, scope: str, rank: int) -> str:
+        return self.left.get(rank, "")
+
+    @staticmethod
+    def _others(own: Sequence[ParameterServer], place: int) -> Callable[[], list[str]]:
+        return lambda: [server.address for server in own[place + 1 :]]
+
+    def client(self, rank: int) -> Servers:
+        addresses = [[server.address for server in own] for own in self.servers]
+        return Servers(addresses, "127.0.0.1", self.secret, rank, "0.1")
+
+    def run(self, n: int, fn: Callable[[int, Servers], Any]) -> list[Any]:
+        class Wire:
+            """What ``threads`` ends when a rank fails."""
+
+            def __init__(self, servers: Servers) -> None:
+                self.servers = servers
+
+            def abort(self, why: str) -> None:
+                self.servers.close(failed=True)
+
+            def close(self) -> None: ...
+
+        return threads(n, lambda rank: Wire(self.client(rank)), lambda wire: fn(wire.servers.rank, wire.servers))
+
+
+@contextmanager
+def serving(count: int = 1, replicas: int = 1, tls: bool = False) -> Iterator[Ranks]:
+    made = Ranks(count, replicas, tls)
+    try:
+        yield made
+    finally:
+        for server in (server for own in made.servers for server in own):
+            server.close()
+
+
+def weights(dtype: str = "f8") -> list[Any]:
+    return [np.ones(shape, dtype=dtype) for shape in SHAPES]
+
+
+def group_of(servers: Servers, n: int, rule: Rule, own: Sequence[Any], statistics: Sequence[Any] = ()) -> Group:
+    names = [f"w{number}" for number in range(len(own))]
+    return servers.group("test.weights.1", range(n), rule, "spec", own, names, statistics)
+
+
+def trained(servers: Servers, n: int, rule: Rule, steps: int, each: Callable[[int], None] = lambda step: None) -> Any:
+    """Each step of rank r adds r + 1; what the rank has in the end."""
+    anchors = weights()
+    for one in anchors[1:]:
+        one += servers.rank  # rank 0's count
+    centre = group_of(servers, n, rule, anchors)
+    for step in range(steps):
+        each(step)
+        changes = [np.full(shape, servers.rank + 1.0) for shape in SHAPES]
+        centre.push(anchors, changes)
+        anchors = changes
+    return anchors
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["", "tls"])
+def test_synchronous_ranks_have_the_same_centre_and_asynchronous_ones_all_that_was_pushed(tls: bool) -> None:
+    with serving(count=2, tls=tls) as ranks:
+
+        def fn(rank: int, servers: Servers) -> Any:
+            return trained(servers, 3, Rule(sync=True), 4)
+
+        for found in ranks.run(3, fn):
+            assert [one.shape for one in found] == SHAPES
+            assert all(np.all(one == 1.0 + 4 * 2.0) for one in found)
+    with serving(count=3) as ranks:
+
+        def other(rank: int, servers: Servers) -> Any:
+            own = trained(servers, 3, Rule(bound=1), 4)
+            servers.close()
+            return own
+
+        ranks.run(3, other)
+
+        def last(rank: int, servers: Servers) -> Any:
+            into = weights()
+            group_of(servers, 3, Rule(bound=1), into).pull(into)
+            return into
+
+        (found,) = ranks.run(1, last)
+        assert all(np.all(one == 1.0 + 4 * 6.0) for one in found)
+
+
+def test_types_and_statistics_go_together() -> None:
+    with serving(count=2) as ranks:
+
+        def fn(rank: int, servers: Servers) -> Any:
+            own = [np.zeros(3, dtype=np.float32), np.zeros(2)]
+            statistics = [np.full(2, float(rank))]
+            centre = group_of(servers, 2, Rule(sync=True), own, statistics)
+            changes = [np.full(3, 1.0 + rank, dtype=np.float32), np.full(2, 5.0)]
+            centre.push([*own, *statistics], [*changes, *statistics])
+            return [*changes, *statistics]
+
+        for found in ranks.run(2, fn):
+            assert [one.tolist() for one in found] == [[1.5] * 3, [5.0] * 2, [0.5] * 2]
+            assert [one.dtype.name for one in found] == ["float32", "float64", "float64"]
+
+
+def test_a_primary_that_dies_in_the_middle_loses_nothing() -> None:
+    with serving(count=2, replicas=3) as ranks:
+        killed = threading.Event()
+
+        def fn(rank: int, servers: Servers) -> Any:
+            def each(step: int) -> None:
+                if step in (2, 4) and rank == 0:
+                    ranks.servers[1][step // 4].close()
+                    killed.set()
+
+            own = trained(servers, 3, Rule(sync=True), 6, each)
+            servers.close()
+            return own
+
+        for found in ranks.run(3, fn):
+            assert all(np.all(one == 1.0 + 6 * 2.0) for one in found)
+        assert killed.is_set()
+
+
+def test_a_server_without_a_replica_is_named() -> None:
+    with serving(count=2) as ranks:
+
+        def fn(rank: int, servers: Servers) -> None:
+            def each(step: int) -> None:
+                if step == 2 and rank == 0:
+                    ranks.servers[1][0].close()
+
+            with pytest.raises(PeerLostError, match=r"parameter server 1 on .* \(process \d+\) was lost .*no replica"):
+                trained(servers, 3, Rule(bound=2), 99, each)
+
+        ranks.run(3, fn)
+
+
+def test_ranks_with_another_model_or_strategy_are_told_on_all() -> None:
+    with serving() as ranks:
+        turns = [threading.Event() for _ in range(3)]
+
+        def fn(rank: int, servers: Servers) -> None:
+            own = [np.ones(3), np.ones(4 if rank == 2 else 5)]
+
+            def both() -> None:
+                centre = group_of(servers, 3, Rule(sync=True), own)
+                turns[rank].set()
+                centre.push(own, own)
+
+            if rank:
+                turns[rank - 1].wait(20.0)
+            with pytest.raises(ValueError, match=r"rank 2 has w1 of shape \(4,\) .* where rank 0 has w1 of shape"):
+                both()
+
+        ranks.run(3, fn)
+
+
+def test_a_rank_that_is_lost_ends_the_wait_of_the_others_and_one_that_left_does_not() -> None:
+    with serving() as ranks:
+
+        def fn(rank: int, servers: Servers) -> Any:
+            own = [np.zeros(1)]
+            centre = group_of(servers, 3, Rule(sync=True), own)
+            pushed = [np.ones(1)]
+            centre.push(own, pushed)
+            if rank == 2:
+                servers.close()  # bye
+            elif rank == 1:
+                centre.push(pushed, [np.ones(1)])
+                servers.close(failed=True)
+            else:
+                centre.push(pushed, [np.ones(1)])
+                with pytest.raises(PeerLostError, match="rank 1 hung up") as lost:
+                    centre.push(pushed, [np.ones(1)])
+                assert lost.value.rank == 1
+
+        ranks.run(3, fn)
+
+
+def test_ranks_that_never_came_and_have_left_are_let_go() -> None:
+    with serving() as ranks:
+        ranks.left = {0: "bye", 2: "leave"}
+
+        def fn(place: int, servers: Servers) -> Any:
+            servers.rank = 1
+            own = [np.zeros(1)]
+            centre = group_of(servers, 3, Rule(sync=True), own)
+            pushed = [np.full(1, 7.0)]
+            centre.push(own, pushed)
+            return pushed[0].tolist()
+
+        addresses = [[server.address for server in own] for own in ranks.servers]
+        client = Servers(addresses, "127.0.0.1", ranks.secret, 1, "0.1")
+        assert fn(0, client) == [7.0]
+        client.close()
+
+
+def test_a_stranger_is_refused() -> None:
+    with serving() as ranks:
+        import json
+
+        address = json.loads(ranks.servers[0][0].address)
+        with pytest.raises((AuthenticationError, OSError)):
+            dial(address, "127.0.0.1", new_secret())
+        assert trained(ranks.client(0), 1, Rule(), 1)[0][0, 0] == 2.0, "and the job goes on"

@@ -1,0 +1,208 @@
+"""Strategies over parameter servers, against models of themselves that are given the same order of events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole.strategies.modes.parameter_server import SSP, AsyncParameterServer, ParameterServer
+from farandole.strategies.options import GradientOptions
+from farandole.strategies.specs import strategy_of
+from farandole.strategies.weights import WeightExchange
+from tests.job import job
+from tests.strategies.modes.test_modes import SHAPES, drift
+
+# Ranks in the order in which they step: some more often than others.
+ORDER = [0, 1, 2, 0, 0, 2, 1, 0, 2, 1, 1, 0]
+ASYNC = ["ps_async", "ps_async:2", "ps_async:1,damp=1", "ssp:4,every=1", "ps_async:1,optimizer=adam,lr=0.1"]
+
+
+def test_asynchronous_ranks_are_their_model() -> None:
+    def fn(rank: int) -> list[Any]:
+        import farandole.numpy as hvd
+
+        found = []
+        for spec in ASYNC:
+            strategy = strategy_of(spec)
+            assert isinstance(strategy, ParameterServer)
+            weights = [np.ones(shape) for shape in SHAPES]
+            exchange = WeightExchange("test", GradientOptions(), strategy)
+            slots, step = exchange.slots(weights), 0
+            exchange.average([np.zeros(1)])  # all have found each other to be alike: from now on each goes by itself
+            for place, turn in enumerate(ORDER):
+                if turn == rank:
+                    step += 1
+                    for weight, change in zip(weights, drift(rank, place), strict=True):
+                        weight += change
+                    if strategy.due(step):
+                        exchange(weights, slots, step)
+                hvd.barrier()
+            own = [weight.copy() for weight in weights]
+            exchange.average(weights, slots)
+            found.append((own, weights, strategy.staleness.mean, strategy.staleness.maximum))
+        return found
+
+    results = job(3, fn, store=True, servers=2)
+    for number, spec in enumerate(ASYNC):
+        strategy = strategy_of(spec)
+        assert isinstance(strategy, ParameterServer)
+        ranks, centre, staleness = model(strategy)
+        for rank, of_rank in enumerate(results):
+            own, end, mean, most = of_rank[number]
+            assert (mean, most) == (np.mean(staleness[rank]), max(staleness[rank])), spec
+            for found, wanted in ((own, ranks[rank]), (end, centre)):
+                for one, other in zip(found, wanted, strict=True):
+                    np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9, err_msg=spec)
+
+
+def model(strategy: ParameterServer) -> tuple[list[Any], list[Any], list[list[int]]]:
+    """By rank, its weights in the end; the centre, with what had not been pushed; by rank, the staleness of pushes."""
+    start = [np.ones(shape) for shape in SHAPES]
+    ranks, anchors = [list(start) for _ in range(3)], [list(start) for _ in range(3)]
+    centre, version, pulled, steps = list(start), 0, [0] * 3, [0] * 3
+    staleness: list[list[int]] = [[], [], []]
+    kept = {"m": [0.0 * value for value in start], "s": [0.0 * value for value in start], "t": 0}
+
+    def take(rank: int, factor: float) -> None:
+        ways = [weight - anchor for weight, anchor in zip(ranks[rank], anchors[rank], strict=True)]
+        kept["t"] += 1
+        for place, way in enumerate(ways):
+            centre[place] = centre[place] + stepped(strategy, way * factor, kept, place)
+
+    for place, rank in enumerate(ORDER):
+        ranks[rank] = [weight + change for weight, change in zip(ranks[rank], drift(rank, place), strict=True)]
+        steps[rank] += 1
+        if steps[rank] % strategy.every == 0:
+            stale = version - pulled[rank]
+            staleness[rank].append(stale)
+            take(rank, 1 / max(stale, 1) if strategy.damp else 1.0)
+            version += 1
+            pulled[rank], ranks[rank], anchors[rank] = version, list(centre), list(centre)
+    final = [list(weights) for weights in ranks]
+    for rank in range(3):
+        take(rank, 1.0)
+    return final, centre, staleness
+
+
+def stepped(strategy: ParameterServer, way: Any, kept: Any, place: int) -> Any:
+    if strategy.optimizer != "adam":
+        return way
+    kept["m"][place] = 0.9 * kept["m"][place] + 0.1 * way
+    kept["s"][place] = 0.999 * kept["s"][place] + 0.001 * way**2
+    mean, square = kept["m"][place] / (1 - 0.9 ** kept["t"]), kept["s"][place] / (1 - 0.999 ** kept["t"])
+    return strategy.lr * mean / (np.sqrt(square) + 1e-8 / np.sqrt(1 - 0.999 ** kept["t"]))
+
+
+def test_synchronous_ranks_step_together_also_after_a_join() -> None:
+    """Rank r has r + 2 steps before each join; what it has left is the mean of those that are there."""
+
+    def fn(rank: int) -> None:
+        import farandole.numpy as hvd
+
+        exchange = WeightExchange("test", GradientOptions(), ParameterServer())
+        weights, statistics = [np.zeros(2), np.zeros(3, dtype=np.float32)], [np.full(1, float(rank))]
+        slots, want, step = exchange.slots(weights), 0.0, 0
+        for _ in range(2):
+            for number in range(rank + 2):
+                step += 1
+                for weight in weights:
+                    weight += rank + 1
+                exchange(weights, slots, step, statistics=statistics)
+                here = [other + 1 for other in range(3) if number < other + 2]
+                want += np.mean(here)
+                assert np.allclose(weights[0], want)
+                assert np.allclose(weights[1], want)
+                assert np.isclose(statistics[0][0], np.mean(here) - 1) or number
+            hvd.join()
+            for weight in weights:
+                weight += rank == 0  # what nobody has pushed yet
+            exchange.average(weights, slots, statistics=statistics)
+            want = round(float(hvd.broadcast(weights[0][:1], 2)[0]), 6)
+            assert np.allclose(weights[0], want)
+
+    job(3, fn, store=True)
+
+
+def test_ranks_end_when_they_like_and_process_sets_have_a_centre_each() -> None:
+    def fn(rank: int) -> None:
+        from farandole import context
+
+        sets = [context.add_process_set([0, 1]), context.add_process_set([2, 3])]
+        mine = sets[rank // 2]
+        for strategy in (SSP(0), ParameterServer(), AsyncParameterServer()):
+            exchange = WeightExchange("test", GradientOptions(process_set=mine), strategy)
+            weights = [np.full(2, 10.0 * (rank // 2))]
+            slots = exchange.slots(weights)
+            for step in range(1, 4):
+                weights[0] += 1
+                exchange(weights, slots, step)
+            assert 13 <= weights[0][0] - 10.0 * (rank // 2) + 10 <= 16
+        exchange = WeightExchange("test", GradientOptions(), SSP(1))
+        for step in range(1, 5 + 5 * rank):  # the others do not wait for those that have ended
+            weights[0] += 1
+            exchange(weights, slots, step)
+
+    job(4, fn, store=True, dynamic_process_sets=True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "full"),
+    [
+        ("ps", "ps:1,backup=0"), ("ps:2,backup=1", "ps:2,backup=1"), ("ps_async", "ps_async:1"),
+        ("ps:backup=1", "ps:1,backup=1"), ("ps_async:4,damp=1", "ps_async:4,damp=1"), ("ssp:2", "ssp:2,every=1"),
+        ("ssp:0,every=8,optimizer=momentum", "ssp:0,every=8,momentum,lr=1,momentum=0.9"),
+        ("ps_async:1,optimizer=adam", "ps_async:1,adam,lr=0.001,momentum=0.9"),
+    ],
+)  # fmt: skip
+def test_specs(spec: str, full: str) -> None:
+    found = strategy_of(spec)
+    assert not isinstance(found, str)
+    assert found.spec == full
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("ps:0", "ps: every='0' must be a whole number, at least 1"), ("ssp:-1", "ssp: bound='-1' must be a whole"),
+        ("ps:1,2", "ps: strategy='ps:1,2' must be a first argument, then others by name"),
+        ("ps_async:backup=1", "ps_async: strategy='ps_async:backup=1' must be"),
+        ("ps_async:damp=2", "damp='2' must be 0 or 1"), ("ps:optimizer=lamb", "must be add, sgd, momentum, adagrad"),
+        ("ps:optimizer=sgd,lr=x", "lr='x' must be a number"), ("ps:optimizer=sgd,lr=-1", "lr='-1' must be 0"),
+        ("ps:backup=1,2", "must be a first argument"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense(spec: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        strategy_of(spec)
+
+
+def test_what_ranks_cannot_do() -> None:
+    def fn(rank: int) -> None:
+        for strategy, weights, text in [
+            (ParameterServer(backup=2), [np.ones(2)], "ps: backup=2 must be less than the number of ranks, 2"),
+            (SSP(1 + rank), [np.ones(2)], rf"rank {rank} has 'ssp:{1 + rank},every=1' and rank {1 - rank} has"),
+            (SSP(0), [np.ones(2 + rank)], r"rank [01] has weight 0 of shape \([23],\) .* where rank [01] has weight 0"),
+        ]:  # type: ParameterServer, Sequence[Any], str
+            exchange = WeightExchange("DistributedOptimizer", GradientOptions(), strategy)
+            with pytest.raises(ValueError, match=text):
+                exchange(weights, exchange.slots(weights), 1)
+
+    job(2, fn, store=True)
+
+
+def test_without_a_job_there_is_a_cure() -> None:
+    def fn(rank: int) -> None:
+        exchange = WeightExchange("DistributedOptimizer", GradientOptions(), SSP())
+        with pytest.raises(ValueError, match=r"parameter servers need the store of a job.*start it with farandole run"):
+            exchange([np.ones(2)], exchange.slots([np.ones(2)]), 1)
+
+    job(2, fn)
+    with pytest.raises(ValueError, match="--replicas 2 needs server processes"):
+        job(2, _train, store=True, replicas=2)
+
+
+def _train(rank: int) -> None:
+    exchange = WeightExchange("DistributedOptimizer", GradientOptions(), SSP())
+    exchange([np.ones(2)], exchange.slots([np.ones(2)]), 1)
