@@ -48,7 +48,7 @@ class ParameterServer:
     """
 
     name, sync = "ps", True
-    epochs, slots = False, ("weights",)
+    epochs, alike, slots = False, False, ("weights",)
 
     def __init__(
         self, every: int | str = 1, *, backup: int | str = 0, optimizer: str = "add", lr: float | str = 0.0,

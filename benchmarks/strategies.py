@@ -1,0 +1,73 @@
+"""Samples per second where one rank is three times slower than the others, by strategy.
+
+    farandole run -np 4 python benchmarks/strategies.py [STRATEGY ...]
+
+A step is a sleep, as long as that of a computation elsewhere would be, and the exchange of a small net of PyTorch. Rank 0
+prints a row for each strategy: samples of all ranks in a second, beside the first strategy, and the staleness seen.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import farandole.torch as hvd
+from farandole.strategies.specs import strategy_of
+
+SPECS = ("allreduce", "ps", "ps:1,backup=1", "ps_async", "ssp:3")
+BATCH, STEP, SLOWER, SECONDS = 32, 0.02, 3, 4.0
+
+
+class Row(NamedTuple):
+    """Of all ranks."""
+
+    samples: float  # per second
+    staleness: float  # mean
+    dropped: float  # part of the pushes
+
+
+def measured(spec: str) -> Row:
+    """Every rank trains for ``SECONDS``, as many steps as it can."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.001)
+    strategy = strategy_of(spec)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), strategy=strategy)
+    pause = STEP * (SLOWER if hvd.rank() == hvd.size() - 1 else 1)
+    x, y = torch.randn(BATCH, 64), torch.randint(10, (BATCH,))
+    steps = 0
+    for seconds in (1.0, SECONDS):  # the first part warms up
+        hvd.join()
+        steps, end = 0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(pause)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            steps += 1
+    hvd.join()
+    seen = getattr(strategy, "staleness", None)
+    mean, dropped, pushes = (seen.mean, seen.dropped, seen.pushes) if seen is not None else (0.0, 0, 0)
+    told = hvd.allgather(torch.tensor([[float(steps), mean, float(dropped), float(pushes)]])).numpy()
+    total = told.sum(axis=0)
+    return Row(float(total[0]) * BATCH / SECONDS, float(np.mean(told[:, 1])), float(total[2] / max(total[3], 1.0)))
+
+
+def main() -> None:
+    hvd.init()
+    torch.set_num_threads(1)
+    first = 0.0
+    for spec in sys.argv[1:] or SPECS:
+        row = measured(spec)
+        first = first or row.samples
+        if hvd.rank() == 0:
+            print(f"| `{spec}` | {row.samples:.0f} | {row.samples / first:.2f} | {row.staleness:.1f} | "
+                  f"{100 * row.dropped:.0f} % |", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
