@@ -2,8 +2,8 @@
 
     farandole run -np 4 python benchmarks/strategies.py [STRATEGY ...]
 
-A step is a sleep, as long as that of a computation elsewhere would be, and the exchange of a small net of PyTorch. It is
-always the last rank that is slow (stays), or each for one step of it (moves). Rank 0 prints a row for each strategy:
+A step is a sleep, as long as a computation elsewhere would be, and the exchange of a small net of PyTorch. It is always
+the last rank that is slow (stays), or each for one step of it (moves). Rank 0 prints a row for each strategy: the
 samples of all ranks in a second, beside the first strategy, and the staleness seen; for both cases.
 """
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 
+LAST = 5.0  # seconds for the answer to bye
+
+
 class Pushed(NamedTuple):
     """What became of a push: ``staleness``: updates of the centre that this rank had not seen, at the server where
     they were most; ``dropped``: it came too late to count."""
@@ -93,6 +96,11 @@ class Server:
         which = f", replica {self._place}," if self._place else ""
         return f"parameter server {self.number}{which} on {address['host']} (process {address['pid']})"
 
+    def hurry(self) -> None:
+        """From now on, it is lost if it does not answer within seconds."""
+        if self._session is not None:
+            self._session.sock.settimeout(LAST)
+
     def close(self) -> None:
         if self._session is not None:
             self._session.close()
@@ -134,6 +142,8 @@ class Servers:
 
     def close(self, failed: bool = False) -> None:
         """Say bye (not if this rank ends with an error), and tell of the staleness seen."""
+        for server in self.servers:
+            server.hurry()
         if not failed:
             with contextlib.suppress(OSError, HorovodInternalError):
                 self.all({"do": "bye"})
@@ -197,9 +207,10 @@ class Group:
         self._total, self.stalest = self._total + found.staleness, max(self.stalest, found.staleness)
         return found
 
-    def flush(self, first: Sequence[Array], changes: Sequence[Array]) -> None:
+    def flush(self, first: Sequence[Array], changes: Sequence[Array]) -> Pushed:
         """Push outside of the count of steps; nobody waits."""
         self._run("flush", changes, first)
+        return Pushed(0, False)
 
     def pull(self, into: Sequence[Array]) -> None:
         """The centre, as it is."""

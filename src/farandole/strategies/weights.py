@@ -13,8 +13,6 @@ from farandole.contracts import Codec, Settling, Strategy
 from farandole.engine import Engine, Entry
 from farandole.frontend.agreement import all_equal, gathered
 from farandole.observe.replicas import digest_of_text
-from farandole.ps.client import Group, Pushed
-from farandole.ps.clocks import Rule
 from farandole.report import pace
 from farandole.strategies.codecs import codec
 from farandole.strategies.list_reducer import GradientListReducer
@@ -22,6 +20,8 @@ from farandole.strategies.options import GradientOptions
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
+    from farandole.ps.client import Group, Pushed
+    from farandole.ps.clocks import Rule
     from farandole.types import Array
 
 Weight = TypeVar("Weight")
@@ -85,10 +85,7 @@ class EnginePeers:
         self._pushed = statistics
         centre = self._group(rule, anchors, statistics)
         first, given = [*anchors, *statistics], [*changes, *statistics]
-        if count:
-            return centre.push(first, given)
-        centre.flush(first, given)
-        return Pushed(0, False)
+        return centre.push(first, given) if count else centre.flush(first, given)
 
     def pull(self, into: Sequence[Array]) -> None:
         assert self._centre is not None
