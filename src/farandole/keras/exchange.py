@@ -55,7 +55,7 @@ class KerasExchange:
             self._outside(variables, lambda arrays: self._run(arrays, step))
 
     def average(self, variables: Sequence[Any]) -> None:
-        """Give every rank the same weights: the mean of all ranks, as a rule. ``variables``: those of the steps, and others
+        """Give every rank the same weights: the mean of all, as a rule. ``variables``: those of the steps, and others
         behind them, which are averaged. Outside of any program; collective."""
 
         def change(arrays: list[Array]) -> None:
