@@ -12,6 +12,7 @@ from farandole.frontend.basics import *  # noqa: F403
 from farandole.frontend.collectives import Collectives
 from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
 from farandole.frontend.documented import like
+from farandole.frontend.gather import gather_by
 from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
 from farandole.frontend.helpers import seed_everything
 from farandole.frontend.objects import allgather_object, broadcast_object
@@ -112,6 +113,7 @@ broadcast_async = _collectives.broadcast_async
 broadcast_async_ = _collectives.broadcast_async_
 alltoall = _collectives.alltoall
 alltoall_async = _collectives.alltoall_async
+gather = gather_by(alltoall)
 reducescatter = _collectives.reducescatter
 reducescatter_async = _collectives.reducescatter_async
 grouped_reducescatter = _collectives.grouped_reducescatter
@@ -163,6 +165,7 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "ddl_built",
+    "gather",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

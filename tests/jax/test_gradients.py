@@ -78,6 +78,8 @@ def test_gradients_where_shapes_differ_between_ranks() -> None:
         y = jnp.arange(4.0)
         dealt = jax.grad(lambda y: (hvd.alltoall(y, [1, 3])[0] * (rank + 1)).sum())(y)
         assert dealt.tolist() == [1.0, 2.0, 2.0, 2.0]
+        gathered = jax.grad(lambda y: (hvd.gather(y, 1) * (rank + 1)).sum())(y)
+        assert gathered.tolist() == [2.0] * 4
         ragged = jax.grad(lambda x: (hvd.alltoall(x) * (rank + 1)).sum())(jnp.zeros(2 + 4 * rank))
         assert ragged.tolist() == [1.0] * (1 + 2 * rank) + [2.0] * (1 + 2 * rank)
         value = jax.grad(lambda x, k: (x * hvd.allreduce(k, op=hvd.Sum)).sum())(y, jnp.int32(3))

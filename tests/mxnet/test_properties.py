@@ -124,6 +124,7 @@ def test_moves(dtype: str, n: int) -> None:
             whole = wide(np.concatenate(every))
             assert_same(hvd.allgather(mine), whole, mine)
             assert_same(hvd.grouped_allgather([mine, mine])[1], whole, mine)
+            assert_same(hvd.gather(mine, n - 1), whole if rank == n - 1 else whole[:0], mine)
             counts = [len(part) for part in np.array_split(every[0], n)]
             out, received = hvd.alltoall(mine, mx.nd.array(counts, dtype="int32"))
             assert received.asnumpy().tolist() == [counts[rank]] * n

@@ -85,6 +85,8 @@ def test_moves(n: int) -> None:
                 ragged = [value[: len(value) * each // n] for each, value in enumerate(every)]
                 assert_same(hvd.allgather(mine), np.concatenate(every), dtype)
                 assert_same(hvd.allgather(ragged[rank]), np.concatenate(ragged), dtype)
+                rows = np.concatenate(ragged)[: None if rank == n - 1 else 0]
+                assert_same(hvd.gather(ragged[rank], n - 1), rows, dtype)
                 counts = [len(part) for part in np.array_split(mine, n)]
                 out, received = hvd.alltoall(mine, counts)
                 assert received.tolist() == [counts[rank]] * n

@@ -96,6 +96,8 @@ def test_shapes(mode: str) -> None:
         assert rows.tolist() == ([0, 1, 10, 11] if rank == 0 else [2, 3, 12, 13])
         rows, splits = run(mode, lambda x, s: hvd.alltoall(x, s), tf.range(3), tf.constant([3 * rank, 3 - 3 * rank]))
         assert (rows.tolist(), splits.tolist()) == (([0, 1, 2], [0, 3]) if rank == 0 else ([0, 1, 2], [3, 0]))
+        rows = run(mode, lambda x: hvd.gather(x, 1), tf.range(2 + rank))
+        assert rows.tolist() == ([0, 1, 0, 1, 2] if rank else [])
 
     job(2, body)
 

@@ -173,3 +173,26 @@ def test_nothing_is_recorded_where_nothing_is_asked_for() -> None:
         assert nan.grad.tolist() == [2.0 * rank, 1.0]
 
     job(2, fn)
+
+
+def test_gather_gives_all_rows_to_one_rank_and_their_gradients_back() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        mine = torch.full((rank, 2), float(rank), dtype=torch.float64, requires_grad=True)
+        rows = hvd.gather(mine, root_rank=1, name="rows")
+        assert rows.tolist() == ([[1.0, 1.0], [2.0, 2.0], [2.0, 2.0]] if rank == 1 else [])
+        (rows.sum() * 3).backward()
+        assert mine.grad is not None
+        assert mine.grad.tolist() == [[3.0, 3.0]] * rank
+        pair = hvd.add_process_set([0, 2])
+        if rank != 1:
+            assert hvd.gather(torch.tensor([rank]), 2, process_set=pair).tolist() == ([0, 2] if rank else [])
+            with pytest.raises(hvd.HorovodInternalError, match=r"gather received invalid root rank 1 for .*\[0, 2\]"):
+                hvd.gather(torch.tensor([rank]), 1, process_set=pair)
+        with pytest.raises(hvd.HorovodInternalError, match=r"gather received invalid root rank 3 .* 0 to 2"):
+            hvd.gather(torch.ones(2), 3)
+        with pytest.raises(hvd.HorovodInternalError, match="a rank-zero tensor"):
+            hvd.gather(torch.tensor(1.0))
+
+    job(3, fn, dynamic_process_sets=True)

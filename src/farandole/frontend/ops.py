@@ -158,7 +158,7 @@ def engine_of(process_set: ProcessSet, operation: str) -> Engine:
         raise RequestError(f"{operation}: {error}") from None
 
 
-def place_of(root: int, process_set: ProcessSet) -> int:
+def place_of(root: int, process_set: ProcessSet, operation: str = "broadcast") -> int:
     """The number in the set of ``root``, a rank among all. Raises RequestError if it is not in it."""
     try:
         root = operator.index(root)
@@ -169,7 +169,7 @@ def place_of(root: int, process_set: ProcessSet) -> int:
     ranks = process_set.ranks or []
     if root not in ranks:
         raise RequestError(
-            f"broadcast received invalid root rank {root} for provided process set of ranks {ranks}: root_rank is a "
+            f"{operation} received invalid root rank {root} for provided process set of ranks {ranks}: root_rank is a "
             "rank among all, and must be one of these"
         )
     return ranks.index(root)

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from farandole.context import ProcessSet
 from farandole.frontend.compression import CastCompressor, Compressing, Compressor, NoneCompressor
 from farandole.frontend.documented import collective, documented
+from farandole.frontend.gather import gather_by
 from farandole.frontend.ops import WORLD, place_of, reduce_op
 from farandole.jax import differentiable
 from farandole.jax.calls import Collective, last_to_join, meet
@@ -136,6 +137,9 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_s
     dealt = None if splits is None else differentiable.splits_of(splits)
     outputs = differentiable.apply(Collective(Kind.ALLTOALL, name, process_set, splits=dealt), as_arrays([tensor]))
     return outputs[0] if splits is None else (outputs[0], outputs[1])
+
+
+gather = gather_by(alltoall)
 
 
 @collective(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.mxnet import mpi_ops
-from farandole.mxnet.functions import Compression
+from farandole.mxnet.functions import Compression, gather
 from farandole.mxnet.helpers import save, seed_everything
 from farandole.mxnet.mpi_ops import *  # noqa: F403
 from farandole.mxnet.optimizer import DistributedOptimizer
@@ -40,6 +40,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "gather",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

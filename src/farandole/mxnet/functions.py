@@ -15,6 +15,7 @@ from farandole.errors import HorovodInternalError
 from farandole.frontend.collectives import Collectives
 from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
 from farandole.frontend.documented import collective
+from farandole.frontend.gather import gather_by
 from farandole.frontend.ops import WORLD
 from farandole.mxnet import pending
 from farandole.mxnet.binding import MXNetBinding, Pair, dtype_of, empty_like, on_host
@@ -138,6 +139,9 @@ def alltoall(
     if hasattr(splits, "asnumpy"):
         splits = splits.asnumpy()
     return collectives.alltoall(tensor, splits, name, process_set)
+
+
+gather = gather_by(alltoall)
 
 
 @collective(

@@ -15,6 +15,7 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import collective
+from farandole.frontend.gather import gather_by
 from farandole.frontend.ops import WORLD, reduce_op
 from farandole.tensorflow import functions, reductions
 from farandole.tensorflow.functions import Names
@@ -176,6 +177,9 @@ def alltoall(
     if splits is None:
         return deal(tensor)[0]
     return tuple(deal(tensor, tf.convert_to_tensor(splits)))
+
+
+gather = gather_by(alltoall, lambda tensor: tf.shape(tensor)[0])
 
 
 @collective(

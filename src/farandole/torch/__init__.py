@@ -6,6 +6,7 @@ from farandole.frontend.helpers import print as print  # not for *: it would hid
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.torch import elastic, mpi_ops
 from farandole.torch import solo as solo
+from farandole.torch.differentiable import gather
 from farandole.torch.functions import Compression
 from farandole.torch.helpers import distribute, save, seed_everything
 from farandole.torch.mpi_ops import *  # noqa: F403
@@ -51,6 +52,7 @@ __all__ = [
     "ddl_built",
     "distribute",
     "elastic",
+    "gather",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -19,6 +19,7 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend.compression import Compressing, NoneCompressor
 from farandole.frontend.documented import like
+from farandole.frontend.gather import gather_by
 from farandole.frontend.ops import WORLD, reduce_op
 from farandole.torch import functions
 from farandole.types import ReduceOp
@@ -116,6 +117,9 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_s
         both = _Alltoall.apply(tensor, torch.full((size,), len(tensor) // size), name, process_set)
         return both[0]
     return _Alltoall.apply(tensor, splits, name, process_set)
+
+
+gather = gather_by(alltoall)
 
 
 @like(functions.reducescatter)
