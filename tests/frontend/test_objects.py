@@ -45,3 +45,20 @@ def test_objects_need_no_framework(n: int) -> None:
         return [each["rank"] for each in everybody], [len(each["text"]) for each in everybody], last
 
     assert job(n, check) == [(list(range(n)), list(range(n)), [n - 1])] * n
+
+
+def test_an_object_that_cannot_be_pickled_is_an_error_on_all_ranks_and_the_job_goes_on() -> None:
+    def fn(rank: int) -> None:
+        from farandole.frontend.objects import allgather_object, broadcast_object
+
+        given = (number for number in range(3)) if rank == 1 else rank
+        error, text = (
+            (TypeError, "generator") if rank == 1 else (ValueError, "rank 1 gave an object .* a generator: Type")
+        )
+        with pytest.raises(error, match=text):
+            broadcast_object(given, root_rank=1)
+        with pytest.raises(error, match=text):
+            allgather_object(given)
+        assert allgather_object(rank) == [0, 1, 2]
+
+    job(3, fn)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,9 +14,17 @@ from farandole.frontend.ops import WORLD, place_of
 from farandole.types import Buffer, DType, Kind, Request
 
 T = TypeVar("T")
+_UNSENT = "ValueError: another rank's object could not be pickled (that rank gets the error of the pickling)."
 
 
-@documented("init", "disagree", "set", "root", example="options = hvd.broadcast_object(options, root_rank=0)")
+@documented(
+    "init",
+    "disagree",
+    "set",
+    "root",
+    _UNSENT,
+    example="options = hvd.broadcast_object(options, root_rank=0)",
+)
 def broadcast_object(obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = WORLD) -> T:
     """``root_rank``'s ``obj`` on every rank (there: the object itself)."""
     engine = context.engine(process_set)
@@ -24,42 +32,72 @@ def broadcast_object(obj: T, root_rank: int = 0, name: str | None = None, proces
     label, serial = _label(engine, "broadcast_object", name)
     if engine.size == 1 and root_rank == 0:
         return obj
-    data = _pickled(obj) if engine.rank == root_rank else np.empty(0, dtype=np.uint8)
+    data, error = _pickled(obj) if engine.rank == root_rank else (np.empty(0, dtype=np.uint8), None)
     length = np.array([data.size], dtype=np.int64)
     engine.run([_entry(Kind.BROADCAST, f"{label}.sz", length, DType.INT64, root_rank, serial)])
     if engine.rank != root_rank:
         data = np.empty(int(length[0]), dtype=np.uint8)
     engine.run([_entry(Kind.BROADCAST, f"{label}.t", data, DType.UINT8, root_rank, serial)])
-    return obj if engine.rank == root_rank else _unpickled(data)
+    if error is not None:
+        raise error
+    return obj if engine.rank == root_rank else _unpickled(data, "broadcast_object", _rank(root_rank, process_set))
 
 
-@documented("init", "disagree", "set", example="scores = hvd.allgather_object({'rank': hvd.rank()})")
+@documented(
+    "init",
+    "disagree",
+    "set",
+    _UNSENT,
+    example="scores = hvd.allgather_object({'rank': hvd.rank()})",
+)
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = WORLD) -> list[T]:
     """Every rank's ``obj``, in rank order."""
     engine = context.engine(process_set)
     label, serial = _label(engine, "allgather_object", name)
     if engine.size == 1:
         return [obj]
-    entry = _entry(Kind.ALLGATHER, label, _pickled(obj), DType.UINT8, 0, serial)
-    ((flat, sizes),) = engine.run([entry])
-    ends = np.cumsum(sizes)
-    return [_unpickled(flat[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+    data, error = _pickled(obj)
+    ((flat, sizes),) = engine.run([_entry(Kind.ALLGATHER, label, data, DType.UINT8, 0, serial)])
+    if error is not None:
+        raise error
+    parts = np.split(flat, np.cumsum(sizes)[:-1])
+    return [_unpickled(part, "allgather_object", _rank(rank, process_set)) for rank, part in enumerate(parts)]
 
 
 def _label(engine: Engine, verb: str, name: str | None) -> tuple[str, int]:
     return (f"{verb}.noname", engine.numbers.next()) if name is None else (f"{verb}.{name}", 0)
 
 
-def _pickled(obj: Any) -> Any:
+class _Unsent(NamedTuple):
+    """In place of an object that could not be pickled: the other ranks wait for something."""
+
+    why: str
+
+
+def _pickled(obj: Any) -> tuple[Any, Exception | None]:
+    """What travels, and why it is not the object."""
     import cloudpickle  # here: programs that exchange no objects do not pay for it
 
-    return np.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=np.uint8)
+    failed: Exception | None = None
+    try:
+        data = cloudpickle.dumps(obj)
+    except Exception as error:
+        data, failed = cloudpickle.dumps(_Unsent(f"a {type(obj).__name__}: {type(error).__name__}: {error}")), error
+    return np.frombuffer(bytearray(data), dtype=np.uint8), failed
 
 
-def _unpickled(data: Any) -> Any:
+def _unpickled(data: Any, verb: str, rank: int) -> Any:
     import cloudpickle
 
-    return cloudpickle.loads(data.data)
+    obj = cloudpickle.loads(data.data)
+    if isinstance(obj, _Unsent):
+        raise ValueError(f"{verb}: rank {rank} gave an object that cannot be sent, {obj.why}")
+    return obj
+
+
+def _rank(place: int, process_set: ProcessSet) -> int:
+    """The rank among all of number ``place`` of the set."""
+    return place if process_set is WORLD else (process_set.ranks or range(place + 1))[place]
 
 
 def _entry(kind: Kind, name: str, array: Any, dtype: DType, root: int, serial: int) -> Entry:
