@@ -42,7 +42,7 @@ class TestRun:
     def test_every_setting_has_its_flag(self, started: list[Job]) -> None:
         values = {int: "3", float: "2.5", str: "x"}
         special = {each.name: each.choices[-1] for each in settings_of() if each.choices}
-        special |= {"autotune_gaussian_process_noise": "0.5", "codec": "topk:0.01"}
+        special |= {"autotune_gaussian_process_noise": "0.5", "codec": "topk:0.01", "strategy": "diloco:8"}
         flags: list[str] = []
         for each in settings_of():
             flags += [each.flag] if each.kind is bool else [each.flag, special.get(each.name, values[each.kind])]
@@ -52,6 +52,25 @@ class TestRun:
             plain = {int: int(3 * each.scale), float: 2.5, bool: True, str: "x"}[each.kind]
             wanted = each.kind(special[each.name]) if each.name in special else plain
             assert getattr(settings, each.name) == wanted, each.name
+
+    @pytest.mark.parametrize(
+        ("given", "told"),
+        [
+            ("--codec topk:9", "codec='topk:9': the argument is the share of numbers"),
+            (
+                "--strategy local_sgd:0",
+                "--strategy local_sgd:0: local_sgd: every='0' must be a whole number, at least 1",
+            ),
+            ("--strategy gosip", "there is no strategy 'gosip'"),
+            ("--strategy gossip --codec int8", "--codec int8 has nothing to compress with --strategy gossip"),
+        ],
+    )
+    def test_what_cannot_be_exchanged_is_told_before_the_start(
+        self, given: str, told: str, started: list[Job], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main(["run", "-np", "2", *given.split(), "true"]) == 2
+        assert told in capsys.readouterr().err
+        assert not started
 
     @pytest.mark.parametrize(
         "given", ["-np 2", "-np2", "-np=2", "-n 2", "-n2", "-n=2", "--np 2", "--np=2", "--num-proc 2"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from farandole import registry
 from farandole.cli import USAGE
 from farandole.cli.parsing import Parser, say
-from farandole.config import Setting, cores, parse, settings_of
+from farandole.config import Setting, Settings, cores, parse, settings_of
 from farandole.errors import SettingsError, did_you_mean, nearest
 
 if TYPE_CHECKING:
@@ -129,8 +129,10 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
     request = Request(0, hosts=options.hosts)
     launcher = registry.best("launcher", request) if wanted == "auto" else registry.load("launcher", wanted)()
     np = _number(options, launcher.name)
+    settings = settings_for({}, overrides(vars(options)))
+    _check_exchange(settings)
     return Job(
-        np=np, command=command, settings=settings_for({}, overrides(vars(options))),
+        np=np, command=command, settings=settings,
         hosts=options.hosts, launcher=launcher,
         display=Display(
             output_dir=options.output_dir, prefix_timestamp=bool(options.prefix_timestamp),
@@ -138,6 +140,25 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
             verbose=bool(options.verbose),
         ),
     )  # fmt: skip
+
+
+def _check_exchange(settings: Settings) -> None:
+    """SettingsError for a strategy or a codec that cannot be: now, not on all ranks when they begin to train."""
+    if settings.codec:
+        registry.make("codec", settings.codec)
+    if settings.strategy == Settings().strategy:
+        return
+    from farandole.strategies.specs import strategy_of
+
+    try:
+        chosen = strategy_of(settings.strategy)
+    except ValueError as error:
+        raise SettingsError(f"--strategy {settings.strategy}: {error}") from None
+    if settings.codec and not isinstance(chosen, str) and not chosen.alike:
+        raise SettingsError(
+            f"--codec {settings.codec} has nothing to compress with --strategy {settings.strategy}, whose ranks keep "
+            "weights of their own: leave one of them out, or take local_sgd, bmuf or diloco"
+        )
 
 
 def _number(options: argparse.Namespace, launcher: str) -> int:

@@ -133,8 +133,8 @@ def _codec(codec: str | Codec | None, op: int, compression: Any, strategy: str |
         codec = _settings().codec if fits else ""
     if not codec:
         return ""
-    spec = codec if isinstance(codec, str) else codec.spec
-    told = f"codec={spec!r}"
+    made = codec_of(codec)
+    told = f"codec={(made.spec if made else codec)!r}"
     if not isinstance(strategy, str) and not strategy.alike:
         raise ValueError(
             f"{told} compresses averages that all ranks take over, but with strategy={strategy.spec!r} they keep "
@@ -144,7 +144,6 @@ def _codec(codec: str | Codec | None, op: int, compression: Any, strategy: str |
         raise ValueError(f"{told} compresses sums and averages, and op is {_name(op)}: leave one of them out")
     if not plain:
         raise ValueError(f"{told} and compression do the same: leave one of them out")
-    codec_of(codec)
     return codec
 
 

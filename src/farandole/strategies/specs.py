@@ -22,7 +22,9 @@ def strategy_of(given: str | Strategy) -> Strategy | str:
                 f"LocalSGD(every=8). {'(It is a class: call it)' if isinstance(given, type) else _lacks(lacks)}"
             )
         return given
-    name, _, argument = given.partition(":")
+    name, colon, argument = given.partition(":")
+    if colon and not argument:
+        refuse(name, "strategy", given, f"{name!r}, or have an argument after the colon")
     if name in (ALLREDUCE, ADASUM):
         if argument:
             refuse(name, "strategy", given, f"{name}, which takes nothing after a colon")

@@ -156,6 +156,9 @@ def test_codecs_and_strategies_that_do_not_go_together() -> None:
         with pytest.raises(ValueError, match=rf"codec='int8' compresses averages.*strategy='{strategy}.*of their own"):
             gradient_options(strategy=strategy, codec="int8")
     assert gradient_options(strategy="diloco:8", codec="int8").codec == "int8"
+    for wrong, text in ((7, "codec=7 is no codec: give a name"), ("threshold:inf", "the argument is")):
+        with pytest.raises(ValueError, match=text):
+            gradient_options(codec=wrong)  # type: ignore[arg-type]
 
     def fn(rank: int) -> None:
         exchange = WeightExchange("test", GradientOptions(codec="int8" if rank else ""), LocalSGD(1))
@@ -209,7 +212,8 @@ def test_specs(spec: str, full: str) -> None:
         ("locl_sgd:8", r"no strategy 'locl_sgd' \(known: allreduce, adasum, local_sgd, bmuf.*local_sgd"),
         ("local_sgd:0", "local_sgd: every='0' must be a whole number, at least 1"),
         ("local_sgd:x", "local_sgd: every='x' must be"), ("gossip:star", "graph='star' must be ring, torus"),
-        ("allreduce:3", "takes nothing after a colon"), (LocalSGD, "It is a class: call it"),
+        ("allreduce:3", "takes nothing after a colon"), ("local_sgd:", "an argument after the colon"),
+        (LocalSGD, "It is a class: call it"),
         (7, "It has no spec, epochs, alike, slots"),
     ],
 )  # fmt: skip

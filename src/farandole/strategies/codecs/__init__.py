@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from farandole import registry
 from farandole.contracts import Codec
+from farandole.errors import SettingsError
 
 
 def codec(spec: str | Codec | None) -> Codec | None:
@@ -19,4 +20,9 @@ def codec(spec: str | Codec | None) -> Codec | None:
     if isinstance(spec, str):
         made: Codec | None = registry.make("codec", spec) if spec else None
         return made
+    if spec is not None and not hasattr(spec, "allreduce"):
+        raise SettingsError(
+            f"codec={spec!r} is no codec: give a name ({', '.join(registry.names('codec'))}), as in 'topk:0.01', or an "
+            "object with the methods of farandole.contracts.Codec"
+        )
     return spec

@@ -159,7 +159,7 @@ def number(
         value = kind(argument)
     except ValueError:
         value = math.nan
-    if low < value <= high:
+    if low < value <= high and value != math.inf:
         return value
     most = "" if high == math.inf else f" and at most {high:g}"
     raise SettingsError(f"codec={f'{name}:{argument}'!r}: the argument is {what}, more than {low:g}{most}")
