@@ -277,3 +277,17 @@ def test_synchronous_parameter_servers_are_an_average_of_gradients_and_asynchron
             for parameter, value in zip(models[rank].parameters(), centre, strict=True):
                 parameter.copy_(value)
     assert_close([one[2], two[2], one[3]], [values(models[0]), values(models[1]), centre])
+
+
+def test_a_rank_with_weights_and_one_with_gradients_are_told_of_each_other() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        model = net()
+        strategy = ("local_sgd:2", "allreduce", "adasum")[rank]
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), strategy=strategy)
+        text = "all ranks must use the same strategy, but rank 0 has 'local_sgd:2', and rank [12] reduces gradients"
+        with pytest.raises(hvd.HorovodInternalError if rank else ValueError, match=text):
+            steps_of(rank, 3, model, optimizer, 0, 4)
+
+    job(3, fn)

@@ -146,6 +146,10 @@ class Engine:
 
     # For observers.
 
+    def missing(self) -> dict[str, tuple[int, ...]]:
+        """See ``Negotiation.missing``. To be asked in an observer's ``waiting``."""
+        return self._negotiation.missing()
+
     def propose(self, threshold: int) -> None:
         """Change ``fusion_threshold``, on all ranks in the same round. Rank 0 decides for all."""
         with self._mutex:

@@ -320,9 +320,9 @@ class Watch:
             return
         self._take_reports()  # those that come from now on may be our doing
         self._end(self._workers)
-        self._pump_until(self._ranks_are_over, TERM_GRACE)
+        self._pump_until(self._ranks_are_over if self._servers else self._is_over, TERM_GRACE)
         self._end(self._servers)
-        self._pump_until(self._is_over, TERM_GRACE)
+        self._pump_until(self._servers_are_over, TERM_GRACE)
         for worker in (*self._workers, *self._servers):
             worker.kill()
         self._pump_until(self._is_over, 1.0)
@@ -333,7 +333,10 @@ class Watch:
             worker.terminate()
 
     def _ranks_are_over(self) -> bool:
-        return self._is_over() or (bool(self._servers) and not any(worker.alive() for worker in self._workers))
+        return not any(worker.alive() for worker in self._workers)
+
+    def _servers_are_over(self) -> bool:
+        return not any(server.alive() for server in self._servers)
 
     def _is_over(self) -> bool:
         """Is it tidy? Ranks that lose others by our doing, as not all are told at once, say so before they print it."""

@@ -17,6 +17,7 @@ from farandole.report import pace
 from farandole.strategies.codecs import codec
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
+from farandole.strategies.unlike import UnlikeKinds
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
@@ -206,18 +207,21 @@ class WeightExchange:
     def _open(self) -> EnginePeers:
         engine = context.engine(self._options.process_set)
         if self._peers is None or self._peers[0] is not engine:
-            name = f"{self._label}.weights.{engine.numbers.next_optimizer()}"
-            self._check_alike(engine, name)
+            number = engine.numbers.next_optimizer()
+            name = f"{self._label}.weights.{number}"
+            self._check_alike(engine, name, number)
             self._peers = engine, EnginePeers(engine, name, self._options, self.codec, self.strategy.spec)
         return self._peers[1]
 
-    def _check_alike(self, engine: Engine, name: str) -> None:
+    def _check_alike(self, engine: Engine, name: str, number: int) -> None:
+        ranks = self._options.process_set.ranks or range(engine.size)
         spec = self.strategy.spec + (f" with the codec {self.codec.spec}" if self.codec is not None else "")
-        if all_equal(engine, f"{name}.strategy", [digest_of_text(spec)])[0] is not False:
+        with UnlikeKinds(engine, number, ranks, self._label, spec):
+            alike = all_equal(engine, f"{name}.strategy", [digest_of_text(spec)])[0]
+        if alike is not False:
             return
         told = [text.decode() for text in gathered(engine, name, spec.encode())]  # empty: a rank that has joined
         odd = next(place for place, other in enumerate(told) if other not in (spec, ""))
-        ranks = self._options.process_set.ranks or range(len(told))
         raise ValueError(
             f"{self._label}: all ranks must use the same strategy, but rank {ranks[engine.rank]} has {spec!r} and rank "
             f"{ranks[odd]} has {told[odd]!r}. Give one strategy to all of them"
