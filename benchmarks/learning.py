@@ -29,8 +29,8 @@ from farandole.types import Buffer, DType, Kind
 BATCH, SEEDS = 32, (0, 1, 2)
 CODECS = ("fp16", "bf16", "int8", "onebit", "sign", "topk:0.05", "randomk:0.1", "threshold:0.01", "powersgd:2")
 MODES = (
-    "adasum", "local_sgd:8", "local_sgd:epoch", "bmuf:8", "diloco:16", "easgd:4", "gossip", "gossip:ring",
-    "local_sgd:8+int8", "diloco:16+topk:0.05",
+    "adasum", "local_sgd:8", "local_sgd:epoch", "bmuf:8", "diloco:8", "easgd:4", "gossip", "gossip:ring", "ps",
+    "ps_async", "ssp:3", "local_sgd:8+int8", "diloco:8+int8",
 )  # fmt: skip
 
 
@@ -52,9 +52,15 @@ class Setting(NamedTuple):
 
 
 USUAL, PLAIN, ADAM = Setting(0.1, 0.9, 25), Setting(0.2, 0.0, 60), Setting(0.003, None, 25)
+# What four ranks add up, one after the other or because their gradients have little in common, is four times as much.
+QUARTER, THIRD, SIGNS = Setting(0.025, 0.9, 25), Setting(0.03, 0.9, 25), Setting(0.001, 0.0, 60)
 # Numbers that wait for many steps and then come at once do not go with momentum; nor does outer momentum go well with
 # an inner one.
-SETTINGS = {"onebit": PLAIN, "randomk": PLAIN, "sign": Setting(0.001, 0.0, 60), "bmuf": PLAIN, "diloco": ADAM}
+SETTINGS = {
+    "onebit": PLAIN, "randomk": PLAIN, "sign": SIGNS, "bmuf": PLAIN, "diloco": ADAM, "adasum": THIRD,
+    "ps_async": QUARTER, "ssp": QUARTER,
+}  # fmt: skip
+BESIDE = {QUARTER: USUAL, THIRD: USUAL, SIGNS: USUAL}  # the setting of the all-reduce that they are compared with
 
 
 class Data(NamedTuple):
@@ -209,13 +215,14 @@ def main() -> None:
     for spec in chosen.specs:
         name = parts(spec)[1] if parts(spec)[0] == "allreduce" else parts(spec)[0]
         setting = SETTINGS.get(name.partition(":")[0], USUAL)
-        if setting not in plain:
-            plain[setting] = measured("allreduce", setting).accuracy
+        other = BESIDE.get(setting, setting)
+        if other not in plain:
+            plain[other] = measured("allreduce", other).accuracy
         found = measured(spec, setting)
         if hvd.rank() == 0:
             cost = f"{milliseconds(parts(spec)[1]):.1f}" if parts(spec)[1] else ""
             print(
-                f"| `{spec}` | {setting} | {found.accuracy:.1f} | {found.accuracy - plain[setting]:+.1f} "
+                f"| `{spec}` | {setting} | {found.accuracy:.1f} | {found.accuracy - plain[other]:+.1f} "
                 f"| {found.mebibytes:.1f} | {found.seconds:.1f} | {cost} |",
                 flush=True,
             )
