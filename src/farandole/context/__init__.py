@@ -205,6 +205,12 @@ def leave_servers() -> None:
         _server_access().leave(_store)
 
 
+def return_to_servers() -> None:
+    """All ranks have joined: this one may have data again."""
+    if size() > 1 and _store is not None:
+        _server_access().come_back(_store)
+
+
 def _server_access() -> ServerAccess:
     global _servers
     from farandole.context.server_access import ServerAccess  # here: a plain job has none
@@ -343,6 +349,11 @@ os.register_at_fork(after_in_child=_forget)
 def is_initialized() -> bool:
     """Has ``init()`` been called (and not ``shutdown()`` since)?"""
     return _place is not None
+
+
+def changes_before(process_set: ProcessSet) -> int:
+    """A number of a registered set that no other set of this stay has, or had."""
+    return _entered().sets.changes_before(process_set.process_set_id or 0)
 
 
 def engine(process_set: ProcessSet = global_process_set) -> Engine:

@@ -28,6 +28,7 @@ class Sets:
         self._ranks: dict[int, tuple[int, ...]] = {0: tuple(range(whole.size))}
         self._engines: dict[int, Engine] = {0: whole}
         self._changes = 0
+        self._changes_before = {0: 0}
 
     def engine(self, number: int) -> Engine | None:
         """The set's engine; None on a rank outside it."""
@@ -36,6 +37,10 @@ class Sets:
     def ranks(self, number: int) -> tuple[int, ...] | None:
         """The set's global ranks, sorted; None if there is no such set."""
         return self._ranks.get(number)
+
+    def changes_before(self, number: int) -> int:
+        """How often sets had been added and removed when this one had come: ids are used again, this is not."""
+        return self._changes_before[number]
 
     def all(self) -> dict[int, list[int]]:
         return {number: list(ranks) for number, ranks in sorted(self._ranks.items())}
@@ -53,7 +58,7 @@ class Sets:
         self._meet("add", members)
         transport = self._engines[0].transport.split(members)
         number = next(number for number in range(1, len(self._ranks) + 1) if number not in self._ranks)
-        self._ranks[number] = members
+        self._ranks[number], self._changes_before[number] = members, self._changes
         if transport is not None:
             self._engines[number] = self._engine_of(transport, members, number)
         return number

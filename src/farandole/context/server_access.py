@@ -45,6 +45,10 @@ class ServerAccess:
         if self._servers is not None:
             self._servers.leave()
 
+    def come_back(self, store: StoreClient) -> None:
+        """Take back what ``leave`` told those who have not heard of this rank yet."""
+        store.set(keys.away(self._scope, self._placement.rank), b"back")
+
     def say_bye(self, failed: bool) -> None:
         """No other rank waits for this one any more."""
         servers, self._servers = self._servers, None

@@ -328,6 +328,7 @@ class Collectives(Verbs, Generic[Given, Made]):
         engine = context.engine()
         context.leave_servers()
         last = int(engine.run((_JOIN,))[0])
+        context.return_to_servers()
         engine.numbers.restart()  # ranks came here by as many calls as each had data for
         return last
 

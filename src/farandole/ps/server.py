@@ -324,7 +324,7 @@ def stored_end(store: Any) -> Callable[[str, int], str]:
         with contextlib.suppress(OSError, HorovodInternalError):
             if store.try_get(keys.outcome(rank)) is not None:
                 return "bye"
-            return "leave" if store.try_get(keys.away(scope, rank)) is not None else ""
+            return "leave" if store.try_get(keys.away(scope, rank)) == b"" else ""
         return ""
 
     return ended

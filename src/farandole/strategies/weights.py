@@ -38,8 +38,11 @@ class EnginePeers:
     def __init__(self, engine: Engine, name: str, options: GradientOptions, codec: Codec | None, spec: str) -> None:
         self.rank, self.size = engine.rank, engine.size
         self.engine, self.name, self._spec = engine, name, spec
+        self._set = options.process_set
         self._ranks = options.process_set.ranks or range(self.size)
         self._centre: Group | None = None
+        self._centres = 0  # so far
+        self._held: list[tuple[Any, ...]] = []  # shape and type of what the centre holds
         self._pushed: Sequence[Array] = ()  # statistics
         summed = GradientOptions(ReduceOp.SUM, process_set=options.process_set)
         self._reducer = GradientListReducer(name, summed)
@@ -93,9 +96,13 @@ class EnginePeers:
         self._centre.pull([*into, *self._pushed])
 
     def _group(self, rule: Rule, anchors: Sequence[Array], statistics: Sequence[Array]) -> Group:
-        if self._centre is None:
+        held = [(array.shape, array.dtype) for array in (*anchors, *statistics)]
+        if self._centre is None or held != self._held:  # weights were added: another centre, of all of them
+            self._held, self._centres = held, self._centres + 1
             names = self.names or [f"weight {number}" for number in range(len(anchors))]
-            self._centre = context.servers().group(self.name, self._ranks, rule, self._spec, anchors, names, statistics)
+            # servers outlive a process set, and its engine's numbers
+            name = f"{self.name}.{context.changes_before(self._set)}.{self._centres}"
+            self._centre = context.servers().group(name, self._ranks, rule, self._spec, anchors, names, statistics)
         return self._centre
 
 
@@ -130,6 +137,7 @@ class WeightExchange:
         self._label, self._options = label, options
         self._counter = pace.counter()
         self._peers: tuple[Engine, EnginePeers] | None = None
+        self._joins = 0  # of the engine, when the ranks' strategies were compared
         self._known: tuple[int, int] | None = None  # the weights after the last exchange: their number, and a digest
 
     def needed(self) -> bool:
@@ -207,11 +215,19 @@ class WeightExchange:
     def _open(self) -> EnginePeers:
         engine = context.engine(self._options.process_set)
         if self._peers is None or self._peers[0] is not engine:
-            number = engine.numbers.next_optimizer()
-            name = f"{self._label}.weights.{number}"
-            self._check_alike(engine, name, number)
+            self._number = engine.numbers.next_optimizer()
+            name = f"{self._label}.weights.{self._number}"
+            self._check_alike(engine, name, self._number)
             self._peers = engine, EnginePeers(engine, name, self._options, self.codec, self.strategy.spec)
+        elif self._joins != engine.joins:  # a rank that had joined may be here for the first time
+            self._check_alike(engine, self._peers[1].name, self._number)
+        self._joins = engine.joins
         return self._peers[1]
+
+    def begin_anew(self) -> None:
+        """Weights and slots are others now: what the strategy keeps elsewhere begins anew with them. All ranks."""
+        if isinstance(self.strategy, Settling):
+            self._peers = None
 
     def _check_alike(self, engine: Engine, name: str, number: int) -> None:
         ranks = self._options.process_set.ranks or range(engine.size)
@@ -256,6 +272,7 @@ class KeptExchange:
 
     def begin_anew(self) -> None:
         self._slots = None
+        self.exchange.begin_anew()
 
     def __call__(
         self, weights: Sequence[Array], step: int, names: Sequence[str] | None = None, statistics: Sequence[Array] = ()
@@ -273,6 +290,8 @@ class KeptExchange:
         self, weights: Sequence[Array], names: Sequence[str] | None = None, statistics: Sequence[Array] = ()
     ) -> None:
         """See ``WeightExchange.average``."""
+        if isinstance(self.strategy, Settling):  # other ranks may have taken steps already
+            self.begin(weights, lambda weight: weight)
         self.exchange.average(weights, self._slots or (), names, statistics)
 
     def state_dict(self) -> dict[str, Any]:
@@ -289,5 +308,6 @@ class KeptExchange:
                 f"the checkpoint is of strategy {state['strategy']!r}, and this optimizer has {self.strategy.spec!r}: "
                 "give it the same one, or load the checkpoint without what the strategy kept, to begin anew"
             )
+        self.exchange.begin_anew()
         slots = state["slots"][: len(self.exchange.kinds)]
         self._slots = [[array.copy() for array in slot] for slot in slots] or None

@@ -151,6 +151,19 @@ def test_a_rank_that_had_joined_is_brought_up_to_date() -> None:
     assert all(weights[0].tobytes() == ends[0][0].tobytes() for weights in ends)
 
 
+def test_a_rank_without_data_in_the_first_epoch_exchanges_in_the_second() -> None:
+    def fn(rank: int) -> None:
+        weights = [np.full(2, float(rank))]
+        exchange = WeightExchange("test", GradientOptions(), LocalSGD(1))
+        for step in range(2 * rank):
+            exchange(weights, [], step)
+        farandole.numpy.join()
+        exchange(weights, [], 5)
+        assert weights[0].tolist() == [1.0] * 2  # 1.5 and 1.5, and 0
+
+    job(3, fn)
+
+
 def test_codecs_and_strategies_that_do_not_go_together() -> None:
     for strategy in ("gossip", "easgd:4"):
         with pytest.raises(ValueError, match=rf"codec='int8' compresses averages.*strategy='{strategy}.*of their own"):

@@ -10,7 +10,7 @@ import pytest
 from farandole.strategies.modes.parameter_server import SSP, AsyncParameterServer, ParameterServer
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.specs import strategy_of
-from farandole.strategies.weights import WeightExchange
+from farandole.strategies.weights import KeptExchange, WeightExchange
 from tests.job import job
 from tests.strategies.modes.test_modes import SHAPES, drift
 
@@ -145,6 +145,54 @@ def test_ranks_end_when_they_like_and_process_sets_have_a_centre_each() -> None:
             exchange(weights, slots, step)
 
     job(4, fn, store=True, dynamic_process_sets=True)
+
+
+def test_a_centre_is_that_of_the_weights_of_now() -> None:
+    """Of weights that came later, of an earlier state that was loaded, and of a process set that was made anew."""
+
+    def fn(rank: int) -> None:
+        from farandole import context
+
+        kept = KeptExchange("test", GradientOptions(), ParameterServer())
+        weights = [np.full(2, 5.0)]
+        kept.begin(weights, np.copy)
+        weights[0] += rank
+        kept(weights, 1)
+        assert weights[0].tolist() == [6.0, 6.0]
+        weights.append(np.full(3, 7.0))
+        kept.begin(weights, np.copy)
+        for weight in weights:
+            weight += 1 + rank
+        kept(weights, 2, statistics=[np.zeros(1)])
+        assert [weight.tolist() for weight in weights] == [[8.0] * 2, [9.0] * 3]
+        kept.load_state_dict({"strategy": kept.strategy.spec, "slots": [[np.zeros(2), np.zeros(3)]]})
+        weights = [np.full(2, float(rank)), np.zeros(3)]
+        kept(weights, 3)
+        assert [weight.tolist() for weight in weights] == [[1.0] * 2, [0.0] * 3]
+        for begin in (1.0, 11.0):
+            pair = context.add_process_set([1, 2])
+            if rank:
+                of_pair = KeptExchange("test", GradientOptions(process_set=pair), AsyncParameterServer())
+                weights = [np.full(2, begin)]
+                of_pair.begin(weights, np.copy)
+                of_pair(weights, 1)
+                assert weights[0].tolist() == [begin] * 2
+            context.remove_process_set(pair)
+
+    job(3, fn, store=True, dynamic_process_sets=True)
+
+
+def test_ranks_that_took_no_step_have_the_centre_in_the_end() -> None:
+    def fn(rank: int) -> None:
+        kept = KeptExchange("test", GradientOptions(), AsyncParameterServer(4))
+        weights = [np.ones(2)]
+        if rank:
+            kept.begin(weights, np.copy)
+            weights[0] += rank
+        kept.average(weights)
+        assert weights[0].tolist() == [2.0] * 2
+
+    job(2, fn, store=True)
 
 
 @pytest.mark.parametrize(
