@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from farandole.errors import AuthenticationError, PeerLostError
-from farandole.handshake import new_secret
+from farandole.handshake import hang_up, new_secret
+from farandole.ps import client as client_module
+from farandole.ps import server as server_module
 from farandole.ps.client import Group, Servers
 from farandole.ps.clocks import Rule
 from farandole.ps.dial import dial
@@ -157,7 +159,8 @@ def test_a_primary_that_dies_in_the_middle_loses_nothing() -> None:
         assert killed.is_set()
 
 
-def test_a_server_without_a_replica_is_named() -> None:
+def test_a_server_without_a_replica_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "GRACE", 0.0)
     with serving(count=2) as ranks:
 
         def fn(rank: int, servers: Servers) -> str:
@@ -203,7 +206,10 @@ def trained_until_lost(centre: Group, anchors: list[Any]) -> None:
         centre.push(anchors, [np.ones(1)])
 
 
-def test_a_rank_that_is_lost_ends_the_wait_of_the_others_and_one_that_left_does_not() -> None:
+def test_a_rank_that_is_lost_ends_the_wait_of_the_others_and_one_that_left_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "GRACE", 0.0)
     with serving() as ranks:
 
         def fn(rank: int, servers: Servers) -> Any:
@@ -240,6 +246,105 @@ def test_ranks_that_never_came_and_have_left_are_let_go() -> None:
         client = Servers(addresses, "127.0.0.1", ranks.secret, 1, "0.1")
         assert fn(0, client) == [7.0]
         client.close()
+
+
+@pytest.mark.parametrize("heard", [0, 1, 2], ids=["no answer", "one", "one, and half of the other"])
+def test_a_push_that_is_interrupted_is_not_counted_twice_and_its_answer_is_for_no_other(
+    heard: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "GRACE", 30.0)
+    calls: list[str] = []
+    name, last = [("receive", 1), ("receive", 2), ("receive_into", 2)][heard]
+    function = getattr(client_module, name)
+
+    def receive(*args: Any) -> Any:
+        calls.append(name)
+        if len(calls) == last:
+            raise KeyboardInterrupt
+        return function(*args)
+
+    with serving(count=2) as ranks:
+        one, other = ranks.client(0), ranks.client(1)
+        zeros = [np.zeros(1), np.zeros(1)]
+        centre, near = (group_of(servers, 2, Rule(), zeros) for servers in (one, other))
+        centre.push(zeros, [np.ones(1), np.ones(1)])
+        with monkeypatch.context() as patch:
+            patch.setattr(client_module, name, receive)
+            with pytest.raises(KeyboardInterrupt):
+                centre.push(zeros, [np.ones(1), np.ones(1)])
+        for wanted in (2.0, 3.0, 4.0):
+            into = [np.ones(1), np.ones(1)]
+            centre.push(zeros, into)
+            assert [float(value[0]) for value in into] == [wanted, wanted]
+        into = [np.ones(1), np.ones(1)]
+        near.push(zeros, into)
+        assert [float(value[0]) for value in into] == [5.0, 5.0], "the others go on"
+        for servers in (one, other):
+            servers.close()
+
+
+def test_a_bye_that_is_answered_late_neither_ends_the_job_nor_calls_the_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "GRACE", 0.0)
+    monkeypatch.setattr(client_module, "LAST", 0.1)
+    with serving(replicas=2) as ranks:
+        one, other = ranks.client(0), ranks.client(1)
+        zeros = [np.zeros(1)]
+        centres = [group_of(servers, 2, Rule(), zeros) for servers in (one, other)]
+        for centre in centres:
+            centre.push(zeros, [np.ones(1)])
+        (primary, replica), *_ = ranks.servers
+        with primary.changed:
+            one.close()
+            assert primary._ranks == 2
+            assert primary.changed.wait_for(lambda: primary._ranks == 1, 20.0)
+        into = [np.ones(1)]
+        centres[1].push(zeros, into)
+        assert into[0][0] == 3.0
+        assert not replica._promoted
+        other.close()
+
+
+def test_a_rank_whose_connection_breaks_goes_to_the_replica_and_all_others_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "GRACE", 30.0)
+    with serving(replicas=2) as ranks:
+
+        def fn(rank: int, servers: Servers) -> Any:
+            def each(step: int) -> None:
+                if step == 2 and not rank:
+                    session = servers.servers[0]._session
+                    assert session is not None
+                    hang_up(session.sock)
+
+            own = trained(servers, 3, Rule(sync=True), 4, each)
+            servers.close()
+            return own
+
+        for found in ranks.run(3, fn):
+            assert all(np.all(one == 1.0 + 4 * 2.0) for one in found)
+        assert ranks.servers[0][1]._promoted
+
+
+def test_arrays_that_are_not_those_of_the_beginning_are_refused() -> None:
+    with serving() as ranks:
+        servers = ranks.client(0)
+        zeros = [np.zeros(1), np.zeros(2)]
+        centre = group_of(servers, 1, Rule(), zeros)
+        with pytest.raises(
+            ValueError, match=r"^test: 3 weights and statistics were given .* hold 2; .* new optimizer$"
+        ):
+            centre.push([*zeros, np.zeros(1)], [*zeros, np.zeros(1)])
+        with pytest.raises(ValueError, match="array 1 has 3 numbers where the parameter servers hold 2"):
+            centre.push(zeros, [np.zeros(1), np.zeros(3)])
+        with pytest.raises(ValueError, match="1 weights and statistics"):
+            centre.pull(zeros[:1])
+        into = [np.ones(1), np.ones(2)]
+        centre.push(zeros, into)
+        assert [one.tolist() for one in into] == [[1.0], [1.0, 1.0]]
+        servers.close()
 
 
 def test_a_stranger_is_refused() -> None:

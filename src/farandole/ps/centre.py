@@ -51,7 +51,7 @@ class Centre:
         if not self.clocks.seen(rank, number):
             share = 1.0 / len(self.clocks.ranks)
             self._apply(changes, share if self.rule.sync else 1.0, share)
-            self.leave(rank, for_good=False)
+        self.leave(rank, for_good=False)  # also if it bears the number of a push that was interrupted
 
     def _finish(self, count: int) -> None:
         if count:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from farandole.errors import HorovodInternalError, PeerLostError, WireError
 from farandole.handshake import Session
 from farandole.log import logger
 from farandole.ps.clocks import Rule
-from farandole.ps.dial import dial
+from farandole.ps.dial import SECONDS, dial
 from farandole.ps.group import facts
 from farandole.ps.layout import Piece, spread
 from farandole.ps.wire import TYPES, Message, receive, receive_into, send
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 LAST = 5.0  # seconds for the answer to bye
+AGAIN = 1.0  # seconds for a new connection after an interrupt
 
 
 class Pushed(NamedTuple):
@@ -41,20 +42,23 @@ class Server:
         self.number, self._addresses = number, [json.loads(address) for address in addresses]
         self._host, self._secret, self._hello = host, secret, hello
         self._place = 0
+        self._hurried = self._late = False
         self._session: Session | None = None
 
     def ask(self, message: Message, arrays: Sequence[Array] | None = None) -> bool:
         """Send a message; False if the server is lost (``answer`` tries its replicas)."""
         try:
             send(self._open(), message, arrays)
-        except (OSError, HorovodInternalError):
+        except (OSError, HorovodInternalError) as error:
+            self._late = isinstance(error, TimeoutError)
             return False
         return True
 
     def answer(
         self, asked: bool, message: Message, arrays: Sequence[Array] | None, into: Sequence[Array]
     ) -> Message:  # fmt: skip
-        """The answer, also if a replica has to give it. Raises PeerLostError if none is left."""
+        """The answer, also if a replica has to give it. Raises PeerLostError if none is left, TimeoutError if there is
+        no time: who does not answer at once may be well, and its replica must not take over."""
         while True:
             trouble = "it hung up"
             if asked:
@@ -65,7 +69,9 @@ class Server:
                 except WireError:
                     raise
                 except (OSError, HorovodInternalError) as error:
-                    trouble = str(error)
+                    trouble, self._late = str(error), isinstance(error, TimeoutError)
+            if self._hurried and self._late:
+                raise TimeoutError(f"{self._name()} did not answer within {LAST:g} s")
             self._next(trouble)
             asked = self.ask(message, arrays)
 
@@ -76,15 +82,26 @@ class Server:
             receive_into(session, into)
         return found
 
-    def _open(self) -> Session:
+    def _open(self, seconds: float = SECONDS) -> Session:
         if self._session is None:
-            self._session = dial(self._addresses[self._place], self._host, self._secret)
-            self._session.peer = self._name()
-            send(self._session, self._hello)
+            session = dial(self._addresses[self._place], self._host, self._secret, seconds)
+            try:
+                session.peer = self._name()
+                session.sock.settimeout(LAST if self._hurried else None)
+                send(session, self._hello)
+            except BaseException:
+                session.close()
+                raise
+            self._session = session
         return self._session
 
+    def renew(self) -> None:
+        """Connect again, if that is soon done; else the next ``ask`` does."""
+        with contextlib.suppress(OSError, HorovodInternalError):
+            self._open(AGAIN)
+
     def _next(self, trouble: str) -> None:
-        name = self._name()
+        name, self._late = self._name(), False
         self.close()
         if self._place + 1 == len(self._addresses):
             raise PeerLostError(f"{name} was lost ({trouble}), and no replica of it is left: what it held is lost")
@@ -98,13 +115,14 @@ class Server:
 
     def hurry(self) -> None:
         """From now on, it is lost if it does not answer within seconds."""
+        self._hurried = True
         if self._session is not None:
             self._session.sock.settimeout(LAST)
 
     def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
 
 class Servers:
@@ -115,7 +133,7 @@ class Servers:
         hello = {"do": "rank", "rank": rank, "scope": scope}
         self.rank = rank
         self.servers = [Server(number, own, host, secret, hello) for number, own in enumerate(addresses)]
-        self.lock = threading.Lock()  # one thread at a time speaks to them
+        self._lock = threading.Lock()
         self._groups: list[Group] = []
 
     def group(
@@ -129,35 +147,58 @@ class Servers:
         self._groups.append(found)
         return found
 
-    def all(self, message: Message) -> None:
-        """Say it to all of them."""
-        with self.lock:
-            asked = [server.ask(message) for server in self.servers]
-            for server, sent in zip(self.servers, asked, strict=True):
-                server.answer(sent, message, None, ())
+    @contextlib.contextmanager
+    def speaking(self) -> Iterator[None]:
+        """One thread at a time asks and hears.
+
+        What ends it early leaves answers unread, which later questions would take for theirs: the connections go. An
+        interrupt makes new ones at once, for servers give up ranks that stay away."""
+        with self._lock:
+            try:
+                yield
+            except BaseException as error:
+                for server in self.servers:
+                    server.close()
+                if not isinstance(error, (OSError, HorovodInternalError)):
+                    for server in self.servers:
+                        server.renew()
+                raise
 
     def leave(self) -> None:
         """No rank waits for this one until it pushes again."""
-        self.all({"do": "leave"})
+        message = {"do": "leave"}
+        with self.speaking():
+            asked = [server.ask(message) for server in self.servers]
+            for server, sent in zip(self.servers, asked, strict=True):
+                server.answer(sent, message, None, ())
 
     def close(self, failed: bool = False) -> None:
         """Say bye (not if this rank ends with an error), and tell of the staleness seen."""
         for server in self.servers:
             server.hurry()
-        if not failed:
-            with contextlib.suppress(OSError, HorovodInternalError):
-                self.all({"do": "bye"})
-        for server in self.servers:
-            server.close()
+        try:
+            if not failed:
+                self._say_bye()
+        finally:
+            for server in self.servers:
+                server.close()
         for group in self._groups:
             group.tell()
+
+    def _say_bye(self) -> None:
+        message = {"do": "bye"}
+        with self._lock:
+            asked = [server.ask(message) for server in self.servers]
+            for server, sent in zip(self.servers, asked, strict=True):
+                with contextlib.suppress(OSError, HorovodInternalError):
+                    server.answer(sent, message, None, ())
 
 
 class _Share:
     """One server's share: memory to send and to receive, and in it the places of the pieces."""
 
     def __init__(self, server: Server, pieces: Sequence[Piece], kinds: Sequence[tuple[str, bool]]) -> None:
-        self.server, self.version, self.number = server, 0, 0
+        self.server = server
         parts = [(kind, still) for still in (False, True) for kind in TYPES]
         own = {part: [piece for piece in pieces if kinds[piece.tensor] == part] for part in parts}
         own = {part: found for part, found in own.items() if found}
@@ -191,9 +232,12 @@ class Group:
         self._servers, self._name, self._spec = servers, name, spec
         self.pushes = self.dropped = self.stalest = self._total = 0
         tensors = [*weights, *statistics]
+        self._sizes = [tensor.size for tensor in tensors]
         kinds = [(tensor.dtype.newbyteorder("<").str, place >= len(weights)) for place, tensor in enumerate(tensors)]
-        pieces = spread([tensor.size for tensor in tensors], len(servers.servers))
+        pieces = spread(self._sizes, len(servers.servers))
         self._shares = [_Share(server, own, kinds) for server, own in zip(servers.servers, pieces, strict=True)]
+        self._number = 0  # of the last push or flush that was answered
+        self._versions = [0] * len(self._shares)  # of the last answers
         told = [*names, *(f"statistics {number}" for number in range(len(statistics)))]
         described = [[name, tensor.shape, tensor.dtype.name] for name, tensor in zip(told, tensors, strict=True)]
         self._hello(lambda share: facts(ranks, rule, spec, described, share.parts, share.statistics), tensors)
@@ -229,19 +273,26 @@ class Group:
         )  # fmt: skip
 
     def _hello(self, message_of: Any, tensors: Sequence[Array]) -> None:
-        with self._servers.lock:
+        with self._servers.speaking():
             for share in self._shares:
                 message = {"do": "hello", "group": self._name, **message_of(share)}
                 answer = share.server.answer(share.server.ask(message), message, None, ())
                 self._check(answer)
 
     def _run(self, what: str, arrays: Sequence[Array], first: Sequence[Array]) -> list[Message]:
-        """Ask all servers, then take all answers, which are written over ``arrays``."""
+        """Ask all servers, then take all answers, which are written over ``arrays``.
+
+        Numbers count when all have answered: what was interrupted is sent again under its number, with what has been
+        learned since, and a server that had it takes it for the same."""
+        self._compare(arrays)
+        if what != "pull":
+            self._compare(first)
         flat, begin = _flat(arrays), _flat(first)
-        with self._servers.lock:
+        number = self._number + (what != "pull")
+        with self._servers.speaking():
             messages, asked = [], []
-            for share in self._shares:
-                messages.append(self._message(share, what))
+            for share, version in zip(self._shares, self._versions, strict=True):
+                messages.append({"do": what, "group": self._name, "number": number, "pulled": version})
                 share.pack(flat)
                 asked.append(share.server.ask(messages[-1], None if what == "pull" else share.outgoing))
             answers = [
@@ -250,11 +301,23 @@ class Group:
             ]
         for share in self._shares:
             share.unpack(flat)
+        self._versions = [answer["version"] for answer in answers]
+        self._number = number
         return answers
 
-    def _message(self, share: _Share, what: str) -> Message:
-        share.number += what != "pull"
-        return {"do": what, "group": self._name, "number": share.number, "pulled": share.version}
+    def _compare(self, arrays: Sequence[Array]) -> None:
+        sizes = [array.size for array in arrays]
+        if sizes == self._sizes:
+            return
+        held = zip(sizes, self._sizes, strict=False)
+        differ = [(place, *both) for place, both in enumerate(held) if both[0] != both[1]]
+        what = f"{len(sizes)} weights and statistics were given where the parameter servers hold {len(self._sizes)}"
+        if differ:
+            what = "array {} has {} numbers where the parameter servers hold {}".format(*differ[0])
+        raise ValueError(f"{self._label()}: {what}; a model that has grown or shrunk needs a new optimizer")
+
+    def _label(self) -> str:
+        return self._name.partition(".weights.")[0]
 
     def _answer(
         self, share: _Share, sent: bool, message: Message, flat: Sequence[Array], first: Sequence[Array]
@@ -268,14 +331,13 @@ class Group:
             share.pack(flat)
             answer = share.server.answer(share.server.ask(message, arrays), message, arrays, share.incoming)
         self._check(answer)
-        share.version = answer["version"]
         return answer
 
     def _check(self, answer: Message) -> None:
         if "error" in answer:
             if answer["lost"] >= 0:
                 raise PeerLostError(answer["error"], answer["lost"])
-            raise ValueError(f"{self._name.partition('.weights.')[0]}: {answer['error']}")
+            raise ValueError(f"{self._label()}: {answer['error']}")
 
 
 def _flat(arrays: Sequence[Array]) -> list[Array]:

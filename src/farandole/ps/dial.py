@@ -19,16 +19,17 @@ def unix_name(secret: str, token: str) -> str:
     return "\0farandole-" + derive(secret, f"ps|{token}")
 
 
-def dial(address: dict[str, Any], host: str, secret: str) -> Session:
-    """``address``: a server's own facts; ``host``: of the job's store, by which this host reaches the servers, too.
+def dial(address: dict[str, Any], host: str, secret: str, seconds: float = SECONDS) -> Session:
+    """``address``: a server's own facts; ``host``: of the job's store, by which this host reaches the servers, too;
+    ``seconds``: for each of the connection and its proof.
 
     Raises OSError and AuthenticationError."""
-    sock = _near(unix_name(secret, str(address["unix"]))) or liveness.connected(host, int(address["port"]), SECONDS)
+    sock = _near(unix_name(secret, str(address["unix"]))) or liveness.connected(host, int(address["port"]), seconds)
     try:
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             liveness.probe(sock)
-        return authenticate(sock, secret, PURPOSE, server=False, seconds=SECONDS)
+        return authenticate(sock, secret, PURPOSE, server=False, seconds=seconds)
     except BaseException:
         sock.close()
         raise

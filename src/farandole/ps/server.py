@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 LOOK = 0.5  # seconds between looks whether ranks that others wait for have left
+GRACE = 1.0  # seconds for a rank whose connection has ended to come back, here or to a replica
+ASK = 0.1  # seconds between questions whether it has gone to a replica
 PENDING = 1024  # connections that have proved nothing yet
 Name = tuple[str, str]  # of a group: the stay in the job, the optimizer
 
@@ -45,6 +48,7 @@ class ParameterServer:
         self._groups: dict[Name, Group] = {}
         self._gone: set[tuple[str, int]] = set()  # ranks that said bye
         self._sessions: set[Session] = set()
+        self._attended: dict[tuple[str, int], Client] = {}  # the last connection of each rank
         self._ranks = 0  # connections of ranks
         self._closed = self._promoted = False
         self._replicas = Replicas(secret, others)
@@ -123,20 +127,41 @@ class ParameterServer:
     def _attend(self, session: Session, scope: str, rank: int) -> None:
         """A rank, until it says bye or is lost."""
         session.peer = f"rank {rank}"
+        client = Client(self, session, scope, rank)
         with self._changed:
             self._promoted = True
             self._ranks += 1
-        client = Client(self, session, scope, rank)
-        left = False
+            self._attended[scope, rank] = client
+            self._changed.notify_all()
         try:
-            while not left and (message := receive(session)) is not None:
-                left = client.answer(message)
+            while (message := receive(session)) is not None and not client.answer(message):
+                pass
         finally:
+            hang_up(session.sock)
             with self._changed:
+                self._await_return(client, scope, rank)
+                if self.attends(client):
+                    del self._attended[scope, rank]
                 self._ranks -= 1
-                if not (left or self._closed):
-                    self._lose(scope, rank)
                 self._changed.notify_all()
+
+    def _await_return(self, client: Client, scope: str, rank: int) -> None:
+        """The connection has ended. A rank that has not said bye may come back, or have gone to a replica."""
+
+        def settled() -> bool:
+            return self._closed or (scope, rank) in self._gone or not self.attends(client)
+
+        end = time.monotonic() + GRACE
+        with contextlib.suppress(WireError):  # a replica has taken this one's place
+            while not self._changed.wait_for(settled, min(ASK, GRACE)):
+                late = time.monotonic() >= end
+                self.event((scope, ""), {"do": "lost" if late else "missed", "rank": rank})
+                if late:
+                    return
+
+    def attends(self, client: Client) -> bool:
+        """(Holding the lock.) Has the rank no newer connection?"""
+        return self._attended.get((client.scope, client.rank)) is client
 
     def _lose(self, scope: str, rank: int) -> None:
         for (of, _), group in self._groups.items():
@@ -149,6 +174,8 @@ class ParameterServer:
         """Do what a rank asks, here and before that at the replicas: they hear all events in the same order."""
         if not self._replicas.tell({**message, "name": list(name)}, arrays):
             logger.warning("another parameter server has taken this one's place")
+            self._closed = True  # before any other thread takes ranks that go there for lost ones
+            self._changed.notify_all()
             threading.Thread(target=self._stop, name="farandole-ps-stop", daemon=True).start()
             raise WireError("another parameter server has taken this one's place")
         return self._happen(name, message, arrays)
@@ -160,18 +187,24 @@ class ParameterServer:
             found = self._greet(name, message, rank)
         elif what in ("leave", "bye"):
             self._leave(name[0], rank, what == "bye")
-        else:
-            group = self._groups[name]
-            if what == "begin":
-                group.begin(arrays or [])
-            elif group.centre is None:
-                raise WireError(f"rank {rank} sent a {what} before there was a centre")
-            elif what == "push":
-                found = group.centre.push(rank, int(message["number"]), int(message["pulled"]), arrays or [])
-            else:
-                group.centre.flush(rank, int(message["number"]), arrays or [])
+        elif what == "lost":
+            self._lose(name[0], rank)
+        elif what != "missed":  # that is said only to hear whether a replica has taken over
+            found = self._count(name, message, rank, arrays or [])
         self._changed.notify_all()
         return found
+
+    def _count(self, name: Name, message: Message, rank: int, arrays: list[Array]) -> Any:
+        group, what = self._groups[name], message["do"]
+        if what == "begin":
+            group.begin(arrays)
+            return None
+        if group.centre is None:
+            raise WireError(f"rank {rank} sent a {what} before there was a centre")
+        if what == "push":
+            return group.centre.push(rank, int(message["number"]), int(message["pulled"]), arrays)
+        group.centre.flush(rank, int(message["number"]), arrays)
+        return None
 
     def _greet(self, name: Name, message: Message, rank: int) -> Group:
         mine = Group(message)
@@ -193,14 +226,19 @@ class ParameterServer:
             if of == scope:
                 group.leave(rank, for_good=for_good)
 
-    def until(self, true: Callable[[], object], name: Name, rank: int) -> bool:
-        """Wait for it; False if this server closes before. Ranks that never came, and have left, are let go."""
-        while not true():
-            if self._closed:
-                return False
-            if not self._changed.wait(LOOK):
-                self._look_for(name, rank)
-        return True
+    def until(self, true: Callable[[], object], name: Name, client: Client) -> bool:
+        """Wait for it; False if this server closes, or the rank has connected anew. Ranks that never came, and have
+        left, are let go."""
+        look = time.monotonic() + LOOK  # not from the last change: other groups may make some without a pause
+        while self.attends(client) and not self._closed:
+            if true():
+                return True
+            if (left := look - time.monotonic()) > 0:
+                self._changed.wait(left)
+            else:
+                self._look_for(name, client.rank)
+                look = time.monotonic() + LOOK
+        return False
 
     def _look_for(self, name: Name, rank: int) -> None:
         group = self._groups[name]
@@ -241,13 +279,13 @@ class Client:
     """One rank's connection, at the server."""
 
     def __init__(self, server: ParameterServer, session: Session, scope: str, rank: int) -> None:
-        self._server, self._session, self._scope, self._rank = server, session, scope, rank
+        self._server, self._session, self.scope, self.rank = server, session, scope, rank
         self._memory: dict[Name, tuple[list[Array], list[Array]]] = {}  # for what comes in and goes out
 
     def answer(self, message: Message) -> bool:
         """True after bye."""
-        what, message["rank"] = message["do"], self._rank
-        name = (self._scope, str(message.get("group", "")))
+        what, message["rank"] = message["do"], self.rank
+        name = (self.scope, str(message.get("group", "")))
         if what == "hello":
             self._hello(name, message)
         elif what in ("leave", "bye"):
@@ -257,13 +295,13 @@ class Client:
         elif what in ("begin", "push", "flush", "pull"):
             self._exchange(name, message)
         else:
-            raise WireError(f"rank {self._rank} asked a parameter server for {what!r}")
+            raise WireError(f"rank {self.rank} asked a parameter server for {what!r}")
         return bool(what == "bye")
 
     def _hello(self, name: Name, message: Message) -> None:
         with self._server.changed:
             group: Group = self._server.event(name, message)
-            answer = _refusal(group) or {"give": group.centre is None and group.first() == self._rank}
+            answer = _refusal(group) or {"give": group.centre is None and group.first() == self.rank}
         send(self._session, answer)
 
     def _exchange(self, name: Name, message: Message) -> None:
@@ -286,14 +324,14 @@ class Client:
         send(self._session, answer, outgoing if answer.get("data") else None)
 
     def _done(self, name: Name, message: Message, incoming: list[Array]) -> Message | None:
-        """(Holding the lock.) The answer, when there is one; None if this server closes."""
-        server, group, rank, what = self._server, self._server.group(name), self._rank, message["do"]
+        """(Holding the lock.) The answer, when there is one; None if nobody waits for it here any more."""
+        server, group, rank, what = self._server, self._server.group(name), self.rank, message["do"]
         if what == "begin":
             server.event(name, {**message, "data": True}, incoming)
             self._memory[name] = group.arrays(), self._memory[name][1]  # the centre has kept the other memory
             return _refusal(group) or {}
         there = functools.partial(_there, group, rank)
-        if not server.until(there, name, rank):
+        if not server.until(there, name, self):
             return None
         if group.failure is not None or group.centre is None:
             return _refusal(group) or {"give": True}
@@ -302,7 +340,7 @@ class Client:
             decision = server.event(name, {**message, "data": True}, incoming)
         if what == "push":
             fate, staleness = decision.fate, decision.staleness
-            if not server.until(lambda: group.failure is not None or group.clocks.ready(rank), name, rank):
+            if not server.until(lambda: group.failure is not None or group.clocks.ready(rank), name, self):
                 return None
         counted = {"dropped": fate is Fate.DROP, "staleness": staleness}
         return _refusal(group) or {"data": True, "version": group.clocks.version, **counted}
