@@ -14,6 +14,7 @@ import pytest
 from farandole.errors import AuthenticationError, PeerLostError
 from farandole.handshake import hang_up, new_secret
 from farandole.ps import client as client_module
+from farandole.ps import replicas as replicas_module
 from farandole.ps import server as server_module
 from farandole.ps.client import Group, Servers
 from farandole.ps.clocks import Rule
@@ -326,6 +327,49 @@ def test_a_rank_whose_connection_breaks_goes_to_the_replica_and_all_others_follo
         for found in ranks.run(3, fn):
             assert all(np.all(one == 1.0 + 4 * 2.0) for one in found)
         assert ranks.servers[0][1]._promoted
+
+
+def test_a_replica_that_is_stopped_is_left_out_and_takes_in_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas_module, "ANSWER", 0.1)
+    with serving(replicas=2) as ranks:
+        servers = ranks.client(0)
+        zeros, into = [np.zeros(1)], [np.ones(1)]
+        centre = group_of(servers, 1, Rule(), zeros)
+        replica = ranks.servers[0][1]
+        with replica.changed:
+            centre.push(zeros, into)
+            centre.push(into, [np.ones(1)])
+            assert replica.changed.wait_for(lambda: replica._closed, 20.0)
+        centre.pull(into)
+        assert into[0][0] == 2.0
+        servers.close()
+
+
+def test_a_rank_that_has_ended_is_let_go_however_busy_other_groups_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "LOOK", 0.1)
+    with serving() as ranks:
+        ranks.left = {0: "bye"}
+        (server,) = ranks.servers[0]
+        done = threading.Event()
+
+        def change() -> None:
+            while not done.wait(0.001):
+                with server.changed:
+                    server.changed.notify_all()
+
+        def fn(rank: int, servers: Servers) -> Any:
+            if not rank:
+                change()
+                return None
+            try:
+                pushed = [np.ones(1)]
+                group_of(servers, 2, Rule(sync=True), [np.zeros(1)]).push([np.zeros(1)], pushed)
+                servers.close()
+                return pushed[0].tolist()
+            finally:
+                done.set()
+
+        assert ranks.run(2, fn) == [None, [1.0]]
 
 
 def test_arrays_that_are_not_those_of_the_beginning_are_refused() -> None:

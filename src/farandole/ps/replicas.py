@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -14,6 +15,10 @@ from farandole.ps.wire import Message, receive, send
 
 if TYPE_CHECKING:
     from farandole.types import Array
+
+DISMISSED = {"do": "dismissed"}
+
+ANSWER = 10.0  # seconds for it; all ranks stand still so long
 
 
 class Replicas:
@@ -29,6 +34,9 @@ class Replicas:
             try:
                 send(session, message, arrays if message.get("data") else None)
                 answer = receive(session)
+            except TimeoutError:
+                self._dismiss(session)
+                continue
             except (OSError, HorovodInternalError) as error:
                 self._forget(session, str(error))
                 continue
@@ -48,12 +56,19 @@ class Replicas:
             for address in self._others():
                 try:
                     session = dial(json.loads(address), "127.0.0.1", self._secret)
+                    session.sock.settimeout(ANSWER)
                     send(session, {"do": "replica"})
                 except (OSError, HorovodInternalError) as error:
                     logger.warning("a replica of a parameter server cannot be reached (%s); the job goes on", error)
                     continue
                 self._sessions.append(session)
         return list(self._sessions)
+
+    def _dismiss(self, session: Session) -> None:
+        """Should it go on, it must not take in ranks: it has missed events."""
+        with contextlib.suppress(OSError, HorovodInternalError):
+            send(session, DISMISSED)
+        self._forget(session, f"it did nothing for {ANSWER:g} s")
 
     def _forget(self, session: Session, why: str) -> None:
         assert self._sessions is not None

@@ -20,7 +20,7 @@ from farandole.log import logger
 from farandole.ps.clocks import Fate
 from farandole.ps.dial import unix_name
 from farandole.ps.group import Failure, Group
-from farandole.ps.replicas import Replicas
+from farandole.ps.replicas import DISMISSED, Replicas
 from farandole.ps.wire import PURPOSE, Message, receive, receive_into, send
 from farandole.report import keys
 
@@ -174,11 +174,14 @@ class ParameterServer:
         """Do what a rank asks, here and before that at the replicas: they hear all events in the same order."""
         if not self._replicas.tell({**message, "name": list(name)}, arrays):
             logger.warning("another parameter server has taken this one's place")
-            self._closed = True  # before any other thread takes ranks that go there for lost ones
-            self._changed.notify_all()
-            threading.Thread(target=self._stop, name="farandole-ps-stop", daemon=True).start()
+            self._retire()
             raise WireError("another parameter server has taken this one's place")
         return self._happen(name, message, arrays)
+
+    def _retire(self) -> None:
+        self._closed = True  # before any other thread takes ranks that go elsewhere for lost ones
+        self._changed.notify_all()
+        threading.Thread(target=self._stop, name="farandole-ps-stop", daemon=True).start()
 
     def _happen(self, name: Name, message: Message, arrays: list[Array] | None) -> Any:
         what, rank = message["do"], int(message["rank"])
@@ -260,6 +263,9 @@ class ParameterServer:
         """Do what the primary did, until it goes or a rank comes here: then this one is the primary."""
         session.peer = "the primary of a parameter server"
         while (message := receive(session)) is not None:
+            if message == DISMISSED:
+                self._dismissed()
+                return
             name, arrays = (str(message["name"][0]), str(message["name"][1])), None
             with self._changed:
                 group = self._groups.get(name)
@@ -272,7 +278,15 @@ class ParameterServer:
                 if not self._promoted:
                     self._happen(name, message, arrays)
                 taken = self._promoted
-            send(session, {"promoted": taken})
+            with contextlib.suppress(OSError):  # a primary that waits no longer may have said so
+                send(session, {"promoted": taken})
+
+    def _dismissed(self) -> None:
+        """The primary went on without this replica, which did not answer: it was stopped, perhaps."""
+        with self._changed:
+            if not self._promoted:
+                logger.warning("a replica of a parameter server has missed events while it was stopped, and ends")
+                self._retire()
 
 
 class Client:
