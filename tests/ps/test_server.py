@@ -231,7 +231,8 @@ def test_a_rank_that_is_lost_ends_the_wait_of_the_others_and_one_that_left_does_
         ranks.run(3, fn)
 
 
-def test_ranks_that_never_came_and_have_left_are_let_go() -> None:
+def test_ranks_that_never_came_and_have_left_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "LOOK", 0.05)
     with serving() as ranks:
         ranks.left = {0: "bye", 2: "leave"}
 
@@ -327,6 +328,49 @@ def test_a_rank_whose_connection_breaks_goes_to_the_replica_and_all_others_follo
         for found in ranks.run(3, fn):
             assert all(np.all(one == 1.0 + 4 * 2.0) for one in found)
         assert ranks.servers[0][1]._promoted
+
+
+def test_the_replica_goes_on_for_a_primary_that_is_stopped_and_not_for_one_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "SILENCE", 0.05)
+    looks = threading.Semaphore(0)
+
+    def looked(*args: Any) -> Any:
+        looks.release()
+        return dial(*args)
+
+    with serving(replicas=2) as ranks:
+        monkeypatch.setattr(client_module, "dial", looked)
+        primary, replica = ranks.servers[0]
+        met, goes_on = threading.Barrier(2), threading.Event()
+
+        def stopped(*args: Any, **kwargs: Any) -> Any:
+            goes_on.wait(20.0)
+            raise AuthenticationError("it was stopped")
+
+        def fn(rank: int, servers: Servers) -> Any:
+            zeros, into = [np.zeros(1)], [np.ones(1)]
+            centre = group_of(servers, 2, Rule(sync=True), zeros)
+            met.wait(20.0)
+            assert rank or all(looks.acquire(timeout=20.0) for _ in range(4)), "two to connect, two while rank 1 waits"
+            centre.push(zeros, into)
+            assert not replica._promoted
+            met.wait(20.0)
+            servers.close()
+            return into[0].tolist()
+
+        assert ranks.run(2, fn) == [[1.0], [1.0]]
+        servers, zeros, into = ranks.client(2), [np.zeros(1)], [np.ones(1)]
+        centre = servers.group("other", [2], Rule(), "spec", zeros, ["w"])
+        monkeypatch.setattr(client_module, "PROOF", 0.1)
+        monkeypatch.setattr(primary._newcomers, "admit", stopped)
+        with primary.changed:
+            centre.push(zeros, into)
+        goes_on.set()
+        assert into[0][0] == 1.0
+        assert replica._promoted
+        servers.close()
 
 
 def test_a_replica_that_is_stopped_is_left_out_and_takes_in_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from farandole.errors import HorovodInternalError, PeerLostError, WireError
 from farandole.handshake import Session
+from farandole.liveness import await_answer
 from farandole.log import logger
 from farandole.ps.clocks import Rule
 from farandole.ps.dial import SECONDS, dial
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 
 LAST = 5.0  # seconds for the answer to bye
+SILENCE = 10.0  # seconds without an answer until a server with a replica has to let in a new connection
+PROOF = 10.0  # seconds for that
 AGAIN = 1.0  # seconds for a new connection after an interrupt
 
 
@@ -77,10 +80,21 @@ class Server:
 
     def _receive(self, into: Sequence[Array]) -> Message | None:
         session = self._open()
+        self._wait(session)
         found = receive(session)
         if found is not None and found.get("data"):
             receive_into(session, into)
         return found
+
+    def _wait(self, session: Session) -> None:
+        """Until something comes. A server may wait for other ranks as long as those take, but lets in a new connection
+        meanwhile; one that does not is stopped, and its replica goes on. Where none is left, we go on waiting."""
+        while not self._hurried and self._place + 1 < len(self._addresses):
+            try:
+                await_answer(session.sock, SILENCE)
+                return
+            except TimeoutError:
+                dial(self._addresses[self._place], self._host, self._secret, PROOF).close()
 
     def _open(self, seconds: float = SECONDS) -> Session:
         if self._session is None:
