@@ -285,6 +285,42 @@ def test_a_push_that_is_interrupted_is_not_counted_twice_and_its_answer_is_for_n
             servers.close()
 
 
+def test_nobody_waits_for_a_rank_that_flushes_after_an_interrupted_push(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "GRACE", 30.0)
+    with serving() as ranks:
+        (server,) = ranks.servers[0]
+
+        calls: list[Any] = []
+        receive = client_module.receive
+
+        def interrupted(session: Any) -> Any:
+            calls.append(session)
+            if len(calls) < 3:  # the server wants the first weights
+                return receive(session)
+            (group,) = server._groups.values()
+            with server.changed:
+                assert server.changed.wait_for(lambda: group.clocks.clocks[0] == 1, 20.0)
+            raise KeyboardInterrupt
+
+        first = ranks.client(0)
+        centre = group_of(first, 2, Rule(sync=True), [np.zeros(1)])
+        with monkeypatch.context() as patch:
+            patch.setattr(client_module, "receive", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                centre.push([np.zeros(1)], [np.ones(1)])
+        centre.flush([np.zeros(1)], [np.ones(1)])
+
+        def fn(place: int, unused: Servers) -> None:
+            other = ranks.client(1)
+            near = group_of(other, 2, Rule(sync=True), [np.zeros(1)])
+            for _ in range(2):
+                near.push([np.zeros(1)], [np.ones(1)])
+            other.close()
+
+        ranks.run(1, fn)
+        first.close()
+
+
 def test_a_bye_that_is_answered_late_neither_ends_the_job_nor_calls_the_replica(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
