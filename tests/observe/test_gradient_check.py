@@ -93,6 +93,7 @@ def heard(fn: Any) -> list[str]:
     return list(first)
 
 
+@pytest.mark.slow
 def test_a_job_that_predicts_and_one_that_forgets() -> None:
     def train(rank: int) -> None:
         import torch

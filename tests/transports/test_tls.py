@@ -27,12 +27,14 @@ SECRET = new_secret(tls=True)
 PATTERN = b"weights!"
 
 
+@pytest.mark.slow  # what is quick to run shows it over plain TCP
 class TestTls(ReduceKit, BoardKit, FailureKit):
     def joiner(self, size: int) -> Callable[[int], Any]:
         scope, store = fresh_scope(), ThreadStore()
         return lambda rank: over(tcp.connect(rank, size, SECRET, scope, store, 10.0))
 
 
+@pytest.mark.slow
 class TestTlsLink(LinkKit):
     def joiner(self, size: int) -> Callable[[int], Any]:
         scope, store = fresh_scope(), ThreadStore()
