@@ -137,6 +137,7 @@ class WeightExchange:
         self._label, self._options = label, options
         self._counter = pace.counter()
         self._peers: tuple[Engine, EnginePeers] | None = None
+        self._number = 0  # of this among the optimizers of the engine
         self._joins = 0  # of the engine, when the ranks' strategies were compared
         self._known: tuple[int, int] | None = None  # the weights after the last exchange: their number, and a digest
 
@@ -226,6 +227,7 @@ class WeightExchange:
 
     def begin_anew(self) -> None:
         """Weights and slots are others now: what the strategy keeps elsewhere begins anew with them. All ranks."""
+        self._known = None
         if isinstance(self.strategy, Settling):
             self._peers = None
 

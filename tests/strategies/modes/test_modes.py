@@ -135,6 +135,23 @@ def test_a_codec_compresses_what_a_rank_has_learned_since_the_last_exchange() ->
                 np.testing.assert_allclose(one, best, atol=0.05, err_msg=codec)
 
 
+def test_ranks_that_begin_anew_with_other_weights_are_brought_together_again() -> None:
+    def fn(rank: int) -> list[Any]:
+        kept = KeptExchange("test", GradientOptions(codec="int8"), LocalSGD(1))
+        for begin in (1.0, 7.0 * rank):  # the second time each has a state of its own
+            weights = [np.full(5, begin)]
+            kept.begin_anew()
+            kept.begin(weights, np.copy)
+            for step in (1, 2):
+                weights[0] += rank
+                kept(weights, step)
+        return weights
+
+    ends = job(2, fn)
+    assert ends[0][0].tobytes() == ends[1][0].tobytes()
+    np.testing.assert_allclose(ends[0][0], 4.5, atol=0.05)
+
+
 def test_a_rank_that_had_joined_is_brought_up_to_date() -> None:
     def fn(rank: int) -> list[Any]:
         weights = [np.full(5, float(rank))]
