@@ -11,11 +11,14 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.samples import Case
+from benchmarks.samples import Found
 from benchmarks.steps import FRAMEWORKS
 
 ALL = ("allreduce", "step", "start")  # the default benchmarks
-MORE = ("observers",)
+ALONE = ("strategies", "learning")  # each is measured by itself
+MNIST = "t10k-images-idx3-ubyte.gz"
+MORE = ("observers", *ALONE)
+LINK = 2, "100mbit"  # hosts, and the speed of their links, where strategies have a slow network
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,17 +28,23 @@ def parser() -> argparse.ArgumentParser:
         epilog="example: farandole bench allreduce -np 2 --quick",
     )
     found.add_argument(
-        "what", nargs="*", metavar="allreduce|step|start|observers", help="what to measure (default: the first three)"
+        "what",
+        nargs="*",
+        metavar="allreduce|step|start|observers|strategies|learning",
+        help="what to measure (default: the first three)",
     )
     found.add_argument(
-        "-np", "--num-proc", "--np", dest="size", type=int, help="ranks (default: 2; with --hosts: one on each)"
-    )
-    found.add_argument(
-        "--hosts", type=int, default=1, metavar="N",
-        help="put the ranks on N hosts, which are made of network namespaces (needs root); for allreduce alone",
+        "-np", "--num-proc", "--np", dest="size", type=int,
+        help="ranks (default: 2; of strategies and learning: 4; with --hosts: one on each)",
     )  # fmt: skip
     found.add_argument(
-        "--rate", default="", help="speed of each host's link, as tc writes it (1gbit; default: no limit)"
+        "--hosts", type=int, default=1, metavar="N",
+        help="put the ranks on N hosts, network namespaces (needs root); for allreduce and strategies",
+    )  # fmt: skip
+    found.add_argument(
+        "--rate",
+        default="",
+        help="speed of each host's link, as tc writes it (1gbit; default: no limit; of strategies: 100mbit)",
     )
     found.add_argument("--tls", action="store_true", help="encrypt what goes between the hosts; for --hosts alone")
     found.add_argument(
@@ -46,6 +55,13 @@ def parser() -> argparse.ArgumentParser:
         choices=("local", "spark", "ssh"),
         default="local",
         help="how jobs start (default: local); start alone",
+    )
+    found.add_argument(
+        "--only", action="append", default=[], metavar="SPEC",
+        help="of strategies and learning: this strategy, codec, or both as local_sgd:8+int8 (may be repeated)",
+    )  # fmt: skip
+    found.add_argument(
+        "--data", type=Path, metavar="DIR", help="of learning: the folder of MNIST's images for tests (default: digits)"
     )
     found.add_argument("--json", type=Path, metavar="FILE", help="write every sample and the machine's facts here")
     found.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a picture (needs matplotlib)")
@@ -61,7 +77,11 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
     unknown = [benchmark for benchmark in chosen.what if benchmark not in known]
     if unknown:
         found.error(f"there is no benchmark {unknown[0]!r}; choose from {', '.join(known)}")
-    chosen.size = max(2, chosen.hosts) if chosen.size is None else chosen.size
+    alone = [benchmark for benchmark in chosen.what if benchmark in ALONE]
+    if alone and chosen.what != alone[:1]:
+        found.error(f"{alone[0]} is measured by itself: farandole bench {alone[0]}")
+    if chosen.size is None:
+        chosen.size = 4 if alone and chosen.hosts == 1 else max(2, chosen.hosts)
     if chosen.size < 2:
         found.error(f"--np={chosen.size} must be at least 2: there is nothing to exchange with one rank")
     for flag in ("json", "plot"):
@@ -81,12 +101,14 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
             f"--launcher={chosen.launcher} is about starting: farandole bench start --launcher {chosen.launcher}"
         )
     check_hosts(found, chosen)
+    check_specs(found, chosen)
     spark = ["pyspark", "pandas", "pyarrow"] if chosen.launcher == "spark" else []  # TorchDistributor needs the others
-    packages = [*FRAMEWORKS[chosen.framework].packages, *spark]
+    digits = ["sklearn"] if alone and not chosen.data else []
+    packages = [*FRAMEWORKS[chosen.framework].packages, *spark, *digits]
     for package in (*packages, *["matplotlib"] * (chosen.plot is not None)):
         if find_spec(package) is None:
             extra = "bench" if package in ("torch", "matplotlib") else chosen.framework
-            wanted = package if package in spark else f"farandole[{extra}]"
+            wanted = package if package in spark else f"farandole[{'demo' if digits == [package] else extra}]"
             found.error(f"{package} is not installed; pip install '{wanted}'")
     return chosen
 
@@ -102,16 +124,40 @@ def check_hosts(found: argparse.ArgumentParser, chosen: argparse.Namespace) -> N
         found.error(f"--hosts={chosen.hosts} must be at least 2 (--rate and --tls are about links between hosts)")
     if chosen.size < chosen.hosts:
         found.error(f"--np={chosen.size} leaves some of the {chosen.hosts} hosts without a rank")
-    if chosen.what != ["allreduce"] or chosen.framework != "torch":
+    if chosen.what not in (["allreduce"], ["strategies"]) or chosen.framework != "torch":
         found.error("--hosts is about the wire: farandole bench allreduce --hosts 2")
     why = hosts.obstacle()
     if why:
         found.error(f"--hosts={chosen.hosts}: {why}")
 
 
-def run(chosen: argparse.Namespace) -> Iterator[Case]:
+def check_specs(found: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    alone = chosen.what[0] in ALONE
+    if chosen.only and not alone:
+        found.error("--only is about strategies and codecs: farandole bench strategies --only ps_async")
+    if chosen.data is not None and (chosen.what != ["learning"] or not (chosen.data / MNIST).is_file()):
+        found.error(f"--data={chosen.data} is for learning alone, and names a folder that has MNIST's {MNIST}")
+    if chosen.plot is not None and chosen.what == ["learning"]:
+        found.error("--plot draws how strategies learn in time: farandole bench strategies --plot FILE.png")
+    if chosen.only:
+        from benchmarks.samples import parts
+        from farandole.errors import SettingsError
+        from farandole.strategies.codecs import codec
+        from farandole.strategies.specs import strategy_of
+    for spec in chosen.only:
+        try:
+            strategy_of(parts(spec)[0])
+            codec(parts(spec)[1])
+        except (ValueError, SettingsError) as error:
+            found.error(f"--only={spec}: {error}")
+
+
+def run(chosen: argparse.Namespace) -> Iterator[Found | str]:
     from benchmarks import crew, start, start_spark, start_ssh
 
+    if chosen.what[0] in ALONE:
+        yield from trained(chosen)
+        return
     if chosen.hosts > 1:
         from benchmarks import hosts
 
@@ -128,6 +174,25 @@ def run(chosen: argparse.Namespace) -> Iterator[Case]:
         yield from by.cases(chosen.size, chosen.quick)
 
 
+def trained(chosen: argparse.Namespace) -> Iterator[Found | str]:
+    """Strategies beside a slow rank and over a slow link, or how well they learn."""
+    from benchmarks import crew, hosts
+
+    facts = {"only": chosen.only, "data": str(chosen.data or "")}
+    if chosen.hosts == 1:
+        yield from crew.measure(chosen.what, chosen.size, chosen.quick, driver=True, **facts)
+    if chosen.what == ["learning"]:
+        return
+    if chosen.hosts == 1 and (why := hosts.obstacle()):
+        say(f"no slow link takes part: {why}")
+        return
+    number, size = (LINK[0], LINK[0]) if chosen.hosts == 1 else (chosen.hosts, chosen.size)
+    rate = chosen.rate or LINK[1]
+    say(f"making {number} hosts")
+    with hosts.made(number, rate) as among:
+        yield from crew.measure(chosen.what, size, chosen.quick, among=among, tls=chosen.tls, rate=rate, **facts)
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -139,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from benchmarks.crew import BenchmarkError
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leaves through every finally
-    cases: list[Case] = []
+    cases: list[Found] = []
     begin = time.monotonic()
     where = f" on {chosen.hosts} hosts" if chosen.hosts > 1 else ""
     say(f"measuring {', '.join(chosen.what)} with {chosen.size} ranks{where}; keep the machine quiet")
@@ -149,8 +214,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # Lines, no animation: a spinner would take its share of the cores that are being measured.
         for case in run(chosen):
-            cases.append(case)
-            say(f"{time.monotonic() - begin:5.0f} s  {case.benchmark}: {case.name} done")
+            if not isinstance(case, str):
+                cases.append(case)
+            said = case if isinstance(case, str) else f"{case.title} done"
+            say(f"{time.monotonic() - begin:5.0f} s  {said}")
     except BenchmarkError as error:
         say(f"farandole bench: {error}")
         return 1

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import farandole.torch as hvd
+from benchmarks.crew import Plan
 from benchmarks.samples import GLOO, GLOO_FLAT, OURS, PARTS, Case, interleave
 from benchmarks.steps.torch import Team
 from farandole import context
@@ -27,24 +28,24 @@ TENSORS, ELEMENTS, TIMES = 200, 10_000, 5
 REPETITIONS = 31
 
 
-def cases(team: Team, quick: bool) -> Iterator[Case]:
+def cases(team: Team, plan: Plan) -> Iterator[Case]:
     peers = team.peers
-    repetitions = 3 if quick else REPETITIONS
-    for name, nbytes, per_sample in SIZES[:3] if quick else SIZES:
+    repetitions = 3 if plan.quick else REPETITIONS
+    for name, nbytes, per_sample in SIZES[:3] if plan.quick else SIZES:
         tensor = torch.empty(nbytes // 4)
         contenders = {peer.name: partial(peer.allreduce, tensor) for peer in peers}
         settle = settlers(peers)
         for contender, run in contenders.items():
             check(contender, run, settle, [tensor])
-        per_sample = min(per_sample, 5) if quick else per_sample
+        per_sample = min(per_sample, 5) if plan.quick else per_sample
         samples = interleave(
             contenders, repetitions=repetitions, per_sample=per_sample, before=hvd.barrier, after=settle
         )  # fmt: skip
         yield Case("allreduce", name, samples, per_sample, nbytes)
-        parts = split(contenders[OURS], samples[OURS], 3 if quick else 7)
+        parts = split(contenders[OURS], samples[OURS], 3 if plan.quick else 7)
         if parts:
             yield Case("parts", name, parts, 1, nbytes)
-    yield many(peers, 5 if quick else TENSORS, repetitions)
+    yield many(peers, 5 if plan.quick else TENSORS, repetitions)
 
 
 def split(run: Callable[[], Any], ours: list[float], repetitions: int) -> dict[str, list[float]]:

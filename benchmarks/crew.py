@@ -1,7 +1,8 @@
 """Starts the ranks of a benchmark and collects their measurements.
 
 With mpi4py and mpirun at hand the ranks are started by mpirun, so that ours, Gloo and MPI are connected in the same
-processes; without, they are plain child processes. This process hosts the store that ours meets in.
+processes; without, they are plain child processes. This process hosts the store that ours meets in. What may need
+parameter servers is started by ``farandole run``, whose driver has both.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import hosts
-from benchmarks.samples import INTEL, MPI, MPICH, Case
+from benchmarks.samples import INTEL, MPI, MPICH, Case, Found, from_record
 from benchmarks.steps import FRAMEWORKS
 from farandole.config import Connection, Placement, Settings
 from farandole.handshake import new_secret
@@ -46,6 +47,10 @@ class Plan:
     framework: str = "torch"
     hosts: int = 1
     mpi: bool = False  # the ranks are started by mpirun, which numbers them
+    driver: bool = False  # by farandole run; no peers take part then
+    rate: str = ""  # of the links between hosts
+    only: list[str] = field(default_factory=list)  # strategies and codecs; none: all
+    data: str = ""  # the folder of MNIST
 
     def environment(self, rank: int) -> dict[str, str]:
         slot = hosts.slots(self.size, self.hosts)[rank]
@@ -89,16 +94,16 @@ def measure(
     framework: str = "torch",
     among: Sequence[Any] = (),
     tls: bool = False,
-) -> Iterator[Case]:
-    """Cases as they are done; ``among``: the hosts that have the ranks, if not this one. Raises BenchmarkError when a
-    rank fails; leaves no process either way."""
+    **facts: Any,
+) -> Iterator[Found | str]:
+    """What is found as it is done, and lines that tell how far it is; ``among``: the hosts that have the ranks, if not
+    this one; ``facts``: more of the ``Plan``. Raises BenchmarkError when a rank fails; leaves no process either way."""
     secret = new_secret(tls=tls)
     store = hosts.store_on(among[0], secret) if among else StoreServer(secret)
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
-        launcher = mpirun(size) if framework == "torch" and not among else None
-        plan = Plan(
-            size, list(benchmarks), quick, str(Path(folder, "gloo")), framework, len(among) or 1, bool(launcher)
-        )
+        plan = Plan(size, list(benchmarks), quick, str(Path(folder, "gloo")), framework, len(among) or 1, **facts)
+        launcher = mpirun(size) if framework == "torch" and not (among or plan.driver) else None
+        plan = replace(plan, mpi=bool(launcher))
         env = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -112,8 +117,9 @@ def measure(
         ranks = _start(plan, env, Path(folder, "stderr"), among, launcher)
         try:
             for line in ranks[0].stdout or ():
-                if line.startswith(MARK):
-                    yield Case(**json.loads(line[len(MARK) :]))
+                _, mark, told = line.partition(MARK)
+                if mark:
+                    yield read(told)
             codes = [rank.wait() for rank in ranks]
             if any(codes):
                 said = Path(folder, "stderr").read_text(errors="replace").strip()
@@ -123,6 +129,18 @@ def measure(
             store.close()
 
 
+def tell(found: Found | str) -> None:
+    """(On rank 0.) What is found, or a line that tells how far it is."""
+    print(MARK + json.dumps(found if isinstance(found, str) else vars(found)), flush=True)
+
+
+def read(told: str) -> Found | str:
+    found = json.loads(told)
+    if isinstance(found, str):
+        return found
+    return Case(**found) if "samples" in found else from_record(found)
+
+
 def _start(
     plan: Plan, env: dict[str, str], log: Path, among: Sequence[Any], launcher: Sequence[str] | None
 ) -> list[subprocess.Popen[str]]:  # fmt: skip
@@ -130,6 +148,9 @@ def _start(
     if among:
         places = [among[int(slot.host.removeprefix("host"))] for slot in hosts.slots(plan.size, plan.hosts)]
         commands = [(place.command(*worker), {**env, "FARANDOLE_RANK": str(rank)}) for rank, place in enumerate(places)]
+    elif plan.driver:
+        run = [sys.executable, "-m", "farandole.cli", "run", "-np", str(plan.size)]
+        commands = [([*run, *worker], env)]
     elif launcher:
         commands = [([*launcher, "-np", str(plan.size), *worker], env)]
     else:

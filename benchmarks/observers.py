@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import farandole.torch as hvd
+from benchmarks.crew import Plan
 from benchmarks.samples import OURS, TIMELINE, TUNED, UNWATCHED, Case, interleave
 from benchmarks.steps import CLASSES, MODELS, Team
 from benchmarks.steps.torch import MODELS as NETS
@@ -25,11 +26,11 @@ MOST_STEPS = 5000  # within which autotune must have chosen
 Told = Mapping[str, Any]  # settings
 
 
-def cases(team: Team, quick: bool) -> Iterator[Case]:
-    steps, repetitions = (1, 3) if quick else (10, 41)
+def cases(team: Team, plan: Plan) -> Iterator[Case]:
+    steps, repetitions = (1, 3) if plan.quick else (10, 41)
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
         for title, model in MODELS:
-            sizes = {} if quick else choice(model)
+            sizes = {} if plan.quick else choice(model)
             told: dict[str, Told] = {
                 OURS: {},
                 UNWATCHED: {"stall_check_disable": True},

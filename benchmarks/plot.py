@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 
 from benchmarks.report import COLUMNS, TITLES, seconds
 from benchmarks.samples import (
+    ALLREDUCE,
     ALONE,
     BARE_STAGE,
     GLOO,
@@ -34,6 +35,8 @@ from benchmarks.samples import (
     TUNED,
     UNWATCHED,
     Case,
+    Found,
+    Run,
 )
 
 COLOURS = {
@@ -46,10 +49,15 @@ COLOURS = {
 }  # fmt: skip
 
 
-def draw(path: Path, cases: Sequence[Case], size: int) -> None:
-    """One panel per benchmark, and allreduce's many small tensors in one of their own."""
+def draw(path: Path, found: Sequence[Found], size: int) -> None:
+    """One panel per benchmark or condition, and allreduce's many small tensors in one of their own."""
+    runs = [each for each in found if isinstance(each, Run)]
+    if runs:
+        draw_runs(path, runs)
+        return
     panels: dict[str, list[Case]] = {}
-    for case in cases:
+    for case in found:
+        assert isinstance(case, Case)
         kind = "many" if case.benchmark == "allreduce" and "x" in case.name else case.benchmark
         panels.setdefault(kind, []).append(case)
     columns = 2 if len(panels) > 1 else 1
@@ -69,6 +77,33 @@ def draw(path: Path, cases: Sequence[Case], size: int) -> None:
         axis.set_title(f"{title}, {size} ranks: median and 10th-90th percentile", fontsize=9)
         axis.grid(alpha=0.3, axis="y")
         axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def draw_runs(path: Path, runs: Sequence[Run]) -> None:
+    """How many are right as time goes by: a panel for each condition, a line for each strategy."""
+    names = list(dict.fromkeys(run.name for run in runs))
+    figure, axes = pyplot.subplots(1, len(names), figsize=(4.6 * len(names), 3.8), squeeze=False)
+    for axis, name in zip(axes.flat, names, strict=True):
+        rows = [run for run in runs if run.name == name]
+        for run in rows:
+            first = run.strategy == ALLREDUCE
+            colour = {"color": COLOURS[OURS]} if first else {}
+            times, right = zip(*run.curve, strict=True)
+            axis.plot(
+                times, right, label=run.strategy, linewidth=2.5 if first else 1.3, zorder=3 if first else 2, **colour
+            )
+        last = min(run.curve[-1][0] for run in rows)
+        axis.set_xlim(0, min(3 * last, max(run.curve[-1][0] for run in rows)))
+        axis.set_ylim(60, 100)
+        axis.set_title(name, fontsize=9)
+        axis.set_xlabel("seconds", fontsize=8)
+        axis.set_ylabel("percent right", fontsize=8)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False, fontsize=7, loc="lower right")
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

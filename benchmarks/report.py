@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.samples import (
+    ALLREDUCE,
     ALONE,
     BARE_STAGE,
     GLOO,
@@ -37,6 +38,10 @@ from benchmarks.samples import (
     TUNED,
     UNWATCHED,
     Case,
+    Found,
+    Learned,
+    Run,
+    from_record,
 )  # fmt: skip
 
 TITLES = {
@@ -46,6 +51,7 @@ TITLES = {
     "start": "start of a job",
     "observers": "one training step, watched",
 }
+GOAL = 95  # percent right
 LOAD = os.getloadavg()[0]  # of the last minute, when this file is imported: before anything is measured
 # Whose versions count, beside those of torch and MPI.
 DISTRIBUTIONS = {
@@ -84,8 +90,19 @@ def seconds(value: float) -> str:
     return f"{value:.3g} s"
 
 
-def tables(cases: Sequence[Case]) -> list[Table]:
-    """One table per benchmark: median, (10th-90th percentile), and how many times as long as ours."""
+def tables(found: Sequence[Found]) -> list[Table]:
+    """One table per benchmark, condition or set of data."""
+    runs = [each for each in found if isinstance(each, Run)]
+    learned = [each for each in found if isinstance(each, Learned)]
+    return [
+        *timed([each for each in found if isinstance(each, Case)]),
+        *(compared(name, [each for each in runs if each.name == name]) for name in dict.fromkeys(r.name for r in runs)),
+        *([in_the_end(learned)] if learned else []),
+    ]
+
+
+def timed(cases: Sequence[Case]) -> list[Table]:
+    """Median, (10th-90th percentile), and how many times as long as ours."""
     found: list[Table] = []
     for benchmark in dict.fromkeys(case.benchmark for case in cases):
         rows = [case for case in cases if case.benchmark == benchmark]
@@ -98,6 +115,38 @@ def tables(cases: Sequence[Case]) -> list[Table]:
     if steps:
         found.append(added(steps))
     return found
+
+
+def compared(name: str, runs: Sequence[Run]) -> Table:
+    """Of one condition: how fast each strategy is beside all-reduce, and how it learns."""
+    table = Table(
+        "strategy or codec", "optimizer", "samples/s", "to all-reduce", "percent right", f"{GOAL} % after", "staleness",
+        "too late", title=name, title_justify="left", box=box.MARKDOWN,
+    )  # fmt: skip
+    base = next((run.rate for run in runs if run.strategy == ALLREDUCE), 0.0)
+    for run in runs:
+        after = run.after(GOAL)
+        table.add_row(
+            f"`{run.strategy}`", run.setting, f"{run.rate:,.0f}", f"{run.rate / base:.2f}x" if base else "-",
+            f"{run.curve[-1][1]:.1f}", f"{after:.1f} s" if after is not None else "-",
+            f"{run.staleness:.1f}" if run.staleness else "", f"{run.dropped:.0%}" if run.dropped else "",
+        )  # fmt: skip
+    return table
+
+
+def in_the_end(learned: Sequence[Learned]) -> Table:
+    table = Table(
+        "strategy or codec", "optimizer", "percent right", "to all-reduce", "MiB", "seconds", "staleness",
+        "ms per MiB", title=learned[0].name, title_justify="left", box=box.MARKDOWN,
+    )  # fmt: skip
+    for row in learned:
+        beside = f"{row.accuracy - row.beside:+.1f}" if row.strategy != ALLREDUCE else ""
+        table.add_row(
+            ", ".join(f"`{part}`" for part in row.strategy.split("+")), row.setting, f"{row.accuracy:.1f}", beside,
+            f"{row.mebibytes:.3g}", f"{row.seconds:.1f}", f"{row.staleness:.1f}" if row.staleness else "",
+            f"{row.cost:.1f}" if row.cost else "",
+        )  # fmt: skip
+    return table
 
 
 def cell(case: Case, contender: str) -> str:
@@ -126,7 +175,7 @@ def added(steps: Sequence[Case]) -> Table:
     return table
 
 
-def show(cases: Sequence[Case]) -> None:
+def show(cases: Sequence[Found]) -> None:
     """Print the tables: fitted to a terminal, or in full into a pipe."""
     if sys.stdout.isatty():
         Console().print(*tables(cases), sep="\n")
@@ -134,7 +183,7 @@ def show(cases: Sequence[Case]) -> None:
         print(text(cases))
 
 
-def text(cases: Sequence[Case]) -> str:
+def text(cases: Sequence[Found]) -> str:
     """The tables in Markdown."""
     console = Console(file=io.StringIO(), width=250, color_system=None)
     with console.capture() as capture:
@@ -171,7 +220,7 @@ def processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
-def document(cases: Sequence[Case], size: int, command: Sequence[str], framework: str = "torch") -> dict[str, Any]:
+def document(cases: Sequence[Found], size: int, command: Sequence[str], framework: str = "torch") -> dict[str, Any]:
     return {
         "command": ["farandole", "bench", *command],
         "np": size,
@@ -185,7 +234,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def read_json(path: Path) -> tuple[list[Case], dict[str, Any]]:
+def read_json(path: Path) -> tuple[list[Any], dict[str, Any]]:
     """The cases of a file that ``--json`` wrote, and the whole of it."""
     content = json.loads(path.read_text())
-    return [Case.from_record(record) for record in content["cases"]], content
+    return [from_record(record) for record in content["cases"]], content

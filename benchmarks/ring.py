@@ -8,6 +8,7 @@ import torch
 
 import farandole.torch as hvd
 from benchmarks.allreduce import SIZES, check
+from benchmarks.crew import Plan
 from benchmarks.peers import Ours
 from benchmarks.samples import OURS, Case, interleave
 from benchmarks.steps.torch import Team
@@ -15,9 +16,9 @@ from benchmarks.steps.torch import Team
 REPETITIONS = 7
 
 
-def cases(team: Team, quick: bool) -> Iterator[Case]:
+def cases(team: Team, plan: Plan) -> Iterator[Case]:
     ours = Ours()
-    for name, nbytes, _ in SIZES[2:3] if quick else SIZES[3:]:
+    for name, nbytes, _ in SIZES[2:3] if plan.quick else SIZES[3:]:
         tensor = torch.empty(nbytes // 4)
         check(OURS, lambda tensor=tensor: ours.allreduce(tensor), {}, [tensor])  # type: ignore[misc]
         turns = {OURS: lambda tensor=tensor: ours.allreduce(tensor)}  # type: ignore[misc]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from farandole.strategies.specs import ALLREDUCE, known
 
 # The contenders. Of allreduce:
 OURS = "Farandole"
@@ -37,6 +39,10 @@ class Case:
     samples: Mapping[str, list[float]]
     per_sample: int = 1  # operations that one sample is the mean of
     bytes: int = 0
+
+    @property
+    def title(self) -> str:
+        return f"{self.benchmark}: {self.name}"
 
     def median(self, contender: str) -> float:
         return statistics.median(self.samples[contender])
@@ -77,6 +83,70 @@ class Case:
         """The case that gave this ``record``."""
         facts = {name: value for name, value in record.items() if name != "contenders"}
         return cls(**facts, samples={name: contender["samples"] for name, contender in record["contenders"].items()})
+
+
+@dataclass(frozen=True)
+class Run:
+    """One strategy that trains under some condition."""
+
+    benchmark: str
+    name: str  # the condition
+    strategy: str
+    setting: str  # of the optimizer
+    rate: float  # rows in a second that counted, of all ranks
+    staleness: float  # mean
+    dropped: float  # part of the pushes that came too late to count
+    curve: Sequence[tuple[float, float]]  # seconds, and percent right of rank 0's weights then
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, {self.strategy}"
+
+    def after(self, percent: float) -> float | None:
+        """Seconds until so many were right for the first time."""
+        return next((seconds for seconds, right in self.curve if right >= percent), None)
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What one strategy or codec has learned in the end: means of several seeds."""
+
+    benchmark: str
+    name: str  # of the data
+    strategy: str
+    setting: str
+    accuracy: float  # percent
+    beside: float  # of an all-reduce with the same optimizer
+    mebibytes: float  # that rank 0 sent
+    seconds: float
+    staleness: float
+    cost: float  # milliseconds of a codec for a MiB of float32
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, {self.strategy}"
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+Found = Case | Run | Learned
+
+
+def from_record(record: Mapping[str, Any]) -> Found:
+    """What gave this ``record``."""
+    if "contenders" in record:
+        return Case.from_record(record)
+    return Run(**record) if "curve" in record else Learned(**record)
+
+
+def parts(spec: str) -> tuple[str, str]:
+    """Strategy and codec of one of them, or of both as ``strategy+codec``."""
+    first, _, second = spec.partition("+")
+    return (first, second) if first.partition(":")[0] in known() else (ALLREDUCE, first)
 
 
 def interleave(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from benchmarks.crew import Plan
 from benchmarks.samples import ALONE, Case, interleave
 from benchmarks.steps import MODELS, Team
 from farandole import context
@@ -16,9 +17,9 @@ REPETITIONS = 31
 barrier = Collectives(ArrayBinding()).barrier
 
 
-def cases(team: Team, quick: bool) -> Iterator[Case]:
-    steps = 1 if quick else STEPS
-    repetitions = 3 if quick else REPETITIONS
+def cases(team: Team, plan: Plan) -> Iterator[Case]:
+    steps = 1 if plan.quick else STEPS
+    repetitions = 3 if plan.quick else REPETITIONS
     for title, model in MODELS:
         turns = dict(team.turns(model))
         turns[ALONE] = only_on_rank_0(turns[ALONE])

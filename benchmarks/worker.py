@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-from benchmarks.crew import MARK, Plan
+from benchmarks.crew import Plan, tell
 from benchmarks.steps import FRAMEWORKS
 
 
@@ -19,16 +19,17 @@ def main() -> None:
     given = ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if plan.mpi else ("FARANDOLE_RANK",)  # Open MPI; MPICH and Intel MPI
     rank = int(next(os.environ[name] for name in given if name in os.environ))
     os.environ.update(plan.environment(rank))
-    watch_the_parent(Path(plan.rendezvous).parent)
+    if not plan.driver:
+        watch_the_parent(Path(plan.rendezvous).parent)
     cores = sorted(os.sched_getaffinity(0))
     if FRAMEWORKS[plan.framework].one_core and plan.size <= len(cores):
         os.sched_setaffinity(0, {cores[rank]})  # before the framework counts them
 
     team = importlib.import_module(f"benchmarks.steps.{plan.framework}").connect(rank, plan)
     for name in plan.benchmarks:
-        for case in importlib.import_module(f"benchmarks.{name}").cases(team, plan.quick):
+        for case in importlib.import_module(f"benchmarks.{name}").cases(team, plan):
             if rank == 0:
-                print(MARK + json.dumps(vars(case)), flush=True)
+                tell(case)
     team.close()
 
 

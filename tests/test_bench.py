@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -30,6 +32,9 @@ from benchmarks.samples import (
     TUNED,
     UNWATCHED,
     Case,
+    Learned,
+    Run,
+    from_record,
     interleave,
 )
 from benchmarks.steps import FRAMEWORKS
@@ -107,7 +112,7 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["alreduce"], "there is no benchmark 'alreduce'; choose from allreduce, step, start, observers"),
+        (["alreduce"], "there is no benchmark 'alreduce'; choose from allreduce, step, start, observers, strategies"),
         (["--np", "1"], "--np=1 must be at least 2"),
         (["--json", "/no/such/folder/x.json"], "--json=/no/such/folder/x.json cannot be written"),
         (["--plot", "picture.pdf"], "--plot=picture.pdf must end in .png"),
@@ -116,6 +121,12 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
         (["allreduce", "--rate", "1gbit"], "--hosts=1 must be at least 2"),
         (["allreduce", "--tls"], "--hosts=1 must be at least 2"),
         (["allreduce", "--hosts", "3", "-np", "2"], "--np=2 leaves some of the 3 hosts without a rank"),
+        (["strategies", "learning"], "strategies is measured by itself: farandole bench strategies"),
+        (["learning", "--hosts", "2"], "--hosts is about the wire: farandole bench allreduce --hosts 2"),
+        (["step", "--only", "ps"], "--only is about strategies and codecs"),
+        (["strategies", "--only", "nonsense"], "--only=nonsense: there is no codec 'nonsense'"),
+        (["learning", "--data", "/no/such/folder"], "--data=/no/such/folder is for learning alone, and names a folder"),
+        (["learning", "--plot", "x.png"], "--plot draws how strategies learn in time"),
         (["start", "--framework", "jax"], "--framework=jax is about steps; start is measured with torch"),
     ],
 )
@@ -130,6 +141,7 @@ def test_everything_is_measured_when_nothing_is_named() -> None:
     assert checked([]).what == list(ALL)
     assert checked(["start", "allreduce", "-np", "4"]).what == ["allreduce", "start"]
     assert checked(["start", "-np", "4"]).size == 4
+    assert [checked(words).size for words in (["learning"], ["strategies", "--hosts", "2"])] == [4, 2]
 
 
 def bench(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -176,6 +188,95 @@ def test_what_watching_costs_is_shown_in_per_cent(tmp_path: Path) -> None:
         assert f"{case.ratio(TIMELINE) - 1:+.1%}" in done.stdout
 
 
+def run(name: str, strategy: str, rate: float, right: list[float], **more: float) -> Run:
+    curve = [(float(second), percent) for second, percent in enumerate(right)]
+    staleness, dropped = more.get("staleness", 0.0), more.get("dropped", 0.0)
+    return Run("strategies", name, strategy, "SGD 0.1", rate, staleness, dropped, curve)
+
+
+def test_strategies_are_compared_with_all_reduce_under_each_condition(tmp_path: Path) -> None:
+    runs = [
+        run("slow", "allreduce", 100.0, [10.0, 50.0, 96.0]), run("slow", "ps_async", 250.0, [10.0, 95.0, 94.0]),
+        run("link", "allreduce", 10.0, [9.0, 10.0]),
+        run("link", "ps:1,backup=1", 25.0, [9.0, 10.0], staleness=1.5, dropped=0.2),
+    ]  # fmt: skip
+    tables = report.tables(runs)
+    assert [table.title for table in tables] == ["slow", "link"]
+    shown = [{str(column.header): list(column.cells) for column in table.columns} for table in tables]
+    assert shown[0]["to all-reduce"] == ["1.00x", "2.50x"]
+    assert (shown[0]["percent right"], shown[0]["95 % after"]) == (["96.0", "94.0"], ["2.0 s", "1.0 s"])
+    assert shown[1]["95 % after"] == ["-", "-"]
+    assert (shown[1]["staleness"], shown[1]["too late"]) == (["", "1.5"], ["", "20%"])
+
+    report.write_json(tmp_path / "runs.json", report.document(runs, 4, ["strategies"]))
+    found, _ = report.read_json(tmp_path / "runs.json")
+    assert report.text(found) == report.text(runs)
+    plot = pytest.importorskip("benchmarks.plot", reason="matplotlib is not installed")
+    plot.draw(tmp_path / "runs.png", runs, 4)
+    assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_learned_in_the_end_stands_beside_an_all_reduce_of_the_same_optimizer() -> None:
+    rows = [
+        Learned("learning", "digits", "allreduce", "SGD 0.1", 98.0, 98.0, 269.4, 3.0, 0.0, 0.0),
+        Learned("learning", "digits", "local_sgd:8+int8", "SGD 0.1", 97.5, 98.0, 8.51, 2.0, 0.5, 3.14),
+    ]
+    (table,) = report.tables(rows)
+    assert [list(column.cells)[1] for column in table.columns] == [
+        "`local_sgd:8`, `int8`", "SGD 0.1", "97.5", "-0.5", "8.51", "2.0", "0.5", "3.1"
+    ]  # fmt: skip
+    assert [from_record(row.record()) for row in rows] == rows
+
+
+def test_strategies_are_measured_beside_a_slow_rank_and_then_over_a_slow_link(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    jobs: list[tuple[object, ...]] = []
+
+    def measure(what: list[str], size: int, quick: bool, among: object = (), **facts: object) -> Iterator[Run | str]:
+        jobs.append((what, size, quick, among, facts.get("rate"), facts["only"]))
+        yield "half of it"
+        yield run("over a link" if among else "beside a rank", "allreduce", 1.0, [10.0])
+
+    @contextmanager
+    def made(number: int, rate: str) -> Iterator[str]:
+        yield f"{number} hosts, {rate}"
+
+    monkeypatch.setattr(crew, "measure", measure)
+    monkeypatch.setattr(hosts, "made", made)
+    monkeypatch.setattr(hosts, "obstacle", lambda ssh=False: "")
+    assert main(["strategies", "--quick", "--only", "ps"]) == 0
+    what = ["strategies"], ["ps"]
+    assert jobs == [
+        (what[0], 4, True, (), None, what[1]), (what[0], 2, True, "2 hosts, 100mbit", "100mbit", what[1]),
+    ]  # fmt: skip
+    shown = capsys.readouterr()
+    assert ("half of it" in shown.err, "over a link, allreduce done" in shown.err) == (True, True)
+    assert ("beside a rank" in shown.out, "over a link" in shown.out) == (True, True)
+
+    monkeypatch.setattr(hosts, "obstacle", lambda ssh=False: "no root")
+    jobs.clear()
+    assert main(["strategies", "--quick", "--only", "ps"]) == 0
+    assert len(jobs) == 1
+    assert "no slow link takes part: no root" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ranks_that_a_driver_starts_have_parameter_servers() -> None:
+    from benchmarks.strategies import MOVES, STAYS
+
+    found = list(crew.measure(["strategies", "learning"], 2, quick=True, driver=True, only=["ps_async"]))
+    runs = [each for each in found if isinstance(each, Run)]
+    both = ("allreduce", "ps_async")
+    assert [(each.name, each.strategy) for each in runs] == [(name, spec) for name in (STAYS, MOVES) for spec in both]
+    assert min(each.rate for each in runs) > 0
+    assert min(len(each.curve) for each in runs) >= 2
+    (learned,) = (each for each in found if isinstance(each, Learned))
+    assert learned.strategy == "ps_async"
+    assert learned.accuracy > 20
+    assert learned.mebibytes > 1
+
+
 def test_hosts_need_root(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("tests.kits.hosts.os.geteuid", lambda: 1000)
     obstacle.cache_clear()
@@ -191,8 +292,12 @@ def test_hosts_need_root(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_ranks_on_hosts_of_namespaces() -> None:
     needed(ssh=False)
     with hosts.made(2, "1gbit") as among:
-        cases = list(crew.measure(["allreduce"], 3, quick=True, among=among))
+        what = ["allreduce", "strategies"]
+        found = list(crew.measure(what, 3, quick=True, among=among, rate="1gbit", only=["topk:0.05"]))
+    cases = [each for each in found if isinstance(each, Case)]
     assert {name for each in cases for name in each.samples} == {OURS, GLOO, GLOO_FLAT, *PARTS}
+    runs = [(each.name, each.strategy) for each in found if isinstance(each, Run)]
+    assert runs == [("2 hosts, links of 1gbit", spec) for spec in ("allreduce", "topk:0.05")]
 
 
 @pytest.mark.slow

@@ -1,0 +1,106 @@
+"""What strategies and codecs learn: data, a net, and the optimizer that is documented for each of them."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.samples import parts
+
+BATCH = 32  # rows of all ranks
+TRAINED, HELD = 9000, 1000  # of MNIST's 10,000 images for tests, which are all that is needed of it
+
+
+class Data(NamedTuple):
+    """To train on and to test with."""
+
+    x: Any
+    y: Any
+    held: Any
+    labels: Any
+
+
+class Setting(NamedTuple):
+    """Of the optimizer: SGD, or Adam where ``momentum`` is None. ``epochs``: of the small digits."""
+
+    rate: float
+    momentum: float | None
+    epochs: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.epochs} epochs"
+
+    @property
+    def kind(self) -> str:
+        if self.momentum is None:
+            return f"Adam {self.rate:g}"
+        return f"SGD {self.rate:g}" + (f", momentum {self.momentum:g}" if self.momentum else "")
+
+    def shortened(self, share: float) -> Setting:
+        """For data of more rows: ``share`` of the epochs, but one."""
+        return self._replace(epochs=max(1, round(share * self.epochs)))
+
+    def optimizer(self, parameters: Any) -> Any:
+        if self.momentum is None:
+            return torch.optim.Adam(parameters, lr=self.rate)
+        return torch.optim.SGD(parameters, lr=self.rate, momentum=self.momentum)
+
+
+USUAL, PLAIN, ADAM = Setting(0.1, 0.9, 25), Setting(0.2, 0.0, 60), Setting(0.003, None, 25)
+# What four ranks add up, one after the other or because their gradients have little in common, is four times as much.
+QUARTER, THIRD, SIGNS = Setting(0.025, 0.9, 25), Setting(0.03, 0.9, 25), Setting(0.001, 0.0, 60)
+# Numbers that wait for many steps and then come at once do not go with momentum; nor does outer momentum go well with
+# an inner one.
+SETTINGS = {
+    "onebit": PLAIN, "randomk": PLAIN, "sign": SIGNS, "bmuf": PLAIN, "diloco": ADAM, "adasum": THIRD,
+    "ps_async": QUARTER, "ssp": QUARTER,
+}  # fmt: skip
+BESIDE = {QUARTER: USUAL, THIRD: USUAL, SIGNS: USUAL}  # the setting of the all-reduce that they are compared with
+
+
+def setting_of(spec: str) -> Setting:
+    strategy, codec = parts(spec)
+    name = codec if strategy == "allreduce" else strategy
+    return SETTINGS.get(name.partition(":")[0], USUAL)
+
+
+def digits(seed: int) -> Data:
+    """Scikit-learn's. Other ones are held back for each seed."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(x))
+    return _split(x[order] / 16, y[order], 1200)
+
+
+def mnist(folder: Path) -> Data:
+    """Of the 10,000 images for tests: the first 9,000 to train on, the last 1,000 are held back."""
+    images, labels = (
+        np.frombuffer(gzip.decompress((folder / f"t10k-{kind}-ubyte.gz").read_bytes()), np.uint8)
+        for kind in ("images-idx3", "labels-idx1")
+    )
+    return _split(images[16:].reshape(-1, 784) / 255, labels[8:], TRAINED)
+
+
+def _split(x: Any, y: Any, count: int) -> Data:
+    images, labels = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64))
+    return Data(images[:count], labels[:count], images[count:], labels[count:])
+
+
+def net(inputs: int, seed: int, width: int = 256) -> Any:
+    """Two hidden layers."""
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(inputs, width), torch.nn.ReLU(), torch.nn.Linear(width, width // 2), torch.nn.ReLU(),
+        torch.nn.Linear(width // 2, 10),
+    )  # fmt: skip
+
+
+def accuracy(model: Any, data: Data) -> float:
+    """Percent."""
+    with torch.no_grad():
+        return float(100 * (model(data.held).argmax(1) == data.labels).float().mean())
