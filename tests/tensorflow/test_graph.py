@@ -164,3 +164,20 @@ def test_threads_call_functions_at_the_same_time() -> None:
             assert [futures[n].result().numpy() for n in range(8)] == [2.0 * n for n in range(8)]
 
     job(2, body)
+
+
+def test_one_name_on_several_process_sets() -> None:
+    """Rank 1 is in both, so it builds a call more than the others."""
+
+    def body(rank: int) -> None:
+        sets = [hvd.add_process_set([0, 1]), hvd.add_process_set([1, 2])]
+        mine = [each for each in sets if each.included()]
+
+        @tf.function(autograph=False)
+        def function(x: Any) -> list[Any]:
+            return [hvd.allreduce(x, op=hvd.Sum, name="same", process_set=each) for each in (*mine, *mine)]
+
+        expected = [3.0 if each is sets[0] else 5.0 for each in (*mine, *mine)]
+        assert [total.numpy() for total in function(tf.constant(rank + 1.0))] == expected
+
+    job(3, body, dynamic_process_sets=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
@@ -57,25 +59,40 @@ class Names:
     def __init__(self, kind: str, name: str | None, ignore_name_scope: bool = False) -> None:
         self.kind, self.name, self.ignore = kind, name, ignore_name_scope
 
-    def of(self, tensor: Any) -> str | None:
-        """The name by which ranks agree; None for an unnamed call in eager mode: those are counted.
+    def of(self, tensor: Any, process_set: ProcessSet) -> str | None:
+        """The name by which the ranks of ``process_set`` agree; None for an unnamed call in eager mode: those are
+        counted.
 
-        In a graph an unnamed one is named for its tensor, and a name that is there already gets a number, so the name
-        is the same on all ranks that build the same graph, however often.
+        In a graph an unnamed one is named for its tensor, and a name that the process set has already gets a number, so
+        the name is the same on all ranks that build the same graph, however often. Each process set counts for itself:
+        a rank may be in several, whose other ranks do not build what is not theirs.
         """
         if tf.executing_eagerly():
             return self.name
         current = tf.compat.v1.get_default_graph()
         name = self.name or f"Horovod{self.kind}_{_plain(tensor.name)}"
-        full = current.unique_name(name)
+        scope = "" if self.ignore else current.get_name_scope()
+        full = _unused(current, process_set, f"{scope}/{name}" if scope else name)
         if self.ignore:
-            return str(full.rpartition("/")[2])
+            return full
         function = re.sub(r"_\d+$", "", getattr(current, "name", "") or "")  # numbers count what this process made
         return f"{function}/{full}" if function else str(full)
 
     def and_(self, suffix: str) -> Names:
         """For what belongs to the call: its gradient."""
         return Names(self.kind, None if self.name is None else self.name + suffix, self.ignore)
+
+
+_used: WeakKeyDictionary[Any, dict[tuple[int, ...], set[str]]] = WeakKeyDictionary()
+
+
+def _unused(current: Any, process_set: ProcessSet, name: str) -> str:
+    """``name``, or the first of ``name_1``, ``name_2``, ... that no call of ``process_set`` has in this graph."""
+    used = _used.setdefault(current, {}).setdefault(tuple(process_set.ranks or ()), set())
+    numbered = (f"{name}_{number}" for number in count(1))
+    unused = next(each for each in chain([name], numbered) if each not in used)
+    used.add(unused)
+    return unused
 
 
 def _plain(name: str) -> str:
@@ -177,7 +194,7 @@ def reduce(
     """Allreduce: a new tensor for each of ``tensors``. One, or with ``grouped`` several as a unit."""
     return _run(
         "grouped_allreduce" if grouped else "allreduce", tensors, _alike(tensors), grouped=grouped,
-        name=names.of(tensors[0]), op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set,
+        name=names.of(tensors[0], process_set), op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set,
     )  # fmt: skip
 
 
@@ -185,14 +202,14 @@ def gather(tensors: Sequence[Any], names: Names, process_set: ProcessSet, groupe
     """Allgather: see ``reduce``."""
     return _run(
         "grouped_allgather" if grouped else "allgather", tensors, _other_rows(tensors), grouped=grouped, moves=True,
-        name=names.of(tensors[0]), process_set=process_set,
+        name=names.of(tensors[0], process_set), process_set=process_set,
     )  # fmt: skip
 
 
 def spread(tensor: Any, root: int, names: Names, process_set: ProcessSet) -> Any:
     """Broadcast: ``root``'s tensor."""
     (copy,) = _run(
-        "broadcast", [tensor], _alike([tensor]), moves=True, name=names.of(tensor), root_rank=root,
+        "broadcast", [tensor], _alike([tensor]), moves=True, name=names.of(tensor, process_set), root_rank=root,
         process_set=process_set,
     )  # fmt: skip
     return copy
@@ -210,7 +227,7 @@ def deal(tensor: Any, splits: Any, names: Names, process_set: ProcessSet) -> lis
     inputs, complete = ([tensor], evenly) if splits is None else ([tensor, splits], None)
     forms = [*_other_rows([tensor]), (tf.int32, [None])]
     return _run(
-        "alltoall", inputs, forms, moves=True, complete=complete, name=names.of(tensor), process_set=process_set
+        "alltoall", inputs, forms, moves=True, complete=complete, name=names.of(tensor, process_set), process_set=process_set
     )  # fmt: skip
 
 
@@ -221,5 +238,5 @@ def scatter(
     """Reducescatter: see ``reduce``."""
     return _run(
         "grouped_reducescatter" if grouped else "reducescatter", tensors, _other_rows(tensors), grouped=grouped,
-        name=names.of(tensors[0]), op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set,
+        name=names.of(tensors[0], process_set), op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set,
     )  # fmt: skip

@@ -156,7 +156,7 @@ def reducer_for(what: str, options: GradientOptions) -> GradientListReducer:
 
     In a graph each call gives another: two in one graph may run at the same time.
     """
-    place = Names("Gradients", what).of(None) or what
+    place = Names("Gradients", what).of(None, options.process_set) or what
     scales = options.prescale, options.postscale
     how = options.compression, options.sparse_as_dense, options.codec
     key = (place, options.op, scales, id(options.process_set), *how)

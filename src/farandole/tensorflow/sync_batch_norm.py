@@ -39,22 +39,13 @@ class Synchronized:
             count = tf.reduce_sum(shown) / channels
             sums = [tf.reduce_sum(shown * wide, axes), tf.reduce_sum(shown * wide * wide, axes)]
         mine = tf.concat([count[None], *sums], axis=0)
-        total = allreduce(
-            mine, op=ReduceOp.SUM, name=_name(), process_set=self._process_set, ignore_name_scope=True
-        )  # fmt: skip
+        total = allreduce(  # names of layers and of their scopes count what else a process made
+            mine, op=ReduceOp.SUM, name="SyncBatchNormalization", process_set=self._process_set, ignore_name_scope=True
+        )
         count = tf.maximum(total[0], 1.0)
         mean = total[1 : channels + 1] / count
         variance = tf.maximum(total[channels + 1 :] / count - mean * mean, 0.0)
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
-
-
-def _name() -> str:
-    """The same on all ranks, unlike the names of layers and of their scopes: these count what else a process made."""
-    if tf.executing_eagerly():
-        return "SyncBatchNormalization"
-    graph = tf.compat.v1.get_default_graph()
-    with graph.name_scope(None):
-        return str(graph.unique_name("SyncBatchNormalization"))
 
 
 def check_not_fused(fused: bool | None) -> None:
