@@ -19,7 +19,10 @@ MOMENT = 2.0  # seconds for other ranks to end their first epoch, too
 
 
 def compared(digest: int, seconds: float = 0.0) -> list[int] | None:
-    """Leave ``digest`` in the store. On rank 0: those of all ranks, if they are there within ``seconds``; else None."""
+    """Leave ``digest`` in the store. On rank 0: those of all ranks, if they are there within ``seconds``; else None.
+
+    Once in a stay: a rank that trains several models would leave the next one's digest in place of the first's.
+    """
     client, rank, size = context.store(), context.rank(), context.size()
     if client is None:
         return None

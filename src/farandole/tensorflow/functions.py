@@ -114,8 +114,8 @@ class _Running:
 
 
 def _run(
-    operation: str, tensors: Sequence[Any], forms: Sequence[graph.Form], *, grouped: bool = False, moves: bool = False,
-    complete: Callable[[Array], list[Any]] | None = None, **options: Any,
+    operation: str, tensors: Sequence[Any], forms: Sequence[graph.Form], *, names: Names, process_set: ProcessSet,
+    grouped: bool = False, moves: bool = False, complete: Callable[[Array], list[Any]] | None = None, **options: Any,
 ) -> list[Any]:  # fmt: skip
     """The tensors, of ``forms``, that an operation of ``collectives`` gives.
 
@@ -123,6 +123,7 @@ def _run(
     from a single array.
     """
     dtypes = [dtype.as_numpy_dtype for dtype, _ in forms]
+    options |= {"name": names.of(tensors[0], process_set), "process_set": process_set}
 
     def call(method: Callable[..., Any], arrays: Sequence[Array]) -> Any:
         if moves:
@@ -135,7 +136,7 @@ def _run(
         return _Running(call(getattr(collectives, f"{operation}_async"), arrays), dtypes)
 
     if not tf.executing_eagerly():
-        _check_registered(options["process_set"])
+        _check_registered(process_set)
         return graph.run(f"hvd.{operation}", start, tensors, forms)
     result = call(getattr(collectives, operation), [graph.array(tensor) for tensor in tensors])
     return [tf.convert_to_tensor(array) for array in _typed(result, dtypes)]
@@ -194,7 +195,7 @@ def reduce(
     """Allreduce: a new tensor for each of ``tensors``. One, or with ``grouped`` several as a unit."""
     return _run(
         "grouped_allreduce" if grouped else "allreduce", tensors, _alike(tensors), grouped=grouped,
-        name=names.of(tensors[0], process_set), op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set,
+        names=names, op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set,
     )  # fmt: skip
 
 
@@ -202,15 +203,14 @@ def gather(tensors: Sequence[Any], names: Names, process_set: ProcessSet, groupe
     """Allgather: see ``reduce``."""
     return _run(
         "grouped_allgather" if grouped else "allgather", tensors, _other_rows(tensors), grouped=grouped, moves=True,
-        name=names.of(tensors[0], process_set), process_set=process_set,
+        names=names, process_set=process_set,
     )  # fmt: skip
 
 
 def spread(tensor: Any, root: int, names: Names, process_set: ProcessSet) -> Any:
     """Broadcast: ``root``'s tensor."""
     (copy,) = _run(
-        "broadcast", [tensor], _alike([tensor]), moves=True, name=names.of(tensor, process_set), root_rank=root,
-        process_set=process_set,
+        "broadcast", [tensor], _alike([tensor]), moves=True, names=names, root_rank=root, process_set=process_set,
     )  # fmt: skip
     return copy
 
@@ -226,9 +226,7 @@ def deal(tensor: Any, splits: Any, names: Names, process_set: ProcessSet) -> lis
 
     inputs, complete = ([tensor], evenly) if splits is None else ([tensor, splits], None)
     forms = [*_other_rows([tensor]), (tf.int32, [None])]
-    return _run(
-        "alltoall", inputs, forms, moves=True, complete=complete, name=names.of(tensor, process_set), process_set=process_set
-    )  # fmt: skip
+    return _run("alltoall", inputs, forms, moves=True, complete=complete, names=names, process_set=process_set)
 
 
 def scatter(
@@ -238,5 +236,5 @@ def scatter(
     """Reducescatter: see ``reduce``."""
     return _run(
         "grouped_reducescatter" if grouped else "reducescatter", tensors, _other_rows(tensors), grouped=grouped,
-        name=names.of(tensors[0], process_set), op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set,
+        names=names, op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set,
     )  # fmt: skip
