@@ -187,6 +187,10 @@ def test_layouts() -> None:
         assert hvd.allreduce(leaf * 2).tolist() == [1.0] * 3
         expanded = torch.tensor([float(rank)]).expand(3)
         assert hvd.allreduce(expanded).tolist() == [0.5] * 3
+        with pytest.raises(TypeError, match=r"inside a transform of torch.func .* outside of the transformed function"):
+            torch.func.vmap(hvd.allreduce)(torch.ones(3, 2))
+        with pytest.raises(ValueError, match="A tensor on the meta device has no elements"):
+            hvd.allreduce(torch.ones(3, device="meta"))
 
     job(2, check)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
 from farandole.frontend.objects import allgather_object, broadcast_object
-from farandole.torch import elastic, mpi_ops
+from farandole.torch import dynamo, elastic, mpi_ops
 from farandole.torch import solo as solo
 from farandole.torch.differentiable import gather
 from farandole.torch.functions import Compression
@@ -13,6 +13,8 @@ from farandole.torch.mpi_ops import *  # noqa: F403
 from farandole.torch.optimizer import DistributedOptimizer
 from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
 from farandole.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
+
+dynamo.leave_alone("farandole")
 
 __all__ = [
     "Adasum",

@@ -35,9 +35,9 @@ class TorchBinding:
             try:
                 array = _flat(tensor.detach() if tensor.requires_grad else tensor, dtype)
                 return Buffer(array, array, dtype)
-            except RuntimeError:  # is_neg() alone would let other threads in, which costs more than all the rest
+            except RuntimeError as error:  # is_neg() alone would let other threads in, which costs more than the rest
                 if not tensor.is_neg():
-                    raise
+                    raise _unreadable(tensor, error) from error
         there = self.elsewhere(tensor, dtype)
         if there is not None:
             return there
@@ -141,6 +141,8 @@ def _flat(tensor: Any, dtype: DType) -> Array:
 
 def _staged(tensor: Any) -> Any:
     """A contiguous copy on the host; pinned if it comes from a GPU."""
+    if tensor.is_meta:
+        raise ValueError("A tensor on the meta device has no elements: tensor.to_empty(device='cpu') gives it some.")
     if tensor.layout is not torch.strided:
         raise ValueError(f"Tensor of layout {tensor.layout} is not supported. Densify it first: tensor.to_dense().")
     tensor = tensor.detach()
@@ -153,6 +155,17 @@ def supported() -> str:
     """The cure for a type that cannot travel."""
     known = ", ".join(dtype.value for dtype in DTYPES.values())
     return f"Convert it with tensor.to(dtype) to one of {known}; complex numbers travel as torch.view_as_real(tensor)."
+
+
+def _unreadable(tensor: Any, error: RuntimeError) -> Exception:
+    """The error for a tensor without memory. Those of ``torch.func`` stand for others."""
+    if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return error
+    return TypeError(
+        "a tensor inside a transform of torch.func (vmap, jvp, ...) has no elements that could travel: call the "
+        "collective outside of the transformed function; for gradients, loss.backward() and torch.autograd.grad go "
+        "through collectives"
+    )
 
 
 def _unsupported(value: Any) -> Exception:
