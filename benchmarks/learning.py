@@ -29,8 +29,8 @@ SEEDS = (0, 1, 2)
 MNIST_EPOCHS = 0.12  # for each of the small digits, of which there are fewer
 SPECS = (
     ALLREDUCE, "adasum", "local_sgd:8", "local_sgd:8+int8", "local_sgd:epoch", "bmuf:8", "diloco:8", "diloco:8+int8",
-    "easgd:4", "gossip", "gossip:ring", "ps", "ps_async", "ssp:3", "fp16", "bf16", "int8", "topk:0.05",
-    "threshold:0.01", "powersgd:2", "onebit", "randomk:0.1", "sign",
+    "easgd:4", "gossip", "gossip:ring", "gossip_async", "ps", "ps_async", "ssp:3", "fp16", "bf16", "int8",
+    "topk:0.05", "threshold:0.01", "powersgd:2", "onebit", "randomk:0.1", "sign",
 )  # fmt: skip
 
 

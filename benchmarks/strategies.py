@@ -19,7 +19,7 @@ from benchmarks.samples import Run, parts
 from benchmarks.steps.torch import Team
 from farandole.strategies.specs import ALLREDUCE, strategy_of
 
-RANK = (ALLREDUCE, "ps", "ps:1,backup=1", "ps_async", "ssp:3")
+RANK = (ALLREDUCE, "ps", "ps:1,backup=1", "ps_async", "ssp:3", "gossip_async")
 LINK = (ALLREDUCE, "int8", "local_sgd:8", "diloco:8", "topk:0.05", "onebit", "powersgd:2")
 STEP, SLOWER = 0.04, 3  # seconds of a step, and how many times as many where it is slow
 SECONDS, STEPS = 20.0, 740  # of a run with a slow rank, and with a slow link

@@ -241,7 +241,8 @@ class Codec(Protocol):
 
 
 class Peers(Protocol):
-    """All ranks of one optimizer, for a ``Strategy``. All calls are collective, but ``push`` and ``pull``."""
+    """All ranks of one optimizer, for a ``Strategy``. All calls are collective, but ``push``, ``pull`` and
+    ``average_async``."""
 
     rank: int
     size: int
@@ -263,6 +264,17 @@ class Peers(Protocol):
 
     def pull(self, into: Sequence[Array]) -> None:
         """The centre, as it is. Not collective."""
+
+    def average_async(
+        self, anchors: Sequence[Array], changes: Sequence[Array], others: Sequence[int], *, damp: bool = False
+    ) -> int:
+        """Add ``changes`` to the weights that this rank shows to others, which begin as ``anchors``, and take those in
+        their place; then begin to average them with the first of ``others`` that is not busy, in the background. The
+        number of averages with other ranks since the last call; with ``damp``, changes are divided by it. Not
+        collective, but for the first time. ``others``: higher ranks alone, so that two never refuse each other."""
+
+    def average_shown(self, anchors: Sequence[Array], changes: Sequence[Array]) -> None:
+        """As ``average_async``, but with all ranks: take the mean of what they show, with their changes."""
 
 
 class Strategy(Protocol):

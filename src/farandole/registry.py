@@ -40,6 +40,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "diloco": "farandole.strategies.modes.local_sgd:DiLoCo",
         "easgd": "farandole.strategies.modes.easgd:EASGD",
         "gossip": "farandole.strategies.modes.gossip:Gossip",
+        "gossip_async": "farandole.strategies.modes.gossip_async:AsyncGossip",
         "ps": "farandole.strategies.modes.parameter_server:ParameterServer",
         "ps_async": "farandole.strategies.modes.parameter_server:AsyncParameterServer",
         "ssp": "farandole.strategies.modes.parameter_server:SSP",

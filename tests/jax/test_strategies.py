@@ -119,7 +119,7 @@ def test_half_types_whole_numbers_and_what_does_not_know_weights() -> None:
     job(2, fn, strategy="easgd")
 
 
-def test_synchronous_parameter_servers_are_an_average_of_gradients_and_one_rank_alone_waits_for_nobody() -> None:
+def test_parameter_servers_and_gossip_in_the_background_have_what_all_have_learned() -> None:
     def fn(rank: int) -> tuple[Any, Any]:
         import farandole.jax as hvd
 
@@ -136,6 +136,15 @@ def test_synchronous_parameter_servers_are_an_average_of_gradients_and_one_rank_
         hvd.barrier()
         updates, state = jax.jit(optimizer.update)(jnp.zeros(2), state, params)
         assert optax.apply_updates(params, updates).tolist() == [-(1.0 + 4.0 + 7.0)] * 2
+        optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), strategy="gossip_async")
+        params, update = jnp.zeros(2), jax.jit(optimizer.update)
+        state = optimizer.init(params)
+        for step in range(500):  # until all have what all have learned
+            updates, state = update(jnp.ones(2) * (step <= 3 * rank), state, params)
+            params = optax.apply_updates(params, updates)
+            if step > 6 and np.ptp(hvd.allgather(params)) < 1e-5:
+                break
+        np.testing.assert_allclose(params, -4.0, atol=1e-4)
         return ends
 
     for found, reduced in job(3, fn, store=True):

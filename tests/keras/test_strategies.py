@@ -152,7 +152,7 @@ def test_epochs_local_variables_and_what_cannot_be() -> None:
 
 
 def test_synchronous_parameter_servers_are_an_average_of_gradients(backend: str) -> None:
-    """In fit, whose end gives all ranks the centre."""
+    """In fit, whose end gives all ranks the centre; and gossip in the background, of which that gives the mean."""
 
     def train(rank: int) -> list[list[np.ndarray]]:
         import keras
@@ -162,15 +162,23 @@ def test_synchronous_parameter_servers_are_an_average_of_gradients(backend: str)
 
         x, y = p.data(16)
         found = []
-        for strategy in ("ps", "allreduce", "ps_async:2"):
+        for strategy in ("ps", "allreduce", "ps_async:2", "gossip_async:every=2"):
             model = p.dense(0)
             model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy=strategy), p.loss())
             mine = slice(8 * rank, 8 * rank + 8)
             model.fit(x[mine], y[mine], batch_size=4, epochs=2, shuffle=False, verbose=0)
             found.append(p.weights(model))
+        variable = keras.Variable([0.0])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), strategy="gossip_async")
+        optimizer.build([variable])
+        for _ in range(3 + 4 * rank):
+            optimizer.apply([keras.ops.array([rank + 1.0])], [variable])
+        optimizer.average_weights()
+        found.append([np.array(variable)])
         return found
 
     one, two = on(backend, 2, train, store=True)
     for first, second in zip(one, two, strict=True):
         equal(first, second)
     close(one[0], one[1])
+    close(one[4], [np.array([-(3 + 14) / 2])])  # what both have learned

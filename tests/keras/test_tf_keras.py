@@ -97,6 +97,7 @@ def test_local_sgd_is_its_model() -> None:
             kept[name] = optimizer.state_dict()
             optimizer.load_state_dict(kept[name])
         assert [len(state["slots"]) for state in kept.values()] == [0, 2, 0, 0]
+        _gossips(rank)
         with pytest.raises(ValueError, match=r"checkpoint is of strategy 'local_sgd:3,nesterov.*has 'local_sgd:1'"):
             optimizer.load_state_dict(kept["outer"])
         with pytest.raises(ValueError, match="'local_sgd:2' cannot be used with a LossScaleOptimizer"):
@@ -105,11 +106,24 @@ def test_local_sgd_is_its_model() -> None:
             )
         return found, _taking_turns() if rank == 0 else None
 
-    (one, model), (two, _) = job(2, body)
+    (one, model), (two, _) = job(2, body, store=True)
     for name, weights in one.items():
         for mine, other, wanted in zip(weights, two[name], model[name], strict=True):
             np.testing.assert_array_equal(mine, other, err_msg=name)
             np.testing.assert_allclose(mine, wanted, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+def _gossips(rank: int) -> None:
+    """In the background; the end of ``fit`` gives all ranks the mean of what both have learned."""
+    import tf_keras
+
+    variable = tf_keras.backend.variable([0.0])
+    optimizer = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(1.0), strategy="gossip_async")
+    optimizer.build([variable])
+    for _ in range(3 + 4 * rank):
+        optimizer.apply_gradients([(np.array([rank + 1.0], np.float32), variable)])
+    optimizer.average_weights()
+    np.testing.assert_allclose(variable.numpy(), [-(3 + 14) / 2], rtol=1e-5)
 
 
 def _taking_turns() -> dict[str, list[Any]]:

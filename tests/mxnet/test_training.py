@@ -481,6 +481,12 @@ def test_parameter_servers_under_names_of_mxnet() -> None:
             )
             found.append(trained(net, trainer.step, rank, 2)[-1])
         assert trainer._options.strategy.spec == "ps_async:1"
+        net = network()
+        trainer = hvd.DistributedTrainer(net.collect_params(), kind, dict(options), strategy="gossip_async", prefix="g")
+        trained(net, trainer.step, rank, 2)
+        trainer.average_weights()
+        alike = hvd.allgather_object(weights(net))
+        assert all(np.array_equal(a, b) for a, b in zip(*alike, strict=True))
         return found
 
     for servers, reduced, _ in job(2, fn, store=True):

@@ -279,6 +279,28 @@ def test_synchronous_parameter_servers_are_an_average_of_gradients_and_asynchron
     assert_close([one[2], two[2], one[3]], [values(models[0]), values(models[1]), centre])
 
 
+def test_gossip_in_the_background_keeps_what_all_have_learned() -> None:
+    """Ranks take 3, 7 and 11 steps, of 1, 2 and 3."""
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        parameter, statistics = torch.nn.Parameter(torch.zeros(2)), torch.zeros(2)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([parameter], lr=1.0), strategy="gossip_async:complete", buffers=[statistics]
+        )
+        for _ in range(3 + 4 * rank):
+            optimizer.zero_grad()
+            (parameter * (rank + 1.0)).sum().backward()
+            statistics += rank
+            optimizer.step()
+        optimizer.average_weights()
+        torch.testing.assert_close(parameter.detach(), torch.full((2,), -(3 + 14 + 33) / 3))
+        torch.testing.assert_close(statistics, torch.full((2,), (7 + 22) / 3))
+
+    job(3, fn, store=True)
+
+
 def test_a_rank_with_weights_and_one_with_gradients_are_told_of_each_other() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd

@@ -29,6 +29,7 @@ from farandole.transports import shm
 if TYPE_CHECKING:
     from farandole.context.server_access import ServerAccess
     from farandole.ps.client import Servers
+    from farandole.ps.peer import PeerServer
     from farandole.surroundings import Found
 
 
@@ -197,6 +198,11 @@ def servers() -> Servers:
     """The job's parameter servers; they are started when the first rank asks. Raises SettingsError in a process that
     no launcher started, RendezvousError if they do not come."""
     return _server_access().open(_store)
+
+
+def peer_server() -> PeerServer:
+    """What this rank shows of its weights to others. Raises SettingsError in a process that no launcher started."""
+    return _server_access().peer(_store)
 
 
 def leave_servers() -> None:

@@ -3,13 +3,20 @@ for them, or, where there is no driver, threads of rank 0."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from farandole import network
 from farandole.config import Placement, Settings
-from farandole.errors import RendezvousError, SettingsError
+from farandole.errors import HorovodInternalError, RendezvousError, SettingsError
 from farandole.ps.client import Servers
 from farandole.report import keys
 from farandole.store import StoreClient
+
+if TYPE_CHECKING:
+    from farandole.ps.peer import PeerServer
 
 AFTER = 3600.0  # seconds for which rank 0 serves after its own end; the others train that long without it
 
@@ -20,6 +27,8 @@ class ServerAccess:
     def __init__(self, placement: Placement, settings: Settings, scope: str) -> None:
         self._placement, self._settings, self._scope = placement, settings, scope
         self._servers: Servers | None = None
+        self._peer: PeerServer | None = None
+        self._store: StoreClient | None = None  # with a peer
         self._close: list[Callable[[float], None]] = []  # servers in this process
 
     def open(self, store: StoreClient | None) -> Servers:
@@ -38,6 +47,37 @@ class ServerAccess:
             self._servers = self._connected(store, scope)
         return self._servers
 
+    def peer(self, store: StoreClient | None) -> PeerServer:
+        """What this rank shows to others; it ends with ``say_bye``. Raises SettingsError without a store."""
+        if self._peer is None:
+            if store is None:
+                raise SettingsError(
+                    "ranks that average in the background need the store of a job, and this one has none: start it "
+                    "with farandole run, farandole.run, mpirun or srun"
+                )
+            from farandole.ps.peer import PeerServer
+
+            at = network.offered(store.host, self._settings.network_interfaces)
+            hosts = [network.parted(address)[0] for address in at.split(",")]
+            self._peer = PeerServer(self._placement.rank, store.secret, hosts, functools.partial(self._left, store))
+            self._store = store
+        return self._peer
+
+    def _left(self, store: StoreClient, rank: int) -> bool:
+        """Has the rank ended this stay in order? Yes, if the job has, with its store."""
+        try:
+            return store.try_get(keys.left(self._scope, rank)) is not None
+        except (OSError, HorovodInternalError):
+            return True
+
+    def _end_peer(self, failed: bool) -> None:
+        peer, self._peer = self._peer, None
+        if peer is not None and self._store is not None:
+            if not failed:
+                with contextlib.suppress(OSError, HorovodInternalError):
+                    self._store.set(keys.left(self._scope, self._placement.rank), b"")
+            peer.close()
+
     def leave(self, store: StoreClient | None) -> None:
         """This rank has no more data: no other waits for it until it pushes again."""
         if store is not None and self._placement.size > 1:
@@ -51,6 +91,7 @@ class ServerAccess:
 
     def say_bye(self, failed: bool) -> None:
         """No other rank waits for this one any more."""
+        self._end_peer(failed)
         servers, self._servers = self._servers, None
         if servers is not None:
             servers.close(failed)

@@ -19,7 +19,9 @@ def unix_name(secret: str, token: str) -> str:
     return "\0farandole-" + derive(secret, f"ps|{token}")
 
 
-def dial(address: dict[str, Any], host: str, secret: str, seconds: float = SECONDS) -> Session:
+def dial(
+    address: dict[str, Any], host: str, secret: str, seconds: float = SECONDS, purpose: str = PURPOSE
+) -> Session:  # fmt: skip
     """``address``: a server's own facts; ``host``: of the job's store, by which this host reaches the servers, too;
     ``seconds``: for each of the connection and its proof.
 
@@ -29,7 +31,7 @@ def dial(address: dict[str, Any], host: str, secret: str, seconds: float = SECON
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             liveness.probe(sock)
-        return authenticate(sock, secret, PURPOSE, server=False, seconds=seconds)
+        return authenticate(sock, secret, purpose, server=False, seconds=seconds)
     except BaseException:
         sock.close()
         raise

@@ -5,21 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from farandole import liveness
-from farandole.errors import AuthenticationError, HorovodInternalError, WireError
-from farandole.handshake import Newcomers, Session, hang_up
+from farandole.errors import HorovodInternalError, WireError
+from farandole.handshake import Session, hang_up
 from farandole.log import logger
 from farandole.ps.clocks import Fate
-from farandole.ps.dial import unix_name
 from farandole.ps.group import Failure, Group
+from farandole.ps.listener import Listener
 from farandole.ps.replicas import DISMISSED, Replicas
 from farandole.ps.wire import PURPOSE, Message, receive, receive_into, send
 from farandole.report import keys
@@ -30,11 +26,10 @@ if TYPE_CHECKING:
 LOOK = 0.5  # seconds between looks whether ranks that others wait for have left
 GRACE = 1.0  # seconds for a rank whose connection has ended to come back, here or to a replica
 ASK = 0.1  # seconds between questions whether it has gone to a replica
-PENDING = 1024  # connections that have proved nothing yet
 Name = tuple[str, str]  # of a group: the stay in the job, the optimizer
 
 
-class ParameterServer:
+class ParameterServer(Listener):
     """Serves as soon as it is made. ``interface``: where to listen, beside a Unix socket; ``ended(scope, rank)``: of a
     rank that was never seen here, "bye" if it has ended, "leave" if it has joined, else empty. ``others``: addresses of
     its replicas, asked for when needed."""
@@ -43,32 +38,14 @@ class ParameterServer:
         self, secret: str, interface: str, ended: Callable[[str, int], str],
         others: Callable[[], list[str]] = list,
     ) -> None:  # fmt: skip
-        self._secret, self._ended = secret, ended
-        self._changed = threading.Condition()
+        self._ended = ended
         self._groups: dict[Name, Group] = {}
         self._gone: set[tuple[str, int]] = set()  # ranks that said bye
-        self._sessions: set[Session] = set()
         self._attended: dict[tuple[str, int], Client] = {}  # the last connection of each rank
         self._ranks = 0  # connections of ranks
-        self._closed = self._promoted = False
+        self._promoted = False
         self._replicas = Replicas(secret, others)
-        self._newcomers = Newcomers("a parameter server", logger, PENDING)
-        token = os.urandom(8).hex()
-        near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        near.bind(unix_name(secret, token))
-        near.listen(PENDING)
-        self._listeners = [near, socket.create_server((interface, 0), backlog=PENDING)]
-        facts = {"port": self._listeners[1].getsockname()[1], "unix": token, "host": socket.gethostname()}
-        self.address = json.dumps({**facts, "pid": os.getpid()})
-        self._acceptors = [
-            threading.Thread(
-                target=self._newcomers.accept_all, args=(listener, self._serve, "farandole-ps-peer"),
-                name="farandole-ps", daemon=True,
-            )
-            for listener in self._listeners
-        ]  # fmt: skip
-        for acceptor in self._acceptors:
-            acceptor.start()
+        super().__init__("a parameter server", secret, PURPOSE, [interface])
 
     def close(self, seconds: float = 0.0) -> None:
         """Hang up on everybody; after all ranks have left, if they do so within ``seconds``. May be called twice."""
@@ -77,52 +54,18 @@ class ParameterServer:
         self._stop()
 
     def _stop(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            sessions = list(self._sessions)
-        for sock in (*self._listeners, *(session.sock for session in sessions)):
-            hang_up(sock)
-        self._newcomers.close()
+        self._hang_up()
         self._replicas.close()
-        for listener, acceptor in zip(self._listeners, self._acceptors, strict=True):
-            acceptor.join(2.0)
-            listener.close()
+        self._join()
 
     # ---- connections ----
 
-    def _serve(self, sock: socket.socket) -> None:
-        try:
-            if sock.family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                liveness.probe(sock)
-            session = self._newcomers.admit(sock, self._secret, PURPOSE)
-            session.peer = "a client of the parameter server"
-            self._converse(session)
-        except AuthenticationError as error:
-            if not self._closed:
-                self._newcomers.refuse("", error)
-        except (WireError, KeyError, TypeError, ValueError) as error:
-            logger.warning("the parameter server hung up on a connection: %r", error)
-        except (OSError, HorovodInternalError, MemoryError) as error:
-            logger.debug("the parameter server lost a connection: %s", error)
-        finally:
-            sock.close()
-
     def _converse(self, session: Session) -> None:
-        with self._changed:
-            if self._closed:
-                return
-            self._sessions.add(session)
-        try:
-            first = receive(session)
-            if first is not None and first["do"] == "replica":
-                self._follow(session)
-            elif first is not None:
-                self._attend(session, str(first["scope"]), int(first["rank"]))
-        finally:
-            with self._changed:
-                self._sessions.discard(session)
+        first = receive(session)
+        if first is not None and first["do"] == "replica":
+            self._follow(session)
+        elif first is not None:
+            self._attend(session, str(first["scope"]), int(first["rank"]))
 
     def _attend(self, session: Session, scope: str, rank: int) -> None:
         """A rank, until it says bye or is lost."""

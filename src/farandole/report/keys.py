@@ -26,6 +26,11 @@ def away(scope: str, rank: int) -> str:
     return f"away/{scope}/{rank}"
 
 
+def left(scope: str, rank: int) -> str:
+    """Set by a rank that has shown its weights to others, when it ends in order."""
+    return f"left/{scope}/{rank}"
+
+
 SERVERS_WANTED = "servers/wanted"  # set by a rank that needs the job's parameter servers
 
 

@@ -1,5 +1,5 @@
 """What becomes of gradients and weights: options, reducers, and ways to exchange weights. ``LocalSGD``, ``BMUF``,
-``DiLoCo``, ``EASGD``, ``Gossip``, ``ParameterServer``, ``AsyncParameterServer`` and ``SSP`` are for
+``DiLoCo``, ``EASGD``, ``Gossip``, ``AsyncGossip``, ``ParameterServer``, ``AsyncParameterServer`` and ``SSP`` are for
 ``DistributedOptimizer(strategy=...)``."""
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from typing import Any
 
 _MODES = {
     "LocalSGD": "local_sgd", "BMUF": "local_sgd", "DiLoCo": "local_sgd", "EASGD": "easgd", "Gossip": "gossip",
+    "AsyncGossip": "gossip_async",
     "ParameterServer": "parameter_server", "AsyncParameterServer": "parameter_server", "SSP": "parameter_server",
 }  # fmt: skip
 __all__ = [
-    "BMUF", "EASGD", "SSP", "AsyncParameterServer", "DiLoCo", "Gossip", "LocalSGD", "ParameterServer",
+    "BMUF", "EASGD", "SSP", "AsyncGossip", "AsyncParameterServer", "DiLoCo", "Gossip", "LocalSGD", "ParameterServer",
 ]  # fmt: skip  # imported when they are used
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from farandole import registry
 from farandole.contracts import Strategy
 from farandole.errors import did_you_mean
 
+Made = TypeVar("Made")
 ALLREDUCE, ADASUM = "allreduce", "adasum"  # of gradients
 
 
@@ -48,6 +49,26 @@ def number(strategy: str, option: str, value: Any, *, at_least: int) -> int:
     if found != float(value) or found < at_least or isinstance(value, bool):
         refuse(strategy, option, value, f"a whole number, at least {at_least}")
     return found
+
+
+def switch(strategy: str, option: str, value: bool | str) -> bool:
+    if str(value).lower() not in ("0", "1", "false", "true"):
+        refuse(strategy, option, value, "0 or 1")
+    return str(value).lower() in ("1", "true")
+
+
+def parsed(kind: type[Made], argument: str, example: str) -> Made:
+    """``kind``, which has a ``name``, of what stands after its colon: the first argument, then others by name."""
+    name = str(getattr(kind, "name", kind.__name__))
+    words = [word.partition("=") for word in argument.split(",") if word]
+    first = [word for word, equals, _ in words if not equals]
+    rule = f"a first argument, then others by name, like {name}:{example}"
+    if len(first) > 1 or (first and words[0][1]):
+        refuse(name, "strategy", f"{name}:{argument}", rule)
+    try:
+        return kind(*first, **{word: value for word, equals, value in words if equals})
+    except TypeError:
+        refuse(name, "strategy", f"{name}:{argument}", rule)
 
 
 def refuse(strategy: str, option: str, value: Any, rule: str) -> NoReturn:

@@ -17,12 +17,15 @@ from farandole.report import pace
 from farandole.strategies.codecs import codec
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
+from farandole.strategies.pairs import Pairs
 from farandole.strategies.unlike import UnlikeKinds
+from farandole.strategies.ways import ways_of
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
     from farandole.ps.client import Group, Pushed
     from farandole.ps.clocks import Rule
+    from farandole.ps.peer import PeerGroup
     from farandole.types import Array
 
 Weight = TypeVar("Weight")
@@ -40,6 +43,7 @@ class EnginePeers:
         self.engine, self.name, self._spec = engine, name, spec
         self._set = options.process_set
         self._ranks = options.process_set.ranks or range(self.size)
+        self._pairs: Pairs | None = None
         self._centre: Group | None = None
         self._centres = 0  # so far
         self._held: list[tuple[Any, ...]] = []  # shape and type of what the centre holds
@@ -95,14 +99,54 @@ class EnginePeers:
         assert self._centre is not None
         self._centre.pull([*into, *self._pushed])
 
+    def average_async(
+        self, anchors: Sequence[Array], changes: Sequence[Array], others: Sequence[int], *, damp: bool = False
+    ) -> int:  # fmt: skip
+        statistics, self.statistics = self.statistics, ()
+        group = self._shown(anchors, statistics)
+        stale = group.take([*changes, *statistics], damp)
+        group.ask(others)
+        return stale
+
+    def average_shown(self, anchors: Sequence[Array], changes: Sequence[Array]) -> None:
+        statistics, self.statistics = self.statistics, ()
+        group = self._shown(anchors, statistics)
+        group.take([*changes, *statistics])
+        group.rest()
+        self.barrier()  # nobody asks any more
+        own = [*(np.zeros_like(change) for change in changes), *statistics]
+        group.take(own)
+        means = [array.copy() for array in own]
+        names, self.names = self.names, None
+        self.average(means)
+        self.names = names
+        count = len(changes)
+        group.take([*ways_of(means[:count], own[:count]), *means[count:]])
+        for array, mean in zip((*changes, *statistics), means, strict=True):
+            np.copyto(array, mean)  # as all have it: what is shown was rounded
+
+    def close(self) -> None:
+        if self._pairs is not None:
+            self._pairs.close()
+
+    def _shown(self, anchors: Sequence[Array], statistics: Sequence[Array]) -> PeerGroup:
+        if self._pairs is None:
+            changes = context.changes_before(self._set)  # a process set that is made anew has the same numbers
+            self._pairs = Pairs(self.engine, f"{self.name}.{changes}", self._ranks)
+        return self._pairs.group(anchors, statistics, self._names(anchors))
+
+    def _names(self, weights: Sequence[Array]) -> Sequence[str]:
+        return self.names or [f"weight {number}" for number in range(len(weights))]
+
     def _group(self, rule: Rule, anchors: Sequence[Array], statistics: Sequence[Array]) -> Group:
         held = [(array.shape, array.dtype) for array in (*anchors, *statistics)]
         if self._centre is None or held != self._held:  # weights were added: another centre, of all of them
             self._held, self._centres = held, self._centres + 1
-            names = self.names or [f"weight {number}" for number in range(len(anchors))]
             # servers outlive a process set, and its engine's numbers
             name = f"{self.name}.{context.changes_before(self._set)}.{self._centres}"
-            self._centre = context.servers().group(name, self._ranks, rule, self._spec, anchors, names, statistics)
+            self._centre = context.servers().group(
+                name, self._ranks, rule, self._spec, anchors, self._names(anchors), statistics
+            )
         return self._centre
 
 
@@ -228,7 +272,8 @@ class WeightExchange:
     def begin_anew(self) -> None:
         """Weights and slots are others now: what the strategy keeps elsewhere begins anew with them. All ranks."""
         self._known = None
-        if isinstance(self.strategy, Settling):
+        if isinstance(self.strategy, Settling) and self._peers is not None:
+            self._peers[1].close()
             self._peers = None
 
     def _check_alike(self, engine: Engine, name: str, number: int) -> None:

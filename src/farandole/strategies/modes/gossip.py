@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from farandole.contracts import Peers
-from farandole.strategies.specs import number, refuse
+from farandole.strategies.specs import number, parsed, refuse
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -59,21 +59,22 @@ class Gossip:
     more often they gossip. Raises ValueError for options that make no sense.
     """
 
+    name = "gossip"
     epochs, alike, slots = False, False, ()
 
-    def __init__(self, graph: str = "exponential", *, every: int = 1) -> None:
+    def __init__(self, graph: str = "exponential", *, every: int | str = 1) -> None:
         if graph not in GRAPHS:
-            refuse("gossip", "graph", graph, ", ".join(GRAPHS))
-        self.graph, self.every = graph, number("gossip", "every", every, at_least=1)
+            refuse(self.name, "graph", graph, ", ".join(GRAPHS))
+        self.graph, self.every = graph, number(self.name, "every", every, at_least=1)
 
     @classmethod
     def parse(cls, argument: str) -> Gossip:
-        """Of ``gossip:ring``, the graph."""
-        return cls(argument) if argument else cls()
+        """Of ``gossip:ring,every=4``, what stands after the colon."""
+        return parsed(cls, argument, "ring,every=4")
 
     @property
     def spec(self) -> str:
-        return f"gossip:{self.graph},every={self.every}"
+        return f"{self.name}:{self.graph},every={self.every}"
 
     def due(self, step: Any) -> Any:
         return step % self.every == 0

@@ -7,34 +7,17 @@ that it has now.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from farandole.contracts import Peers
 from farandole.ps.clocks import OPTIMIZERS, Rule
-from farandole.strategies.specs import number, refuse
+from farandole.strategies.specs import number, parsed, refuse, switch
+from farandole.strategies.ways import Staleness, go_on_from, ways_of
 
 if TYPE_CHECKING:
     from farandole.types import Array
 
 _RATES = {"adagrad": 0.01, "adam": 0.001}  # the usual ones; 1 for the others
-
-
-class Staleness:
-    """What one rank has seen: pushes, how many of them came too late to count, and the updates of the centre since the
-    pull from which they set out: the mean and the largest number."""
-
-    def __init__(self) -> None:
-        self.pushes = self.dropped = self.maximum = self._sum = 0
-
-    @property
-    def mean(self) -> float:
-        return self._sum / max(self.pushes, 1)
-
-    def see(self, staleness: int, dropped: bool) -> None:
-        self.pushes, self.dropped = self.pushes + 1, self.dropped + dropped
-        self.maximum, self._sum = max(self.maximum, staleness), self._sum + staleness
 
 
 class ParameterServer:
@@ -79,14 +62,7 @@ class ParameterServer:
     @classmethod
     def parse(cls, argument: str) -> ParameterServer:
         """Of ``ps:2,backup=1``, what stands after the colon: the first argument, then others by name."""
-        words = [word.partition("=") for word in argument.split(",") if word]
-        first = [name for name, equals, _ in words if not equals]
-        if len(first) > 1 or (first and words[0][1]):
-            _refuse_words(cls.name, argument)
-        try:
-            return cls(*first, **{name: value for name, equals, value in words if equals})
-        except TypeError:
-            _refuse_words(cls.name, argument)
+        return parsed(cls, argument, "3,every=2,damp=1")
 
     @property
     def rule(self) -> Rule:
@@ -109,18 +85,18 @@ class ParameterServer:
         if self.backup >= peers.size:
             refuse(self.name, "backup", self.backup, f"less than the number of ranks, {peers.size}")
         (anchors,) = slots
-        centre = _ways(weights, anchors)
+        centre = ways_of(weights, anchors)
         self.staleness.see(*peers.push(self.rule, anchors, centre))
-        _go_on(weights, anchors, centre)
+        go_on_from(weights, anchors, centre)
 
     def settle(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers) -> None:
         """The centre, with all that ranks have done since their last push."""
         (anchors,) = slots
-        centre = _ways(weights, anchors)
+        centre = ways_of(weights, anchors)
         peers.push(self.rule, anchors, centre, count=False)
         peers.barrier()  # all have pushed
         peers.pull(centre)
-        _go_on(weights, anchors, centre)
+        go_on_from(weights, anchors, centre)
         peers.barrier()  # nobody pushes before all have pulled
 
 
@@ -139,7 +115,7 @@ class AsyncParameterServer(ParameterServer):
         momentum: float | str = 0.9,
     ) -> None:  # fmt: skip
         self._set(every, optimizer, lr, momentum)
-        self.damp = _switch(self.name, damp)
+        self.damp = switch(self.name, "damp", damp)
 
     def _argument(self) -> str:
         return f"{self.every}{',damp=1' * self.damp}"
@@ -157,31 +133,8 @@ class SSP(ParameterServer):
         lr: float | str = 0.0, momentum: float | str = 0.9,
     ) -> None:  # fmt: skip
         self._set(every, optimizer, lr, momentum)
-        self.damp = _switch(self.name, damp)
+        self.damp = switch(self.name, "damp", damp)
         self.bound = number(self.name, "bound", bound, at_least=0)
 
     def _argument(self) -> str:
         return f"{self.bound},every={self.every}{',damp=1' * self.damp}"
-
-
-def _ways(weights: Sequence[Array], anchors: Sequence[Array]) -> list[Array]:
-    return [
-        np.subtract(weight, anchor, out=np.empty_like(weight, order="C"))
-        for weight, anchor in zip(weights, anchors, strict=True)
-    ]
-
-
-def _go_on(weights: Sequence[Array], anchors: Sequence[Array], centre: Sequence[Array]) -> None:
-    for weight, anchor, value in zip(weights, anchors, centre, strict=True):
-        np.copyto(weight, value)
-        np.copyto(anchor, value)
-
-
-def _switch(name: str, damp: bool | str) -> bool:
-    if str(damp).lower() not in ("0", "1", "false", "true"):
-        refuse(name, "damp", damp, "0 or 1")
-    return str(damp).lower() in ("1", "true")
-
-
-def _refuse_words(name: str, argument: str) -> NoReturn:
-    refuse(name, "strategy", f"{name}:{argument}", "a first argument, then others by name, like ssp:3,every=2,damp=1")

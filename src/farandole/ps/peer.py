@@ -1,0 +1,340 @@
+"""Ranks that average their weights in pairs, in the background: each serves its own to the others.
+
+Of two ranks the lower one asks. A rank averages with one other at a time: who is asked meanwhile waits a little, and
+then says that it is busy. So nobody holds what another one waits for, and an average is atomic: see ``pairs``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from farandole.errors import HorovodInternalError, PeerLostError, UnfinishedHandshakeError, WireError
+from farandole.handshake import Session
+from farandole.liveness import await_answer, silent
+from farandole.log import logger
+from farandole.ps.dial import dial
+from farandole.ps.listener import Listener
+from farandole.ps.pairs import SharedWeights
+from farandole.ps.wire import Message, receive, receive_into, send
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+PURPOSE = "weights"
+BUSY = 0.05  # seconds for which who is asked waits until its own average is done
+SILENCE = 5.0  # seconds without an answer until a partner is left alone
+AGAIN = 30.0  # seconds for which it is
+LAST = 5.0  # seconds for averages under way when this rank ends
+_GONE: Message = {"gone": True}
+
+
+class PeerServer(Listener):
+    """What this rank shows to the others, for all of its optimizers. ``rank``: its number in the job; ``interfaces``:
+    its addresses; ``ended(rank)``: has that rank left the job in order?"""
+
+    def __init__(self, rank: int, secret: str, interfaces: Sequence[str], ended: Callable[[int], bool]) -> None:
+        self.rank, self.secret, self.ended = rank, secret, ended
+        self._groups: dict[str, PeerGroup] = {}
+        super().__init__(f"rank {rank}", secret, PURPOSE, interfaces)
+
+    def add(self, group: PeerGroup) -> None:
+        with self._changed:
+            self._groups[group.name] = group
+
+    def remove(self, group: PeerGroup) -> None:
+        with self._changed:
+            self._groups.pop(group.name, None)
+
+    def close(self) -> None:
+        """End averages that are under way, and hang up. May be called twice."""
+        with self._changed:
+            groups = list(self._groups.values())
+        for group in groups:
+            group.close()
+        self._hang_up()
+        self._join()
+
+    def _converse(self, session: Session) -> None:
+        while (message := receive(session)) is not None:
+            session.peer = f"rank {int(message['rank'])}"
+            with self._changed:
+                group = self._groups.get(str(message["group"]))
+            if group is None:  # it does not know of the others' weights yet, or not any more
+                send(session, {"busy": True})
+            else:
+                group.answer(session, message)
+
+
+class PeerGroup:
+    """One optimizer's weights on this rank. ``name``: the same on all ranks; ``addresses``: of the ranks, each JSON;
+    empty: nobody knows it. ``ranks``: their numbers in the job; ``first``, ``statistics``: see ``SharedWeights``."""
+
+    def __init__(
+        self, server: PeerServer, name: str, addresses: Sequence[str], ranks: Sequence[int], first: Sequence[Array],
+        statistics: int,
+    ) -> None:  # fmt: skip
+        self.name, self._server, self._ranks = name, server, ranks
+        self._shared = SharedWeights(first, statistics)
+        self._sizes = [array.size for array in first]
+        self._memory = [flat.copy() for flat in self._shared.flat]  # one average at a time
+        self._partners: list[Partner | None] = [None] * len(ranks)
+        self._changed = threading.Condition()
+        self._engaged = self._closing = False
+        self._wanted: Sequence[int] | None = None  # partners, until an average with one of them is done
+        self._failure: Exception | None = None
+        self._asker: threading.Thread | None = None
+        self.asked = self.answered = self.refused = 0
+        self.meet(addresses)
+        server.add(self)
+
+    def meet(self, addresses: Sequence[str]) -> None:
+        """Take on addresses that nobody knew before."""
+        for place, (rank, address) in enumerate(zip(self._ranks, addresses, strict=True)):
+            if address and self._partners[place] is None:
+                self._partners[place] = Partner(rank, json.loads(address), self._server)
+
+    def take(self, given: Sequence[Array], damp: bool = False) -> int:
+        """See ``SharedWeights.take``. Raises what went wrong in the background, ValueError for other arrays."""
+        if [array.size for array in given] != self._sizes:
+            raise ValueError(f"{self.name}: a model that has grown or shrunk needs a new optimizer")
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            return self._shared.take(given, damp)
+
+    def ask(self, others: Sequence[int]) -> None:
+        """Begin to average with the first of ``others`` (places among the ranks) that is not busy, unless an average
+        that was asked for is under way."""
+        with self._changed:
+            if self._wanted is not None or self._closing or not others:
+                return
+            self._wanted = others
+            if self._asker is None:
+                self._asker = threading.Thread(target=self._run, name="farandole-pairs", daemon=True)
+                self._asker.start()
+            self._changed.notify_all()
+
+    def rest(self, seconds: float | None = None) -> None:
+        """Return when no average is under way that this rank has asked for."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._wanted is None, seconds)
+
+    def close(self) -> None:
+        """No average begins any more; those under way come to their end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._wanted is None and not self._engaged, LAST)
+        self._server.remove(self)
+        for partner in filter(None, self._partners):
+            partner.close()
+        if self._asker is not None:
+            self._asker.join(1.0)
+        logger.info(
+            "rank %d: %d averages of weights that it asked for, %d that others did, %d refused because a rank was busy",
+            self._server.rank, self.asked, self.answered, self.refused,
+        )  # fmt: skip
+
+    # ---- for those that ask ----
+
+    def answer(self, session: Session, message: Message) -> None:
+        """Average with a rank that asks."""
+        refusal = self._refusal(message)
+        if refusal is not None:
+            send(session, refusal)
+            return
+        try:
+            send(session, {})
+            session.sock.settimeout(SILENCE)
+            if receive(session) is None:
+                return
+            receive_into(session, self._memory)
+            with self._changed:
+                self._shared.halve(self._memory)
+                self.answered += 1
+            try:
+                send(session, {}, self._memory)
+            except OSError:
+                with self._changed:
+                    self._shared.undo(self._memory)
+                raise
+            session.sock.settimeout(None)
+        finally:
+            self._release()
+
+    def _refusal(self, message: Message) -> Message | None:
+        parts = [[kind, count] for kind, count in self._shared.parts]
+        if message["parts"] != parts:
+            text = f"rank {message['rank']} has weights {message['parts']}, and rank {self._server.rank} has {parts}"
+            self._fail(ValueError(f"all ranks must train the same model, but {text}"))
+            return {"error": f"all ranks must train the same model, but {text}"}
+        if not self._engage(BUSY):
+            return {"busy": True}
+        return None
+
+    def _engage(self, seconds: float | None) -> bool:
+        with self._changed:
+            free = self._changed.wait_for(lambda: not self._engaged or self._closing, seconds)
+            if not free or self._closing:
+                return False
+            self._engaged = True
+            return True
+
+    def _release(self) -> None:
+        with self._changed:
+            self._engaged = False
+            self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+
+    # ---- asking ----
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted is not None or self._closing)
+                if self._wanted is None:
+                    return
+                others = self._wanted
+            try:
+                any(self._averaged_with(partner) for other in others if (partner := self._partners[other]))
+            except Exception as error:  # the training thread raises it at its next exchange
+                self._fail(error)
+            with self._changed:
+                self._wanted = None
+                self._changed.notify_all()
+
+    def _averaged_with(self, partner: Partner) -> bool:
+        if not partner.reachable() or not self._engage(None):
+            return False
+        try:
+            if not partner.agrees({"group": self.name, "rank": self._server.rank, "parts": self._shared.parts}):
+                self.refused += 1
+                return False
+            with self._changed:
+                self._shared.lend(self._memory)
+            if not partner.exchange(self._memory):
+                return False
+            with self._changed:
+                self._shared.move(self._memory)
+                self.asked += 1
+            return True
+        finally:
+            self._release()
+
+
+class Partner:
+    """Another rank, as the one that asks sees it. ``address``: of its ``PeerServer``."""
+
+    def __init__(self, rank: int, address: dict[str, Any], server: PeerServer) -> None:
+        self._rank, self._address, self._server = rank, address, server
+        self._session: Session | None = None
+        self._silent_until = 0.0
+        self._gone = self._told = False
+
+    def reachable(self) -> bool:
+        """Connected, or it can be. Raises PeerLostError for a rank that is lost."""
+        if self._gone or time.monotonic() < self._silent_until:
+            return False
+        if self._session is None:
+            self._session = self._connected()
+        return self._session is not None
+
+    def agrees(self, message: Message) -> bool:
+        """Will it average now? Raises ValueError if it has another model."""
+        answer = self._said(lambda session: self._asked(session, message))
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        return not answer
+
+    def exchange(self, arrays: Sequence[Array]) -> bool:
+        """Send the weights that are lent; the way that is left stands in their place. False if it is gone."""
+        return not self._said(lambda session: self._exchanged(session, arrays))
+
+    def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with contextlib.suppress(OSError):
+                session.close()
+
+    def _said(self, ask: Callable[[Session], Message | None]) -> Message:
+        """Its answer; ``_GONE`` if there is none."""
+        assert self._session is not None
+        try:
+            answer = ask(self._session)
+            if answer is not None:
+                return answer
+        except WireError:
+            raise
+        except TimeoutError:
+            self._leave_alone()
+            return _GONE
+        except (OSError, HorovodInternalError):
+            pass
+        self.close()
+        self._session = self._connected()  # it has ended, or is lost, if there is none
+        return _GONE
+
+    def _asked(self, session: Session, message: Message) -> Message | None:
+        session.sock.settimeout(SILENCE)
+        send(session, message)
+        answer = receive(session)
+        session.sock.settimeout(None)
+        return answer
+
+    def _exchanged(self, session: Session, arrays: Sequence[Array]) -> Message | None:
+        """It may have done its part already: only its end is a reason not to wait."""
+        send(session, {}, arrays)
+        while True:
+            try:
+                await_answer(session.sock, SILENCE)
+                break
+            except TimeoutError:
+                if silent(session.sock):
+                    raise
+                self._warn()
+        answer = receive(session)
+        if answer is not None:
+            receive_into(session, arrays)
+        return answer
+
+    def _connected(self) -> Session | None:
+        """None if it has left the job in order, or is silent."""
+        error: Exception | None = None
+        for host, port in self._address["at"]:
+            try:
+                session = dial({**self._address, "port": port}, str(host), self._server.secret, SILENCE, PURPOSE)
+            except (OSError, HorovodInternalError) as found:
+                error = found
+                continue
+            session.peer = f"rank {self._rank}"
+            return session
+        ended = self._server.ended(self._rank)
+        if not ended and isinstance(error, (TimeoutError, UnfinishedHandshakeError)):
+            self._leave_alone()
+            return None
+        self._gone = True
+        if ended:
+            return None
+        text = f"rank {self._rank} cannot be reached any more, to average weights with it ({error})"
+        raise PeerLostError(text, self._rank)
+
+    def _leave_alone(self) -> None:
+        self.close()
+        self._silent_until = time.monotonic() + AGAIN
+        self._warn()
+
+    def _warn(self) -> None:
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "rank %d does not answer rank %d, which would average weights with it: it is stopped, perhaps; others "
+                "go on without it", self._rank, self._server.rank,
+            )  # fmt: skip

@@ -1,0 +1,68 @@
+"""Averages in pairs, in the background: one optimizer's weights on this rank, and how it finds the other ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from farandole import context
+from farandole.engine import Engine
+from farandole.frontend.agreement import all_equal, gathered
+from farandole.frontend.differences import first_difference
+from farandole.observe.replicas import digest_of_text
+
+if TYPE_CHECKING:
+    from farandole.ps.peer import PeerGroup
+    from farandole.types import Array
+
+
+class Pairs:
+    """``name``: of the optimizer, the same on all ranks; ``ranks``: the numbers in the job of the engine's."""
+
+    def __init__(self, engine: Engine, name: str, ranks: Sequence[int]) -> None:
+        self._engine, self._name, self._ranks = engine, name, ranks
+        self._group: PeerGroup | None = None
+        self._groups = 0  # so far
+        self._held: list[tuple[Any, ...]] = []  # shape and type of what the group has
+        self._addresses: list[str] = []
+        self._joins = -1  # of the engine, when addresses were exchanged
+
+    def group(self, weights: Sequence[Array], statistics: Sequence[Array], names: Sequence[str]) -> PeerGroup:
+        """What this rank shows; it begins with these. Collective at first, and when a rank that had joined is here for
+        the first time. Raises ValueError on all ranks if they have other weights."""
+        if not self._addresses or ("" in self._addresses and self._joins != self._engine.joins):
+            self._meet(weights, names)
+        held = [(array.shape, array.dtype) for array in (*weights, *statistics)]
+        if self._group is None or held != self._held:  # weights were added
+            from farandole.ps.peer import PeerGroup  # here: other strategies need no sockets
+
+            self.close()
+            self._held, self._groups = held, self._groups + 1
+            name = f"{self._name}.{self._groups}/{','.join(map(str, self._ranks))}"
+            first = [*weights, *statistics]
+            server = context.peer_server()
+            self._group = PeerGroup(server, name, self._addresses, self._ranks, first, len(statistics))
+        return self._group
+
+    def close(self) -> None:
+        """Show nothing any more."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def _meet(self, weights: Sequence[Array], names: Sequence[str]) -> None:
+        rows = [(name, list(weight.shape), weight.dtype.name) for name, weight in zip(names, weights, strict=True)]
+        told = json.dumps(rows)
+        if all_equal(self._engine, f"{self._name}.model", [digest_of_text(told)])[0] is False:
+            said = gathered(self._engine, f"{self._name}.model", told.encode())
+            places = [place for place, text in enumerate(said) if text]
+            tables = [json.loads(said[place]) for place in places]
+            difference = first_difference(tables, ("shape", "type"), [self._ranks[place] for place in places])
+            label = self._name.partition(".weights.")[0]
+            raise ValueError(f"{label}: all ranks must train the same model, but its weights differ: {difference}")
+        mine = context.peer_server().address.encode()
+        self._addresses = [text.decode() for text in gathered(self._engine, f"{self._name}.pairs", mine)]
+        self._joins = self._engine.joins
+        if self._group is not None:
+            self._group.meet(self._addresses)
