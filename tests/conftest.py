@@ -14,8 +14,12 @@ from tests import pool
 from tests.kits import slurm
 
 # Tests of a framework run where it is installed: `make test` runs them in the environments of tests/environments.
-FOLDERS = {name: name for name in ("torch", "tensorflow", "keras", "jax", "mxnet")} | {"pyspark": "spark"}
-collect_ignore = [folder for package, folder in FOLDERS.items() if not importlib.util.find_spec(package)]
+FOLDERS = {name: name for name in ("torch", "tensorflow", "keras", "jax", "mxnet")} | {
+    "pyspark": "spark", "pyarrow": "data/parquet data/test_docs.py",
+}  # fmt: skip
+collect_ignore = [
+    path for package, paths in FOLDERS.items() if not importlib.util.find_spec(package) for path in paths.split()
+]
 
 if importlib.util.find_spec("hypothesis"):  # its own limits are of times, and a busy machine exceeds them
     from hypothesis import HealthCheck, settings

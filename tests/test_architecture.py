@@ -56,7 +56,7 @@ HEAVY = {
     "torch": "torch", "tensorflow": "tensorflow tf_keras", "keras": "keras", "tf_keras": "tf_keras keras", "jax": "jax",
     "mxnet": "mxnet", "pyspark": "spark", "ray": "ray", "mpi4py": "mpi", "mlflow": "mlflow", "lightning": "lightning",
     "sklearn": "", "matplotlib": "figures", "pandas": "", "scipy": "", "IPython": "", "torchvision": "",
-    "transformers": "",
+    "transformers": "", "pyarrow": "parquet", "fsspec": "store",
 }  # fmt: skip
 
 

@@ -32,7 +32,14 @@ from farandole.config import Connection, Placement, settings_of
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINKING = [*PAGES, *sorted((ROOT / "docs").glob("*/*.md"))]
-ELSEWHERE = ["tensorflow.md", "keras.md", "jax.md", "mxnet.md", "spark.md"]  # run by tests/<framework>/test_docs.py
+ELSEWHERE = [
+    "tensorflow.md",
+    "keras.md",
+    "jax.md",
+    "mxnet.md",
+    "spark.md",
+    "data.md",
+]  # run by tests/<framework>/test_docs.py
 TASKS = [
     "start.md", "concepts.md", "run.md", "launching.md", "torch.md", "tensorflow.md", "keras.md", "jax.md", "mxnet.md",
     "numpy.md",

@@ -22,6 +22,7 @@ TREE = {
     "RanksDifferError": RuntimeError,
     "JobFailedError": RuntimeError,
     "NotInitializedError": ValueError,
+    "DataError": ValueError,
     "SettingsError": ValueError,
     "AuthenticationError": ConnectionError,
     "UnfinishedHandshakeError": errors.AuthenticationError,

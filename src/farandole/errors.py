@@ -14,6 +14,7 @@ RuntimeError
 └── JobFailedError             a job ended badly; says which rank was the cause and shows why
 ValueError
 ├── NotInitializedError        a call that needs ``init()`` came before it
+├── DataError                  rows, columns or files that cannot be used; says which
 └── SettingsError              a flag, variable or argument has a value that cannot be used
 ConnectionError
 ├── AuthenticationError        a peer does not know the job's secret
@@ -125,6 +126,10 @@ class NotInitializedError(ValueError):
 
     def __init__(self) -> None:
         super().__init__(NOT_INITIALIZED.format(product=self.product))
+
+
+class DataError(ValueError):
+    """Data that training cannot use. The message names the file, the row and the column where they are known."""
 
 
 class SettingsError(ValueError):

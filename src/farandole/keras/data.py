@@ -39,7 +39,7 @@ def shard(*data: Any, process_set: ProcessSet = WORLD, even: bool = True) -> Any
 
 
 def _part(data: Any, rank: int, size: int, even: bool) -> Any:
-    if data is None or size == 1:
+    if data is None or size == 1 or getattr(data, "sharded", False):  # those of farandole.data are a rank's already
         return data
     if isinstance(data, (list, tuple, dict)):
         return keras.tree.map_structure(lambda leaf: _part(leaf, rank, size, even), data)

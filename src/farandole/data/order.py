@@ -1,0 +1,111 @@
+"""The order of an epoch over rows that lie in blocks, and which of them a rank takes. Pure.
+
+The blocks (row groups of files) are shuffled and laid end to end. That sequence is cut into lanes of equal length;
+position p of the epoch's order is step ``p // lanes`` of lane ``p % lanes``. Within a lane the rows of each block are
+shuffled. So a batch has rows of as many blocks as there are lanes, and only one block per lane is in memory.
+
+Rank r of n takes positions r, r + n, ...: batch k of n ranks holds the rows of batch k of one process with n times the
+size. Where n divides the number of lanes, a rank reads lanes of its own only, and no two ranks decode one block.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+# With many divisors, so that many numbers of ranks read no block twice; the same for any number of ranks.
+LANES = (48, 36, 24, 16, 12, 8, 6, 4, 3, 2)
+_BLOCKS_PER_LANE = 4  # at least: lanes end within blocks, which are then decoded for both
+_RESERVE = 0.75  # the part of the memory for blocks in use; what is being decoded needs the rest
+
+
+def lanes_for(blocks: int, largest: int, memory: int) -> int:
+    """How many lanes are cut: ``blocks`` of at most ``largest`` bytes, and ``memory`` for all lanes together."""
+    fitting = (lanes for lanes in LANES if lanes * _BLOCKS_PER_LANE <= blocks and lanes * largest <= memory * _RESERVE)
+    return next(fitting, 1)
+
+
+class Piece(NamedTuple):
+    """The part of a block that belongs to one lane."""
+
+    lane: int
+    block: int
+    begin: int  # rows of the block, as it lies in its file
+    end: int
+    step: int  # of the lane, at which the piece begins
+
+
+class Strand(NamedTuple):
+    """A rank's part of a lane: its steps ``first``, ``first + stride``, ...; the j-th is the rank's row
+    ``place + period * j``."""
+
+    lane: int
+    first: int
+    stride: int
+    place: int
+    period: int
+
+
+class Order:
+    """The order of one epoch: a function of the blocks' lengths, the lanes, the seed and the epoch.
+
+    ``blocks``: rows of each. Without ``shuffle`` it is that of the files, in one lane.
+    """
+
+    def __init__(self, blocks: Sequence[int], lanes: int, seed: int, epoch: int, shuffle: bool = True) -> None:
+        self.rows = sum(blocks)
+        self.lanes = lanes if shuffle else 1
+        self._key = [part & 0xFFFFFFFF for part in (seed, seed >> 32, epoch)]
+        self._shuffle = shuffle
+        self._blocks = self._permutation(len(blocks)) if shuffle else np.arange(len(blocks))
+        self._lengths = [blocks[int(number)] for number in self._blocks]
+        self._ends = list(accumulate(self._lengths))
+
+    def _permutation(self, length: int, *words: int) -> Array:
+        """Shuffled numbers below ``length``. RandomState, as numpy promises its values for ever."""
+        found: Array = np.random.RandomState([*self._key, *words]).permutation(length)
+        return found
+
+    def lane_length(self, lane: int) -> int:
+        return len(range(lane, self.rows, self.lanes))
+
+    def pieces(self, lane: int, step: int = 0) -> list[Piece]:
+        """A lane's pieces, from the one with ``step`` on."""
+        length, longer = divmod(self.rows, self.lanes)
+        begin = lane * length + min(lane, longer)  # of the lane, in the sequence of blocks
+        place, end, found = begin + step, begin + self.lane_length(lane), []
+        while place < end:
+            number = bisect_right(self._ends, place)
+            start = self._ends[number] - self._lengths[number]
+            first, last = max(start, begin), min(self._ends[number], end)
+            found.append(Piece(lane, int(self._blocks[number]), first - start, last - start, first - begin))
+            place = last
+        return found
+
+    def rows_of(self, piece: Piece) -> Array:
+        """The rows of its block, in their order (int64)."""
+        if not self._shuffle:
+            return np.arange(piece.begin, piece.end)
+        order: Array = piece.begin + self._permutation(piece.end - piece.begin, piece.lane, piece.block)
+        return order
+
+    def strands(self, begin: int, rank: int, size: int) -> list[Strand]:
+        """What rank ``rank`` of ``size`` takes from position ``begin`` on."""
+        period = self.lanes // math.gcd(size, self.lanes)
+        stride = size * period // self.lanes
+        places = (divmod(begin + rank + size * place, self.lanes) for place in range(period))
+        return [Strand(lane, step, stride, place, period) for place, (step, lane) in enumerate(places)]
+
+    def find(self, position: int) -> tuple[int, int]:
+        """The block, and the row in it, at a position."""
+        step, lane = divmod(position, self.lanes)
+        piece = self.pieces(lane, step)[0]
+        return piece.block, int(self.rows_of(piece)[step - piece.step])

@@ -1,0 +1,352 @@
+"""What a column holds, and its values as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from farandole.data.extras import need
+from farandole.errors import DataError, did_you_mean
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_VECTOR = {"type", "size", "indices", "values"}  # how Spark's vectors lie in Parquet
+_IMAGE = {"height", "width", "nChannels", "mode", "data"}  # and the images of its image source
+
+
+class Column(NamedTuple):
+    """``kind``: number, list, vector, image, bytes, encoded or text. ``shape``: of one row's value. ``fill``: stands
+    for null, and for the end of lists that are too short. ``decode``: makes an array of one row's bytes."""
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    fill: Any = None
+    decode: Callable[[bytes], Any] | None = None
+
+    @property
+    def width(self) -> int:
+        """Bytes of one row, 0 where only the file knows."""
+        return 0 if self.kind in ("encoded", "text") else int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+
+class Wanted(NamedTuple):
+    """What the user said of columns, each by name."""
+
+    shapes: Mapping[str, Sequence[int]]
+    dtypes: Mapping[str, Any]
+    fill: Mapping[str, Any]
+    decode: Mapping[str, Callable[[bytes], Any]]
+
+
+class Where(NamedTuple):
+    """Where rows stand: a file, and the first of them in it."""
+
+    file: str
+    row: int = 0
+
+    def error(self, column: str, row: int | None, text: str) -> DataError:
+        place = "" if row is None else f", row {self.row + row}"
+        return DataError(f"{self.file}{place}, column {column!r}: {text}")
+
+
+def check_names(wanted: Wanted, columns: Sequence[str]) -> None:
+    """DataError for an option about a column that is not read."""
+    for option in ("shapes", "dtypes", "fill", "decode"):
+        for name in getattr(wanted, option):
+            if name not in columns:
+                near = did_you_mean(name, columns)
+                raise DataError(f"{option}={{{name!r}: ...}}: that column is not read; {', '.join(columns)} are{near}")
+
+
+def column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], where: Where) -> Column:
+    """What the Arrow type ``kind`` holds. ``first()``: the value of the first row, for a shape that nobody declared."""
+    pa = need("pyarrow", "reading Parquet")
+    types, fill, decode = pa.types, wanted.fill.get(name), wanted.decode.get(name)
+    declared = wanted.shapes.get(name)
+    shape = None if declared is None else tuple(int(length) for length in declared)
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    fields = {kind.field(number).name for number in range(kind.num_fields)} if types.is_struct(kind) else set()
+    if _bytes(types, kind) and (decode is not None or shape is not None):
+        if decode is None:
+            return Column(name, "bytes", _dtype(wanted, name, "uint8"), shape or (), fill)
+        return _encoded(name, decode, first, wanted, where)
+    if types.is_string(kind) or types.is_large_string(kind):
+        return Column(name, "text", "object", (), fill)
+    if fields >= _VECTOR:
+        return Column(name, "vector", _dtype(wanted, name, "float64"), shape or _size(name, first(), where), fill)
+    if fields >= _IMAGE:
+        if shape is None:
+            value = _present(name, first(), where)
+            shape = (value["height"], value["width"], value["nChannels"])
+        return Column(name, "image", _dtype(wanted, name, "uint8"), shape, fill)
+    inner = _innermost(types, kind)
+    dtype = _dtype(wanted, name, _number(types, inner))
+    if dtype and inner is kind:
+        return Column(name, "number", dtype, (), fill)
+    if dtype:
+        return Column(name, "list", dtype, shape or _lengths(name, kind, first, where), fill)
+    raise where.error(name, None, f"{kind} is no type that becomes an array: {_CURES.get(str(kind), _CURE)}")
+
+
+_CURE = "cast it to a number, or leave the column out"
+_BINARY = "give decode={...: function of the bytes}, or shapes={...: shape} for raw bytes"
+_CURES = {"binary": _BINARY, "large_binary": _BINARY}
+
+
+def _encoded(name: str, decode: Any, first: Callable[[], Any], wanted: Wanted, where: Where) -> Column:
+    """A column whose bytes ``decode`` makes arrays of: the first row's shows the shape."""
+    value = first()
+    fill, shape = wanted.fill.get(name), wanted.shapes.get(name)
+    column = Column(name, "encoded", _dtype(wanted, name, "uint8"), tuple(shape or ()), fill, decode)
+    value = fill if value is None else value
+    if value is None:
+        return column
+    try:
+        found = decoded(value, column._replace(shape=()))
+        shape = found.shape if shape is None else shape
+    except DataError as error:
+        raise where.error(name, 0, str(error)) from error.__cause__
+    return column._replace(shape=tuple(shape), dtype=_dtype(wanted, name, found.dtype.name))
+
+
+def decoded(value: bytes, column: Column) -> Array:
+    """The array of one row's bytes. DataError, which does not know the place, if it fails or has another shape."""
+    assert column.decode is not None
+    try:
+        found = np.asarray(column.decode(value))
+    except Exception as error:  # the user's function
+        raise DataError(f"decode failed on {len(value)} bytes: {type(error).__name__}: {error}") from error
+    if column.shape and found.shape != column.shape:
+        raise DataError(f"decode gives shape {found.shape}, where others have {column.shape}; resize in decode")
+    return found
+
+
+def _dtype(wanted: Wanted, name: str, found: str) -> str:
+    chosen = wanted.dtypes.get(name)
+    return found if chosen is None else str(np.dtype(chosen).name)
+
+
+def _bytes(types: Any, kind: Any) -> bool:
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+
+
+def _number(types: Any, kind: Any) -> str:
+    """The dtype of an Arrow number, "" for what is none."""
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        return str(np.dtype(kind.to_pandas_dtype()).name)
+    return "float64" if types.is_decimal(kind) else ""
+
+
+def _is_list(types: Any, kind: Any) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _innermost(types: Any, kind: Any) -> Any:
+    while _is_list(types, kind):
+        kind = kind.value_type
+    return kind
+
+
+def _present(name: str, value: Any, where: Where) -> Any:
+    if value is None:
+        raise where.error(name, 0, f"the first row is null: declare shapes={{{name!r}: (...)}}")
+    return value
+
+
+def _size(name: str, value: Any, where: Where) -> tuple[int, ...]:
+    found = _present(name, value, where)
+    return (found["size"] if found["type"] == 0 else len(found["values"]),)
+
+
+def _lengths(name: str, kind: Any, first: Callable[[], Any], where: Where) -> tuple[int, ...]:
+    """The shape of lists: of fixed ones from their type, otherwise that of the first row."""
+    lengths, value = [], None
+    types = need("pyarrow", "reading Parquet").types
+    while _is_list(types, kind):
+        if types.is_fixed_size_list(kind):
+            lengths.append(kind.list_size)
+            value = value[0] if value else None
+        else:
+            value = _present(name, first() if value is None and not lengths else value, where)
+            lengths.append(len(value))
+            value = value[0] if value else None
+        kind = kind.value_type
+    return tuple(lengths)
+
+
+def values(array: Any, column: Column, where: Where) -> Array:
+    """The rows of an Arrow array (or chunked array) as one numpy array: ``[rows, *shape]``, with the column's dtype.
+
+    Columns that are decoded later (kind "encoded") and texts are arrays of objects. Raises DataError.
+    """
+    pa = need("pyarrow", "reading Parquet")
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if array.null_count and column.fill is None:
+        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        raise null_error(column.name, row, where)
+    return _READ[column.kind](array, column, where)
+
+
+def null_error(name: str, row: int | None, where: Where) -> DataError:
+    return where.error(name, row, f"null; give fill={{{name!r}: value}}, or leave such rows out")
+
+
+def _numbers(array: Any, column: Column, where: Where) -> Array:
+    pa = need("pyarrow", "reading Parquet")
+    if array.null_count:
+        array = array.fill_null(_scalar(column, array.type, where))
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
+    found: Array = array.to_numpy(zero_copy_only=False)
+    return found.astype(column.dtype, copy=False)
+
+
+def _scalar(column: Column, kind: Any, where: Where) -> Any:
+    pa = need("pyarrow", "reading Parquet")
+    try:
+        return pa.scalar(column.fill, kind)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise where.error(column.name, None, f"fill={column.fill!r} is no {kind} ({error})") from None
+
+
+def _lists(array: Any, column: Column, where: Where) -> Array:
+    return _nested(array, column.shape, column, where, 1)
+
+
+def _nested(array: Any, shape: tuple[int, ...], column: Column, where: Where, per_row: int) -> Array:
+    """Lists of lists: ``per_row`` of the array's elements belong to one row."""
+    pa, pc = need("pyarrow", "reading Parquet"), need("pyarrow.compute", "reading Parquet")
+    if not shape or not _is_list(pa.types, array.type):
+        if shape or _is_list(pa.types, array.type):
+            raise where.error(column.name, None, f"its lists are not nested as shape {column.shape} says")
+        if array.null_count and column.fill is None:
+            row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]) // per_row
+            raise where.error(column.name, row, f"null in a list; give fill={{{column.name!r}: value}}")
+        return _numbers(array, column, where)
+    inner = array.flatten()
+    if pa.types.is_fixed_size_list(array.type):
+        lengths = np.where(array.is_valid().to_numpy(zero_copy_only=False), array.type.list_size, 0)
+    else:
+        lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    expected = shape[0]
+    flat_list = len(shape) > 1 and not _is_list(pa.types, inner.type)
+    if flat_list:  # (28, 28) declared of flat lists with 784 values
+        expected, shape = int(np.prod(shape)), (int(np.prod(shape)),)
+    wrong = np.flatnonzero((lengths > expected) if column.fill is not None else (lengths != expected))
+    if wrong.size:
+        row, length = int(wrong[0]) // per_row, int(lengths[wrong[0]])
+        cure = "" if column.fill is not None or length > expected else f", or fill={{{column.name!r}: value}}"
+        raise where.error(
+            column.name, row, f"a list of {length}, where shape {column.shape} asks for {expected}; "
+            f"declare another one with shapes={{{column.name!r}: ...}}{cure}",
+        )  # fmt: skip
+    found = _flat(inner, shape[1:], column, where, per_row, lengths, expected)
+    return found.reshape(len(array), *(column.shape if flat_list else shape))
+
+
+def _flat(
+    inner: Any, shape: tuple[int, ...], column: Column, where: Where, per_row: int, lengths: Array, expected: int
+) -> Array:
+    if (lengths == expected).all():
+        return _nested(inner, shape, column, where, per_row * max(expected, 1))
+    ends = np.cumsum(lengths)
+    if inner.null_count and column.fill is None:
+        element = int(np.flatnonzero(inner.is_null().to_numpy(zero_copy_only=False))[0])
+        raise null_error(column.name, int(np.searchsorted(ends, element, "right")) // per_row, where)
+    found = np.full((len(lengths), expected, *shape), column.fill, column.dtype)
+    found[np.arange(expected) < lengths[:, None]] = _nested(inner, shape, column, where, 1)
+    return found
+
+
+def _vectors(array: Any, column: Column, where: Where) -> Array:
+    """Spark's dense and sparse vectors."""
+    pc = need("pyarrow.compute", "reading Parquet")
+    size, rows = column.shape[0], len(array)
+
+    def field(name: str) -> Any:
+        return pc.struct_field(array, name)
+
+    def lengths(of: Any) -> Array:
+        found: Array = pc.list_value_length(of).fill_null(0).to_numpy(zero_copy_only=False)
+        return found
+
+    there = array.is_valid().to_numpy(zero_copy_only=False)
+    sparse = (field("type").fill_null(1).to_numpy(zero_copy_only=False) == 0) & there
+    dense = ~sparse & there
+    numbers, places = field("values"), field("indices")
+    counts = lengths(numbers)
+    sizes = np.where(sparse, field("size").fill_null(0).to_numpy(zero_copy_only=False), counts)
+    wrong = np.flatnonzero((sizes != size) & there)
+    if wrong.size:
+        row = int(wrong[0])
+        raise where.error(
+            column.name, row, f"a vector of size {sizes[row]}, where the others have {size}; declare another one "
+            f"with shapes={{{column.name!r}: ...}}, or leave such rows out",
+        )  # fmt: skip
+    flat = numbers.flatten().to_numpy(zero_copy_only=False)
+    if dense.all():
+        whole: Array = flat.reshape(rows, size).astype(column.dtype, copy=False)
+        return whole
+    found = np.zeros((rows, size), column.dtype)
+    if not there.all():
+        found[~there] = column.fill
+    owner = np.repeat(np.arange(rows), counts)
+    of_sparse = sparse[owner]
+    found[dense] = flat[~of_sparse].reshape(-1, size)
+    indices = places.filter(pc.equal(field("type"), 0)).flatten().to_numpy(zero_copy_only=False)
+    found[owner[of_sparse], indices] = flat[of_sparse]
+    return found
+
+
+def _raw(array: Any, column: Column, where: Where) -> Array:
+    """Bytes that are the array already."""
+    pc = need("pyarrow.compute", "reading Parquet")
+    if array.null_count and column.fill is None:  # within an image that is not null itself
+        raise null_error(column.name, int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]), where)
+    lengths = pc.binary_length(array).fill_null(column.width).to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(lengths != column.width)
+    if wrong.size:
+        row = int(wrong[0])
+        raise where.error(
+            column.name, row, f"{lengths[row]} bytes, where shape {column.shape} of {column.dtype} asks for "
+            f"{column.width}; declare another one with shapes={{{column.name!r}: ...}}",
+        )  # fmt: skip
+    if array.null_count:
+        array = array.fill_null(np.full(column.shape, column.fill, column.dtype).tobytes())
+    joined = b"".join(array.to_pylist())
+    return np.frombuffer(joined, column.dtype).reshape(len(array), *column.shape)
+
+
+def _images(array: Any, column: Column, where: Where) -> Array:
+    """Of Spark's image source: rows of pixels, blue, green and red."""
+    pc = need("pyarrow.compute", "reading Parquet")
+    for name, length in zip(("height", "width", "nChannels"), column.shape, strict=True):
+        found = pc.struct_field(array, name).fill_null(length).to_numpy(zero_copy_only=False)
+        wrong = np.flatnonzero(found != length)
+        if wrong.size:
+            text = f"an image with {name}={found[wrong[0]]}, where the others have {length}; resize them first"
+            raise where.error(column.name, int(wrong[0]), text)
+    return _raw(pc.struct_field(array, "data"), column, where)
+
+
+def _objects(array: Any, column: Column, where: Where) -> Array:
+    if array.null_count:
+        array = array.fill_null(_scalar(column, array.type, where))
+    found = np.empty(len(array), object)
+    found[:] = array.to_pylist()
+    return found
+
+
+_READ: dict[str, Callable[[Any, Column, Where], Array]] = {
+    "number": _numbers, "list": _lists, "vector": _vectors, "image": _images, "bytes": _raw, "encoded": _objects,
+    "text": _objects,
+}  # fmt: skip

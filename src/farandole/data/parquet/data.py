@@ -1,0 +1,330 @@
+"""Parquet files as data to train on: a handle that any process can open."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from farandole.data import paths
+from farandole.data.extras import need
+from farandole.data.parquet.columns import Column, Wanted, Where, check_names, column_of, null_error, values
+from farandole.errors import DataError, did_you_mean
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_PURPOSE = "reading Parquet"
+_SWOLLEN = 2  # times as large as in its file, a value whose size only the file knows
+
+
+class RowGroup(NamedTuple):
+    """``row``: the first one's number in its file."""
+
+    file: int
+    number: int
+    rows: int
+    row: int
+    size: int  # bytes in memory, about
+
+
+class Scan(NamedTuple):
+    """What files hold, as far as their footers tell. All ranks read by the one that the handle brought along, so that
+    they agree."""
+
+    files: tuple[str, ...]
+    keys: tuple[dict[str, Any], ...]  # of each file: the values in its path, as in year=2024/part.parquet
+    columns: tuple[Column, ...]
+    groups: tuple[RowGroup, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(group.rows for group in self.groups)
+
+    @property
+    def bytes(self) -> int:
+        return sum(group.size for group in self.groups)
+
+    def blocks(self, together: int) -> list[tuple[RowGroup, ...]]:
+        """Row groups that are read together: as many as fit into ``together`` bytes."""
+        found: list[list[RowGroup]] = []
+        size = 0
+        for group in self.groups:
+            if not found or size + group.size > together:
+                found.append([])
+                size = 0
+            found[-1].append(group)
+            size += group.size
+        return [tuple(block) for block in found]
+
+
+class ParquetData:
+    """Data in Parquet files. Made by ``from_parquet`` and ``from_spark``; may be pickled, and captured by a training
+    function.
+
+    ``numpy``, ``torch``, ``keras`` and ``tensorflow`` give this rank's batches, for any framework.
+    """
+
+    def __init__(
+        self, path: str | Sequence[str], *, columns: Sequence[str] | None = None,
+        features: str | Sequence[str] | None = None, labels: str | Sequence[str] | None = None,
+        weight: str | None = None, shapes: Mapping[str, Sequence[int]] | None = None,
+        dtypes: Mapping[str, Any] | None = None, fill: Mapping[str, Any] | None = None,
+        decode: Mapping[str, Callable[[bytes], Any]] | None = None, storage_options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.path = path
+        self.features = (features,) if isinstance(features, str) else None if features is None else tuple(features)
+        self.labels = (labels,) if isinstance(labels, str) else tuple(labels or ())
+        self.weight = weight
+        self.storage_options = dict(storage_options) if storage_options else None
+        self._columns = None if columns is None else tuple(columns)
+        self._wanted = Wanted(dict(shapes or {}), dict(dtypes or {}), dict(fill or {}), dict(decode or {}))
+        if columns is not None and features is not None:
+            raise DataError(f"columns={list(columns)} and features={features!r} say the same: give one of them")
+
+    def __repr__(self) -> str:
+        return f"ParquetData({self.path!r})"
+
+    @cached_property
+    def scan(self) -> Scan:
+        """What the files hold. Read once, from their footers; travels along when the handle is pickled."""
+        return _scan(self)
+
+    @property
+    def rows(self) -> int:
+        """Of all ranks."""
+        return self.scan.rows
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Those that are read: name, kind, dtype and shape of a row."""
+        return self.scan.columns
+
+    def selected(self, known: Sequence[str]) -> list[str]:
+        """The names of the columns that are read, of all ``known``."""
+        others = {*self.labels, self.weight}
+        chosen = self.features or self._columns or [name for name in known if name not in others]
+        names = list(dict.fromkeys([*chosen, *self.labels, *([self.weight] if self.weight else [])]))
+        for name in names:
+            if name not in known:
+                what = "Label column" if name in self.labels else "Weight column" if name == self.weight else "Column"
+                near = did_you_mean(name, known)
+                raise DataError(f"{what} {name} does not exist in {self.path} (it has {', '.join(known)}){near}")
+        return names
+
+    def batch(self, arrays: Mapping[str, Array], weight: Array | None = None) -> Any:
+        """Columns as a training loop takes them: a dict; with labels ``(inputs, labels)``, and with a weight
+        ``(inputs, labels, weight)``, where one column stands for itself and several are a dict."""
+        special = {*self.labels, self.weight}
+        inputs = {name: array for name, array in arrays.items() if name not in special}
+        weights = () if weight is None else (weight,)
+        if not self.labels:
+            return (inputs, *weights) if weights else inputs
+        chosen = [{name: arrays[name] for name in self.features} if self.features else inputs]
+        chosen.append({name: arrays[name] for name in self.labels})
+        return (*(next(iter(part.values())) if len(part) == 1 else part for part in chosen), *weights)
+
+    def numpy(self, batch_size: int, **options: Any) -> Any:
+        """A ``Reader``: this rank's batches as numpy arrays, which JAX takes as they are."""
+        from farandole.data.parquet.reader import Reader
+
+        return Reader(self, batch_size, **options)
+
+    def torch(self, batch_size: int, **options: Any) -> Any:
+        """A ``torch.utils.data.IterableDataset`` of this rank's batches: iterate over it, or give it to a DataLoader
+        with ``batch_size=None``. ``options``: see ``Reader``."""
+        from farandole.data.parquet.feeds.torch import TorchBatches
+
+        return TorchBatches(self.numpy(batch_size, **options))
+
+    def keras(self, batch_size: int, **options: Any) -> Any:
+        """A ``keras.utils.PyDataset`` of this rank's batches, for ``fit`` on any backend. Options: see ``Reader``."""
+        from farandole.data.parquet.feeds.keras import KerasBatches
+
+        return KerasBatches(self.numpy(batch_size, **options))
+
+    def tensorflow(self, batch_size: int, **options: Any) -> Any:
+        """A ``tf.data.Dataset`` of this rank's batches. ``options``: see ``Reader``."""
+        from farandole.data.parquet.feeds.tensorflow import dataset
+
+        return dataset(self.numpy(batch_size, **options))
+
+
+def from_parquet(path: str | Sequence[str], **options: Any) -> ParquetData:
+    """Parquet files as data to train on.
+
+    ``path``: a file, a folder (also one with key=value folders in it), a list of files, or a URL: s3://, gs://, abfs://,
+    hdfs://, dbfs:/, or any that fsspec knows. ``storage_options``: arguments for fsspec.
+    ``columns``: those that are read (default: all); or ``features``, ``labels`` and ``weight``: names of columns, for
+    batches ``(inputs, labels)`` or ``(inputs, labels, weight)``.
+    ``shapes={name: shape}``: of a row's list, vector, image or bytes; default: the type's own, or the first row's.
+    ``dtypes={name: dtype}``: default: the file's own.
+    ``fill={name: value}``: for null, and for the end of lists that are shorter than their shape.
+    ``decode={name: function}``: makes an array of the bytes of one row (an image), in threads.
+
+    Raises DataError for files, columns and types that cannot be used, and for nulls that footers tell of.
+    """
+    data = ParquetData(path, **options)
+    _ = data.scan  # here, so that what is wrong is told before training starts
+    return data
+
+
+def _scan(data: ParquetData) -> Scan:
+    files, schema = _files(data)
+    names = data.selected(schema.names)
+    wanted = data._wanted
+    check_names(wanted, names)
+    where = Where(files[0].path)
+    head: dict[str, Any] = {}
+
+    def first(name: str) -> Any:
+        if not head:
+            head.update(_first_row(files, names))
+        return head.get(name)
+
+    columns = tuple(column_of(name, schema.field(name).type, wanted, partial(first, name), where) for name in names)
+    _check_types(files, schema, names)
+    return Scan(
+        tuple(each.path for each in files), tuple(_keys(each) for each in files), columns, _groups(files, columns)
+    )
+
+
+def _files(data: ParquetData) -> tuple[list[Any], Any]:
+    """The files as pyarrow's fragments, in order of their paths, and their schema."""
+    ds = need("pyarrow.dataset", _PURPOSE)
+    pa = need("pyarrow", _PURPOSE)
+    several = [data.path] if isinstance(data.path, str) else list(data.path)
+    if not several:
+        raise DataError("path=[] names no file")
+    found = [paths.arrow_filesystem(str(each), data.storage_options) for each in several]
+    inside = [each for _, each in found] if len(found) > 1 else found[0][1]
+    try:
+        dataset = ds.dataset(inside, filesystem=found[0][0], format="parquet", partitioning="hive")
+        files = sorted(dataset.get_fragments(), key=lambda each: str(each.path))
+        for each in files:
+            _metadata(each)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{data.path} cannot be read as Parquet: {error}") from error
+    if not files:
+        raise DataError(f"{data.path} holds no Parquet files")
+    return files, dataset.schema
+
+
+def _metadata(file: Any) -> None:
+    pa = need("pyarrow", _PURPOSE)
+    try:
+        file.ensure_complete_metadata()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file.path} cannot be read as Parquet: {error}") from error
+
+
+def _keys(file: Any) -> dict[str, Any]:
+    return dict(need("pyarrow.dataset", _PURPOSE).get_partition_keys(file.partition_expression))
+
+
+def _first_row(files: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    for file in files:
+        if file.metadata.num_rows:
+            own = [name for name in names if name in file.physical_schema.names]
+            table = file.subset(row_group_ids=[next(g.id for g in file.row_groups if g.num_rows)])
+            rows = table.head(1, columns=own).to_pylist()
+            return dict(rows[0]) if rows else {}
+    return {}
+
+
+def _check_types(files: Sequence[Any], schema: Any, names: Sequence[str]) -> None:
+    for file in files:
+        keys = _keys(file)
+        for name in names:
+            if name in keys:
+                continue
+            if name not in file.physical_schema.names:
+                raise Where(file.path).error(name, None, f"it is missing, while {files[0].path} has it")
+            kind, expected = file.physical_schema.field(name).type, schema.field(name).type
+            if kind != expected:
+                raise Where(file.path).error(name, None, f"its type is {kind}, but {expected} in {files[0].path}")
+
+
+def _groups(files: Sequence[Any], columns: Sequence[Column]) -> tuple[RowGroup, ...]:
+    fixed = sum(column.width for column in columns)
+    sized = [column.name for column in columns if not column.width]
+    strict = [column.name for column in columns if column.fill is None]
+    found = []
+    for number, file in enumerate(files):
+        row, metadata = 0, file.metadata
+        top = [metadata.schema.column(place).path.split(".")[0] for place in range(metadata.num_columns)]
+        flat = {metadata.schema.column(place).path for place in range(metadata.num_columns)}
+        for index in range(metadata.num_row_groups):
+            group = metadata.row_group(index)
+            size = group.num_rows * fixed
+            for place, name in enumerate(top):
+                if name in sized:
+                    size += _SWOLLEN * int(group.column(place).total_uncompressed_size)
+                if name in strict and name in flat:
+                    _check_nulls(file, index, group.column(place), name, row)
+            if group.num_rows:
+                found.append(RowGroup(number, index, group.num_rows, row, size))
+            row += group.num_rows
+    return tuple(found)
+
+
+def _check_nulls(file: Any, index: int, chunk: Any, name: str, row: int) -> None:
+    """Raise DataError, with the row, if the footer says that there are nulls."""
+    statistics = chunk.statistics
+    if statistics is not None and statistics.has_null_count and statistics.null_count:
+        column = file.subset(row_group_ids=[index]).to_table(columns=[name]).column(0).combine_chunks()
+        found = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
+        raise null_error(name, int(found[0]), Where(file.path, row))
+
+
+class Files:
+    """The files of a scan, opened by a rank. May be used by several threads."""
+
+    def __init__(self, data: ParquetData) -> None:
+        self._scan = data.scan
+        several = data.path if isinstance(data.path, str) else data.path[0]
+        self._system = paths.arrow_filesystem(str(several), data.storage_options)[0]
+        self._format = need("pyarrow.dataset", _PURPOSE).ParquetFileFormat()
+        self._lock = threading.Lock()
+        self._opened: dict[int, Any] = {}
+
+    def read(self, block: Sequence[RowGroup]) -> dict[str, Array]:
+        """The rows of a block, as they lie in the files: an array for each column."""
+        parts = [self._read(group) for group in block]
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _read(self, group: RowGroup) -> dict[str, Array]:
+        pa = need("pyarrow", _PURPOSE)
+        path, keys = self._scan.files[group.file], self._scan.keys[group.file]
+        names = [column.name for column in self._scan.columns if column.name not in keys]
+        where = Where(path, group.row)
+        try:
+            file = self._file(group.file).subset(row_group_ids=[group.number])
+            table = file.to_table(columns=names, use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path}, rows {group.row} to {group.row + group.rows - 1}: {error}") from error
+        if table.num_rows != group.rows:
+            raise DataError(f"{path} has changed: {table.num_rows} rows where it had {group.rows}")
+        found = {}
+        for column in self._scan.columns:
+            if column.name in keys:
+                key = pa.array([keys[column.name]] * group.rows)
+                found[column.name] = values(key, column, where)
+            else:
+                found[column.name] = values(table.column(column.name), column, where)
+        return found
+
+    def _file(self, number: int) -> Any:
+        with self._lock:
+            found = self._opened.get(number)
+        if found is None:
+            found = self._format.make_fragment(self._scan.files[number], filesystem=self._system)
+            found.ensure_complete_metadata()
+            with self._lock:
+                self._opened[number] = found
+        return found

@@ -1,0 +1,66 @@
+"""A reader for Keras 3, on any backend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from farandole.data.parquet.reader import Reader
+
+_PEEKED = 2  # batches that Keras looks at before an epoch begins, and asks for again
+
+
+class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
+    """This rank's batches, for ``model.fit``. ``set_epoch``, ``state_dict`` and ``load_state_dict`` are ``reader``'s.
+
+    Batches come in the reader's order, whatever numbers Keras asks for: ``fit`` shuffles these numbers by default, and
+    rows are shuffled already.
+    """
+
+    sharded = True  # not to be dealt to ranks again
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self.reader = reader
+        self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._batches: Iterator[Any] | None = None
+        self._length = len(self.reader)
+        self._served: set[int] = set()
+        self._peeked: dict[int, Any] = {}
+
+    @property
+    def num_batches(self) -> int:
+        return self._length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        with self._lock:
+            if index in self._peeked and len(self._served) <= _PEEKED:
+                return self._peeked[index]
+            if index in self._served or self._batches is None:
+                self._end()
+                self._batches = iter(self.reader)
+            batch = next(self._batches)
+            self._served.add(index)
+            if len(self._served) <= _PEEKED:
+                self._peeked[index] = batch
+            if len(self._served) == self._length:
+                next(self._batches, None)  # the reader goes on to the next epoch
+            return batch
+
+    def on_epoch_end(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        if self._batches is not None:
+            self._batches.close()  # type: ignore[attr-defined]
+        self._begin()

@@ -1,0 +1,28 @@
+"""A reader as a tf.data.Dataset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from farandole.data.parquet.feeds import mapped
+from farandole.data.parquet.reader import Reader
+
+
+def dataset(reader: Reader) -> Any:
+    """This rank's batches. Every iteration is the next epoch. The reader is its attribute ``reader``."""
+    columns = reader.data.columns
+    example = {column.name: np.empty((0, *column.shape), column.dtype) for column in columns}
+    weight = np.empty(0, np.float32) if reader.weighted else None
+    signature = mapped(_spec, reader.data.batch(example, weight))
+    found = tf.data.Dataset.from_generator(lambda: reader, output_signature=signature)
+    found = found.apply(tf.data.experimental.assert_cardinality(len(reader)))
+    found.reader = reader
+    return found
+
+
+def _spec(_: str, array: Any) -> Any:
+    dtype = tf.string if array.dtype == object else tf.as_dtype(array.dtype)
+    return tf.TensorSpec((None, *array.shape[1:]), dtype)

@@ -1,0 +1,51 @@
+"""A reader for PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from farandole.data.parquet.feeds import mapped
+from farandole.data.parquet.reader import Reader
+from farandole.errors import DataError
+
+
+class TorchBatches(torch.utils.data.IterableDataset):  # type: ignore[misc]
+    """This rank's batches as tensors. ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of ``reader``.
+
+    A DataLoader takes it with ``batch_size=None``. It reads ahead in threads of its own, so ``num_workers=0`` is best;
+    with workers each reads all batches of the rank, and hands out every so-manieth.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self.reader = reader
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = torch.utils.data.get_worker_info()
+        batches: Iterator[Any] = iter(self.reader)
+        if worker is not None:
+            batches = itertools.islice(batches, worker.id, None, worker.num_workers)
+        for batch in batches:
+            yield mapped(_tensor, batch)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.reader.set_epoch(epoch)
+
+    def state_dict(self, steps: int | None = None) -> dict[str, int]:
+        return self.reader.state_dict(steps)
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.reader.load_state_dict(state)
+
+
+def _tensor(name: str, array: Any) -> Any:
+    if array.dtype == object:
+        raise DataError(f"column {name!r} holds text, of which PyTorch has no tensors: index it first, or leave it out")
+    return torch.from_numpy(array)

@@ -1,0 +1,260 @@
+"""A rank's batches of an epoch: each row once over all ranks, in one order for any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from farandole import context
+from farandole.config import Placement
+from farandole.data.loader import _Ahead
+from farandole.data.order import Order, lanes_for
+from farandole.data.parquet.chunks import Arrays, Chunks
+from farandole.data.parquet.columns import Column, Where, decoded
+from farandole.data.parquet.data import Files, ParquetData, RowGroup
+from farandole.data.steps import EVEN, Step, Steps
+from farandole.errors import DataError, SettingsError
+from farandole.log import logger
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+MEMORY = 256 << 20
+_CHUNK_BYTES, _CHUNK_ROWS = 4 << 20, 1 << 15  # rows that are put together at a time
+_CHUNKS_AHEAD = 2
+_TOGETHER, _TOGETHER_PART = 1 << 20, 64  # bytes, and part of the memory: smaller row groups are read as one block
+
+
+class _Epoch(NamedTuple):
+    """An iteration: which epoch it is, where it begins, and what it deals."""
+
+    number: int
+    begin: int
+    rank: int
+    size: int
+    steps: Steps
+
+
+class Reader:
+    """Batches of this rank, epoch by epoch: each ``for`` loop that ends is one, and the next one has another order.
+
+    ``batch_size``: rows of this rank's batch. ``shuffle``, ``seed``: the order is a function of the files, the columns,
+    the seed and the epoch. ``even``: what becomes of rows that ranks and batches do not divide, see docs/data.md.
+    ``rank`` and ``size``: by default the job's. ``threads``: how many read ahead; 0 reads when a batch is asked for.
+    ``memory``: bytes that rows may take in this process, about; more of it shuffles better.
+    """
+
+    def __init__(
+        self, data: ParquetData, batch_size: int, *, shuffle: bool = True, seed: int = 0, even: str = "exact",
+        rank: int | None = None, size: int | None = None, threads: int = 2, memory: int = MEMORY,
+    ) -> None:  # fmt: skip
+        if even not in EVEN:
+            raise SettingsError(f"even={even!r} is not a way to deal rows; choose one of {', '.join(EVEN)}")
+        if batch_size < 1 or threads < 0:
+            raise SettingsError(f"batch_size={batch_size} must be at least 1, and threads={threads} at least 0")
+        if (rank is None) != (size is None) or (rank is not None and not 0 <= rank < (size or 0)):
+            raise SettingsError(f"rank={rank} and size={size} come together, and rank is from 0 to size - 1")
+        scan = data.scan
+        if not scan.rows:
+            raise DataError(f"{data.path} has no rows")
+        self.data, self.batch_size = data, batch_size
+        self.epoch = 0
+        self.position = 0  # where the next iteration begins, in rows of all ranks
+        self._shuffle, self._seed, self._even, self._threads = shuffle, seed, even, threads
+        self._told = None if rank is None or size is None else (rank, size)
+        self._whole = scan.bytes * 2 <= memory  # read once, and then kept
+        self._blocks = scan.blocks(scan.bytes if self._whole else min(_TOGETHER, memory // _TOGETHER_PART))
+        largest = max(sum(group.size for group in block) for block in self._blocks)
+        self._lanes = lanes_for(len(self._blocks), largest, memory)
+        self._files = Files(data)
+        self._kept: Arrays | None = None
+        self._running: tuple[_Epoch, int] | None = None  # and how many batches were handed out
+
+    @property
+    def weighted(self) -> bool:
+        """Whether batches have weights."""
+        return self.data.weight is not None or self._even == "weights"
+
+    def __len__(self) -> int:
+        """The batches of the next iteration."""
+        return self._begin().steps.count
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self._begin()
+        if not epoch.steps.count:
+            raise DataError(
+                f"{self.data.rows - epoch.begin} rows of {self.data.path} are fewer than a batch of {self.batch_size} "
+                f"on each of {epoch.size} ranks, and even='drop' leaves them out: use smaller batches, or another even="
+            )
+        done = 0
+        for batches in self._ahead(epoch):
+            for batch in batches:
+                done += 1
+                self._running = (epoch, done)
+                yield batch
+        self.epoch, self.position, self._running = epoch.number + 1, 0, None
+
+    # Where training stands.
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch is next. One that ``load_state_dict`` left half done goes on where it was."""
+        if epoch != self.epoch:
+            self.epoch, self.position = epoch, 0
+        self._running = None
+
+    def state_dict(self, steps: int | None = None) -> dict[str, int]:
+        """Where training stands, for any number of ranks. ``steps``: batches of this iteration that are done; by
+        default those that were handed out: more where somebody prefetches (Keras, tf.data, a DataLoader's workers)."""
+        number, position = self.epoch, self.position
+        epoch, handed = self._running or (self._begin(), 0)
+        done = handed if steps is None else steps
+        if done:
+            number, position = epoch.number, epoch.begin + epoch.steps.done(done)
+            if done >= epoch.steps.count:
+                number, position = number + 1, 0
+        return {"epoch": number, "position": position, "rows": self.data.rows, "seed": self._seed}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from a ``state_dict()``, which may come from a job with another number of ranks or batch size."""
+        mine = {"rows": self.data.rows, "seed": self._seed}
+        theirs = {name: state[name] for name in mine}
+        if mine != theirs:
+            raise DataError(f"the state belongs to another order: it has {theirs}, and {self.data.path} {mine}")
+        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        self._running = None
+
+    # Reading.
+
+    def _begin(self) -> _Epoch:
+        rank, size = self._told or _world()
+        left = self.data.rows - self.position
+        return _Epoch(
+            self.epoch, self.position, rank, size, Steps(left, self.batch_size, rank, size, self._even)
+        )  # fmt: skip
+
+    def _ahead(self, epoch: _Epoch) -> Iterator[list[Any]]:
+        chunks = _Iteration(self, epoch)
+        if not self._threads:
+            yield from chunks._iterate()
+            return
+        ahead = _Ahead(chunks, _CHUNKS_AHEAD)
+        try:
+            yield from ahead.batches()
+        finally:  # also when the consumer breaks off
+            ahead.close()
+
+    def _block(self, number: int) -> Arrays:
+        if not self._whole:
+            return self._files.read(self._blocks[number])
+        if self._kept is None:
+            self._kept = self._files.read(self._blocks[number])
+        return self._kept
+
+
+class _Iteration:
+    """One epoch of a reader, in chunks of several batches each."""
+
+    def __init__(self, reader: Reader, epoch: _Epoch) -> None:
+        self._reader, self._epoch = reader, epoch
+        self._columns = reader.data.scan.columns
+        self._blocks: list[tuple[RowGroup, ...]] = reader._blocks
+        lengths = [sum(group.rows for group in block) for block in self._blocks]
+        self._order = Order(lengths, reader._lanes, reader._seed, epoch.number, reader._shuffle)
+
+    def _iterate(self) -> Iterator[list[Any]]:
+        epoch, reader = self._epoch, self._reader
+        strands = self._order.strands(epoch.begin, epoch.rank, epoch.size)
+        chunks = Chunks(self._order, strands, self._columns, reader._block, reader._threads)
+        together, first, taken = self._together(), 0, 0
+        try:
+            while first < epoch.steps.count:
+                steps = [epoch.steps[step] for step in range(first, min(first + together, epoch.steps.count))]
+                rows = sum(step.rows for step in steps)
+                arrays = chunks.take(rows)
+                self._decode(arrays, chunks, taken)
+                yield self._batches(arrays, steps)
+                first, taken = first + len(steps), taken + rows
+        finally:
+            chunks.close()
+
+    def _together(self) -> int:
+        width = sum(int(np.prod(column.shape)) * np.dtype(column.dtype).itemsize for column in self._columns)
+        rows = min(_CHUNK_BYTES // max(width, 1), _CHUNK_ROWS)
+        return max(1, rows // self._reader.batch_size)
+
+    def _batches(self, arrays: dict[str, Array], steps: list[Step]) -> list[Any]:
+        found, begin = [], 0
+        for step in steps:
+            batch = {name: array[begin : begin + step.rows] for name, array in arrays.items()}
+            begin += step.rows
+            if step.length > step.rows:
+                batch = self._padded(batch, step)
+            found.append(self._reader.data.batch(batch, self._weight(batch, step)))
+        return found
+
+    def _padded(self, batch: dict[str, Array], step: Step) -> dict[str, Array]:
+        """Up to ``step.length`` rows: the rank's own over again, or the epoch's last if it has none."""
+        if self._reader._even == "exact":
+            logger.warning(
+                "%d rows are left for %d ranks: those without one take the last row again", step.everybody,
+                self._epoch.size,
+            )  # fmt: skip
+        rows = np.arange(step.length) % max(step.rows, 1)
+        source = batch if step.rows else self._last_row()
+        return {name: array[rows] for name, array in source.items()}
+
+    def _last_row(self) -> dict[str, Array]:
+        position = self._order.rows - 1
+        block, row = self._order.find(position)
+        arrays = {name: array[row : row + 1] for name, array in self._reader._block(block).items()}
+        for column in self._columns:
+            if column.kind == "encoded":
+                arrays[column.name] = np.stack([decoded(arrays[column.name][0], column)]).astype(column.dtype)
+        return arrays
+
+    def _weight(self, batch: Arrays, step: Step) -> Array | None:
+        """How much each row counts: by its column, and 0 if it is there a second time."""
+        name = self._reader.data.weight
+        own = None if name is None else batch[name].astype(np.float32, copy=False)
+        if self._reader._even != "weights":
+            return own
+        factor = np.zeros(step.length, np.float32)
+        factor[: step.rows] = self._epoch.size * step.length / step.everybody
+        return factor if own is None else own * factor
+
+    def _decode(self, arrays: dict[str, Array], chunks: Chunks, taken: int) -> None:
+        """Make arrays of bytes. ``taken``: the rank's row with which the arrays begin."""
+        for column in self._columns:
+            if column.kind != "encoded":
+                continue
+            values = arrays[column.name]
+            rows = np.empty((len(values), *column.shape), column.dtype)
+
+            def decode(place: int, column: Column = column, values: Array = values, rows: Array = rows) -> None:
+                try:
+                    rows[place] = decoded(values[place], column)
+                except DataError as error:
+                    where, row = self._where(taken + place)
+                    raise where.error(column.name, row, str(error)) from error.__cause__
+
+            chunks.map(decode, range(len(values)))
+            arrays[column.name] = rows
+
+    def _where(self, place: int) -> tuple[Where, int]:
+        """The file of the rank's row, and the row in it."""
+        block, row = self._order.find(self._epoch.begin + self._epoch.rank + self._epoch.size * place)
+        for group in self._blocks[block]:
+            if row < group.rows:
+                break
+            row -= group.rows
+        return Where(self._reader.data.scan.files[group.file]), group.row + row
+
+
+def _world() -> tuple[int, int]:
+    """This process's rank and the job's size; also before ``init()``, if a launcher has said."""
+    if context.is_initialized():
+        return context.rank(), context.size()
+    placement = Placement.from_env()
+    return max(placement.rank, 0), max(placement.size, 1)

@@ -1,0 +1,57 @@
+"""Paths and URLs of data, as users write them, and the file systems behind them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from farandole.data.extras import need
+from farandole.errors import DataError
+
+_NATIVE = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")  # file systems that pyarrow has itself
+_SAME = {"s3a": "s3", "s3n": "s3"}  # what Hadoop calls them
+
+
+def local(path: str) -> str | None:
+    """The path on this machine that ``path`` means, None if it is elsewhere. Databricks mounts ``dbfs:/x`` at /dbfs/x,
+    and volumes at /Volumes."""
+    scheme, colon, rest = path.partition(":")
+    if not colon or len(scheme) < 2 or "/" in scheme:
+        return os.path.abspath(path)
+    if scheme in ("file", "dbfs"):
+        mount = "/dbfs" if scheme == "dbfs" and not _volume(rest) else ""
+        return mount + "/" + rest.lstrip("/")
+    return None
+
+
+def _volume(path: str) -> bool:
+    return path.lstrip("/").startswith("Volumes/")
+
+
+def normalized(path: str) -> str:
+    """The path or URL by which this process reaches ``path``."""
+    found = local(path)
+    if found is not None:
+        return found
+    scheme, _, rest = path.partition(":")
+    return f"{_SAME.get(scheme, scheme)}:{rest}"
+
+
+def arrow_filesystem(path: str, options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
+    """pyarrow's file system and the path in it. With ``options``, and for schemes that pyarrow does not know, it is
+    fsspec's."""
+    fs = need("pyarrow.fs", "reading Parquet")
+    path = normalized(path)
+    scheme, url, _ = path.partition("://")
+    if not url:
+        return fs.LocalFileSystem(), path
+    try:
+        if scheme in _NATIVE and not options:
+            found: tuple[Any, str] = fs.FileSystem.from_uri(path)
+            return found
+        fsspec = need("fsspec", f"reading {scheme}://")
+        system, inside = fsspec.core.url_to_fs(path, **(options or {}))
+        return fs.PyFileSystem(fs.FSSpecHandler(system)), inside
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path} cannot be reached: {error}") from error

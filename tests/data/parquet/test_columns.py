@@ -1,0 +1,183 @@
+"""What columns may hold, how they become arrays, and what is said of those that cannot."""
+
+from __future__ import annotations
+
+import decimal
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from farandole.data import ParquetData, from_parquet
+from farandole.errors import DataError
+
+VECTOR = pa.struct({"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()),
+                    "values": pa.list_(pa.float64())})  # fmt: skip
+DENSE = {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0, 3.0]}
+SPARSE = {"type": 0, "size": 3, "indices": [2, 0], "values": [5.0, 4.0]}
+
+
+def image(height: int = 2, channels: int = 1, data: bytes | None = None) -> dict[str, Any]:
+    found = bytes(range(height * 2 * channels)) if data is None else data
+    return {"origin": "a", "height": height, "width": 2, "nChannels": channels, "mode": 0, "data": found}
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def load(value: bytes) -> Any:
+    return np.load(io.BytesIO(value))
+
+
+def written(folder: Path, column: Any, name: str = "part.parquet", **options: Any) -> str:
+    pq.write_table(pa.table({"x": column}), folder / name, **options)
+    return str(folder)
+
+
+def read(folder: Path, column: Any, **options: Any) -> Any:
+    data = from_parquet(written(folder, column), **options)
+    (batch,) = data.numpy(100, shuffle=False, rank=0, size=1)
+    (found,) = data.columns
+    assert batch["x"].shape[1:] == found.shape
+    assert batch["x"].dtype == found.dtype
+    assert batch["x"].flags.writeable
+    return batch["x"]
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "expected", "dtype"),
+    [
+        (pa.array([1, 2], pa.int8()), {}, [1, 2], "int8"),
+        (pa.array([1.5, 2], pa.float16()), {}, [1.5, 2], "float16"),
+        (pa.array([1, 2], pa.int64()), {"dtypes": {"x": np.float32}}, [1, 2], "float32"),
+        (pa.array([True, False]), {}, [True, False], "bool"),
+        (pa.array([decimal.Decimal("1.25")]), {}, [1.25], "float64"),
+        (pa.array([1, None], pa.int64()), {"fill": {"x": -1}}, [1, -1], "int64"),
+        (pa.array(["a", "b", None]), {"fill": {"x": ""}}, ["a", "b", ""], "object"),
+        (pa.array(["a", "b", "a"]).dictionary_encode(), {}, ["a", "b", "a"], "object"),
+        (pa.array([[1, 2], [3, 4]], pa.list_(pa.int32())), {}, [[1, 2], [3, 4]], "int32"),
+        (pa.array([[1, 2], [3, 4]], pa.list_(pa.float32(), 2)), {}, [[1, 2], [3, 4]], "float32"),
+        (pa.array([[1, 2], None], pa.list_(pa.float32(), 2)), {"fill": {"x": 9}}, [[1, 2], [9, 9]], "float32"),
+        (pa.array([[1, 2, 3, 4]], pa.list_(pa.int32())), {"shapes": {"x": (2, 2)}}, [[[1, 2], [3, 4]]], "int32"),
+        (pa.array([[[1], [2]], [[3], [4]]]), {}, [[[1], [2]], [[3], [4]]], "int64"),
+        (pa.array([[1], None, [2, None, 3]]), {"shapes": {"x": (3,)}, "fill": {"x": 0}},
+         [[1, 0, 0], [0, 0, 0], [2, 0, 3]], "int64"),
+        (pa.array([[[1]], [[2, 3], [4]]]), {"shapes": {"x": (2, 2)}, "fill": {"x": 0}},
+         [[[1, 0], [0, 0]], [[2, 3], [4, 0]]], "int64"),
+        (pa.array([DENSE, DENSE], VECTOR), {}, [[1, 2, 3], [1, 2, 3]], "float64"),
+        (pa.array([SPARSE, DENSE], VECTOR), {"dtypes": {"x": "float32"}}, [[4, 0, 5], [1, 2, 3]], "float32"),
+        (pa.array([SPARSE, None], VECTOR), {"fill": {"x": 7}}, [[4, 0, 5], [7, 7, 7]], "float64"),
+        (pa.array([b"\1\2", b"\3\4"]), {"shapes": {"x": (2, 1)}}, [[[1], [2]], [[3], [4]]], "uint8"),
+        (pa.array([b"\1\0", None]), {"shapes": {"x": ()}, "dtypes": {"x": "<i2"}, "fill": {"x": 3}}, [1, 3], "int16"),
+        (pa.array([image(), image()]), {}, [[[[0], [1]], [[2], [3]]]] * 2, "uint8"),
+        (pa.array([npy([1.5, 2]), npy([3, 4.5])]), {"decode": {"x": load}}, [[1.5, 2], [3, 4.5]], "float64"),
+        (pa.array([npy([1.5]), None]), {"decode": {"x": load}, "fill": {"x": npy([0.0])}}, [[1.5], [0]], "float64"),
+    ],
+)  # fmt: skip
+def test_values(tmp_path: Path, column: Any, options: Any, expected: Any, dtype: str) -> None:
+    found = read(tmp_path, column, **options)
+    assert found.dtype == dtype
+    assert found.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "text"),
+    [
+        (pa.array([1, 2, None]), {}, "part.parquet, row 2, column 'x': null; give fill={'x': value}"),
+        (pa.array([1]), {"fill": {"y": 1}}, "fill={'y': ...}: that column is not read; x are"),
+        (pa.array([1]), {"columns": ["xx"]}, "Column xx does not exist in"),
+        (pa.array([1]), {"labels": ["yy"]}, "Label column yy does not exist in"),
+        (pa.array([1]), {"columns": ["x"], "features": ["x"]}, "say the same: give one of them"),
+        (pa.array([b"a"]), {}, "column 'x': binary is no type that becomes an array: give decode={...: function"),
+        (pa.array([{"a": 1}]), {}, "is no type that becomes an array: cast it to a number, or leave the column out"),
+        (pa.array([None, [1]]), {}, "row 0, column 'x': the first row is null: declare shapes={'x': (...)}"),
+        (pa.array([b"a"]), {"decode": {"x": lambda _: 1 / 0}}, "row 0, column 'x': decode failed on 1 bytes: ZeroDi"),
+    ],
+)
+def test_what_is_told_before_training_starts(tmp_path: Path, column: Any, options: Any, text: str) -> None:
+    folder = written(tmp_path, column)
+    with pytest.raises(DataError) as caught:
+        from_parquet(folder, **options)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "text"),
+    [
+        (pa.array([[1, 2], [3]]), {}, "row 1, column 'x': a list of 1, where shape (2,) asks for 2; declare another"),
+        (pa.array([[1, 2], [3]]), {}, "or fill={'x': value}"),
+        (pa.array([[1], [3, 4]]), {"fill": {"x": 0}}, "row 1, column 'x': a list of 2, where shape (1,) asks for 1"),
+        (pa.array([[1, 2], [3, None]]), {}, "row 1, column 'x': null in a list; give fill={'x': value}"),
+        (pa.array([[1, 2], None]), {}, "row 1, column 'x': null; give fill"),
+        (pa.array([[1, 2]]), {"shapes": {"x": (3,)}}, "row 0, column 'x': a list of 2, where shape (3,)"),
+        (pa.array([DENSE, {**SPARSE, "size": 4}], VECTOR), {}, "row 1, column 'x': a vector of size 4, where the oth"),
+        (pa.array([b"\1\2", b"\3"]), {"shapes": {"x": (2,)}}, "row 1, column 'x': 1 bytes, where shape (2,) of uint8"),
+        (pa.array([image(), image(3)]), {}, "row 1, column 'x': an image with height=3, where the others have 2"),
+        (pa.array([image(), {**image(), "data": None}]), {}, "row 1, column 'x': null; give fill"),
+        (pa.array([1, None]), {"fill": {"x": "one"}}, "column 'x': fill='one' is no int64"),
+        (pa.array([npy([1]), b"?"]), {"decode": {"x": load}}, "row 1, column 'x': decode failed on 1 bytes"),
+        (pa.array([npy([1]), npy([1, 2])]), {"decode": {"x": load}}, "row 1, column 'x': decode gives shape (2,), wh"),
+    ],
+)
+@pytest.mark.parametrize("threads", [0, 1])
+def test_what_is_told_where_rows_are_read(tmp_path: Path, column: Any, options: Any, text: str, threads: int) -> None:
+    data = from_parquet(written(tmp_path, column), **options)
+    with pytest.raises(DataError) as caught:
+        list(data.numpy(1, threads=threads, rank=0, size=1))
+    assert text in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path / "part.parquet"))
+
+
+def all_ranks(data: ParquetData, size: int, memory: int) -> None:
+    for rank in range(size):
+        list(data.numpy(7, memory=memory, rank=rank, size=size))
+
+
+def test_the_row_is_that_of_the_file_whatever_the_order(tmp_path: Path) -> None:
+    lists = [[row] for row in range(100)]
+    written(tmp_path, pa.array([*lists, [1, 2]]), "b.parquet", row_group_size=10)
+    written(tmp_path, pa.array(lists), "a.parquet", row_group_size=10)
+    for memory in (1 << 28, 1 << 10):
+        with pytest.raises(DataError, match=r"b\.parquet, row 100, column 'x': a list of 2"):
+            all_ranks(from_parquet(str(tmp_path)), 2, memory)
+    written(tmp_path, pa.array([None, *range(99), None]), "c.parquet", row_group_size=10, write_statistics=False)
+    data = from_parquet(str(tmp_path / "c.parquet"))
+    with pytest.raises(DataError, match=r"c\.parquet, row (0|100), column 'x': null"):
+        list(data.numpy(7, rank=0, size=1))
+    images = [npy([row]) for row in range(100)]
+    written(tmp_path, pa.array([*images[:70], b"?", *images]), "d.parquet", row_group_size=10)
+    for size in (1, 3):
+        with pytest.raises(DataError, match=r"d\.parquet, row 70, column 'x': decode failed"):
+            all_ranks(from_parquet(str(tmp_path / "d.parquet"), decode={"x": load}), size, 1 << 10)
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="missing cannot be read as Parquet"):
+        from_parquet(str(tmp_path / "missing"))
+    with pytest.raises(DataError, match="holds no Parquet files"):
+        from_parquet(str(tmp_path))
+    with pytest.raises(DataError, match="names no file"):
+        from_parquet([])
+    written(tmp_path, pa.array([1, 2]), "a.parquet")
+    written(tmp_path, pa.array(["1", "2"]), "b.parquet")
+    with pytest.raises(DataError, match=r"b\.parquet, column 'x': its type is string, but int64 in .*a\.parquet"):
+        from_parquet(str(tmp_path))
+    pq.write_table(pa.table({"y": [1]}), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"b\.parquet, column 'x': it is missing, while .*a\.parquet has it"):
+        from_parquet(str(tmp_path))
+    (tmp_path / "b.parquet").write_bytes(b"no such thing")
+    with pytest.raises(DataError, match=r"cannot be read as Parquet: .*b\.parquet"):
+        from_parquet(str(tmp_path))
+    data = from_parquet(str(tmp_path / "a.parquet"))
+    written(tmp_path, pa.array([1, 2, 3]), "a.parquet")
+    with pytest.raises(DataError, match="has changed: 3 rows where it had 2"):
+        list(data.numpy(1, rank=0, size=1))
+    with pytest.raises(DataError, match="has no rows"):
+        from_parquet(written(tmp_path, pa.array([], pa.int64()), "none.parquet") + "/none.parquet").numpy(1)

@@ -1,0 +1,208 @@
+"""Batches of an epoch: each row once over all ranks, one order for any number of ranks, from any place on."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from farandole.data import ParquetData, from_parquet
+from farandole.errors import DataError, SettingsError
+
+ROWS = 1003
+SMALL = 1 << 13  # bytes: several lanes, of row groups that do not fit into memory together
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four files with small row groups; one has no rows."""
+    made = tmp_path_factory.mktemp("rows")
+    ids = np.arange(ROWS)
+    table = pa.table({"id": ids, "x": pa.array([[row, -row] for row in ids], pa.list_(pa.float32())), "w": ids / 1000})
+    for number, (begin, end) in enumerate(((0, 400), (400, 400), (400, 990), (990, ROWS))):
+        pq.write_table(table.slice(begin, end - begin), made / f"{number}.parquet", row_group_size=10)
+    return made
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path) -> ParquetData:
+    return from_parquet(str(folder))
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Any:
+    yield
+    assert [each.name for each in threading.enumerate() if each.name.startswith(("farandole-l", "farandole-r"))] == []
+
+
+def ids(batches: Any) -> list[list[int]]:
+    found = []
+    for batch in batches:
+        assert (batch["x"][:, 0] == batch["id"]).all()
+        assert (batch["x"][:, 1] == -batch["id"]).all()
+        found.append(batch["id"].tolist())
+    return found
+
+
+def joined(of_ranks: list[list[list[int]]]) -> list[list[int]]:
+    """Batches of all ranks together: rows in turns."""
+    return [sorted(row for batch in step for row in batch) for step in zip(*of_ranks, strict=True)]
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": SMALL}, {"memory": SMALL, "threads": 0}, {"shuffle": False}])
+def test_each_row_once_in_the_same_global_batches_for_any_number_of_ranks(data: ParquetData, options: Any) -> None:
+    alone = ids(data.numpy(24, rank=0, size=1, **options))
+    for size in (2, 3, 4, 6):
+        ranks = [data.numpy(24 // size, rank=rank, size=size, **options) for rank in range(size)]
+        together = joined([ids(reader) for reader in ranks])
+        assert together[:-1] == [sorted(batch) for batch in alone[: len(together) - 1]]
+        assert sorted(row for batch in together for row in batch) == list(range(ROWS))
+    flat = [row for batch in alone for row in batch]
+    assert (flat == list(range(ROWS))) == (options == {"shuffle": False})
+    assert sorted(flat) == list(range(ROWS))
+
+
+def test_epochs_differ_and_are_the_same_again_with_the_same_seed(data: ParquetData) -> None:
+    reader = data.numpy(50, memory=SMALL, rank=0, size=1)
+    assert reader._lanes == 24
+    epochs = [ids(reader) for _ in range(2)]
+    assert reader.epoch == 2
+    assert epochs[0] != epochs[1]
+    reader.set_epoch(0)
+    assert ids(reader) == epochs[0]
+    assert ids(data.numpy(50, memory=SMALL, rank=0, size=1, seed=7)) != epochs[0]
+    for batch in reader:  # left early: the epoch begins anew
+        assert batch["id"].tolist() == epochs[1][0]
+        break
+    assert ids(reader) == epochs[1]
+    blocks = {row // 10 for row in epochs[0][0]}
+    assert len(blocks) >= 10  # a batch has rows of many row groups
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": SMALL}])
+def test_going_on_in_the_middle_of_an_epoch_with_another_number_of_ranks(data: ParquetData, options: Any) -> None:
+    whole = [row for batch in ids(data.numpy(1, rank=0, size=1, **options)) for row in batch]
+    three = [data.numpy(8, rank=rank, size=3, **options) for rank in range(3)]
+    seen: list[int] = []
+    for reader in three:
+        batches = iter(reader)
+        seen += [row for _ in range(5) for row in next(batches)["id"].tolist()]
+        batches.close()
+    state = three[2].state_dict()
+    assert state == {"epoch": 0, "position": 120, "rows": ROWS, "seed": 0}
+    assert three[0].state_dict(steps=2)["position"] == 48
+    assert sorted(seen) == sorted(whole[:120])
+    two = [data.numpy(16, rank=rank, size=2, **options) for rank in range(2)]
+    for reader in two:
+        reader.load_state_dict(state)
+        reader.set_epoch(state["epoch"])
+        seen += [row for batch in ids(reader) for row in batch]
+        assert reader.state_dict() == {"epoch": 1, "position": 0, "rows": ROWS, "seed": 0}
+    assert sorted(seen) == list(range(ROWS))
+    with pytest.raises(DataError, match="the state belongs to another order"):
+        two[0].load_state_dict({**state, "seed": 5})
+
+
+def test_the_state_after_the_last_batch_is_the_next_epoch(data: ParquetData) -> None:
+    for even in ("exact", "drop"):
+        reader = data.numpy(500, even=even, rank=0, size=2)
+        batches = iter(reader)
+        for _ in range(len(reader)):
+            next(batches)
+        assert reader.state_dict()["epoch"] == 1
+        batches.close()
+
+
+def test_ranks_have_equally_many_batches_whatever_becomes_of_the_rest(data: ParquetData) -> None:
+    lengths = {}
+    for even in ("exact", "pad", "drop"):
+        ranks = [[len(batch["id"]) for batch in data.numpy(200, even=even, rank=rank, size=2)] for rank in range(2)]
+        lengths[even] = ranks
+    assert lengths == {
+        "exact": [[200, 200, 102], [200, 200, 101]], "pad": [[200] * 3] * 2, "drop": [[200] * 2] * 2,
+    }  # fmt: skip
+    assert [[len(batch["id"]) for batch in data.numpy(167, rank=rank, size=2)] for rank in range(2)] == [
+        [167, 167, 168], [167, 167, 167],
+    ]  # fmt: skip
+    padded = [row for rank in range(2) for batch in data.numpy(200, even="pad", rank=rank, size=2)
+              for row in batch["id"].tolist()]  # fmt: skip
+    assert set(padded) == set(range(ROWS))
+
+
+def test_weights_make_averages_over_ranks_those_of_one_process(folder: Path) -> None:
+    data = from_parquet(str(folder), features=["id"], labels=["x"], weight="w")
+    for size, batch in ((2, 400), (3, 334), (4, 250)):
+        sums = []
+        for rank in range(size):
+            reader = data.numpy(batch, even="weights", rank=rank, size=size)
+            sums.append([float(np.mean(weight * id_)) for id_, _, weight in reader])
+            assert {len(id_) for id_, _, _ in reader} == {batch}
+        means = np.mean(sums, axis=0)
+        rows = [id_ for id_, _, _ in data.numpy(batch * size, rank=0, size=1)]
+        np.testing.assert_allclose(means, [np.mean(id_ * id_ / 1000) for id_ in rows], rtol=1e-6)
+
+
+def test_fewer_rows_than_ranks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pq.write_table(pa.table({"id": [5, 6]}), tmp_path / "two.parquet")
+    data = from_parquet(str(tmp_path))
+    with caplog.at_level(logging.WARNING, "farandole"):
+        found = [[batch["id"].tolist() for batch in data.numpy(2, rank=rank, size=3)] for rank in range(3)]
+    assert "2 rows are left for 3 ranks" in caplog.text
+    assert [len(batches) for batches in found] == [1, 1, 1]
+    assert {5, 6} == {row for batches in found for batch in batches for row in batch}
+    weights = [weight.tolist() for rank in range(3) for _, weight in data.numpy(2, even="weights", rank=rank, size=3)]
+    assert weights == [[3.0, 0.0], [3.0, 0.0], [0.0, 0.0]]
+    with pytest.raises(
+        DataError, match=r"2 rows of .* are fewer than a batch of 2 on each of 3 ranks, and even='drop'"
+    ):
+        list(data.numpy(2, even="drop", rank=0, size=3))
+
+
+def test_the_handle_travels_with_what_it_knows(data: ParquetData, folder: Path, monkeypatch: Any) -> None:
+    there = pickle.loads(pickle.dumps(data))
+    assert there.scan == data.scan
+    monkeypatch.setenv("FARANDOLE_RANK", "1")  # a rank, as a launcher starts it
+    monkeypatch.setenv("FARANDOLE_SIZE", "2")
+    assert ids(there.numpy(50)) == ids(data.numpy(50, rank=1, size=2))
+    assert [column.name for column in from_parquet(str(folder), columns=["x"]).columns] == ["x"]
+
+
+def test_several_files_and_folders_of_keys(tmp_path: Path) -> None:
+    for year in (2023, 2024):
+        (tmp_path / f"year={year}").mkdir()
+        pq.write_table(pa.table({"id": [year, year + 1]}), tmp_path / f"year={year}" / "a.parquet")
+    batch = next(iter(from_parquet(f"file://{tmp_path}").numpy(4, shuffle=False)))
+    assert {name: array.tolist() for name, array in batch.items()} == {
+        "id": [2023, 2024, 2024, 2025], "year": [2023, 2023, 2024, 2024],
+    }  # fmt: skip
+    files = [str(tmp_path / "year=2024" / "a.parquet"), str(tmp_path / "year=2023" / "a.parquet")]
+    assert next(iter(from_parquet(files, columns=["id"]).numpy(9)))["id"].size == 4
+
+
+def test_batches_are_tuples_where_labels_are_named(folder: Path) -> None:
+    x, y = next(iter(from_parquet(str(folder), features="x", labels="id").numpy(5)))
+    assert (x.shape, y.shape) == ((5, 2), (5,))
+    x, y, w = next(iter(from_parquet(str(folder), features=["x", "w"], labels=["id"], weight="w").numpy(5)))
+    assert list(x) == ["x", "w"]
+    np.testing.assert_allclose(w, y / 1000, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"even": "odd"}, "even='odd' is not a way to deal rows; choose one of exact, pad, drop, weights"),
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"rank": 1}, "rank=1 and size=None come together"),
+        ({"rank": 2, "size": 2}, "rank=2 and size=2 come together, and rank is from 0 to size - 1"),
+    ],
+)
+def test_options_that_cannot_be(data: ParquetData, options: Any, text: str) -> None:
+    with pytest.raises(SettingsError, match=text):
+        data.numpy(**{"batch_size": 2, **options})
