@@ -60,6 +60,8 @@ def job(
             raise
         finally:
             context.shutdown()
+            while context._serving:  # this process does not end with the job
+                context._serving.pop().close(True)
 
     cloudpickle.register_pickle_by_value(sys.modules[fn.__module__])  # test modules need not be importable over there
     if not store:

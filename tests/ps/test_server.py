@@ -45,9 +45,9 @@ class Ranks:
     def _others(own: Sequence[ParameterServer], place: int) -> Callable[[], list[str]]:
         return lambda: [server.address for server in own[place + 1 :]]
 
-    def client(self, rank: int) -> Servers:
+    def client(self, rank: int, patience: float = 0.0) -> Servers:
         addresses = [[server.address for server in own] for own in self.servers]
-        return Servers(addresses, "127.0.0.1", self.secret, rank, "0.1")
+        return Servers(addresses, "127.0.0.1", self.secret, rank, "0.1", patience)
 
     def run(self, n: int, fn: Callable[[int, Servers], Any]) -> list[Any]:
         class Wire:
@@ -291,12 +291,12 @@ def test_nobody_waits_for_a_rank_that_flushes_after_an_interrupted_push(monkeypa
         (server,) = ranks.servers[0]
 
         calls: list[Any] = []
-        receive = client_module.receive
+        await_answer = client_module.await_answer
 
-        def interrupted(session: Any) -> Any:
-            calls.append(session)
+        def interrupted(*args: Any) -> Any:
+            calls.append(args)
             if len(calls) < 3:  # the server wants the first weights
-                return receive(session)
+                return await_answer(*args)
             (group,) = server._groups.values()
             with server.changed:
                 assert server.changed.wait_for(lambda: group.clocks.clocks[0] == 1, 20.0)
@@ -305,7 +305,7 @@ def test_nobody_waits_for_a_rank_that_flushes_after_an_interrupted_push(monkeypa
         first = ranks.client(0)
         centre = group_of(first, 2, Rule(sync=True), [np.zeros(1)])
         with monkeypatch.context() as patch:
-            patch.setattr(client_module, "receive", interrupted)
+            patch.setattr(client_module, "await_answer", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 centre.push([np.zeros(1)], [np.ones(1)])
         centre.flush([np.zeros(1)], [np.ones(1)])

@@ -48,6 +48,7 @@ _lock = threading.RLock()
 _place: _Place | None = None
 _store: StoreClient | None = None  # one for the life of the process: outcomes are reported after shutdown, too
 _servers: ServerAccess | None = None  # of this stay, once a strategy needs them
+_serving: list[ServerAccess] = []  # of stays that ended while an exception was handled
 _stay = (-1, 0)  # the membership in which this process initialised last, and how often it did in it
 
 
@@ -183,15 +184,18 @@ def shutdown() -> None:
         place, _place = _place, None
         servers, _servers = _servers, None
     if place is not None:
+        handles = sys.exc_info()[0] is not None  # an exception, which it may raise again or not
         if servers is not None:
-            servers.say_bye(_failing())
+            servers.say_bye(reporter.failed())
         verdict = place.observers.gradient_check.verdict(place.placement.size)
-        if verdict and not place.placement.rank and not place.engine.ended and not _failing():
+        if verdict and not place.placement.rank and not place.engine.ended and not handles and not reporter.failed():
             log.logger.warning(verdict)
         place.sets.shutdown()
         place.observers.close()
-        if servers is not None:
-            servers.close(_failing())
+        if servers is not None and handles:
+            _serving.append(servers)  # until this process ends: then it is known whether it has failed
+        elif servers is not None:
+            servers.close(reporter.failed())
 
 
 def servers() -> Servers:
@@ -226,11 +230,6 @@ def _server_access() -> ServerAccess:
             place = _entered()
             _servers = ServerAccess(place.placement, place.settings, scope())
         return _servers
-
-
-def _failing() -> bool:
-    """Does this process end because of an exception?"""
-    return sys.exc_info()[0] is not None or reporter.failed()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -339,10 +338,13 @@ def _forget() -> None:
     """A forked child (a data loader's worker, say) is not a rank: it must neither join in nor say goodbye."""
     global _place, _store, _servers
     _place = _store = _servers = None
+    _serving.clear()
 
 
 def _leave() -> None:
     shutdown()
+    while _serving:
+        _serving.pop().close(reporter.failed())
     surroundings = sys.modules.get("farandole.surroundings")
     if surroundings is not None:
         surroundings.leave(failed=reporter.failed())

@@ -114,7 +114,8 @@ class ServerAccess:
         told = [address.decode() for address in found if address is not None]
         addresses = [told[begin : begin + replicas] for begin in range(0, count, replicas)]
         host = store.address.rpartition(":")[0]
-        return Servers(addresses, host, store.secret, self._placement.rank, self._scope)
+        patience = self._settings.stall_shutdown_seconds
+        return Servers(addresses, host, store.secret, self._placement.rank, self._scope, patience)
 
     def _serve(self, store: StoreClient, scope: str) -> None:
         if self._settings.replicas > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 LAST = 5.0  # seconds for the answer to bye
-SILENCE = 10.0  # seconds without an answer until a server with a replica has to let in a new connection
+SILENCE = 10.0  # seconds without a byte until a server has to let in a new connection
 PROOF = 10.0  # seconds for that
 AGAIN = 1.0  # seconds for a new connection after an interrupt
 
@@ -39,21 +40,28 @@ class Pushed(NamedTuple):
 
 
 class Server:
-    """One server with its replicas, of which one is connected. ``number``: for messages."""
+    """One server with its replicas, of which one is connected. ``number``: for messages; ``patience``: seconds for
+    which one that is stopped is waited for, if it has no replica; 0: for ever."""
 
-    def __init__(self, number: int, addresses: Sequence[str], host: str, secret: str, hello: Message) -> None:
+    def __init__(
+        self, number: int, addresses: Sequence[str], host: str, secret: str, hello: Message, patience: float
+    ) -> None:  # fmt: skip
         self.number, self._addresses = number, [json.loads(address) for address in addresses]
-        self._host, self._secret, self._hello = host, secret, hello
+        self._host, self._secret, self._hello, self._patience = host, secret, hello, patience
         self._place = 0
-        self._hurried = self._late = False
+        self._hurried = self._late = self._warned = False
+        self._trouble = ""
+        self._silent_since = 0.0
         self._session: Session | None = None
 
     def ask(self, message: Message, arrays: Sequence[Array] | None = None) -> bool:
         """Send a message; False if the server is lost (``answer`` tries its replicas)."""
         try:
-            send(self._open(), message, arrays)
+            session = self._open()
+            with self._limited(session):
+                send(session, message, arrays, self._look)
         except (OSError, HorovodInternalError) as error:
-            self._late = isinstance(error, TimeoutError)
+            self._late, self._trouble = isinstance(error, TimeoutError), str(error)
             return False
         return True
 
@@ -63,7 +71,7 @@ class Server:
         """The answer, also if a replica has to give it. Raises PeerLostError if none is left, TimeoutError if there is
         no time: who does not answer at once may be well, and its replica must not take over."""
         while True:
-            trouble = "it hung up"
+            trouble = self._trouble or "it hung up"
             if asked:
                 try:
                     found = self._receive(into)
@@ -81,20 +89,56 @@ class Server:
     def _receive(self, into: Sequence[Array]) -> Message | None:
         session = self._open()
         self._wait(session)
-        found = receive(session)
-        if found is not None and found.get("data"):
-            receive_into(session, into)
+        with self._limited(session):
+            found = receive(session)
+            if found is not None and found.get("data"):
+                receive_into(session, into, self._look)
         return found
 
     def _wait(self, session: Session) -> None:
-        """Until something comes. A server may wait for other ranks as long as those take, but lets in a new connection
-        meanwhile; one that does not is stopped, and its replica goes on. Where none is left, we go on waiting."""
-        while not self._hurried and self._place + 1 < len(self._addresses):
+        """Until something comes. A server may wait for other ranks as long as those take."""
+        self._silent_since = time.monotonic()
+        while not self._hurried:
             try:
                 await_answer(session.sock, SILENCE)
                 return
             except TimeoutError:
-                dial(self._addresses[self._place], self._host, self._secret, PROOF).close()
+                self._look()
+
+    def _look(self) -> None:
+        """It is silent. If it lets in no new connection, it is stopped: its replica goes on. Where none is left, we
+        say so and go on waiting, as long as we may."""
+        if self._hurried:
+            raise TimeoutError(f"it says nothing for {LAST:g} s")
+        try:
+            dial(self._addresses[self._place], self._host, self._secret, PROOF).close()
+            self._silent_since = time.monotonic()
+        except (OSError, HorovodInternalError) as error:
+            if self._place + 1 < len(self._addresses):
+                raise
+            self._warn(error)
+            seconds = time.monotonic() - self._silent_since
+            if 0 < self._patience <= seconds:
+                raise TimeoutError(
+                    f"it did nothing for {seconds:.0f} s, and --stall-check-shutdown-time-seconds is {self._patience:g}"
+                ) from error
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            ends = f"this rank ends after {self._patience:g} s" if self._patience else "this rank waits for it"
+            logger.warning(
+                "%s does nothing, and lets in no connection (%s): it is stopped, or its host is gone; %s, and with "
+                "--replicas 2 another one would go on", self._name(), error, ends,
+            )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _limited(self, session: Session) -> Iterator[None]:
+        """Of what is under way, some goes on within ``SILENCE``."""
+        self._silent_since, self._trouble = time.monotonic(), ""
+        session.sock.settimeout(LAST if self._hurried else SILENCE)
+        yield
+        session.sock.settimeout(LAST if self._hurried else None)
 
     def _open(self, seconds: float = SECONDS) -> Session:
         if self._session is None:
@@ -141,12 +185,14 @@ class Server:
 
 class Servers:
     """All of the job's. ``addresses``: of each with its replicas; ``host``: that of the job's store, as this rank calls
-    it; ``scope``: this stay in the job."""
+    it; ``scope``: this stay in the job; ``patience``: see ``Server``."""
 
-    def __init__(self, addresses: Sequence[Sequence[str]], host: str, secret: str, rank: int, scope: str) -> None:
+    def __init__(
+        self, addresses: Sequence[Sequence[str]], host: str, secret: str, rank: int, scope: str, patience: float = 0.0
+    ) -> None:  # fmt: skip
         hello = {"do": "rank", "rank": rank, "scope": scope}
         self.rank = rank
-        self.servers = [Server(number, own, host, secret, hello) for number, own in enumerate(addresses)]
+        self.servers = [Server(number, own, host, secret, hello, patience) for number, own in enumerate(addresses)]
         self._lock = threading.Lock()
         self._groups: list[Group] = []
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from _operator import _compare_digest as compare_digest
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,17 +22,32 @@ if TYPE_CHECKING:
 PURPOSE = "parameter-server"
 LIMIT = 64 << 20  # bytes of a message: the names and shapes of all tensors of a model may be in it
 TYPES = ("<f4", "<f8")
+PIECE = 1 << 18  # bytes that a socket with a time limit sends in that time, at least
 Message = dict[str, Any]
 
 
-def send(session: Session, message: Message, arrays: Sequence[Array] | None = None) -> None:
-    """Raises OSError."""
+def send(
+    session: Session, message: Message, arrays: Sequence[Array] | None = None,
+    stalled: Callable[[], None] | None = None,
+) -> None:  # fmt: skip
+    """Raises OSError. ``stalled`` is called when nothing goes for as long as the socket's time limit, and may raise."""
     session.send(json.dumps(message).encode())
     if arrays is not None:
         parts = [as_bytes(array) for array in arrays]
         head, tail = session.outgoing.envelope(sum(map(len, parts)))
-        for part in (head, *filter(None, parts), tail):
-            session.stream.sendall(part)
+        for part in (memoryview(head), *filter(None, parts), memoryview(tail)):
+            if stalled is None:
+                session.stream.sendall(part)
+            else:
+                _send_all(session, part, stalled)
+
+
+def _send_all(session: Session, memory: memoryview, stalled: Callable[[], None]) -> None:
+    while memory:
+        try:
+            memory = memory[session.stream.send(memory[:PIECE]) :]
+        except TimeoutError:
+            stalled()
 
 
 def receive(session: Session) -> Message | None:
@@ -49,20 +64,20 @@ def receive(session: Session) -> Message | None:
     return found
 
 
-def receive_into(session: Session, arrays: Sequence[Array]) -> None:
-    """The arrays that follow a message. Raises WireError, OSError, PeerLostError."""
+def receive_into(session: Session, arrays: Sequence[Array], stalled: Callable[[], None] | None = None) -> None:
+    """The arrays that follow a message. ``stalled``: see ``send``. Raises WireError, OSError, PeerLostError."""
     parts = [as_bytes(array) for array in arrays]
     expected = session.incoming.envelope(sum(map(len, parts)))
     head, tail = (memoryview(bytearray(size)) for size in (HEAD, TAG))
-    fill(session, head)
+    fill(session, head, stalled)
     if not compare_digest(head, expected[0]):
         length = session.incoming.instead(head)
         if length is None:
             raise session.tampered()
         raise WireError(f"{session.peer} sent {length} bytes where {sum(map(len, parts))} were expected")
     for part in parts:
-        fill(session, part)
-    fill(session, tail)
+        fill(session, part, stalled)
+    fill(session, tail, stalled)
     if not compare_digest(tail, expected[1]):
         raise session.tampered()
 
@@ -73,9 +88,15 @@ def as_bytes(array: Array) -> memoryview:
     return memoryview(view)
 
 
-def fill(session: Session, memory: memoryview) -> None:
+def fill(session: Session, memory: memoryview, stalled: Callable[[], None] | None = None) -> None:
     while memory:
-        count = session.stream.recv_into(memory)
+        try:
+            count = session.stream.recv_into(memory)
+        except TimeoutError:
+            if stalled is None:
+                raise
+            stalled()
+            continue
         if not count:
             raise PeerLostError(f"{session.peer} hung up in the middle of a message")
         memory = memory[count:]

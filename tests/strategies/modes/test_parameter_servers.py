@@ -195,6 +195,28 @@ def test_ranks_that_took_no_step_have_the_centre_in_the_end() -> None:
     job(2, fn, store=True)
 
 
+def test_a_rank_that_leaves_while_it_handles_an_exception_has_not_failed() -> None:
+    def fn(rank: int) -> None:
+        from farandole import context
+
+        exchange = WeightExchange("test", GradientOptions(), ParameterServer())
+        weights = [np.zeros(2)]
+        slots = exchange.slots(weights)
+        for step in range(1, 3 if rank else 7):
+            weights[0] += 1
+            exchange(weights, slots, step)
+        served = context._server_access()
+        try:
+            raise KeyError(rank)
+        except KeyError:
+            context.shutdown()
+        assert context._serving == [served], "until it is known whether this process fails"
+        served.close(False)  # when all have said bye
+        context._serving.clear()
+
+    job(2, fn, store=True)
+
+
 @pytest.mark.parametrize(
     ("spec", "full"),
     [
