@@ -20,7 +20,6 @@ from benchmarks.samples import (
     ALLREDUCE,
     ALONE,
     BARE_STAGE,
-    DEEPSPEED,
     GLOO,
     GLOO_FLAT,
     IMPORT,
@@ -69,7 +68,6 @@ COLUMNS = (
     MPI,
     MPICH,
     INTEL,
-    DEEPSPEED,
     *PARTS,
     TORCHRUN,
     IMPORT,
@@ -138,7 +136,7 @@ def compared(name: str, runs: Sequence[Run]) -> Table:
 
 def in_the_end(learned: Sequence[Learned]) -> Table:
     table = Table(
-        "strategy or codec", "optimizer", "percent right", "to all-reduce", "MiB", "seconds", "staleness",
+        "strategy or codec", "optimizer", "percent right", "to all-reduce", "MiB", "s of a core", "staleness",
         "ms per MiB", title=learned[0].name, title_justify="left", box=box.MARKDOWN,
     )  # fmt: skip
     for row in learned:

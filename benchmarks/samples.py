@@ -13,7 +13,6 @@ from farandole.strategies.specs import ALLREDUCE, known
 # The contenders. Of allreduce:
 OURS = "Farandole"
 GLOO, GLOO_FLAT, MPI, MPICH, INTEL = "Gloo", "Gloo, one flat tensor", "Open MPI", "MPICH", "Intel MPI"
-DEEPSPEED = "DeepSpeed"
 # Parts of ours between hosts:
 PARTS = ("shared memory: reduce-scatter", "network", "shared memory: all-gather")
 # Of the training step, beside ours:
@@ -122,7 +121,7 @@ class Learned:
     accuracy: float  # percent
     beside: float  # of an all-reduce with the same optimizer
     mebibytes: float  # that rank 0 sent
-    seconds: float
+    seconds: float  # of a processor core, on rank 0: other programs change them little
     staleness: float
     cost: float  # milliseconds of a codec for a MiB of float32
 

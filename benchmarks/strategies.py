@@ -14,16 +14,17 @@ import torch
 
 import farandole.torch as hvd
 from benchmarks.crew import Plan, tell
-from benchmarks.problems import BATCH, accuracy, digits, net, setting_of
+from benchmarks.problems import USUAL, accuracy, digits, net, setting_of
 from benchmarks.samples import Run, parts
 from benchmarks.steps.torch import Team
 from farandole.strategies.specs import ALLREDUCE, strategy_of
 
 RANK = (ALLREDUCE, "ps", "ps:1,backup=1", "ps_async", "ssp:3", "gossip_async")
-LINK = (ALLREDUCE, "int8", "local_sgd:8", "diloco:8", "topk:0.05", "onebit", "powersgd:2")
+LINK = (ALLREDUCE, "int8", "local_sgd:8", "diloco:8", "topk:0.02", "onebit", "powersgd:2")
 STEP, SLOWER = 0.04, 3  # seconds of a step, and how many times as many where it is slow
-SECONDS, STEPS = 20.0, 740  # of a run with a slow rank, and with a slow link
-RANK_WIDTH, LINK_WIDTH = 256, 512  # of the net: its gradients are 0.2 and 0.6 MiB
+SECONDS, STEPS = 15.0, 555  # of a run with a slow rank, and with a slow link
+RANK_WIDTH, LINK_WIDTH = 256, 640  # of the net: its gradients are 0.2 and 1 MiB
+BATCH = USUAL.batch  # rows of all ranks
 WARM_UP, KEEP, TELL = 3, 10, 5.0  # steps, steps between weights that are kept, seconds between lines
 STAYS, MOVES = "the last rank is three times slower", "each rank in turn is three times slower"
 

@@ -25,9 +25,10 @@ def main() -> None:
     if FRAMEWORKS[plan.framework].one_core and plan.size <= len(cores):
         os.sched_setaffinity(0, {cores[rank]})  # before the framework counts them
 
+    benchmarks = [importlib.import_module(f"benchmarks.{name}") for name in plan.benchmarks]
     team = importlib.import_module(f"benchmarks.steps.{plan.framework}").connect(rank, plan)
-    for name in plan.benchmarks:
-        for case in importlib.import_module(f"benchmarks.{name}").cases(team, plan):
+    for benchmark in benchmarks:
+        for case in benchmark.cases(team, plan):
             if rank == 0:
                 tell(case)
     team.close()

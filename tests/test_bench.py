@@ -254,6 +254,15 @@ def test_strategies_are_measured_beside_a_slow_rank_and_then_over_a_slow_link(
     assert ("half of it" in shown.err, "over a link, allreduce done" in shown.err) == (True, True)
     assert ("beside a rank" in shown.out, "over a link" in shown.out) == (True, True)
 
+    def interrupted(*_: object, **__: object) -> Iterator[Run]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(crew, "measure", interrupted)
+    assert main(["strategies", "--quick"]) == 130
+    assert "farandole bench: interrupted" in capsys.readouterr().err
+
+    monkeypatch.setattr(crew, "measure", measure)
     monkeypatch.setattr(hosts, "obstacle", lambda ssh=False: "no root")
     jobs.clear()
     assert main(["strategies", "--quick", "--only", "ps"]) == 0
@@ -383,7 +392,7 @@ def test_without_mpi_ranks_are_plain_processes_and_end_with_the_benchmark(monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
 def test_nothing_is_left_when_the_benchmark_is_ended(number: int, code: int, tmp_path: Path) -> None:
     benchmark = subprocess.Popen(
         [sys.executable, "-m", "benchmarks", "allreduce", "step", "--quick"],

@@ -150,8 +150,7 @@ def _reducescatter(request: Request, buffer: Buffer, parts: Parts, transport: Tr
 
 def nothing(request: Request) -> Buffer:
     """The operand of a rank without data: it changes no result."""
-    dtype = request.dtype
-    op, _ = reduction(request, 1, 1)  # what is computed in the end, after a negative factor has turned the order round
+    dtype, op = request.dtype, request.op
     count = 1
     for length in request.shape:
         count *= length
