@@ -1,10 +1,14 @@
-"""The contenders inside one process: ours, torch Gloo and, where the job came from mpirun, MPI by mpi4py.
+"""The contenders inside one process: ours, torch Gloo, DeepSpeed's shared memory where it is installed and, where the
+job came from mpirun, MPI by mpi4py.
 
 All of them are connected at the same time, so that their turns can alternate.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +16,7 @@ import torch.distributed as dist
 
 import farandole.torch as hvd
 from benchmarks.crew import implementation
-from benchmarks.samples import GLOO, MPI, OURS
+from benchmarks.samples import DEEPSPEED, GLOO, MPI, OURS
 
 
 class Ours:
@@ -68,3 +72,39 @@ class Mpi:
 
     def close(self) -> None:
         self.mpi.Finalize()
+
+
+def deepspeed_installed() -> bool:
+    return importlib.util.find_spec("deepspeed") is not None
+
+
+class DeepSpeed:
+    """DeepSpeed's all-reduce in shared memory, which g++ builds when it is first loaded. For one host alone."""
+
+    name = DEEPSPEED
+
+    def __init__(self, rank: int, size: int, rendezvous: str) -> None:
+        # Its segments are named by these.
+        os.environ.update(MASTER_ADDR=Path(rendezvous).parent.name, MASTER_PORT="0", LOCAL_SIZE=f"{size}")
+        from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+
+        if rank:  # one rank builds, the others load what is there
+            dist.barrier()
+        extension = ShareMemCommBuilder().load(verbose=False)
+        if not rank:
+            dist.barrier()
+        extension.initialize(size, rank)
+        dist.barrier()  # all have mapped the segments, which nobody takes away later
+        for segment in Path("/dev/shm").glob(f"deepspeed_*_{os.environ['MASTER_ADDR']}_0_{rank}"):
+            segment.unlink()
+        self._allreduce = torch.ops.deepspeed.inference_all_reduce_
+
+    def allreduce(self, tensor: torch.Tensor) -> None:
+        self._allreduce(tensor)
+
+    def many(self, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            self._allreduce(tensor)
+
+    def close(self) -> None:
+        """It ends with the process."""

@@ -17,6 +17,7 @@ from benchmarks.samples import (
     ALLREDUCE,
     ALONE,
     BARE_STAGE,
+    DEEPSPEED,
     GLOO,
     GLOO_FLAT,
     IMPORT,
@@ -41,7 +42,7 @@ from benchmarks.samples import (
 
 COLOURS = {
     OURS: "#d1495b", GLOO: "#30638e", TORCHRUN: "#30638e", GLOO_FLAT: "#7ea8be", MPI: "#edae49", MPICH: "#8d6a9f",
-    INTEL: "#5b8e7d",
+    INTEL: "#5b8e7d", DEEPSPEED: "#6c584c",
     ALONE: "#b0b0b0", TOGETHER: "#808080", IMPORT: "#b0b0b0", BARE_STAGE: "#b0b0b0", TORCH_DISTRIBUTOR: "#30638e",
     ONE_HOST: "#30638e", SSH_ALONE: "#b0b0b0",
     UNWATCHED: "#b0b0b0", TIMELINE: "#30638e", TUNED: "#edae49",

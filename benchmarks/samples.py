@@ -13,6 +13,7 @@ from farandole.strategies.specs import ALLREDUCE, known
 # The contenders. Of allreduce:
 OURS = "Farandole"
 GLOO, GLOO_FLAT, MPI, MPICH, INTEL = "Gloo", "Gloo, one flat tensor", "Open MPI", "MPICH", "Intel MPI"
+DEEPSPEED = "DeepSpeed"
 # Parts of ours between hosts:
 PARTS = ("shared memory: reduce-scatter", "network", "shared memory: all-gather")
 # Of the training step, beside ours:

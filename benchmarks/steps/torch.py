@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import farandole.torch as hvd
-from benchmarks.peers import Gloo, Mpi, Ours
+from benchmarks.peers import DeepSpeed, Gloo, Mpi, Ours, deepspeed_installed
 from benchmarks.samples import ALONE, DDP, OURS, TOGETHER
 from benchmarks.steps import BATCH, CLASSES, LEARNING_RATE, MOMENTUM
 
@@ -61,6 +61,8 @@ def connect(rank: int, plan: Plan) -> Team:
     peers: list[Any] = [Ours(), Gloo(rank, plan.size, plan.rendezvous)]
     if plan.mpi:
         peers.append(Mpi())
+    if plan.hosts == 1 and deepspeed_installed():
+        peers.append(DeepSpeed(rank, plan.size, plan.rendezvous))
     return Team(peers)
 
 

@@ -27,7 +27,10 @@ def test_local_sgd_is_its_model(backend: str) -> None:
         kinds: dict[str, tuple[Any, dict[str, Any]]] = {
             "plain": ("local_sgd:2", {}),
             "outer": (LocalSGD(3, outer="nesterov", lr=0.7, momentum=0.5), {"codec": "topk:1"}),
-            "passes": ("local_sgd:1", {"backward_passes_per_step": 2, "average_aggregated_gradients": True}),
+            "passes": (
+                LocalSGD(1, outer="nesterov", lr=0.5, momentum=0.25),
+                {"backward_passes_per_step": 2, "average_aggregated_gradients": True},
+            ),
         }
         for name, (strategy, options) in kinds.items():
             model = p.embedding(rank)
@@ -54,7 +57,9 @@ def _alone() -> dict[str, list[np.ndarray]]:
 
     x, y = p.words(48)
     found = {}
-    for name, every, passes in (("plain", 2, 1), ("outer", 3, 1), ("passes", 1, 2)):
+    for name, every, passes, rate, momentum in (
+        ("plain", 2, 1, 1.0, 0.0), ("outer", 3, 1, 0.7, 0.5), ("passes", 1, 2, 0.5, 0.25)
+    ):  # fmt: skip
         models = [p.embedding(0) for _ in range(2)]
         for model in models:
             steps = {"gradient_accumulation_steps": passes} if passes > 1 else {}
@@ -67,11 +72,10 @@ def _alone() -> dict[str, list[np.ndarray]]:
                 model.train_on_batch(x[rows], y[rows])
             if (batch + 1) % (every * passes) == 0:
                 mean = [(one + two) / 2 for one, two in zip(*map(p.weights, models), strict=True)]
-                if name == "outer":
-                    way = [old - new for old, new in zip(anchor, mean, strict=True)]
-                    velocity = [0.5 * kept + new for kept, new in zip(velocity, way, strict=True)]
-                    pairs = zip(anchor, way, velocity, strict=True)
-                    mean = anchor = [old - 0.7 * (new + 0.5 * kept) for old, new, kept in pairs]
+                way = [old - new for old, new in zip(anchor, mean, strict=True)]
+                velocity = [momentum * kept + new for kept, new in zip(velocity, way, strict=True)]
+                pairs = zip(anchor, way, velocity, strict=True)
+                mean = anchor = [old - rate * (new + momentum * kept) for old, new, kept in pairs]
                 for model in models:
                     model.set_weights(mean)
         found[name] = [(one + two) / 2 for one, two in zip(*map(p.weights, models), strict=True)]

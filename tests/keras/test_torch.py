@@ -66,3 +66,22 @@ def test_the_gradients_of_a_step_are_everybodys_afterwards() -> None:
 
     one, two = on("torch", 2, fn)
     assert one == two
+
+
+def test_loaders_that_are_dealt_out() -> None:
+    """They go on as they were, but for their samples; what would draw other samples is refused."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from farandole.keras.data import _part
+
+    def init(number: int) -> None:
+        """Of a worker."""
+
+    rows = torch.arange(10.0)
+    loader = torch.utils.data.DataLoader(rows, batch_size=2, num_workers=1, worker_init_fn=init, prefetch_factor=3)
+    part = _part(loader, 1, 2, False)
+    assert (part.worker_init_fn, part.prefetch_factor, part.num_workers) == (init, 3, 1)
+    assert list(part.sampler) == [1, 3, 5, 7, 9]
+    for options in ({"replacement": True}, {"num_samples": 4}):
+        sampler = torch.utils.data.RandomSampler(rows, **options)
+        with pytest.raises(ValueError, match="with a RandomSampler with replacement or num_samples of its own cannot"):
+            _part(torch.utils.data.DataLoader(rows, sampler=sampler), 0, 2, True)

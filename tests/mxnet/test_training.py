@@ -442,6 +442,9 @@ def test_ranks_that_exchange_weights() -> None:
             told.collect_params()[next(iter(told.collect_params()))].data()[:] += rank
         with pytest.raises(ValueError, match=r"strategy='gossip:.*there are none here, only gradients: use Distr"):
             hvd.DistributedOptimizer(mx.optimizer.create("sgd"))
+        exact = {"multi_precision": True}
+        with pytest.raises(ValueError, match=r"steps from float32 copies of weight and 0 others, which would undo it"):
+            half_steps(rank, 2, lambda used: hvd.DistributedTrainer(used, "sgd", exact, strategy="local_sgd:2"))
         return found
 
     one, two = job(2, fn, strategy="gossip")

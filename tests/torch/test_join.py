@@ -18,6 +18,11 @@ def test_the_last_one_is_told_to_all(wire: str) -> None:
         import farandole.torch as hvd
 
         totals = [hvd.allreduce(torch.ones(3), op=hvd.Sum, name=f"step{step}")[0].item() for step in range(1 + rank)]
+        if rank == 2:  # whose absence must not be the least, nor the most, when a factor turns the order round
+            for op in (hvd.Min, hvd.Max):
+                for kind in (torch.float32, torch.bfloat16, torch.int32):
+                    least = hvd.allreduce(torch.tensor([1, 2], dtype=kind), op=op, prescale_factor=-1.0)
+                    assert least.tolist() == [-1, -2], (op, kind)
         last = hvd.join()
         totals.append(hvd.allreduce(torch.ones(1), op=hvd.Sum).item())
         return [last, hvd.join(-1), *totals]

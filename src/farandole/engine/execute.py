@@ -150,7 +150,8 @@ def _reducescatter(request: Request, buffer: Buffer, parts: Parts, transport: Tr
 
 def nothing(request: Request) -> Buffer:
     """The operand of a rank without data: it changes no result."""
-    dtype, op = request.dtype, request.op
+    dtype = request.dtype
+    op, _ = reduction(request, 1, 1)  # what is computed in the end, after a negative factor has turned the order round
     count = 1
     for length in request.shape:
         count *= length

@@ -110,20 +110,29 @@ class _PartOfPyDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
 def _part_of_loader(loader: Any, rank: int, size: int, even: bool) -> Any:
     kind = type(loader.sampler).__name__
-    if kind not in ("RandomSampler", "SequentialSampler") or loader.batch_size is None:
+    shuffle = kind == "RandomSampler"
+    drawn = shuffle and (loader.sampler.replacement or loader.sampler.num_samples != len(loader.dataset))
+    if kind not in ("RandomSampler", "SequentialSampler") or loader.batch_size is None or drawn:
+        how = " with replacement or num_samples" if drawn else ""
         raise ValueError(
-            f"a DataLoader with a {kind} of its own cannot be dealt out to ranks: use "
+            f"a DataLoader with a {kind}{how} of its own cannot be dealt out to ranks: use "
             "farandole.data.DistributedSampler as its sampler, and no shard"
         )
-    shuffle = kind == "RandomSampler"
     if even:
         sampler: Any = _Epochs(loader.dataset, size, rank, shuffle=shuffle)
     else:
         sampler = range(rank, len(loader.dataset), size)
     return type(loader)(
-        loader.dataset, batch_size=loader.batch_size, sampler=sampler, num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn, pin_memory=loader.pin_memory, drop_last=loader.drop_last,
+        loader.dataset, batch_size=loader.batch_size, sampler=sampler,
+        **{name: getattr(loader, name) for name in _OF_LOADER if hasattr(loader, name)},
     )  # fmt: skip
+
+
+# What a loader goes on having when its samples are dealt out.
+_OF_LOADER = (
+    "collate_fn", "drop_last", "generator", "in_order", "multiprocessing_context", "num_workers", "persistent_workers",
+    "pin_memory", "pin_memory_device", "prefetch_factor", "timeout", "worker_init_fn",
+)  # fmt: skip
 
 
 class _Epochs(DistributedSampler):

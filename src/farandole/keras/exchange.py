@@ -30,11 +30,14 @@ class KerasExchange:
         self._tensor_of, self._array_of = tensor_of, array_of
         self._names: Sequence[str] = ()
 
-    def before_step(self, run_if: Callable[..., Any], variables: Sequence[Any], step: Any) -> None:
-        """Before step number ``step`` (1, 2 ...; it may be a traced number)."""
+    def before_step(self, run_if: Callable[..., Any], variables: Sequence[Any], step: Any, final: Any = True) -> None:
+        """Before step number ``step`` (1, 2 ...; it may be a traced number). ``final``: see ``after_step``; a step may
+        be computed several times before it counts."""
         context.skip_gradient_check()  # it may be long until the first exchange
         if self._kept.exchange.kinds:
-            run_if(step == 1, self._begin, [self._tensor_of(variable) for variable in variables], step)
+            first = step == 1
+            values = [self._tensor_of(variable) for variable in variables]
+            run_if(first if final is True else first & final, self._begin, values, step)
 
     def after_step(
         self, run_if: Callable[..., Any], variables: Sequence[Any], names: Sequence[str], step: Any, final: Any = True

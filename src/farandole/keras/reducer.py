@@ -100,7 +100,7 @@ class KerasReducer:
     def before_step(self, optimizer: Any) -> None:
         """The optimizer is about to change ``self.variables``."""
         if self.exchange is not None and self.shared():
-            self.exchange.before_step(backend().run_if, self.common(optimizer), self._step(optimizer)[0])
+            self.exchange.before_step(backend().run_if, self.common(optimizer), *self._step(optimizer))
 
     def after_step(self, optimizer: Any) -> None:
         """It has changed them."""

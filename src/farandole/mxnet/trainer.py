@@ -86,7 +86,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
     def _update(self, ignore_stale_grad: bool = False) -> None:
         exchange = self._exchange if self._active() else None
         if exchange is not None:
-            exchange.before_step(self._params)
+            exchange.before_step(self._params, self._optimizer)
         super()._update(ignore_stale_grad)
         if exchange is not None:
             exchange.after_step(self._params)

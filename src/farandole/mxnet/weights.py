@@ -23,9 +23,12 @@ class TrainerExchange:
         self._kept, self._strategy = KeptExchange(label, options, strategy), strategy
         self._step = 0
 
-    def before_step(self, parameters: Sequence[Any]) -> None:
+    def before_step(self, parameters: Sequence[Any], optimizer: Any) -> None:
+        """Raises ValueError where ``optimizer`` would undo exchanges."""
         if not self._kept.begun:
-            self._kept.begin(_trained(parameters), _read)
+            trained = _trained(parameters)
+            self._check_precision(trained, optimizer)
+            self._kept.begin(trained, _read)
 
     def after_step(self, parameters: Sequence[Any]) -> None:
         self._kept.exchange.stepped()
@@ -41,6 +44,15 @@ class TrainerExchange:
     def average(self, parameters: Sequence[Any]) -> None:
         """Give every rank the mean of all ranks' weights."""
         self._change(parameters, self._kept.average)
+
+    def _check_precision(self, trained: Sequence[Any], optimizer: Any) -> None:
+        half = [parameter.name for parameter in trained if np.dtype(parameter.dtype) == np.float16]
+        if half and getattr(optimizer, "multi_precision", False):
+            raise ValueError(
+                f"strategy={self._strategy.spec!r} exchanges weights, but with multi_precision=True the optimizer "
+                f"steps from float32 copies of {half[0]} and {len(half) - 1} others, which would undo it: keep "
+                "parameters in float32 (net.cast('float32')), or leave strategy= away"
+            )
 
     def _run(self, parameters: Sequence[Any]) -> None:
         self._change(parameters, lambda weights, names: self._kept(weights, self._step, names))
