@@ -456,12 +456,12 @@ def test_scaled_losses(old: bool, outside: bool) -> None:
     def body(rank: int) -> list[Any]:
         import tf_keras
 
-        def made() -> Any:
+        def made(passes: int = 1) -> Any:
             kind = (tf_keras.optimizers.legacy if old else tf_keras.optimizers).SGD
             scaled = tf_keras.mixed_precision.LossScaleOptimizer
             if outside:
-                return hvd.DistributedOptimizer(scaled(kind(0.5), initial_scale=8))
-            return scaled(hvd.DistributedOptimizer(kind(0.5)), initial_scale=8)
+                return hvd.DistributedOptimizer(scaled(kind(0.5), initial_scale=8), backward_passes_per_step=passes)
+            return scaled(hvd.DistributedOptimizer(kind(0.5), backward_passes_per_step=passes), initial_scale=8)
 
         optimizer = made()
         model = tf_keras.Sequential([tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
@@ -488,8 +488,11 @@ def test_scaled_losses(old: bool, outside: bool) -> None:
             gradients = [tf.constant(rank + 1.0), tf.constant(value)]
             optimizer.apply_gradients(zip(gradients, [shared, local], strict=True))
             found.append((shared.numpy(), float(optimizer.loss_scale.numpy())))
-        return [*found, local.numpy()]
+        several, optimizer = tf.Variable(1.0), made(2)
+        for value in (np.inf, 1.0, rank + 1.0, 1.0):  # the first two are one step, which is skipped
+            optimizer.apply_gradients([(tf.constant(value), several)])
+        return [*found, local.numpy(), several.numpy()]
 
     for found in job(2, body):
         assert found == [(0.25, 8.0), (0.25, 4.0), (-0.25, 4.0), (-1.0, 4.0), (-1.0, 2.0), (-1.5, 2.0),
-                         (1.0, 4.0), (0.25, 4.0), 0.75]  # fmt: skip
+                         (1.0, 4.0), (0.25, 4.0), 0.75, -0.25]  # fmt: skip

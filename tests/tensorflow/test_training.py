@@ -223,6 +223,12 @@ def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
             for number in (1.0, 3.0, 2.0, 2.0):
                 session.run(train, {place: number})
                 results.append(float(session.run(weight)))
+            pairs = optimizer.compute_gradients(values(place) * weight)
+            for number in (np.inf, 1.0):  # the program throws these away
+                session.run(pairs, {place: number})
+            for number in (1.0, 3.0):
+                session.run(train, {place: number})
+            results.append(float(session.run(weight)))
         weight = tf.Variable(10.0)
         optimizer = hvd.DistributedOptimizer(
             v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2, average_aggregated_gradients=average
@@ -240,7 +246,8 @@ def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
         return results
 
     for results in job(2, body):
-        assert results == ([10.0, 7.0, 7.0, 4.0] if average else [10.0, 4.0, 4.0, -2.0]) * 3
+        (*expected, after_skip) = [10.0, 7.0, 7.0, 4.0, 1.0] if average else [10.0, 4.0, 4.0, -2.0, -8.0]
+        assert results == [*expected, after_skip, *expected, *expected]
 
 
 def test_adasum_combines_the_steps_of_a_v1_optimizer() -> None:

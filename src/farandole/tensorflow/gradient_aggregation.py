@@ -51,14 +51,13 @@ class LocalGradientAggregationHelper:
         ]
         dense = [self._dense(grads[place]) for place in there]
         of = [vars[place] for place in there]
-        sums = self._sums_of(of)
-        with tf.control_dependencies(_operations([self.counter.assign_add(1)])):
-            pairs = zip(sums, dense, strict=True)
-            added = [total.assign_add(gradient) for total, gradient in pairs if gradient is not None]
-        with tf.control_dependencies(_operations(added)):
+        sums, passes = self._sums_of(of), self.backward_passes_per_step
+        number = tf.convert_to_tensor(self.counter) % passes + 1  # the counter is ``passes`` if a step was skipped
+        with tf.control_dependencies(_operations([self.counter.assign(number), *self._add(number, of, dense)])):
             reduced = tf.cond(
-                self._full(), lambda: self._reduced(sums, of), lambda: [tf.zeros_like(total) for total in sums]
-            )
+                tf.equal(number, passes), lambda: self._reduced(sums, of),
+                lambda: [tf.zeros_like(total) for total in sums],
+            )  # fmt: skip
         results = list(grads)
         for place, gradient in zip(there, reduced, strict=True):
             results[place] = gradient
@@ -73,21 +72,34 @@ class LocalGradientAggregationHelper:
             return apply_grads_closure()
         gradients = [gradient for gradient, _ in (kwargs.get("grads_and_vars") or (args[0] if args else ()))]
         with tf.control_dependencies(_operations(gradients)):
-            full = self._full()
+            full = tf.equal(tf.convert_to_tensor(self.counter), self.backward_passes_per_step)
         if tf.executing_eagerly():
             return self._applied(apply_grads_closure) if full else _counted(optimizer)
         return tf.cond(full, lambda: self._applied(apply_grads_closure), lambda: _counted(optimizer))
 
-    def _full(self) -> Any:
-        return tf.equal(tf.convert_to_tensor(self.counter), self.backward_passes_per_step)
-
     def _applied(self, closure: Callable[[], Any]) -> Any:
         done = closure()
         with tf.control_dependencies(_operations([done])):
-            return tf.group(*_operations([self.counter.assign(0), *self._clear()]))
+            return tf.group(*_operations([self.counter.assign(0)]))
 
-    def _clear(self) -> list[Any]:
-        return [total.assign(tf.zeros_like(total)) for total in self._sums.values()]
+    def _add(self, number: Any, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """Add ``gradients`` to the sums, which pass 1 begins: whether the last ones were applied does not matter. (A
+        LossScaleOptimizer skips steps with overflows.)"""
+        found: dict[Any, Any] = {}
+        for variable, gradient in zip(variables, gradients, strict=True):
+            key = key_of(variable)
+            if gradient is not None:
+                found[key] = found[key] + gradient if key in found else gradient
+
+        def begin() -> Any:
+            sums = self._sums.items()
+            first = [total.assign(found[key] if key in found else tf.zeros_like(total)) for key, total in sums]
+            return tf.group(*_operations(first))
+
+        def go_on() -> Any:
+            return tf.group(*_operations([self._sums[key].assign_add(gradient) for key, gradient in found.items()]))
+
+        return [tf.cond(tf.equal(number, 1), begin, go_on)]
 
     def _reduced(self, sums: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         totals = [tf.convert_to_tensor(total) for total in sums]
