@@ -22,14 +22,14 @@ PACKAGE = ROOT / "src" / "farandole"
 ROOMS = """
 __init__
 estimators inference jobs doctor spark
-cli worker compat
+cli worker compat autoload
 keras
 torch tensorflow jax mxnet numpy
 elastic data
 strategies
 frontend
 context launch
-engine ps
+engine ps groups
 observe surroundings
 collectives transports report
 kernels
@@ -46,17 +46,18 @@ LEVEL = {room: number for number, line in enumerate(ROOMS.split("\n")) for room 
 
 # Rooms that stand already; the others of ROOMS are to come.
 BUILT = [
-    "spark", "cli", "worker", "compat", "keras", "torch", "tensorflow", "jax", "mxnet", "numpy", "data", "strategies",
-    "frontend", "context", "engine", "observe", "surroundings", "launch", "report", "collectives", "transports",
-    "kernels", "store", "config", "registry", "log", "handshake", "liveness", "network", "contracts", "types", "errors",
+    "spark", "cli", "worker", "compat", "autoload", "keras", "torch", "tensorflow", "jax", "mxnet", "numpy", "data",
+    "strategies", "frontend", "context", "engine", "groups", "observe", "surroundings", "launch", "report",
+    "collectives", "transports", "kernels", "store", "config", "registry", "log", "handshake", "liveness", "network",
+    "contracts", "types", "errors",
 ]  # fmt: skip
 
 # A heavy package, and the names of the files (or folders) that may import it.
 HEAVY = {
-    "torch": "torch", "tensorflow": "tensorflow tf_keras", "keras": "keras", "tf_keras": "tf_keras keras", "jax": "jax",
-    "mxnet": "mxnet", "pyspark": "spark", "ray": "ray", "mpi4py": "mpi", "mlflow": "mlflow", "lightning": "lightning",
-    "sklearn": "", "matplotlib": "figures", "pandas": "", "scipy": "", "IPython": "", "torchvision": "",
-    "transformers": "", "pyarrow": "parquet", "fsspec": "store",
+    "torch": "torch torchrun", "tensorflow": "tensorflow tf_keras", "keras": "keras", "tf_keras": "tf_keras keras",
+    "jax": "jax", "mxnet": "mxnet", "pyspark": "spark", "ray": "ray", "mpi4py": "mpi", "mlflow": "mlflow",
+    "lightning": "lightning", "sklearn": "", "matplotlib": "figures", "pandas": "", "scipy": "", "IPython": "",
+    "torchvision": "", "transformers": "", "pyarrow": "parquet", "fsspec": "store",
 }  # fmt: skip
 
 

@@ -474,3 +474,14 @@ def content(path: str) -> str:
             return file.read()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def torch_variables(placement: Placement, address: str, port: int) -> dict[str, str]:
+    """The variables of torchrun: ``torch.distributed.init_process_group`` reads them, and so do scripts. ``address``,
+    ``port``: where rank 0 makes torch.distributed's store when it calls that."""
+    who = {
+        "RANK": placement.rank, "WORLD_SIZE": placement.size, "LOCAL_RANK": placement.local_rank,
+        "LOCAL_WORLD_SIZE": placement.local_size, "GROUP_RANK": placement.cross_rank, "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+    }  # fmt: skip
+    return {name: str(value) for name, value in who.items()}

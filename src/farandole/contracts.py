@@ -151,6 +151,60 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class Showing(Protocol):
+    """A transport on which ranks can see each other's memory."""
+
+    shown: int  # bytes that a rank may show
+
+    def show(self, word: int, pieces: Sequence[Array]) -> tuple[list[int], list[Array]]:
+        """Collective: every rank's ``word`` (64 bits), and its ``pieces`` (1-D, one behind the other) as uint8 arrays
+        that begin with them. They may be read until the call after the next one. One wait."""
+
+
+class Streams(Protocol):
+    """A stream of bytes from each rank to each other one. Nothing waits but ``wait``.
+
+    One thread at a time, but for ``wake`` and ``abort``.
+    """
+
+    rank: int
+    size: int
+    overhead: int  # bytes by which ``seal`` makes a content longer
+
+    def write(self, dst: int, data: Array) -> int:
+        """Send as much of ``data`` (uint8) as there is room for now; how many bytes that was."""
+
+    def read(self, src: int, into: Array) -> int:
+        """Fill ``into`` (uint8) with what is there now; how many bytes that was."""
+
+    def seal(self, dst: int, content: bytes) -> bytes:
+        """``content``, to be written next, so that its reader can see that it is from here."""
+
+    def open(self, src: int, sealed: bytes) -> bytes:
+        """What ``seal`` was given on ``src``. Raises WireError for what ``src`` did not send."""
+
+    def wait(self, seconds: float, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Until something can be read from one of ``sources`` or written to one of ``targets``, or ``wake`` is called,
+        or the time is over; may return early. Raises PeerLostError if the wire was aborted."""
+
+    def wake(self) -> None: ...
+
+    def gone(self, peer: int) -> Exception | None:
+        """Why nothing more can come from ``peer``; None if something can."""
+
+    def abort(self, why: str) -> None: ...
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """A transport, or a link, that has streams beside its collectives."""
+
+    def streams(self) -> Streams:
+        """Collective."""
+
+
 class DeviceTransport(Transport, Protocol):
     """Runs collectives on the memory of a device. Its arrays are flat tensors of a framework, of the dtype itself (also
     where a Transport wants bytes); a rank that has joined may bring host arrays to ``allreduce``.

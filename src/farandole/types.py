@@ -57,7 +57,8 @@ _ITEMSIZE = {
 class ReduceOp(IntEnum):
     """Reductions, numbered as Horovod numbers them (``hvd.Average == 0``).
 
-    Wires know SUM, MIN, MAX and PRODUCT; AVERAGE is SUM with a scale of 1/size, decided by the engine.
+    Wires know SUM, MIN, MAX and PRODUCT; AVERAGE is SUM with a scale of 1/size, decided by the engine. BAND, BOR and
+    BXOR (bit by bit, of integers) are torch.distributed's; wires take them as well.
     """
 
     AVERAGE = 0
@@ -66,6 +67,9 @@ class ReduceOp(IntEnum):
     MIN = 3
     MAX = 4
     PRODUCT = 5
+    BAND = 6
+    BOR = 7
+    BXOR = 8
 
 
 class Kind(IntEnum):

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farandole import registry
-from farandole.config import PROCESS, Connection, Placement, Settings, cores, variables
+from farandole.config import PROCESS, Connection, Placement, Settings, cores, torch_variables, variables
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
 from farandole.report import keys
 from farandole.store import StoreClient
@@ -44,7 +44,10 @@ def main() -> int:
         sys.stderr.write(f"farandole: rank {rank} cannot join its job: {error}\n")
         return 1
     slots = [Slot(*fields) for fields in job["slots"]]
-    os.environ.update(environment(identify(slots, here), connection, settings))
+    placement = identify(slots, here)
+    os.environ.update(environment(placement, connection, settings))
+    address = _address_of_first(slots, rank, client, settings)
+    os.environ.update(torch_variables(placement, address, job["port"]))
     if job["command"]:
         return _become(job["command"], client, rank)
     return _call(job, client, rank, settings.start_timeout)
@@ -73,6 +76,18 @@ def environment(placement: Placement, connection: Connection, settings: Settings
         wires = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")  # of torch.distributed
         networks = {name: settings.network_interfaces for name in wires if name not in os.environ}
     return {**settings.to_env(), **connection.to_env(), **who, **fixed, **threads, **networks}
+
+
+def _address_of_first(slots: Sequence[Slot], rank: int, client: StoreClient, settings: Settings) -> str:
+    """Rank 0's, at which torch.distributed of all ranks finds the store that it makes."""
+    if len({slot.host for slot in slots}) == 1:
+        return "127.0.0.1"
+    from farandole import network  # here: a job on one host does not pay for it
+
+    if rank == 0:
+        outside = network.chosen(network.interfaces(), settings.network_interfaces, client.host)
+        client.set(keys.FIRST, (outside[0].address if outside else client.host).encode())
+    return client.get(keys.FIRST, settings.start_timeout).decode()
 
 
 def _die_with_parent() -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from farandole import registry, surroundings
-from farandole.config import Placement
+from farandole.config import Placement, torch_variables
 from farandole.errors import SettingsError
 from farandole.surroundings import hostlist, slurm
-from farandole.surroundings.serverless import placements, torch_variables
-from farandole.surroundings.siblings import NOBODY
-from farandole.surroundings.torchrun import Torchrun
+from farandole.surroundings.serverless import placements
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
@@ -44,12 +42,10 @@ def test_a_task_of_a_step_of_slurm() -> None:
     )
 
 
-def test_a_process_of_torchrun_is_told_what_to_do() -> None:
+def test_a_process_of_torchrun() -> None:
     found = surroundings.find(TORCHRUN)
     assert found is not None
     assert (found.cluster.name, found.placement.rank, found.placement.cross_size) == ("torchrun", 3, 2)
-    with pytest.raises(SettingsError, match=r"torchrun started this process as rank 3 of 4, .* farandole run"):
-        Torchrun().broadcast(found.placement, lambda: "", 1.0, NOBODY)
 
 
 def test_mpirun_within_an_allocation_of_slurm_wins_over_it() -> None:
@@ -110,8 +106,8 @@ class TestPlacements:
 def test_what_torch_distributed_reads() -> None:
     placement = Placement(rank=3, size=4, local_rank=1, local_size=2)
     assert torch_variables(placement, "a", 5) == {
-        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a",
-        "MASTER_PORT": "5",
+        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
+        "MASTER_ADDR": "a", "MASTER_PORT": "5",
     }  # fmt: skip
 
 

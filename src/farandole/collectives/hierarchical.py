@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from farandole.collectives import kernels
 from farandole.collectives.lane import Lane
-from farandole.contracts import Parts, Report, Transport
+from farandole.contracts import Parts, Report, Streaming, Streams, Transport
 from farandole.types import Buffer, DType, ReduceOp
 
 if TYPE_CHECKING:
@@ -149,6 +149,10 @@ class Hierarchical:
 
     def split(self, ranks: Sequence[int]) -> Transport | None:
         return self.flat.split(ranks)
+
+    def streams(self) -> Streams:
+        """See ``contracts.Streaming``. All over the wire that joins all ranks."""
+        return cast(Streaming, self.flat).streams()
 
     def report_waits(self, report: Report) -> None:
         lock = threading.Lock()  # one thread waits for neighbours while another waits for counterparts

@@ -11,7 +11,8 @@ import numpy as np
 
 from farandole.collectives import direct, doubling, kernels, ring, tree
 from farandole.collectives.flat import Flat, Scratch
-from farandole.contracts import Link, Parts, Report, Transport
+from farandole.contracts import Link, Parts, Report, Streaming, Streams, Transport
+from farandole.errors import RequestError
 from farandole.types import Buffer, ReduceOp
 
 if TYPE_CHECKING:
@@ -110,6 +111,15 @@ class Collectives:
         """A transport among ``ranks``; None on a rank that is not among them."""
         link = self.link.split(ranks)
         return None if link is None else Collectives(link)
+
+    def streams(self) -> Streams:
+        """See ``contracts.Streaming``. Raises RequestError over a link that has none."""
+        if isinstance(self.link, Streaming):
+            return self.link.streams()
+        raise RequestError(
+            f"this wire ({type(self.link).__name__}) has no messages from one rank to another (send, recv): use "
+            "--transport auto (FARANDOLE_TRANSPORT)"
+        )
 
     def report_waits(self, report: Report) -> None:
         self.link.report_waits(report)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from farandole import collectives, network, registry
 from farandole.collectives.hierarchical import Hierarchical, slices
@@ -15,14 +16,26 @@ from farandole.contracts import End, Transport
 from farandole.errors import RendezvousError, SettingsError
 from farandole.handshake import encrypted
 from farandole.log import logger
-from farandole.store import StoreClient
 from farandole.transports import shm
 
 
+class Store(Protocol):
+    """The methods needed of ``farandole.store.StoreClient``. ``host``: this host's address towards it."""
+
+    host: str
+
+    def set(self, key: str, value: bytes) -> None: ...
+    def get(self, key: str, timeout: float) -> bytes: ...
+    def try_get(self, key: str) -> bytes | None: ...
+    def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]: ...
+
+
 def connect(
-    placement: Placement, connection: Connection, settings: Settings, client: StoreClient, scope: str
-) -> Transport:
-    """The transport that joins all ranks. Collective."""
+    placement: Placement, connection: Connection, settings: Settings, client: Store, scope: str,
+    patience: float = 600.0,
+) -> Transport:  # fmt: skip
+    """The transport that joins all ranks. Collective. ``patience``: seconds for which shared memory waits for a rank
+    inside a collective."""
     rank, size, secret, timeout = placement.rank, placement.size, connection.secret, settings.start_timeout
 
     check_encryption(connection, settings, rank)
@@ -51,7 +64,7 @@ def connect(
     logger.info("rank %d: %s", rank, reason(hosts, rendezvous.trouble))
     mine = next(host for host in hosts if rank in host)
     if len(mine) == size:
-        return shm.join(rank, size, secret, scope, found)
+        return shm.join(rank, size, secret, scope, found, patience=patience)
     peers = {mine.index(peer): sock for peer, sock in found.items() if peer in mine}
     for peer, sock in found.items():
         if peer not in mine:
@@ -60,7 +73,7 @@ def connect(
     if max(map(len, hosts)) == 1:
         return flat
     index = mine.index(rank)
-    local = shm.join(index, len(mine), secret, f"{scope}/host{hosts.index(mine)}", peers)
+    local = shm.join(index, len(mine), secret, f"{scope}/host{hosts.index(mine)}", peers, patience=patience)
     cross = wire("tcp", f"{scope}/slice{index}", [host[index] for host in hosts]) if index < slices(hosts) else None
     return Hierarchical(flat, local, cross, hosts)
 
@@ -105,7 +118,7 @@ def group(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:
     return sorted(hosts.values())
 
 
-def share(client: StoreClient, placement: Placement, topic: str, mine: str, timeout: float) -> list[str]:
+def share(client: Store, placement: Placement, topic: str, mine: str, timeout: float) -> list[str]:
     """Every rank's message about ``topic``, in rank order. Raises RendezvousError naming the ranks that say nothing
     within ``timeout`` seconds."""
     client.set(f"share/{topic}/{placement.rank}", mine.encode())

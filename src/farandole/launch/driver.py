@@ -20,7 +20,7 @@ from farandole.launch.plan import check_np
 from farandole.launch.watch import Interrupted, Watch
 from farandole.log import logger
 from farandole.report import keys, pickling
-from farandole.store import StoreServer
+from farandole.store import StoreServer, free_port
 from farandole.types import Slot
 
 if TYPE_CHECKING:
@@ -130,7 +130,9 @@ def _what(function: Callable[..., Any]) -> str:
 def _describe(job: Job, slots: Sequence[Slot], *, elsewhere: bool) -> bytes:
     path = [os.path.abspath(folder) for folder in sys.path] if job.call is not None else []
     places = [[s.rank, s.host, s.local_rank, s.local_size, s.cross_rank, s.cross_size, s.size] for s in slots]
-    facts = {"command": list(job.command), "slots": places, "path": path, "elsewhere": elsewhere}
+    facts = {
+        "command": list(job.command), "slots": places, "path": path, "elsewhere": elsewhere, "port": free_port(),
+    }  # fmt: skip
     return json.dumps({**facts, "first_only": job.first_only}).encode()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 JOB = "job"  # the facts about it, JSON: command or path, slots
 FUNCTION = "function"  # pickled, with its arguments
+FIRST = "first"  # the address of rank 0's host, for the ranks of others
 
 
 def outcome(rank: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -15,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from farandole import network
-from farandole.config import Connection, Placement, Settings, variables
+from farandole.config import Connection, Placement, Settings, torch_variables, variables
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
 from farandole.handshake import encrypted, new_secret
 from farandole.log import logger
 from farandole.report import keys
 from farandole.report.outcome import Outcome
-from farandole.store import Door, StoreClient, StoreServer, enter, reach
+from farandole.store import Door, StoreClient, StoreServer, enter, free_port, reach
 from farandole.surroundings.siblings import LOOK, NOBODY, Siblings
 
 if TYPE_CHECKING:
@@ -147,15 +146,6 @@ def environment(placement: Placement, connection: Connection) -> dict[str, str]:
     return {**placement.to_env(variables(Placement)), **connection.to_env()}
 
 
-def torch_variables(placement: Placement, address: str, port: int) -> dict[str, str]:
-    """The variables that ``torch.distributed.init_process_group`` reads."""
-    who = {
-        "RANK": placement.rank, "WORLD_SIZE": placement.size, "LOCAL_RANK": placement.local_rank,
-        "LOCAL_WORLD_SIZE": placement.local_size, "MASTER_ADDR": address, "MASTER_PORT": port,
-    }  # fmt: skip
-    return {name: str(value) for name, value in who.items()}
-
-
 def placements(nodes: Sequence[tuple[str, int]]) -> list[Placement]:
     """Who all ranks are, from the host's name and the local rank of each. Pure.
 
@@ -278,11 +268,3 @@ class Host:
         with self._changed:
             self._present.discard(int(name.rpartition("/")[2]))
             self._changed.notify_all()
-
-
-def free_port() -> int:
-    """A port of this host that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("", 0))
-        port: int = sock.getsockname()[1]
-        return port

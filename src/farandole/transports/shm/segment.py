@@ -21,6 +21,7 @@ from farandole.transports.shm import futex, memory, rendezvous
 
 # The control page: byte offsets, a cache line (64 bytes) apart.
 PROGRESS, POSTED, SLEEPING, BELL, ABORTED, LEFT, REASON_LENGTH = (64 * i for i in range(7))
+SHOWN = 8 * 64  # two words: see ``ShmTransport.show``; the line before is ``registered``'s
 REASON, REASON_MAX = 1024, 2048
 NOTICES = memory.PAGE  # two notices: length, more-to-come, text
 NOTICE = 16 << 10  # a message with the elements that may come with it (``engine/attached``) fits
@@ -158,6 +159,12 @@ class Segment:
             if self.words[peer][SLEEPING // 8]:
                 self._wake(peer)
 
+    def wake_one(self, peer: int) -> None:
+        """Wake ``peer`` if it sleeps."""
+        futex.fence()
+        if self.words[peer][SLEEPING // 8]:
+            self._wake(peer)
+
     def wake_self(self) -> None:
         """Wake the thread of this rank that waits; counted, so that a call between two waits is not lost."""
         self.wakes += 1
@@ -205,6 +212,14 @@ class Segment:
 
     def _aborted_by(self) -> list[int]:
         return [peer for peer in range(self.size) if self.words[peer][ABORTED // 8]]
+
+    def gone(self, peer: int) -> PeerLostError | None:
+        """Why nothing more comes from ``peer``."""
+        if not self._hung_up(peer):
+            return None
+        if self.words[peer][LEFT // 8]:
+            return PeerLostError(f"rank {peer} has left: it shut down or its program ended", peer, left=True)
+        return PeerLostError(f"rank {peer} died", peer)
 
     def _hung_up(self, peer: int) -> bool:
         try:

@@ -14,7 +14,8 @@ from farandole.contracts import Board, Parts, Report
 from farandole.transports.shm import pipeline
 from farandole.transports.shm.board import ShmBoard
 from farandole.transports.shm.registered import RegisteredBuffers
-from farandole.transports.shm.segment import SMALL, SMALLS, STAGING, Segment
+from farandole.transports.shm.segment import SHOWN, SMALL, SMALLS, STAGING, Segment
+from farandole.transports.shm.streams import ShmStreams
 from farandole.types import Buffer, DType, ReduceOp
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class ShmTransport:
     def __init__(self, segment: Segment, chunk: int, scope: str, secret: str) -> None:
         self.rank, self.size = segment.rank, segment.size
         self._segment, self._chunk, self._scope, self._secret = segment, chunk, scope, secret
+        self.shown = SMALL
         self.board: Board = ShmBoard(segment)
         self._slots: dict[str, pipeline.Slots] = {}
         self._small: dict[str, list[list[Array]]] = {}
@@ -118,6 +120,26 @@ class ShmTransport:
             ]
             self._small[storage] = places
         return places
+
+    def show(self, word: int, pieces: Sequence[Array]) -> tuple[list[int], list[Array]]:
+        """See ``contracts.Showing``."""
+        segment, turn = self._segment, self._turn
+        self._turn ^= 1
+        places = self._small_places("uint8")[turn]
+        mine, offset = places[self.rank], 0
+        for piece in pieces:
+            end = offset + piece.nbytes
+            mine[offset:end] = piece.view("uint8")
+            offset = end
+        at = SHOWN // 8 + turn
+        segment.words[self.rank][at] = word
+        segment.publish()
+        segment.await_all(segment.published)
+        return [words[at] for words in segment.words], places
+
+    def streams(self) -> ShmStreams:
+        """See ``contracts.Streaming``."""
+        return ShmStreams(self._segment)
 
     def _typed_slots(self, dtype: DType) -> pipeline.Slots:
         slots = self._slots.get(dtype.storage)

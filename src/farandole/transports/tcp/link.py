@@ -23,6 +23,7 @@ from farandole.errors import WireError
 from farandole.handshake import HEAD, TAG, Session, TamperedError
 from farandole.transports.tcp.board import TcpBoard
 from farandole.transports.tcp.rendezvous import Rendezvous, Store
+from farandole.transports.tcp.streams import TcpStreams
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -312,6 +313,17 @@ class TcpLink:
     def _check(self) -> None:
         self.board.pump()
         self.board.check()
+
+    @property
+    def sessions(self) -> Sequence[Session | None]:
+        """By rank: the data connections."""
+        return self._sessions
+
+    def streams(self) -> TcpStreams:
+        """See ``contracts.Streaming``."""
+        link = self.split(range(self.size))
+        assert link is not None
+        return TcpStreams(link)
 
     def report_waits(self, report: Report) -> None:
         self._report = report

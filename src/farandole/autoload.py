@@ -1,0 +1,25 @@
+"""What PyTorch calls when it is imported (the entry point ``torch.backends``): it makes a word known, no more.
+
+Every program that imports torch comes here, so nothing may fail, and nothing else is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+NAME = "farandole"
+
+
+def register() -> None:
+    """Make ``dist.init_process_group("farandole")`` work without an import."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    backend: Any = getattr(distributed, "Backend", None)
+    if backend is not None and NAME.upper() not in getattr(backend, "_plugins", {NAME.upper()}):
+        backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+
+
+def _create(options: Any, backend_options: Any) -> Any:
+    module: Any = importlib.import_module("farandole.torch.distributed")
+    return module.create(options, backend_options)

@@ -1,0 +1,64 @@
+"""A barrier that names who does not come to it."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from farandole.errors import PeerLostError, StalledError
+from farandole.groups.group import Group
+
+_TAG = -(1 << 40)  # programs have others
+_TEXT = 1 << 10
+
+
+def monitored(group: Group, seconds: float, *, everybody: bool) -> None:
+    """Returns when all members have come. Raises StalledError after ``seconds``: on member 0 it names one that did not
+    come, or all of them with ``everybody``."""
+    group.barriers += 1
+    tag = _TAG - group.barriers
+    if group.rank:
+        _report(group, tag, seconds)
+        return
+    missing: list[int] = []
+    notes = {
+        rank: group.messages.receive(rank, tag, np.empty(1, np.uint8), 0, math.inf) for rank in range(1, group.size)
+    }
+    end = time.monotonic() + seconds
+    for rank, note in notes.items():
+        arrived = group.messages.wait(note, max(0.0, end - time.monotonic()) if everybody or not missing else 0.0)
+        if not arrived:
+            group.messages.cancel(note)
+        if not arrived or note.error is not None:
+            missing.append(rank)
+    missing = missing if everybody else missing[:1]
+    text = ""
+    if missing:
+        who = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(str(group.ranks[rank]) for rank in missing)}"
+        text = f"{who} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms"
+    answer = np.frombuffer(text.encode()[:_TEXT].ljust(_TEXT), np.uint8)
+    for rank, note in notes.items():
+        if note.done and note.error is None:
+            group.messages.send(rank, tag, answer, 0, math.inf)
+    if missing:
+        raise StalledError(f"{text}: they have stopped, or do not call it ({group.name})", missing[0])
+
+
+def _report(group: Group, tag: int, seconds: float) -> None:
+    """On the members but 0: come, and hear from 0 whether all have."""
+    answer = np.empty(_TEXT, np.uint8)
+    group.messages.send(0, tag, np.zeros(1, np.uint8), 0, math.inf)
+    heard = group.messages.receive(0, tag, answer, 0, math.inf)
+    me = group.ranks[group.rank]
+    reached = f"Rank {me} successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
+    zero = f"rank {group.ranks[0]}"
+    if not group.messages.wait(heard, 2 * seconds + 1.0):
+        group.messages.cancel(heard)
+        raise StalledError(f"{reached}{zero}: it did not come within {seconds:g} s ({group.name})", 0)
+    if heard.error is not None:
+        raise PeerLostError(f"{reached}{zero}: {heard.error}", 0) from heard.error
+    text = answer.tobytes().decode(errors="replace").rstrip()
+    if text:
+        raise StalledError(f"{reached}{zero}: {text} ({group.name})", 0)

@@ -1,0 +1,130 @@
+"""Calls of a group, run one after the other: by whoever waits for one, else by a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+
+class Call:
+    """``work`` is to be run in turn. Afterwards ``done`` is true and ``error`` says how it went."""
+
+    __slots__ = ("_event", "_hear", "done", "error", "work")
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
+        self.done = False
+        self.error: BaseException | None = None
+        self._event: threading.Event | None = None
+        self._hear: list[Callable[[], None]] = []
+
+    def finish(self) -> None:
+        """Once, by whoever ran it; then everybody who asked hears so."""
+        with _finishing:
+            self.done = True
+            event, heard = self._event, self._hear
+            self._hear = []
+        self.work = _nothing  # it may hold large tensors
+        if event is not None:
+            event.set()
+        for hear in heard:
+            hear()
+
+    def when_done(self, hear: Callable[[], None]) -> None:
+        """Have ``hear`` called when the call is done: now if it is, else by the thread that has run it."""
+        with _finishing:
+            if not self.done:
+                self._hear.append(hear)
+                return
+        hear()
+
+    def sleep(self, seconds: float | None = None) -> bool:
+        """Until it is done. False if the time is over first."""
+        with _finishing:
+            if self.done:
+                return True
+            if self._event is None:
+                self._event = threading.Event()
+        return self._event.wait(seconds)
+
+
+_finishing = threading.Lock()
+
+
+def _nothing() -> None:
+    pass
+
+
+class Calls:
+    """The calls of one group, in the order in which they were made."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._waiting: deque[Call] = deque()
+        self._running = threading.Lock()
+        self._news = threading.Semaphore(0)
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def run(self, call: Call) -> None:
+        """Run ``call``, after those before it. On this thread, unless another one is at it."""
+        if not self._waiting and self._running.acquire(blocking=False):
+            try:
+                _run(call)
+            finally:
+                self._running.release()
+            call.finish()
+        else:
+            self._waiting.append(call)
+            self.wait(call)
+
+    def start(self, call: Call) -> None:
+        """Have ``call`` run in its turn."""
+        self._waiting.append(call)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            self._thread.start()
+        self._news.release()
+
+    def wait(self, call: Call) -> None:
+        """Until ``call`` is done; what is to be run before it, and itself, runs on this thread if no other is at it."""
+        while not call.done:
+            if not self._run_next():
+                call.sleep()
+
+    @property
+    def busy(self) -> bool:
+        """Is there a call that has not ended?"""
+        return bool(self._waiting) or self._running.locked()
+
+    def close(self) -> None:
+        """The thread ends when all calls have run."""
+        self._closed = True
+        self._news.release()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run_next(self) -> bool:
+        with self._running:
+            if not self._waiting:
+                return False
+            call = self._waiting.popleft()
+            _run(call)
+        call.finish()  # what hears of it may make calls itself
+        return True
+
+    def _serve(self) -> None:
+        while True:
+            self._news.acquire()
+            self._run_next()
+            if self._closed and not self._waiting:
+                return
+
+
+def _run(call: Call) -> None:
+    try:
+        call.work()
+    except BaseException as error:
+        call.error = error

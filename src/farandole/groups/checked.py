@@ -1,0 +1,214 @@
+"""Collectives that first look whether all ranks ask for the same, and raise MismatchError on all of them if not.
+
+Each call has a word, a hash of all that ranks must agree on. Where ranks see each other's memory, words are shown
+together with the elements of a small call, which is then done: one wait. Else they cost a small message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from farandole.collectives.kernels import quiet, reducer
+from farandole.contracts import Showing, Transport
+from farandole.errors import MismatchError
+from farandole.types import Buffer, DType, ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_TEXT = 1024  # bytes by which a rank says what it asked for
+_MASK = (1 << 64) - 1
+Describe = Callable[[], str]
+
+
+class Checked:
+    """The collectives of one group, over a transport that nothing else uses.
+
+    ``wants``: numbers that all ranks must agree on, the kind of the call among them; ``describe`` tells them in words.
+    Arrays of bytes are uint8 and flat. ``name_of`` gives the name of a rank for messages.
+    """
+
+    def __init__(self, transport: Transport, name: str, name_of: Callable[[int], str]) -> None:
+        self.rank, self.size = transport.rank, transport.size
+        self._transport, self._name, self._name_of = transport, name, name_of
+        self._showing = cast(Showing, transport) if isinstance(transport, Showing) else None
+        self.shown = self._showing.shown if self._showing is not None else 0
+        # Two ranks read each other's whole tensor as quickly as halves of it; with more, that is soon too much.
+        self._reduced = self.shown if self.size == 2 else self.shown // 8
+        self._calls = 0
+
+    def allreduce(
+        self, buffers: Sequence[Buffer], op: ReduceOp, scale: float, wants: tuple[int, ...], describe: Describe
+    ) -> None:
+        """Reduce the buffers, all of one dtype."""
+        nbytes = sum([buffer.data.nbytes for buffer in buffers])
+        small = nbytes <= self._reduced
+        places = self._agree(wants, describe, [buffer.data for buffer in buffers] if small else ())
+        if not nbytes:
+            return
+        if places is None or not small:
+            self._transport.allreduce(buffers, op, scale)
+            return
+        reduce, begin = reducer(op, buffers[0].dtype, scale), 0
+        with quiet():
+            for data, out, _ in buffers:
+                end = begin + data.nbytes
+                reduce(out, [place[begin:end].view(data.dtype) for place in places])
+                begin = end
+
+    def reducescatter(
+        self, parts: Sequence[Array], out: Array, dtype: DType, op: ReduceOp, scale: float, wants: tuple[int, ...],
+        describe: Describe,
+    ) -> None:  # fmt: skip
+        """``parts``: this rank's, for each rank; ``out``: the reduced part of this rank."""
+        counts = [len(part) for part in parts]
+        nbytes = sum(counts) * out.itemsize
+        small = nbytes <= self._reduced
+        places = self._agree(wants, describe, parts if small else ())
+        if not nbytes:
+            return
+        if places is None or not small:
+            buffer = Buffer(_joined(parts), out, dtype)
+            self._transport.reducescatter(buffer, counts, op, scale)
+            return
+        begin = sum(counts[: self.rank]) * out.itemsize
+        if len(out):
+            with quiet():
+                given = [place[begin : begin + out.nbytes].view(out.dtype) for place in places]
+                reducer(op, dtype, scale)(out, given)
+
+    def broadcast(self, arrays: Sequence[Array], root: int, wants: tuple[int, ...], describe: Describe) -> None:
+        """``root``'s bytes on every rank."""
+        nbytes = sum([len(array) for array in arrays])
+        small = nbytes <= self.shown
+        places = self._agree(wants, describe, arrays if small and self.rank == root else ())
+        if places is None or not small:
+            for array in arrays:
+                self._transport.broadcast(array, root)
+        elif self.rank != root:
+            begin = 0
+            for array in arrays:
+                array[:] = places[root][begin : begin + len(array)]
+                begin += len(array)
+
+    def allgather(self, send: Array, receives: Sequence[Array], wants: tuple[int, ...], describe: Describe) -> None:
+        """Every rank's bytes into ``receives``, which stand one behind the other or anywhere."""
+        counts = [len(receive) for receive in receives]
+        small = max(counts) <= self.shown
+        places = self._agree(wants, describe, [send] if small else ())
+        if places is not None and small:
+            for receive, place, count in zip(receives, places, counts, strict=True):
+                receive[:] = place[:count]
+            return
+        whole = _neighbours(receives)
+        into = np.empty(sum(counts), np.uint8) if whole is None else whole
+        self._transport.allgather(send, into, counts)
+        if whole is None:
+            _deal_out(into, receives)
+
+    def exchange(
+        self, sends: Sequence[Array], receives: Sequence[Array], wants: tuple[int, ...], describe: Describe
+    ) -> None:
+        """``sends[i]`` to rank i, ``receives[i]`` from rank i."""
+        send_counts, receive_counts = [len(part) for part in sends], [len(part) for part in receives]
+        plan = np.array([*send_counts, *receive_counts], np.int64)
+        small = plan.nbytes + sum(send_counts) <= self.shown
+        places = self._agree(wants, describe, [plan, *sends] if small else [plan] if plan.nbytes <= self.shown else ())
+        table = self._plans(plan, places)
+        if not np.array_equal(table[:, 0, :], table[:, 1, :].T):
+            self._refuse(describe)
+        if places is not None and plan.nbytes + int(table[:, 0, :].sum(axis=1).max()) <= self.shown:
+            for peer, receive in enumerate(receives):
+                begin = plan.nbytes + int(table[peer, 0, : self.rank].sum())
+                receive[:] = places[peer][begin : begin + len(receive)]
+            return
+        whole = _neighbours(receives)
+        into = np.empty(sum(receive_counts), np.uint8) if whole is None else whole
+        self._transport.alltoall(_joined(sends), send_counts, into, receive_counts)
+        if whole is None:
+            _deal_out(into, receives)
+
+    def barrier(self, wants: tuple[int, ...], describe: Describe) -> None:
+        """Returns when all have come."""
+        self._agree(wants, describe)
+
+    def _plans(self, plan: Array, places: Sequence[Array] | None) -> Array:
+        """By rank: what it sends to each, and what it receives from each."""
+        if places is not None and plan.nbytes <= self.shown:
+            found = np.stack([place[: plan.nbytes].view(np.int64) for place in places])
+        else:
+            found = np.empty((self.size, len(plan)), np.int64)
+            into = found.reshape(-1).view(np.uint8)
+            self._transport.allgather(plan.view(np.uint8), into, [plan.nbytes] * self.size)
+        return found.reshape(self.size, 2, self.size)
+
+    def _agree(
+        self, wants: tuple[int, ...], describe: Describe, pieces: Sequence[Array] = ()
+    ) -> Sequence[Array] | None:
+        """What everybody shows; None where ranks cannot."""
+        self._calls += 1
+        word = hash((self._calls, *wants)) & _MASK
+        if self._showing is not None:
+            words, places = self._showing.show(word, pieces)
+            for other in words:
+                if other != word:
+                    self._refuse(describe)
+            return places
+        mine, all_words = np.array([word], np.uint64), np.empty(self.size, np.uint64)
+        self._transport.allgather(mine.view(np.uint8), all_words.view(np.uint8), [8] * self.size)
+        if (all_words != mine[0]).any():
+            self._refuse(describe)
+        return None
+
+    def _refuse(self, describe: Describe) -> None:
+        """All ranks have seen that they differ. Raises what each of them asked for."""
+        mine = np.zeros(_TEXT, np.uint8)
+        text = f"call {self._calls}: {describe()}".encode()[:_TEXT]
+        mine[: len(text)] = np.frombuffer(text, np.uint8)
+        if self._showing is not None:
+            texts = [bytes(place[:_TEXT]) for place in self._showing.show(0, [mine])[1]]
+        else:
+            found = np.empty((self.size, _TEXT), np.uint8)
+            self._transport.allgather(mine, found.reshape(-1), [_TEXT] * self.size)
+            texts = [bytes(row) for row in found]
+        lines = [
+            f"  {self._name_of(rank)}: {text.rstrip(bytes(1)).decode(errors='replace')}"
+            for rank, text in enumerate(texts)
+        ]
+        raise MismatchError(
+            f"the ranks of {self._name} do not call the same:\n" + "\n".join(lines) + "\nAll ranks of a group must "
+            "make the same calls on it, in one order, with the same operations, dtypes and shapes."
+        )
+
+
+def _joined(parts: Sequence[Array]) -> Array:
+    """The parts as one array: themselves, if they stand one behind the other."""
+    whole = _neighbours(parts)
+    return np.concatenate(parts) if whole is None else whole
+
+
+def _neighbours(parts: Sequence[Array]) -> Array | None:
+    """The memory of parts that stand one behind the other; None if they do not."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = parts[0].base
+    if whole is None or whole.dtype != parts[0].dtype or whole.ndim != 1 or not whole.flags.c_contiguous:
+        return None
+    ends = [part.ctypes.data for part in parts]
+    starts = list(accumulate((part.nbytes for part in parts), initial=ends[0]))
+    if any(part.base is not whole for part in parts) or ends != starts[:-1]:
+        return None
+    first = (ends[0] - whole.ctypes.data) // whole.itemsize
+    found: Array = whole[first : first + sum(map(len, parts))]
+    return found
+
+
+def _deal_out(whole: Array, receives: Sequence[Array]) -> None:
+    begin = 0
+    for receive in receives:
+        receive[:] = whole[begin : begin + len(receive)]
+        begin += len(receive)

@@ -1,0 +1,100 @@
+"""One group: its calls in turn, its messages, its deadlines, and its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from farandole.contracts import Streaming, Transport
+from farandole.errors import HorovodInternalError, MismatchError, PeerLostError, RequestError, StalledError
+from farandole.groups.calls import Call, Calls
+from farandole.groups.checked import Checked
+from farandole.groups.messages import Messages
+
+_GRACE = 10.0  # seconds in which messages that are still to be sent go on their way when the group ends
+
+
+class Group:
+    """This rank's place in a group. ``ranks``: its members, as the job numbers them; ``timeout``: in seconds, for what
+    does not bring one. The transport is the group's own. Collective."""
+
+    def __init__(self, transport: Transport, ranks: Sequence[int], name: str, timeout: float) -> None:
+        self.rank, self.size = transport.rank, transport.size
+        self.ranks, self.name, self.timeout = list(ranks), name, timeout
+        self._transport = transport
+        self.collectives = Checked(transport, name, self.name_of)
+        self.messages = Messages(cast(Streaming, transport).streams(), self.name_of)
+        self.calls = Calls(f"farandole-{name}")
+        self.failure: BaseException | None = None
+        self.barriers = 0  # that name who is missing
+        self._what, self._limit = "", timeout
+        self._closing = threading.Lock()
+        self._closed = False
+        transport.report_waits(self._hear_of_wait)
+
+    def name_of(self, rank: int) -> str:
+        """A member, for messages."""
+        number = self.ranks[rank]
+        return f"rank {number}" if number == rank else f"rank {number} ({rank} of the group)"
+
+    def run(self, what: str, work: Callable[[], None], timeout: float, *, wait: bool) -> Call:
+        """Have ``work`` run in its turn. With ``wait`` it is done when this returns; ``what``: its name."""
+        call = Call(lambda: self._run(what, work, timeout))
+        if self._closed:
+            raise RequestError(f"{what}: {self.name} was destroyed, or shut down")
+        if wait:
+            self.calls.run(call)
+        else:
+            self.calls.start(call)
+        return call
+
+    def abort(self, why: str) -> None:
+        """What waits in this group ends with an error, on all ranks; nothing more can be done in it. Any thread."""
+        self.failure = self.failure or PeerLostError(why, self.rank)
+        self._transport.abort(why)
+        self.messages.abort(why)
+
+    def close(self) -> None:
+        """Leave, when the calls that were made have ended."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        self.calls.close()
+        self.messages.close(0.0 if self.failure is not None else _GRACE)
+        self._transport.close()
+
+    def _run(self, what: str, work: Callable[[], None], timeout: float) -> None:
+        if self.failure is not None:
+            raise HorovodInternalError(f"{what}: {self.name} has failed before: {self.failure}") from self.failure
+        self._what, self._limit = what, timeout
+        try:
+            work()
+        except MismatchError:  # seen by all ranks alike
+            raise
+        except PeerLostError as error:
+            self.failure = self._named(error, what)
+            self._transport.abort(str(self.failure))
+            raise self.failure from error
+        except HorovodInternalError as error:
+            self.failure = error
+            self._transport.abort(f"{self.name_of(self.rank)}, in {what}: {error}")
+            raise
+
+    def _named(self, error: PeerLostError, what: str) -> PeerLostError:
+        """The error with the numbers that the ranks have in the job."""
+        if isinstance(error, StalledError) or what in str(error):
+            return error
+        lost = f" ({self.name_of(error.rank)})" if 0 <= error.rank < self.size else ""
+        return PeerLostError(f"{what} on {self.name} failed: {error}{lost}", error.rank, left=error.left)
+
+    def _hear_of_wait(self, ranks: Sequence[int], seconds: float) -> None:
+        if seconds < self._limit:
+            return
+        missing = ", ".join(self.name_of(rank) for rank in ranks)
+        raise StalledError(
+            f"{self._what} on {self.name}: {self.name_of(self.rank)} waited past the timeout of {self._limit:g} s "
+            f"for {missing}: stopped, or does not make this call",
+            ranks[0] if ranks else -1,
+        )

@@ -1,0 +1,373 @@
+"""Messages from one rank to another, past the collectives of their group.
+
+A message has a tag; of one sender and tag, messages arrive in the order in which they were sent. Who waits for a
+message moves what there is to move, of all messages; else a thread does. What came for nobody waits in its stream,
+unless a message behind it is wanted: then it is put aside.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farandole.contracts import Streams
+from farandole.errors import HorovodInternalError, MismatchError, PeerLostError, StalledError
+from farandole.groups.calls import Call
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_HEADER = struct.Struct("<qQq")  # tag, bytes, dtype
+_LOOK = 0.05  # seconds between two looks at peers and deadlines
+_GRACE = 2e-4  # seconds that those who wait themselves have before the thread takes part
+
+
+class Message(Call):
+    """One that is to be sent, or to be received into ``data``. ``peer``: to or from whom; None: from anybody.
+
+    ``source``: from whom it comes, once that is known.
+    """
+
+    __slots__ = ("begin", "data", "dtype", "head", "peer", "source", "tag", "timeout")
+
+    def __init__(self, peer: int | None, tag: int, data: Array, dtype: int, timeout: float) -> None:
+        super().__init__(lambda: None)
+        self.peer, self.tag, self.data, self.dtype, self.timeout = peer, tag, data, dtype, timeout
+        self.begin = time.monotonic()
+        self.source = -1
+        self.head: Array | None = None  # the part of its header that has not gone; None: it has not begun
+
+
+class _Inbox:
+    """What comes from one rank."""
+
+    def __init__(self, overhead: int) -> None:
+        self.header = np.empty(_HEADER.size + overhead, np.uint8)
+        self.filled = 0  # bytes of the header, then of what it announces
+        self.into: Array | None = None
+        self.tag = self.dtype = 0
+        self.message: Message | None = None  # whose memory is filled; None: it is put aside
+        self.aside: deque[tuple[int, int, Array]] = deque()  # tag, dtype, data
+
+
+class Messages:
+    """All messages of one rank in a group. Any thread."""
+
+    def __init__(self, streams: Streams, name_of: Callable[[int], str]) -> None:
+        self._streams, self._name_of = streams, name_of
+        self._changing = threading.Lock()
+        self._driving = threading.Lock()
+        self._outbox: dict[int, deque[Message]] = {}
+        self._inboxes = [_Inbox(streams.overhead) for _ in range(streams.size)]
+        self._wanted: list[Message] = []
+        self._ended: list[Message] = []  # to be told so, once nothing is locked
+        self._failure: BaseException | None = None
+        self._news = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def send(self, dst: int, tag: int, data: Array, dtype: int, timeout: float) -> Message:
+        """``data``: uint8; it must stay as it is until the message is done. ``timeout``: in seconds."""
+        message = Message(dst, tag, data, dtype, timeout)
+        return self._begin(message, lambda: self._outbox.setdefault(dst, deque()).append(message))
+
+    def receive(self, src: int | None, tag: int, data: Array, dtype: int, timeout: float) -> Message:
+        """From ``src``, or from anybody."""
+        message = Message(src, tag, data, dtype, timeout)
+        return self._begin(message, lambda: self._want(message))
+
+    def wait(self, message: Message, seconds: float | None = None) -> bool:
+        """Until it is done. False if the time is over first."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while not message.done:
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            if self._driving.acquire(blocking=False):
+                try:
+                    self._drive(message, end)
+                finally:
+                    self._driving.release()
+                if self._pending():
+                    self._news.set()
+            else:
+                message.sleep(_LOOK if left is None else min(_LOOK, left))
+        return True
+
+    def cancel(self, message: Message) -> None:
+        """Nobody waits for it any more."""
+        with self._changing:
+            if not message.done:
+                message.error = HorovodInternalError("it was given up")
+                self._drop(message)
+        self._tell()
+
+    def abort(self, why: str) -> None:
+        self._streams.abort(why)
+        self._streams.wake()
+
+    def close(self, seconds: float) -> None:
+        """When what is to be sent has gone, or these seconds are over."""
+        end = time.monotonic() + seconds
+        for queue in list(self._outbox.values()):
+            for message in list(queue):
+                self.wait(message, max(0.0, end - time.monotonic()))
+        self._closed = True
+        self._news.set()
+        self._streams.wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._changing:
+            self._fail_all(HorovodInternalError("the process group was shut down"))
+        self._tell()
+        self._streams.close()
+
+    def _begin(self, message: Message, enqueue: Callable[[], None]) -> Message:
+        with self._changing:
+            if self._failure is not None:
+                message.error = self._failure
+            else:
+                enqueue()
+        self._tell()
+        if message.error is not None:
+            message.finish()
+        if not message.done and self._driving.acquire(blocking=False):  # it may be done at once
+            try:
+                self._step()
+            finally:
+                self._driving.release()
+        if not message.done:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="farandole-messages", daemon=True)
+                self._thread.start()
+            self._news.set()
+            self._streams.wake()
+        return message
+
+    def _serve(self) -> None:
+        while True:
+            self._news.wait()
+            self._news.clear()
+            if self._closed:
+                return
+            time.sleep(_GRACE)
+            while self._pending() and not self._closed:
+                with self._driving:
+                    self._drive(None, time.monotonic() + _LOOK)
+
+    def _pending(self) -> bool:
+        return bool(self._wanted) or any(self._outbox.values())
+
+    def _drive(self, message: Message | None, end: float | None) -> None:
+        """Move messages until ``message`` is done, or none is left, or the time is over."""
+        looked = time.monotonic()
+        while self._pending() and not self._closed:
+            moved = self._step()
+            now = time.monotonic()
+            if (message is not None and message.done) or (end is not None and now >= end):
+                return
+            if moved and now - looked < _LOOK:
+                continue
+            try:
+                if not moved:
+                    sources, targets = self._interests()
+                    left = _LOOK if end is None else min(_LOOK, end - now)
+                    self._streams.wait(left, sources, targets)
+                if now - looked >= _LOOK:
+                    looked = now
+                    self._look(now)
+            except HorovodInternalError as error:
+                with self._changing:
+                    self._fail_all(error)
+                self._tell()
+
+    def _tell(self) -> None:
+        """Those that wait for messages may make others themselves."""
+        while self._ended:
+            self._ended.pop(0).finish()
+
+    def _interests(self) -> tuple[list[int], list[int]]:
+        with self._changing:
+            sources = range(len(self._inboxes))
+            return [src for src in sources if self._is_wanted(src)], [dst for dst, q in self._outbox.items() if q]
+
+    def _is_wanted(self, src: int) -> bool:
+        if src == self._streams.rank:
+            return False
+        return any(message.peer in (None, src) and message.source in (-1, src) for message in self._wanted)
+
+    def _step(self) -> bool:
+        """Move what can be moved now. Was there anything?"""
+        with self._changing:
+            try:
+                moved = [self._send_on(queue) for queue in self._outbox.values() if queue]
+                moved += [self._receive_on(src) for src in range(len(self._inboxes)) if self._is_wanted(src)]
+            except HorovodInternalError as error:
+                self._streams.abort(f"{self._name_of(self._streams.rank)}: {error}")
+                self._fail_all(error)
+                moved = [True]
+        self._tell()
+        return any(moved)
+
+    def _send_on(self, queue: deque[Message]) -> bool:
+        moved, streams = False, self._streams
+        while queue:
+            message = queue[0]
+            dst = message.peer
+            assert dst is not None
+            if message.head is None:
+                content = _HEADER.pack(message.tag, len(message.data), message.dtype)
+                message.head = np.frombuffer(streams.seal(dst, content), np.uint8)
+            if len(message.head):
+                count = streams.write(dst, message.head)
+                message.head = message.head[count:]
+            elif len(message.data):
+                count = streams.write(dst, message.data)
+                message.data = message.data[count:]
+            else:
+                self._ended.append(queue.popleft())
+                continue
+            if not count:
+                return moved
+            moved = True
+        return moved
+
+    def _receive_on(self, src: int) -> bool:
+        moved, inbox, streams = False, self._inboxes[src], self._streams
+        while True:
+            target = inbox.header if inbox.into is None else inbox.into
+            if inbox.filled < len(target):
+                count = streams.read(src, target[inbox.filled :])
+                if not count:
+                    return moved
+                moved = True
+                inbox.filled += count
+            elif inbox.into is None:
+                self._begin_receiving(src, inbox)
+            else:
+                self._end_receiving(src, inbox)
+                if not self._is_wanted(src):
+                    return moved
+
+    def _begin_receiving(self, src: int, inbox: _Inbox) -> None:
+        inbox.tag, nbytes, inbox.dtype = _HEADER.unpack(self._streams.open(src, inbox.header.tobytes()))
+        inbox.message = self._matching(src, inbox.tag)
+        if inbox.message is None:
+            inbox.into = np.empty(nbytes, np.uint8)
+        else:
+            inbox.message.source = src
+            self._check(inbox.message, src, nbytes, inbox.dtype)
+            inbox.into = inbox.message.data
+        inbox.filled = 0
+
+    def _end_receiving(self, src: int, inbox: _Inbox) -> None:
+        message, into = inbox.message, inbox.into
+        assert into is not None
+        if message is None:  # somebody may have come for it meanwhile
+            message = self._matching(src, inbox.tag)
+            if message is None:
+                inbox.aside.append((inbox.tag, inbox.dtype, into))
+            else:
+                self._take(message, src, inbox.dtype, into)
+        if message is not None:
+            self._wanted.remove(message)
+            self._ended.append(message)
+        inbox.into, inbox.message, inbox.filled = None, None, 0
+
+    def _want(self, message: Message) -> None:
+        for src, inbox in enumerate(self._inboxes):
+            if message.peer not in (None, src):
+                continue
+            for index, (tag, dtype, data) in enumerate(inbox.aside):
+                if tag == message.tag:
+                    del inbox.aside[index]
+                    self._take(message, src, dtype, data)
+                    self._ended.append(message)
+                    return
+        self._wanted.append(message)
+
+    def _take(self, message: Message, src: int, dtype: int, data: Array) -> None:
+        message.source = src
+        self._check(message, src, len(data), dtype)
+        message.data[:] = data
+
+    def _matching(self, src: int, tag: int) -> Message | None:
+        for message in self._wanted:
+            if message.tag == tag and message.peer in (None, src) and message.source < 0:
+                return message
+        return None
+
+    def _check(self, message: Message, src: int, nbytes: int, dtype: int) -> None:
+        if nbytes == len(message.data) and dtype == message.dtype:
+            return
+        what = f"{nbytes} bytes, where {len(message.data)} are to be received"
+        if nbytes == len(message.data):
+            what = f"{nbytes} bytes of another dtype than is to be received"
+        message.error = MismatchError(
+            f"{self._name_of(src)} sent {self._name_of(self._streams.rank)} a message (tag {message.tag}) of {what}: "
+            "both must give tensors of one dtype and as many elements"
+        )
+        raise message.error
+
+    def _look(self, now: float) -> None:
+        """End what waits in vain: its time is over, or its peer has gone."""
+        stalled: StalledError | None = None
+        with self._changing:
+            for message in self._all():
+                error = self._why_not(message, now)
+                if error is None:
+                    continue
+                message.error = error
+                self._drop(message)
+                if isinstance(error, StalledError):
+                    stalled = self._failure = error
+        self._tell()
+        if stalled is not None:
+            self._streams.abort(str(stalled))
+
+    def _all(self) -> list[Message]:
+        return [*self._wanted, *[message for queue in self._outbox.values() for message in queue]]
+
+    def _drop(self, message: Message) -> None:
+        if message in self._wanted:
+            self._wanted.remove(message)
+        for queue in self._outbox.values():
+            if message in queue:
+                queue.remove(message)
+        for inbox in self._inboxes:
+            if inbox.message is message:
+                inbox.message = None
+        self._ended.append(message)
+
+    def _why_not(self, message: Message, now: float) -> BaseException | None:
+        streams, peer = self._streams, message.peer
+        others = [rank for rank in range(streams.size) if rank != streams.rank]
+        gone = [streams.gone(other) for other in (others if peer is None else [peer])]
+        lost = gone[0] if gone and all(gone) else None
+        if isinstance(lost, PeerLostError) and 0 <= lost.rank < streams.size:
+            return type(lost)(f"{lost} ({self._name_of(lost.rank)})", lost.rank, left=lost.left)
+        if lost is not None:
+            return lost
+        if now - message.begin < message.timeout:
+            return None
+        receives = message in self._wanted
+        who = "any rank" if peer is None else self._name_of(peer)
+        what = f"did not receive from {who}" if receives else f"could not send to {who}"
+        return StalledError(
+            f"{self._name_of(streams.rank)} {what} (tag {message.tag}) within {message.timeout:g} s: "
+            f"{'nothing was sent' if receives else 'it does not receive'}",
+            -1 if peer is None else peer,
+        )
+
+    def _fail_all(self, error: BaseException) -> None:
+        """Called with ``_changing`` held: nothing is sent or received any more."""
+        self._failure = self._failure or error
+        for message in self._all():
+            message.error = message.error or error
+            self._drop(message)

@@ -1,0 +1,48 @@
+"""Tensors of a GPU take the backend that the program names for them: ``"cpu:farandole,cuda:nccl"``."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+
+
+def devices_of(group: Any) -> list[Any]:
+    """The devices, besides the CPU, for which ``group`` has a backend."""
+    return [torch.device(device) for device in _configured(group) if device != "cpu"]
+
+
+def backend_for(group: Any, device: str, store: Any) -> Any:
+    """The backend for tensors of ``device``, made now: a program that never has such tensors pays nothing. Raises
+    ValueError if the program named none. Collective."""
+    name = _configured(group).get(device)
+    kind = {"nccl": distributed.ProcessGroup.BackendType.NCCL, "gloo": distributed.ProcessGroup.BackendType.GLOO}.get(
+        name or ""
+    )
+    if name is None or kind is None:
+        raise ValueError(
+            f"the backend farandole is for tensors of the CPU, and this one is on {device!r}: name a backend for both, "
+            f'as in init_process_group("cpu:farandole,{device}:nccl"), or copy the tensor with tensor.cpu()'
+        )
+    prefixed = distributed.PrefixStore(f"{device}/", store)
+    timeout = timedelta(seconds=group.state.timeout)
+    if name == "nccl":
+        options = distributed.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        backend = distributed.ProcessGroupNCCL(prefixed, group.rank(), group.size(), options)
+    else:
+        backend = distributed.ProcessGroupGloo(prefixed, group.rank(), group.size(), timeout=timeout)
+    backend._set_sequence_number_for_group()
+    group._register_backend(torch.device(device), kind, backend)
+    return backend
+
+
+def _configured(group: Any) -> dict[str, str]:
+    try:
+        config = str(distributed.get_backend_config(group))
+    except (ValueError, RuntimeError, AssertionError, KeyError):  # it is being made
+        return {}
+    pairs = [part.partition(":") for part in config.split(",")]
+    return {device: name for device, _, name in pairs if name}

@@ -1,0 +1,327 @@
+"""The collectives of torch.distributed: what is asked for is looked at, and made a call of the group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from farandole.groups.group import Group
+from farandole.torch.distributed.sparse import allreduce_sparse
+from farandole.torch.distributed.tensors import Memory, code, elements, multiplied, raw, reduction, shown
+from farandole.types import Buffer, DType
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class Kind(IntEnum):
+    """What ranks call: they compare its number."""
+
+    ALLREDUCE = 1
+    REDUCE = 2
+    BROADCAST = 3
+    ALLGATHER = 4
+    GATHER = 5
+    SCATTER = 6
+    REDUCE_SCATTER = 7
+    ALLTOALL = 8
+    BARRIER = 9
+
+
+class Operation(NamedTuple):
+    """``work`` does it, in its turn; ``results``: the tensors that it gives."""
+
+    name: str
+    work: Callable[[], None]
+    results: Sequence[Any]
+
+
+def allreduce(group: Group, tensors: Sequence[Any], op: Any) -> Operation:
+    """All tensors, of one dtype, in their place."""
+    first = _first(tensors, "all_reduce")
+    if first.layout is not torch.strided:
+        return Operation("all_reduce", lambda: allreduce_sparse(group, tensors, op), tensors)
+    asked = reduction(op, group.size, first.dtype)
+    inputs = [elements(multiplied(tensor, asked.factor)) for tensor in tensors]
+    outputs = inputs if asked.factor is None else [elements(tensor) for tensor in tensors]
+    pairs = zip(inputs, outputs, strict=True)
+    buffers = [Buffer(given.array, taken.array, dtype) for (given, dtype), (taken, _) in pairs]
+    wants = (Kind.ALLREDUCE, op.op.value, code(first.dtype), *_shapes(tensors))
+
+    def work() -> None:
+        group.collectives.allreduce(
+            buffers, asked.op, asked.scale, wants, lambda: _told("all_reduce", asked.name, tensors)
+        )
+        _write_back(memory for memory, _ in outputs)
+
+    return Operation("all_reduce", work, tensors)
+
+
+def reduce(group: Group, tensors: Sequence[Any], op: Any, root: int) -> Operation:
+    first = _first(tensors, "reduce")
+    asked = reduction(op, group.size, first.dtype)
+    given, dtype = elements(multiplied(first, asked.factor))
+    taken = elements(first)[0] if group.rank == root else Memory(np.empty_like(given.array))
+    wants = (Kind.REDUCE, op.op.value, code(first.dtype), root, *_shapes(tensors))
+
+    def work() -> None:
+        buffers = [Buffer(given.array, taken.array, dtype)]
+        told = f"reduce to {root}"
+        group.collectives.allreduce(buffers, asked.op, asked.scale, wants, lambda: _told(told, asked.name, tensors))
+        taken.write_back()
+
+    return Operation("reduce", work, tensors)
+
+
+def broadcast(group: Group, tensors: Sequence[Any], root: int) -> Operation:
+    first = _first(tensors, "broadcast")
+    memories = [raw(tensor) for tensor in tensors]
+    wants = (Kind.BROADCAST, root, code(first.dtype), *(tensor.numel() for tensor in tensors))
+
+    def work() -> None:
+        arrays = [memory.array for memory in memories]
+        group.collectives.broadcast(arrays, root, wants, lambda: _told(f"broadcast from {root}", "", tensors))
+        if group.rank != root:
+            _write_back(memories)
+
+    return Operation("broadcast", work, tensors)
+
+
+def allgather(group: Group, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any]) -> Operation:
+    """Of each input a list with every rank's."""
+    _first(inputs, "all_gather")
+    for given, taken in zip(inputs, outputs, strict=True):
+        if len(taken) != group.size or taken[group.rank].numel() != given.numel():
+            raise ValueError(
+                f"all_gather: {group.size} output tensors are needed, and that of this rank with {given.numel()} "
+                f"elements; they are {shown(taken)}"
+            )
+        _check_dtypes("all_gather", [given, *taken])
+    memories = [[raw(tensor) for tensor in taken] for taken in outputs]
+    return _allgather(group, inputs, memories, [tensor for taken in outputs for tensor in taken])
+
+
+def allgather_into(group: Group, outputs: Sequence[Any], inputs: Sequence[Any]) -> Operation:
+    """Of each input one tensor with every rank's, one behind the other."""
+    _first(inputs, "all_gather_into_tensor")
+    wholes = []
+    for given, taken in zip(inputs, outputs, strict=True):
+        if taken.numel() != group.size * given.numel():
+            raise ValueError(
+                f"all_gather_into_tensor: the output must have {group.size} times the elements of the input: it has "
+                f"{taken.numel()}, the input {given.numel()}"
+            )
+        _check_dtypes("all_gather_into_tensor", [given, taken])
+        whole = raw(taken)
+        parts = _cut(whole.array, [given.numel() * given.element_size()] * group.size)
+        wholes.append((whole, [Memory(part) for part in parts]))
+    operation = _allgather(group, inputs, [parts for _, parts in wholes], outputs)
+
+    def work() -> None:
+        operation.work()
+        _write_back(whole for whole, _ in wholes)
+
+    return operation._replace(work=work)
+
+
+def _allgather(group: Group, inputs: Sequence[Any], memories: Any, results: Sequence[Any]) -> Operation:
+    sends = [raw(tensor) for tensor in inputs]
+
+    def work() -> None:
+        for tensor, send, receives in zip(inputs, sends, memories, strict=True):
+            arrays = [memory.array for memory in receives]
+            wants = (Kind.ALLGATHER, code(tensor.dtype), *map(len, arrays))
+            group.collectives.allgather(send.array, arrays, wants, lambda: _told("all_gather", "", inputs))
+            _write_back(receives)
+
+    return Operation("all_gather", work, results)
+
+
+def gather(group: Group, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], root: int) -> Operation:
+    first = _first(inputs, "gather")
+    taken = outputs[0] if group.rank == root else ()
+    _check_list("gather", group, taken, root)
+    memories, nothing = [raw(tensor) for tensor in taken], np.empty(0, np.uint8)
+    sends = [raw(first).array if rank == root else nothing for rank in range(group.size)]
+    receives = [memory.array for memory in memories] or [nothing] * group.size
+    wants = (Kind.GATHER, root, code(first.dtype))
+
+    def work() -> None:
+        group.collectives.exchange(sends, receives, wants, lambda: _told(f"gather to {root}", "", inputs))
+        _write_back(memories)
+
+    return Operation("gather", work, list(taken))
+
+
+def scatter(group: Group, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], root: int) -> Operation:
+    first = _first(outputs, "scatter")
+    given = inputs[0] if group.rank == root else ()
+    _check_list("scatter", group, given, root)
+    memory, nothing = raw(first), np.empty(0, np.uint8)
+    sends = [raw(tensor).array for tensor in given] or [nothing] * group.size
+    receives = [memory.array if rank == root else nothing for rank in range(group.size)]
+    wants = (Kind.SCATTER, root, code(first.dtype))
+
+    def work() -> None:
+        group.collectives.exchange(sends, receives, wants, lambda: _told(f"scatter from {root}", "", outputs))
+        memory.write_back()
+
+    return Operation("scatter", work, outputs)
+
+
+def reduce_scatter(group: Group, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], op: Any) -> Operation:
+    """Of each output a list with a part for every rank."""
+    _first(outputs, "reduce_scatter")
+    jobs = []
+    for taken, given in zip(outputs, inputs, strict=True):
+        if len(given) != group.size or given[group.rank].numel() != taken.numel():
+            raise ValueError(
+                f"reduce_scatter: {group.size} input tensors are needed, and that of this rank with {taken.numel()} "
+                f"elements; they are {shown(given)}"
+            )
+        _check_dtypes("reduce_scatter", [taken, *given])
+        factor = reduction(op, group.size, taken.dtype).factor
+        jobs.append((taken, [elements(multiplied(tensor, factor))[0].array for tensor in given]))
+    return _reduce_scatter(group, jobs, op)
+
+
+def reduce_scatter_from(group: Group, outputs: Sequence[Any], inputs: Sequence[Any], op: Any) -> Operation:
+    """Of each output one tensor with the parts for all ranks, one behind the other."""
+    _first(outputs, "reduce_scatter_tensor")
+    jobs = []
+    for taken, given in zip(outputs, inputs, strict=True):
+        if given.numel() != group.size * taken.numel():
+            raise ValueError(
+                f"reduce_scatter_tensor: the input must have {group.size} times the elements of the output: it has "
+                f"{given.numel()}, the output {taken.numel()}"
+            )
+        _check_dtypes("reduce_scatter_tensor", [taken, given])
+        whole = elements(multiplied(given, reduction(op, group.size, taken.dtype).factor))[0].array
+        jobs.append((taken, _cut(whole, [len(whole) // group.size] * group.size)))
+    return _reduce_scatter(group, jobs, op)
+
+
+def _reduce_scatter(group: Group, jobs: Sequence[tuple[Any, Sequence[Array]]], op: Any) -> Operation:
+    targets: list[tuple[Memory, DType]] = [elements(taken) for taken, _ in jobs]
+
+    def work() -> None:
+        for (taken, parts), (memory, dtype) in zip(jobs, targets, strict=True):
+            asked = reduction(op, group.size, taken.dtype)
+            wants = (Kind.REDUCE_SCATTER, op.op.value, code(taken.dtype), *map(len, parts))
+            group.collectives.reducescatter(
+                parts, memory.array, dtype, asked.op, asked.scale, wants,
+                lambda: _told("reduce_scatter", asked.name, [taken for taken, _ in jobs]),  # noqa: B023
+            )  # fmt: skip
+            memory.write_back()
+
+    return Operation("reduce_scatter", work, [taken for taken, _ in jobs])
+
+
+def alltoall_base(
+    group: Group, output: Any, input: Any, output_splits: Sequence[int], input_splits: Sequence[int]
+) -> Operation:
+    """The rows of one tensor to all ranks, and theirs into one. Splits: rows for and from each; none: equal."""
+    _check_dtypes("all_to_all_single", [input, output])
+    given, taken = raw(input), raw(output)
+    sends = _cut(given.array, _bytes_of_splits(group, input, input_splits, "input"))
+    receives = _cut(taken.array, _bytes_of_splits(group, output, output_splits, "output"))
+    wants = (Kind.ALLTOALL, code(input.dtype))
+
+    def work() -> None:
+        group.collectives.exchange(sends, receives, wants, lambda: _told("all_to_all_single", "", [input, output]))
+        taken.write_back()
+
+    return Operation("all_to_all_single", work, [output])
+
+
+def alltoall(group: Group, outputs: Sequence[Any], inputs: Sequence[Any]) -> Operation:
+    first = _first(inputs, "all_to_all")
+    if len(inputs) != group.size or len(outputs) != group.size:
+        raise ValueError(
+            f"all_to_all: a tensor for each of {group.size} ranks is needed, and one from each; they are "
+            f"{len(inputs)} and {len(outputs)}"
+        )
+    _check_dtypes("all_to_all", [*inputs, *outputs])
+    memories = [raw(tensor) for tensor in outputs]
+    sends, receives = [raw(tensor).array for tensor in inputs], [memory.array for memory in memories]
+    wants = (Kind.ALLTOALL, code(first.dtype))
+
+    def work() -> None:
+        group.collectives.exchange(sends, receives, wants, lambda: _told("all_to_all", "", [*inputs, *outputs]))
+        _write_back(memories)
+
+    return Operation("all_to_all", work, outputs)
+
+
+def barrier(group: Group) -> Operation:
+    def work() -> None:
+        group.collectives.barrier((Kind.BARRIER,), lambda: "barrier")
+
+    return Operation("barrier", work, [torch.empty(0)])
+
+
+def _told(what: str, op: str, tensors: Sequence[Any]) -> str:
+    return f"{what} {op} of {shown(tensors)}" if op else f"{what} of {shown(tensors)}"
+
+
+def _first(tensors: Sequence[Any], what: str) -> Any:
+    if not tensors:
+        raise ValueError(f"{what}: a list with a tensor is needed, and it is empty")
+    _check_dtypes(what, tensors)
+    return tensors[0]
+
+
+def _check_dtypes(what: str, tensors: Sequence[Any]) -> None:
+    first = tensors[0]
+    for tensor in tensors:
+        if tensor.dtype != first.dtype or not tensor.is_cpu:
+            raise ValueError(
+                f"{what}: Invalid usage of tensors with different dtypes or devices: {first.dtype} on {first.device} "
+                f"and {tensor.dtype} on {tensor.device}"
+            )
+
+
+def _check_list(what: str, group: Group, tensors: Sequence[Any], root: int) -> None:
+    if group.rank == root and len(tensors) != group.size:
+        raise ValueError(f"{what}: rank {root} needs a tensor for each of {group.size} ranks, not {len(tensors)}")
+
+
+def _shapes(tensors: Sequence[Any]) -> list[int]:
+    found: list[int] = []
+    for tensor in tensors:
+        found += tensor.shape
+        found.append(-1)
+    return found
+
+
+def _cut(array: Array, counts: Sequence[int]) -> list[Array]:
+    marks = list(accumulate(counts, initial=0))
+    return [array[start:end] for start, end in pairwise(marks)]
+
+
+def _bytes_of_splits(group: Group, tensor: Any, splits: Sequence[int], which: str) -> list[int]:
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not splits:
+        if rows % group.size:
+            raise ValueError(
+                f"all_to_all_single: the first dimension of the {which} ({rows}) does not divide equally among "
+                f"{group.size} ranks; give {which}_split_sizes"
+            )
+        splits = [rows // group.size] * group.size
+    if len(splits) != group.size or sum(splits) != rows:
+        raise ValueError(
+            f"all_to_all_single: {which}_split_sizes {list(splits)} must be {group.size} numbers that add up to the "
+            f"first dimension, {rows}"
+        )
+    row = tensor.numel() // rows * tensor.element_size() if rows else 0
+    return [count * row for count in splits]
+
+
+def _write_back(memories: Any) -> None:
+    for memory in memories:
+        memory.write_back()

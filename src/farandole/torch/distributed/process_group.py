@@ -1,0 +1,387 @@
+"""A process group of torch.distributed on Farandole's wires."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+from torch._C import _distributed_c10d
+
+from farandole.errors import HorovodInternalError
+from farandole.groups.barrier import monitored
+from farandole.groups.group import Group
+from farandole.torch.distributed import accelerators, operations, rendezvous
+from farandole.torch.distributed.operations import Operation
+from farandole.torch.distributed.registration import NAME
+from farandole.torch.distributed.tensors import code, raw
+from farandole.torch.distributed.work import FarandoleWork
+
+_c10d: Any = _distributed_c10d
+_UNSET = timedelta(0)
+_open: weakref.WeakSet[FarandoleProcessGroup] = weakref.WeakSet()
+
+
+def create(options: Any, backend_options: Any = None) -> FarandoleProcessGroup:
+    """What torch.distributed calls for a new group, on its members. Collective."""
+    timeout = options.timeout
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    return FarandoleProcessGroup(
+        options.store, options.group_rank, options.group_size, seconds, options.global_ranks_in_group, options.group_id
+    )
+
+
+def monitored_barrier(
+    group: Any = None, timeout: timedelta = timedelta(seconds=300), wait_all_ranks: bool = False
+) -> None:
+    """``dist.monitored_barrier``, which torch.distributed allows for Gloo alone: rank 0 of the group raises an error
+    that names who did not come within ``timeout``; all of them with ``wait_all_ranks``."""
+    found = distributed.group.WORLD if group is None else group
+    if not isinstance(found, FarandoleProcessGroup):
+        raise ValueError(f"monitored_barrier: a group of the backend {NAME!r} is needed, not {type(found).__name__}")
+    found.monitored_barrier(timeout, wait_all_ranks)
+
+
+class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
+    """See ``torch.distributed``. ``timeout``: seconds; ``ranks``: of the members in the job, empty for all of them.
+
+    Collective. Raises RendezvousError naming members that do not come in time.
+    """
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int] = (), name: str = ""
+    ) -> None:
+        super().__init__(rank, size)  # with a store it could not be derived from
+        self._store, self._name, self._sequence, self._splits = store, name, 0, 0
+        self._description = ""
+        self._accelerators: dict[str, Any] = {}
+        title = f"process group {name}" if ranks else "the default process group"
+        transport = rendezvous.meet(store, rank, size, timeout)
+        self.state = Group(transport, ranks or range(size), title, timeout)
+        self._rank, self._size = rank, size
+        _open.add(self)
+
+    # Who it is.
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def name(self) -> str:
+        return NAME
+
+    def _get_backend_name(self) -> str:
+        return NAME
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    getRank, getSize = rank, size
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    def getGroupName(self) -> str:  # as C++ asks
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    setGroupName, setGroupDesc = _set_group_name, _set_group_desc
+
+    @property
+    def options(self) -> Any:
+        return self
+
+    @property
+    def _timeout(self) -> timedelta:
+        return timedelta(seconds=self.state.timeout)
+
+    @property
+    def _device_types(self) -> list[Any]:
+        return [torch.device("cpu"), *accelerators.devices_of(self)]
+
+    def _get_backend(self, device: Any) -> Any:
+        return self if torch.device(device).type == "cpu" else self._elsewhere(torch.device(device).type)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """For calls that bring none."""
+        self.state.timeout = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Calls are counted from the beginning."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    # Its end.
+
+    def abort(self) -> None:
+        """Whatever waits in this group raises an error, on all ranks."""
+        self.state.abort(f"{self.state.name_of(self._rank)} called abort() on {self.state.name}")
+
+    def shutdown(self) -> None:
+        """Leave when the calls that were made have ended."""
+        self.state.close()
+        for backend in self._accelerators.values():
+            backend.shutdown()
+
+    def split_group(
+        self, new_ranks: Sequence[int], timeout: timedelta | None = None, opts: Any = None,
+        group_name: str | None = None, group_desc: str | None = None, device_types: Any = None,
+    ) -> FarandoleProcessGroup | None:  # fmt: skip
+        """A group of some members (as this one numbers them); None on the others. All members call it."""
+        self._splits += 1
+        members = sorted(new_ranks)
+        if self._rank not in members:
+            return None
+        name = group_name or f"{self._name}:split:{self._splits}:{'-'.join(map(str, members))}"
+        seconds = self.state.timeout if timeout is None else timeout.total_seconds()
+        store = distributed.PrefixStore(f"split/{name}", self._store)
+        ranks = [self.state.ranks[rank] for rank in members]
+        part = FarandoleProcessGroup(store, members.index(self._rank), len(members), seconds, ranks, name)
+        part._set_group_name(name)
+        part._set_group_desc(group_desc or f"{self._name}:split:{self._splits}")
+        return part
+
+    splitGroup = split_group
+
+    # Collectives.
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
+        tensors, opts = _listed(tensors), _options(opts, _c10d.AllreduceOptions, timeout)
+        if self._is_elsewhere(tensors):
+            return super().allreduce(tensors, opts)
+        return self._begin(operations.allreduce(self.state, tensors, opts.reduceOp), opts)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
+        opts = opts or _c10d.AllreduceCoalescedOptions()
+        if self._is_elsewhere(tensors):
+            return super().allreduce_coalesced(tensors, opts)
+        return self._begin(operations.allreduce(self.state, tensors, opts.reduceOp), opts)
+
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Any:
+        tensors, opts = _listed(tensors), _options(opts, _c10d.ReduceOptions, timeout, op)
+        if self._is_elsewhere(tensors):
+            return super().reduce(tensors, opts)
+        return self._begin(operations.reduce(self.state, tensors, opts.reduceOp, opts.rootRank), opts)
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
+        tensors, opts = _listed(tensors), _options(opts, _c10d.BroadcastOptions, timeout)
+        if self._is_elsewhere(tensors):
+            return super().broadcast(tensors, opts)
+        return self._begin(operations.broadcast(self.state, tensors, opts.rootRank), opts)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
+        outputs, inputs = _nested(outputs), _listed(inputs)
+        opts = _options(opts, _c10d.AllgatherOptions, timeout)
+        if self._is_elsewhere(inputs):
+            return super().allgather(outputs, inputs, opts)
+        return self._begin(operations.allgather(self.state, outputs, inputs), opts)
+
+    allgather_coalesced = allgather
+
+    def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> Any:
+        opts = opts or _c10d.AllgatherOptions()
+        if self._is_elsewhere([input]):
+            return super()._allgather_base(output, input, opts)
+        return self._begin(operations.allgather_into(self.state, [output], [input]), opts)
+
+    all_gather_single = _allgather_base
+
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        opts = opts or _c10d.AllgatherOptions()
+        if self._is_elsewhere(inputs):
+            return super().allgather_into_tensor_coalesced(outputs, inputs, opts)
+        return self._begin(operations.allgather_into(self.state, outputs, inputs), opts)
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
+        outputs, inputs = _nested(outputs), _listed(inputs)
+        opts = _options(opts, _c10d.GatherOptions, timeout)
+        if self._is_elsewhere(inputs):
+            return super().gather(outputs, inputs, opts)
+        return self._begin(operations.gather(self.state, outputs, inputs, opts.rootRank), opts)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
+        outputs, inputs = _listed(outputs), _nested(inputs)
+        opts = _options(opts, _c10d.ScatterOptions, timeout)
+        if self._is_elsewhere(outputs):
+            return super().scatter(outputs, inputs, opts)
+        return self._begin(operations.scatter(self.state, outputs, inputs, opts.rootRank), opts)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
+        outputs, inputs = _listed(outputs), _nested(inputs)
+        opts = _options(opts, _c10d.ReduceScatterOptions, timeout)
+        if self._is_elsewhere(outputs):
+            return super().reduce_scatter(outputs, inputs, opts)
+        return self._begin(operations.reduce_scatter(self.state, outputs, inputs, opts.reduceOp), opts)
+
+    def _reduce_scatter_base(self, output: Any, input: Any, opts: Any = None) -> Any:
+        opts = opts or _c10d.ReduceScatterOptions()
+        if self._is_elsewhere([output]):
+            return super()._reduce_scatter_base(output, input, opts)
+        return self._begin(operations.reduce_scatter_from(self.state, [output], [input], opts.reduceOp), opts)
+
+    reduce_scatter_single = _reduce_scatter_base
+
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        opts = opts or _c10d.ReduceScatterOptions()
+        if self._is_elsewhere(outputs):
+            return super().reduce_scatter_tensor_coalesced(outputs, inputs, opts)
+        return self._begin(operations.reduce_scatter_from(self.state, outputs, inputs, opts.reduceOp), opts)
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+    def alltoall_base(
+        self, output: Any, input: Any, output_splits: Any, input_splits: Any, opts: Any = None, timeout: Any = None
+    ) -> Any:
+        opts = _options(opts, _c10d.AllToAllOptions, timeout)
+        if self._is_elsewhere([input]):
+            return super().alltoall_base(output, input, output_splits, input_splits, opts)
+        return self._begin(
+            operations.alltoall_base(self.state, output, input, list(output_splits), list(input_splits)), opts
+        )
+
+    all_to_all_single = alltoall_base
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
+        opts = _options(opts, _c10d.AllToAllOptions, timeout)
+        if self._is_elsewhere(inputs):
+            return super().alltoall(outputs, inputs, opts)
+        return self._begin(operations.alltoall(self.state, outputs, inputs), opts)
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
+        opts = _options(opts, _c10d.BarrierOptions, timeout)
+        return self._begin(operations.barrier(self.state), opts)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """See ``farandole.torch.distributed.monitored_barrier``."""
+        seconds = self.state.timeout if timeout is None else timeout.total_seconds()
+        monitored(self.state, seconds, everybody=wait_all_ranks)
+
+    def _begin(self, operation: Operation, opts: Any) -> FarandoleWork:
+        state, timeout = self.state, opts.timeout
+        self._sequence += 1
+        seconds = timeout.total_seconds() if timeout > _UNSET else state.timeout
+        call = state.run(operation.name, operation.work, seconds, wait=not opts.asyncOp)
+
+        def wait_for(limit: float | None) -> bool:
+            if limit is not None:
+                return call.sleep(limit)
+            state.calls.wait(call)
+            return True
+
+        return FarandoleWork(call, wait_for, operation.results, operation.name)
+
+    # Messages.
+
+    def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Any:
+        (tensor,) = tensors
+        if self._is_elsewhere(tensors):
+            return super().send(tensors, dstRank, tag)
+        self._check_peer("send", dstRank)
+        state = self.state
+        message = state.messages.send(dstRank, tag, raw(tensor).array, code(tensor.dtype), state.timeout)
+        return FarandoleWork(message, lambda limit: state.messages.wait(message, limit), tensors, "send")
+
+    def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Any:
+        if self._is_elsewhere(tensors):
+            return super().recv(tensors, srcRank, tag)
+        self._check_peer("recv", srcRank)
+        return self._receive(tensors, srcRank, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
+        if self._is_elsewhere(tensors):
+            return super().recv_anysource(tensors, tag)
+        return self._receive(tensors, None, tag)
+
+    def _receive(self, tensors: Any, src: int | None, tag: int) -> Any:
+        (tensor,) = tensors
+        state, memory = self.state, raw(tensor)
+        message = state.messages.receive(src, tag, memory.array, code(tensor.dtype), state.timeout)
+        if memory.home is not None:
+            message.when_done(memory.write_back)
+        return FarandoleWork(message, lambda limit: state.messages.wait(message, limit), tensors, "recv")
+
+    def _check_peer(self, what: str, peer: int) -> None:
+        if not 0 <= peer < self._size or peer == self._rank:
+            raise ValueError(
+                f"{what}: {peer} is no other member of {self.state.name}, which has 0 to {self._size - 1}; this one is "
+                f"{self._rank}"
+            )
+
+    # Tensors of other devices.
+
+    def _is_elsewhere(self, tensors: Sequence[Any]) -> bool:
+        """Are they of a GPU? Then their backend is there after this."""
+        if not tensors or tensors[0].is_cpu:
+            return False
+        self._elsewhere(tensors[0].device.type)
+        return True
+
+    def _elsewhere(self, device: str) -> Any:
+        if device not in self._accelerators:
+            self._accelerators[device] = accelerators.backend_for(self, device, self._store)
+        return self._accelerators[device]
+
+
+def _listed(tensors: Any) -> Any:
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+def _nested(tensors: Any) -> Any:
+    return [tensors] if tensors and isinstance(tensors[0], torch.Tensor) else tensors
+
+
+def _options(opts: Any, kind: Callable[[], Any], timeout: Any = None, op: Any = None) -> Any:
+    """torch.distributed's overloads: options; or in their place an operation, or the number of a rank."""
+    if opts is not None and hasattr(opts, "timeout") and timeout is None and op is None:
+        return opts
+    made = kind() if opts is None or not hasattr(opts, "timeout") else opts
+    if isinstance(opts, int):
+        made.rootRank = opts
+    elif opts is not None and not hasattr(opts, "timeout"):
+        op = opts
+    if op is not None:
+        made.reduceOp = op if isinstance(op, distributed.ReduceOp) else distributed.ReduceOp(op)
+    if isinstance(timeout, timedelta):
+        made.timeout = timeout
+    return made
+
+
+@atexit.register
+def _leave() -> None:
+    """Other ranks hear that this one has left, rather than that it died."""
+    for group in list(_open):
+        if not group.state.calls.busy:
+            with contextlib.suppress(HorovodInternalError, OSError):
+                group.state.close()

@@ -1,0 +1,117 @@
+"""How the ranks of a group meet: through the store that torch.distributed gives them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed
+
+from farandole import network
+from farandole.config import Connection, Placement, Settings
+from farandole.context import wiring
+from farandole.context.malloc import keep_freed_memory
+from farandole.contracts import Transport
+from farandole.errors import RendezvousError, SettingsError
+from farandole.handshake import new_secret
+from farandole.transports import shm
+
+_WIRE = "farandole/wire"
+
+
+def meet(store: Any, rank: int, size: int, timeout: float) -> Transport:
+    """The transport of a new group. Collective. ``store``: the group's own.
+
+    In a job of Farandole the connections prove the job's secret, and only a name goes through the store. Elsewhere
+    rank 0 makes a secret: it is as safe as the store.
+    """
+    if size == 1:
+        return shm.connect(0, 1, "", secrets.token_hex(8))
+    keep_freed_memory()
+    settings, own = Settings.from_env().replace(start_timeout=timeout), Connection.from_env().secret
+    client = GroupStore(store)
+    if rank == 0:
+        told = {"scope": secrets.token_hex(8), "secret": "" if own else new_secret(tls=settings.tls)}
+        client.set(_WIRE, json.dumps(told).encode())
+    told = json.loads(client.get(_WIRE, timeout))
+    secret = told["secret"] or own
+    if not secret:
+        raise SettingsError(
+            f"rank 0 of this group was started by Farandole and rank {rank} was not: start all ranks with farandole "
+            "run, or all with torchrun"
+        )
+    try:
+        return wiring.connect(
+            Placement(rank=rank, size=size), Connection(secret=secret), settings, client, f"c10d/{told['scope']}",
+            patience=timeout + 60.0,
+        )  # fmt: skip
+    except RendezvousError as error:
+        if not error.missing:
+            raise
+        missing = ", ".join(map(str, error.missing))
+        raise RendezvousError(
+            f"the members {missing} of a group of {size} did not come to init_process_group or new_group within "
+            f"{timeout:g} s, its timeout",
+            error.missing,
+        ) from error
+
+
+class GroupStore:
+    """A store of torch.distributed, with what wires need of ``farandole.store.StoreClient``."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.host = _own_address(store)
+
+    def set(self, key: str, value: bytes) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """Raises RendezvousError if it is not set within ``timeout`` seconds."""
+        try:
+            self._store.wait([key], timedelta(seconds=max(timeout, 0.001)))
+        except (distributed.DistError, RuntimeError) as error:
+            raise RendezvousError(f"{key!r} was not set in torch.distributed's store: {error}") from error
+        return bytes(self._store.get(key))
+
+    def try_get(self, key: str) -> bytes | None:
+        return bytes(self._store.get(key)) if self._store.check([key]) else None
+
+    def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]:
+        """The values of ``prefix/0`` ...; None for those that are not set in time."""
+        end = time.monotonic() + timeout
+        found: list[bytes | None] = []
+        for number in range(count):
+            try:
+                found.append(self.get(f"{prefix}/{number}", end - time.monotonic()))
+            except RendezvousError:
+                found.append(None)
+        return found
+
+
+def _own_address(store: Any) -> str:
+    """This host's address towards the store: the one to offer to others first."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    address = _route_to(getattr(store, "host", "") or os.environ.get("MASTER_ADDR", ""))
+    several = os.environ.get("WORLD_SIZE", "") != os.environ.get("LOCAL_WORLD_SIZE", "")
+    if address.startswith("127.") and several:  # a host may know itself by such an address; others do not
+        outside: Sequence[network.Interface] = network.chosen(network.interfaces())
+        return outside[0].address if outside else address
+    return address
+
+
+def _route_to(host: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((host or "127.0.0.1", 9))  # nothing is sent
+        except OSError:
+            return "127.0.0.1"
+        address: str = sock.getsockname()[0]
+        return address

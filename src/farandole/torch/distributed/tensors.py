@@ -1,0 +1,120 @@
+"""Tensors as flat arrays of their own memory, and the reductions of torch.distributed as those of the engine."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.distributed import ReduceOp as TorchOp
+
+from farandole.torch.binding import DTYPES
+from farandole.types import DType, ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_NUMPY = {dtype for dtype in DTYPES if dtype is not torch.bfloat16}  # types that numpy has, too
+_OPS = {
+    TorchOp.SUM: ReduceOp.SUM, TorchOp.AVG: ReduceOp.SUM, TorchOp.PREMUL_SUM: ReduceOp.SUM, TorchOp.MIN: ReduceOp.MIN,
+    TorchOp.MAX: ReduceOp.MAX, TorchOp.PRODUCT: ReduceOp.PRODUCT, TorchOp.BAND: ReduceOp.BAND,
+    TorchOp.BOR: ReduceOp.BOR, TorchOp.BXOR: ReduceOp.BXOR,
+}  # fmt: skip
+_BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+_CODES: dict[Any, int] = {}
+
+
+class Memory(NamedTuple):
+    """``array``: flat; ``home``: the tensor to which it must be copied if it is written, and the copy; None for the
+    tensor's own memory."""
+
+    array: Array
+    home: tuple[Any, Any] | None = None
+
+    def write_back(self) -> None:
+        if self.home is not None:
+            tensor, copy = self.home
+            with torch.no_grad():
+                tensor.copy_(copy)
+
+
+class Reduction(NamedTuple):
+    """``factor``: of each rank's own elements; ``scale``: of the result."""
+
+    op: ReduceOp
+    scale: float
+    factor: Any  # None, a number or a tensor
+    name: str
+
+
+def code(dtype: Any) -> int:
+    """A number for a dtype of torch: the same in all processes."""
+    found = _CODES.get(dtype)
+    if found is None:
+        found = _CODES[dtype] = zlib.crc32(str(dtype).encode())
+    return found
+
+
+def raw(tensor: Any) -> Memory:
+    """Its bytes."""
+    tensor = tensor.detach()
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        copy = tensor.resolve_conj().resolve_neg().contiguous()
+        return Memory(_bytes(copy), (tensor, copy))
+    return Memory(_bytes(tensor))
+
+
+def _bytes(tensor: Any) -> Array:
+    if tensor.dtype in _NUMPY:
+        array: Array = tensor.numpy().reshape(-1).view(np.uint8)
+        return array
+    seen: Array = tensor.reshape(-1).view(torch.uint8).numpy()
+    return seen
+
+
+def elements(tensor: Any) -> tuple[Memory, DType]:
+    """Its elements, as wires reduce them; complex numbers are two. Raises ValueError for dtypes that they do not."""
+    tensor = tensor.detach()
+    dtype = DTYPES.get(tensor.dtype)
+    home: Any = None
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        copy = tensor.resolve_conj().resolve_neg().contiguous()
+        home, tensor = (tensor, copy), copy
+    if dtype is None:
+        if not tensor.is_complex():
+            known = ", ".join(dtype.value for dtype in DTYPES.values())
+            raise ValueError(f"{tensor.dtype} cannot be reduced; convert it to one of {known}, or to a complex type")
+        tensor = torch.view_as_real(tensor)
+        dtype = DTYPES[tensor.dtype]
+    if dtype is DType.BFLOAT16:
+        return Memory(tensor.reshape(-1).view(torch.int16).numpy().view(np.uint16), home), dtype
+    return Memory(tensor.numpy().reshape(-1), home), dtype
+
+
+def reduction(op: Any, size: int, dtype: Any) -> Reduction:
+    """What ``op`` asks for, for tensors of ``dtype`` among ``size`` ranks. Raises ValueError for what has no sense."""
+    kind = op.op
+    found, name = _OPS[kind], kind.name
+    if found in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
+        raise ValueError(f"ReduceOp.{name} works on integers, not on {dtype}")
+    if dtype.is_complex and found is not ReduceOp.SUM:
+        raise ValueError(f"ReduceOp.{name} has no sense for {dtype}: complex numbers can be summed and averaged")
+    factor = op.__getstate__()[1] if kind == TorchOp.PREMUL_SUM else None
+    return Reduction(found, 1.0 / size if kind == TorchOp.AVG else 1.0, factor, name)
+
+
+def multiplied(tensor: Any, factor: Any) -> Any:
+    """What a rank gives to a sum of multiplied elements."""
+    if factor is None:
+        return tensor
+    with torch.no_grad():
+        return (tensor.detach() * factor).to(tensor.dtype)
+
+
+def shown(tensors: Sequence[Any]) -> str:
+    """Dtype and shapes, for messages."""
+    first = ", ".join(str(list(tensor.shape)) for tensor in tensors[:4])
+    more = f" and {len(tensors) - 4} more" if len(tensors) > 4 else ""
+    return f"{str(tensors[0].dtype).removeprefix('torch.')} {first}{more}" if tensors else "nothing"

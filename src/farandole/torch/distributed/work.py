@@ -1,0 +1,77 @@
+"""A call of torch.distributed that is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d
+
+from farandole.errors import StalledError
+from farandole.groups.calls import Call
+
+_c10d: Any = _distributed_c10d
+
+
+class FarandoleWork(_c10d.Work):  # type: ignore[misc]
+    """``wait_for(call, seconds)``: until it is done, False if the time is over first. ``results``: the tensors that it
+    gives."""
+
+    def __init__(self, call: Call, wait_for: Callable[[float | None], bool], results: Sequence[Any], what: str) -> None:
+        super().__init__()
+        self._call, self._wait_for, self._results, self._what = call, wait_for, results, what
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Until it is done; raises what went wrong. ``timeout``: it may go on afterwards, but this wait ends."""
+        if not self._call.done:
+            seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
+            if not self._wait_for(seconds):
+                raise StalledError(f"{self._what} is not done {seconds:g} s after wait(timeout) was called")
+        if self._call.error is not None:
+            raise self._call.error
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._call.done
+
+    def is_success(self) -> bool:
+        return self._call.done and self._call.error is None
+
+    def exception(self) -> BaseException | None:
+        return self._call.error
+
+    def result(self) -> list[Any]:
+        self.wait()
+        return list(self._results)
+
+    def source_rank(self) -> int:
+        """From whom a message came."""
+        self.wait()
+        source: int = getattr(self._call, "source", -1)
+        return source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """It holds the tensors, or raises what went wrong: also where C++ waits for it."""
+        if self._future is None:
+            started: Any = torch.futures.Future()
+            self._future = started.then(self._outcome)  # whose callback can fail it; set_exception is Python's alone
+            self._call.when_done(lambda: started.set_result(None))
+        return self._future
+
+    getFuture = get_future
+
+    def _outcome(self, _: Any) -> list[Any]:
+        if self._call.error is not None:
+            raise self._call.error
+        return list(self._results)

@@ -1,0 +1,121 @@
+"""Streams of bytes between the ranks of a host: a ring in shared memory for each pair and direction.
+
+The ring to another rank is in the sender's memory. Of the counters, that of the bytes written is the sender's, and that
+of the bytes read the receiver's; both only grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from farandole.config import cores
+from farandole.errors import PeerLostError
+from farandole.transports.shm import futex, memory
+from farandole.transports.shm.segment import STAGING, Segment
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+RING, SMALLEST, BUDGET = 1 << 20, 64 << 10, 16 << 20  # bytes: of a ring at most and at least; of all rings of a rank
+CHUNK = 256 << 10  # bytes that are copied before the other end is told: both copy at the same time, in cache
+_LINE = 64  # bytes for the counters of a pair: written, read
+
+
+class _Control(Segment):
+    """The flags and bells of the streams. A peer that has gone interests only those that wait for it."""
+
+    def check(self) -> None:
+        self.check_abort()
+
+
+class ShmStreams:
+    """See ``contracts.Streams``."""
+
+    overhead = 0  # nobody but the job can write to this memory
+
+    def __init__(self, segment: Segment) -> None:
+        self.rank, self.size = segment.rank, segment.size
+        self._ring = memory.round_up(max(SMALLEST, min(RING, BUDGET // self.size)))
+        self._rings = STAGING + memory.round_up(_LINE * self.size)
+        room = self._rings - STAGING + self._ring * self.size
+        self._control = _Control(
+            segment.rank, segment.size, segment.peers, room, crowded=self.size > cores(), patience=segment.patience,
+            parent=segment,
+        )  # fmt: skip
+        self._heard = 0
+        self._lines = [(STAGING + _LINE * peer) // 8 for peer in range(self.size)]
+
+    def write(self, dst: int, data: Array) -> int:
+        control, line = self._control, self._lines[dst]
+        mine = control.words[self.rank]
+        written = mine[line]
+        room = self._ring - (written - control.words[dst][self._lines[self.rank] + 1])
+        count: int = min(room, len(data), CHUNK)
+        if not count:
+            return 0
+        base, start = self._rings + dst * self._ring, written % self._ring
+        first = min(count, self._ring - start)
+        ring = control.bytes[self.rank]
+        ring[base + start : base + start + first] = data[:first]
+        if first < count:
+            ring[base : base + count - first] = data[first:count]
+        futex.publish_fence()
+        mine[line] = written + count
+        control.wake_one(dst)
+        return count
+
+    def read(self, src: int, into: Array) -> int:
+        control, line = self._control, self._lines[src] + 1
+        mine = control.words[self.rank]
+        taken = mine[line]
+        count: int = min(control.words[src][self._lines[self.rank]] - taken, len(into), CHUNK)
+        if not count:
+            return 0
+        base, start = self._rings + self.rank * self._ring, taken % self._ring
+        first = min(count, self._ring - start)
+        ring = control.bytes[src]
+        into[:first] = ring[base + start : base + start + first]
+        if first < count:
+            into[first:count] = ring[base : base + count - first]
+        futex.publish_fence()
+        mine[line] = taken + count
+        control.wake_one(src)
+        return count
+
+    def seal(self, dst: int, content: bytes) -> bytes:
+        return content
+
+    def open(self, src: int, sealed: bytes) -> bytes:
+        return sealed
+
+    def wait(self, seconds: float, sources: Sequence[int], targets: Sequence[int]) -> None:
+        control, me = self._control, self._lines[self.rank]
+        mine = control.words[self.rank]
+        coming = [(control.words[src], self._lines[src] + 1) for src in sources]
+        going = [(control.words[dst], self._lines[dst]) for dst in targets]
+
+        def ready() -> bool:
+            return (
+                control.wakes != self._heard
+                or any(theirs[me] != mine[line] for theirs, line in coming)
+                or any(mine[line] - theirs[me + 1] < self._ring for theirs, line in going)
+            )
+
+        control.wait_until(ready, seconds)
+        self._heard = control.wakes
+
+    def wake(self) -> None:
+        self._control.wake_self()
+
+    def gone(self, peer: int) -> PeerLostError | None:
+        control = self._control
+        if control.words[peer][self._lines[self.rank]] != control.words[self.rank][self._lines[peer] + 1]:
+            return None  # what it sent before is still there
+        return control.gone(peer)
+
+    def abort(self, why: str) -> None:
+        self._control.abort(why)
+
+    def close(self) -> None:
+        """The sockets are the transport's."""

@@ -1,0 +1,83 @@
+"""torchrun starts programs of both kinds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from farandole.config import Placement
+from farandole.surroundings.siblings import NOBODY
+from farandole.surroundings.torchrun import Torchrun
+from tests.surroundings.tools import OURS
+
+torch = pytest.importorskip("torch")
+
+BOTH = """
+import sys
+import torch
+import torch.distributed as dist
+import farandole.torch as hvd
+import farandole.torch.distributed
+
+if sys.argv[1] == "hvd":
+    hvd.init()
+    dist.init_process_group("farandole")
+else:
+    dist.init_process_group("cpu:farandole")
+    hvd.init()
+ours, theirs = torch.ones(3), torch.ones(3)
+work = dist.all_reduce(theirs, async_op=True)
+ours = hvd.allreduce(ours, op=hvd.Sum)  # while the other one is under way
+work.wait()
+assert ours.tolist() == theirs.tolist() == [2.0] * 3
+assert (hvd.rank(), hvd.local_rank()) == (dist.get_rank(), dist.get_node_local_rank())
+dist.destroy_process_group()
+hvd.shutdown()
+sys.stdout.write(f"fine {sys.argv[1]}\\n")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "launcher"),
+    [
+        ("hvd", ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]),
+        ("dist", ["farandole.cli", "run", "-np", "2", sys.executable]),
+    ],
+)
+def test_both_kinds_of_calls_in_one_program(first: str, launcher: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "both.py"
+    script.write_text(BOTH)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith((*OURS, "TORCHELASTIC"))}
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, str(script), first], env={**clean, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"fine {first}") == 2, done.stdout
+
+
+def test_several_hosts_tell_each_other_through_torchruns_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    for name, value in {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "3",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    told: dict[int, str] = {}
+
+    def rank(number: int) -> None:
+        placement = Placement(rank=number, size=2, local_rank=0, local_size=1)
+        told[number] = Torchrun().broadcast(placement, lambda: "addresses,secret", 20.0, NOBODY)
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in (1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert told == {0: "addresses,secret", 1: "addresses,secret"}

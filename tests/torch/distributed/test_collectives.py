@@ -1,0 +1,161 @@
+"""Every collective gives what Gloo gives: to the bit for integers, bits, minimum and maximum; to rounding for sums."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import pytest
+
+from tests.torch.distributed.tools import members
+
+pytest.importorskip("torch")
+
+
+def against_gloo(rank: int) -> None:
+    """On 3 ranks whose default group is Gloo's."""
+    import torch
+    from torch import distributed as dist
+
+    group, op, n = dist.new_group(backend="farandole"), dist.ReduceOp, dist.get_world_size()
+    integers = (torch.uint8, torch.int8, torch.int32, torch.int64)
+    floats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    some = torch.Generator().manual_seed(rank)
+
+    def values(dtype: Any, *shape: int) -> Any:
+        if dtype.is_floating_point or dtype.is_complex:
+            return torch.randn(shape, generator=some, dtype=torch.float32).to(dtype)
+        return torch.randint(0, 3, shape, generator=some).to(dtype)
+
+    def same(mine: Any, theirs: Any, exact: bool, what: object) -> None:
+        assert mine.dtype == theirs.dtype, what
+        assert mine.shape == theirs.shape, what
+        if exact:
+            assert torch.equal(mine, theirs), (what, mine, theirs)
+        else:
+            rough = mine.dtype in (torch.float16, torch.bfloat16)
+            wide = torch.complex128 if mine.is_complex() else torch.float64
+            torch.testing.assert_close(
+                mine.to(wide), theirs.to(wide), rtol=2e-2 if rough else 1e-5, atol=2e-2 if rough else 1e-5
+            )
+        digests.append((what, zlib.crc32(mine.contiguous().reshape(-1).view(torch.uint8).numpy())))
+
+    digests: list[tuple[object, int]] = []
+    cases = [(dtype, kind) for dtype in (*integers, torch.bool, *floats)
+             for kind in (op.SUM, op.PRODUCT, op.MIN, op.MAX)]  # fmt: skip
+    cases += [(dtype, kind) for dtype in integers for kind in (op.BAND, op.BOR, op.BXOR)]
+    cases += [(torch.complex64, op.SUM), (torch.complex128, op.SUM)]
+    for dtype, kind in cases:
+        for shape in ((3, 5),) if kind != op.SUM else ((), (3, 5), (70_001,), (0,)):
+            given = values(dtype, *shape)
+            mine, theirs = given.clone(), given.clone()
+            dist.all_reduce(mine, kind, group=group)
+            dist.all_reduce(theirs, kind)
+            exact = not (dtype.is_floating_point or dtype.is_complex) or kind in (op.MIN, op.MAX)
+            same(mine, theirs, exact, (dtype, kind, shape))
+    all_digests: list[Any] = [None] * n
+    dist.all_gather_object(all_digests, digests)
+    assert all_digests[0] == all_digests[rank], "ranks have other bits"
+
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8):
+        for length in (4, 100_003):
+            moves(rank, n, group, values(dtype, length), same)
+    reduces(rank, n, group, values, same)
+    shapes(rank, group, same)
+
+
+def moves(rank: int, n: int, group: Any, given: Any, same: Any) -> None:
+    import torch
+    from torch import distributed as dist
+
+    what = (given.dtype, given.shape)
+    for root in range(n):
+        mine, theirs = given.clone(), given.clone()
+        dist.broadcast(mine, root, group=group)
+        dist.broadcast(theirs, root)
+        same(mine, theirs, True, ("broadcast", *what))
+    lists = [[torch.zeros_like(given) for _ in range(n)] for _ in range(2)]
+    dist.all_gather(lists[0], given, group=group)
+    dist.all_gather(lists[1], given)
+    assert all(map(torch.equal, *lists)), ("all_gather", *what)
+    whole = torch.zeros(n * len(given), dtype=given.dtype)
+    dist.all_gather_into_tensor(whole, given, group=group)
+    assert torch.equal(whole, torch.cat(lists[0])), ("all_gather_into_tensor", *what)
+    gathered = [torch.zeros_like(given) for _ in range(n)] if rank == 1 else None
+    dist.gather(given, gathered, dst=1, group=group)
+    assert gathered is None or all(map(torch.equal, gathered, lists[0])), ("gather", *what)
+    part = torch.zeros_like(given)
+    dist.scatter(part, lists[0] if rank == 2 else None, src=2, group=group)
+    assert torch.equal(part, lists[0][rank]), ("scatter", *what)
+    parts = [torch.zeros_like(given) for _ in range(n)]
+    dist.all_to_all(parts, [given if peer == rank else lists[0][peer] for peer in range(n)], group=group)
+    assert all(torch.equal(part, lists[0][rank]) for part in parts), ("all_to_all", *what)
+    splits = [rank + 1] * n  # to rank i go rank + 1 numbers, from it come i + 1
+    rows = given[: (rank + 1) * n] if len(given) > 100 else given.repeat(3)[: (rank + 1) * n]
+    taken = [torch.zeros(sum(range(1, n + 1)), dtype=given.dtype) for _ in range(2)]
+    dist.all_to_all_single(taken[0], rows, list(range(1, n + 1)), splits, group=group)
+    dist.all_to_all_single(taken[1], rows, list(range(1, n + 1)), splits)
+    assert torch.equal(*taken), ("all_to_all_single", *what)
+
+
+def reduces(rank: int, n: int, group: Any, values: Any, same: Any) -> None:
+    import torch
+    from torch import distributed as dist
+
+    for length in (2, 40_001):
+        given = values(torch.float32, n * length)
+        mine, theirs = given.clone(), given.clone()
+        dist.reduce(mine, 1, group=group)
+        dist.reduce(theirs, 1)
+        if rank == 1:
+            torch.testing.assert_close(mine, theirs)
+        else:
+            assert torch.equal(mine, given), "reduce changed what it only reads"
+        total = given.clone()
+        dist.all_reduce(total, group=group)
+        out = torch.zeros(length)
+        dist.reduce_scatter_tensor(out, given, group=group)
+        torch.testing.assert_close(out, total[rank * length : (rank + 1) * length])
+        out.zero_()
+        dist.reduce_scatter(out, [part.clone() for part in given.split(length)], dist.ReduceOp.AVG, group=group)
+        torch.testing.assert_close(out, total[rank * length : (rank + 1) * length] / n)
+        factor = torch.distributed._make_nccl_premul_sum(0.5)
+        scaled = given.clone()
+        dist.all_reduce(scaled, factor, group=group)
+        torch.testing.assert_close(scaled, total / 2)
+        pair = [given.clone(), given[:1].clone()]
+        with dist._coalescing_manager(group=group):
+            for tensor in pair:
+                dist.all_reduce(tensor, group=group)
+        torch.testing.assert_close(pair[0], total)
+        torch.testing.assert_close(pair[1], total[:1])
+    sparse = torch.eye(4).to_sparse() * (rank + 1)
+    dist.all_reduce(sparse, group=group)
+    assert torch.equal(sparse.to_dense(), torch.eye(4) * 6)
+
+
+def shapes(rank: int, group: Any, same: Any) -> None:
+    """Memory with gaps, of other orders, of parameters, of nothing."""
+    import torch
+    from torch import distributed as dist
+
+    columns = torch.arange(12.0).reshape(3, 4).t()
+    expected = columns * 3
+    columns = columns.clone(memory_format=torch.preserve_format)
+    assert not columns.is_contiguous()
+    dist.all_reduce(columns, group=group)
+    assert torch.equal(columns, expected)
+    gaps = torch.full((10,), float(rank))[::2]
+    dist.broadcast(gaps, 2, group=group)
+    assert torch.equal(gaps, torch.full((5,), 2.0))
+    parameter = torch.nn.Parameter(torch.ones(3))
+    dist.all_reduce(parameter.data, group=group)
+    dist.broadcast(parameter, 0, group=group)
+    assert torch.equal(parameter.data, torch.full((3,), 3.0))
+    dist.all_reduce(torch.empty(0, 3), group=group)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", ["auto", "tcp"])
+def test_all_collectives_give_what_gloo_gives(wire: str) -> None:
+    members(3, against_gloo, backend="gloo", wire=wire)

@@ -1,0 +1,302 @@
+"""Asynchronous work, messages, groups, deadlines, and what does not fit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests import pool
+from tests.pool import Died
+from tests.torch.distributed.tools import members
+
+pytest.importorskip("torch")
+
+
+def error_of(call: Any) -> str:
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def work_and_messages(rank: int) -> None:
+    """On 2 ranks."""
+    import torch
+    from torch import distributed as dist
+
+    other = 1 - rank
+    tensors = [torch.full((1000,), float(rank + number)) for number in range(50)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    heard: list[float] = []
+    futures = [work.get_future().then(lambda future: heard.append(float(future.value()[0][0]))) for work in works[:5]]
+    for work in reversed(works):
+        assert work.wait()
+        assert work.is_completed()
+        assert work.is_success()
+        assert work.exception() is None
+    torch.futures.wait_all(futures)
+    assert [float(tensor[0]) for tensor in tensors] == [2.0 * number + 1 for number in range(50)]
+    assert sorted(heard) == [1.0, 3.0, 5.0, 7.0, 9.0]
+
+    # In flight past the collectives, and both send first; one message is larger than any ring.
+    for length in (0, 3, 5_000_003):
+        given, taken = torch.full((length,), float(rank)), torch.full((length,), -1.0)
+        sent, received = dist.isend(given, other), dist.irecv(taken, other)
+        dist.barrier()
+        received.wait()
+        sent.wait()
+        assert (taken == other).all()
+    # Tags: received in another order than sent; of one tag in order.
+    if rank == 0:
+        for tag, value in ((7, 1.0), (8, 2.0), (7, 3.0)):
+            dist.send(torch.full((300_000,), value), 1, tag=tag)
+        assert dist.recv(torch.zeros(1), tag=5) == 1
+    else:
+        found = torch.zeros(300_000)
+        assert [dist.recv(found, 0, tag=tag) or float(found[0]) for tag in (8, 7, 7)] == [2.0, 1.0, 3.0]
+        work = dist.isend(torch.ones(1), 0, tag=5)
+        work.wait()
+        gaps = torch.zeros(6)[::2]
+    ops = [dist.P2POp(dist.isend, torch.ones(3) * rank, other), dist.P2POp(dist.irecv, torch.zeros(3), other)]
+    for request in dist.batch_isend_irecv(ops):
+        request.wait()
+    assert ops[1].tensor.tolist() == [other] * 3
+    if rank == 0:
+        dist.send(torch.ones(3), 1)
+    else:
+        dist.recv(gaps, 0)
+        assert gaps.tolist() == [1.0, 1.0, 1.0]
+    assert "no other member" in error_of(lambda: dist.group.WORLD.send([torch.ones(1)], 5, 0))
+
+
+def what_does_not_fit(rank: int) -> None:
+    """On 2 ranks: an error on both, and the group goes on."""
+    import torch
+    from torch import distributed as dist
+
+    pairs = {
+        "shape": (lambda: dist.all_reduce(torch.ones(2, 3)), lambda: dist.all_reduce(torch.ones(3, 2))),
+        "large": (lambda: dist.all_reduce(torch.ones(100)), lambda: dist.all_reduce(torch.ones(1_000_000))),
+        "dtype": (lambda: dist.all_reduce(torch.ones(2)), lambda: dist.all_reduce(torch.ones(2).int())),
+        "op": (lambda: dist.all_reduce(torch.ones(2)), lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.MAX)),
+        "call": (lambda: dist.all_reduce(torch.ones(2)), lambda: dist.broadcast(torch.ones(2), 0)),
+        "root": (lambda: dist.broadcast(torch.ones(2), 1), lambda: dist.broadcast(torch.ones(2), 0)),
+        "splits": (
+            lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1, 2], [1, 2]),
+            lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1, 2], [1, 2]),
+        ),
+        "barrier": (dist.barrier, lambda: dist.all_reduce(torch.ones(2))),
+    }  # fmt: skip
+    for what, calls in pairs.items():
+        text = error_of(calls[rank])
+        assert "do not call the same" in text, (what, text)
+        assert "rank 0: call" in text, (what, text)
+        assert "rank 1: call" in text, (what, text)
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [2.0, 2.0]
+    assert "integers" in error_of(lambda: dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND))
+    assert "dtypes" in error_of(lambda: dist.all_gather([torch.ones(1), torch.ones(1).int()], torch.ones(1)))
+
+
+def of_another_size(rank: int) -> str:
+    """On 2 ranks: a message that does not fit ends both."""
+    import torch
+    from torch import distributed as dist
+
+    if rank == 0:
+        return error_of(lambda: dist.send(torch.ones(3_000_000), 1))
+    return error_of(lambda: dist.recv(torch.ones(2_000_000), 0))
+
+
+@pytest.mark.parametrize("wire", ["auto", "tcp"])
+def test_work_messages_and_misfits(wire: str) -> None:
+    members(2, work_and_messages, wire=wire)
+    members(2, what_does_not_fit, wire=wire)
+    for text in members(2, of_another_size, wire=wire):
+        assert "12000000 bytes, where 8000000" in text
+
+
+def random_program(seed: int, rank: int) -> None:
+    """200 calls on overlapping groups of 4 ranks, against a model: every rank knows what all ranks have."""
+    import torch
+    from torch import distributed as dist
+
+    subsets = [[0, 1, 2, 3], [0, 1], [1, 2], [2, 3], [0, 2, 3], [1, 3]]
+    groups = [dist.new_group(ranks) for ranks in subsets]
+    chance = random.Random(seed)
+    state = {member: torch.arange(6, dtype=torch.int64) + member for member in range(4)}
+    mine, pending = state[rank].clone(), []
+    for _ in range(200):
+        which, kind, later = chance.randrange(len(subsets)), chance.randrange(6), chance.random() < 0.4
+        ranks, group = subsets[which], groups[which]
+        root, peer = chance.sample(ranks, 2)
+        everyone = torch.stack([state[member] for member in ranks])
+        work: Any = None
+        if kind == 0:
+            work = rank in ranks and dist.all_reduce(mine, dist.ReduceOp.MAX, group=group, async_op=True)
+            results = dict.fromkeys(ranks, everyone.max(dim=0).values)
+        elif kind == 1:
+            work = rank in ranks and dist.broadcast(mine, root, group=group, async_op=True)
+            results = dict.fromkeys(ranks, state[root])
+        elif kind == 2:
+            work = rank in ranks and dist.all_reduce(mine, group=group, async_op=True)
+            results = dict.fromkeys(ranks, everyone.sum(dim=0))
+        elif kind == 3:
+            if rank == root:
+                work = dist.isend(mine, peer, group=group)
+            elif rank == peer:
+                work = dist.irecv(mine, root, group=group)
+            results = {peer: state[root]}
+        elif kind == 4:
+            parts = list(mine.split(1)) if rank in ranks else []
+            if rank in ranks:
+                rows = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
+                dist.all_to_all(rows, [part.clone() for part in parts[: len(ranks)]], group=group)
+                mine[: len(ranks)] = torch.cat(rows)
+            results = {}
+            for place, member in enumerate(ranks):
+                results[member] = torch.cat([everyone[:, place], state[member][len(ranks) :]])
+        else:
+            if rank in ranks:
+                dist.barrier(group=group)
+            results = {}
+        state = {member: results.get(member, values).clone() % 1000 for member, values in state.items()}
+        if work and later and kind != 3:
+            pending.append(work)
+        if work:
+            work.wait()
+        mine %= 1000
+        assert torch.equal(mine, state[rank]), (seed, kind, ranks)
+    for work in pending:
+        assert work.is_completed()
+
+
+@pytest.mark.slow
+def test_random_programs_on_overlapping_groups() -> None:
+    members(4, lambda rank: [random_program(seed, rank) for seed in range(2)] and None)
+
+
+def life_of_groups(rank: int) -> None:
+    """On 3 ranks: begin, end, begin again; parts of parts."""
+    import torch
+    from torch import distributed as dist
+
+    from farandole.torch.distributed import monitored_barrier
+
+    world = dist.group.WORLD
+    assert dist.get_backend() == "farandole"
+    assert world.name() == "farandole"
+    assert (world.rank(), world.size()) == (rank, 3)
+    for _ in range(3):
+        pair = dist.new_group([0, 2])
+        if rank != 1:
+            tensor = torch.ones(2) * rank
+            dist.all_reduce(tensor, group=pair)
+            assert tensor.tolist() == [2.0, 2.0]
+            dist.destroy_process_group(pair)
+    part = world.split_group([1, 2])
+    assert (part is None) == (rank == 0)
+    if part is not None:
+        tensor = torch.ones(1)
+        part.allreduce([tensor]).wait()
+        assert tensor.item() == 2.0
+        assert part.name() == "farandole"
+        part.shutdown()
+        assert "was destroyed" in error_of(lambda: part.allreduce([tensor]))
+    alone = dist.new_subgroups(1)[0]
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=alone)
+    gathered = torch.zeros(3)
+    dist.all_gather_into_tensor(gathered, tensor, group=alone)
+    assert gathered.tolist() == [1.0] * 3
+    objects: list[Any] = [None] * 3
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": number} for number in range(3)]
+    monitored_barrier()
+    text = error_of(lambda: monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)) if rank == 0 else ""
+    assert rank or "Ranks 1, 2 failed to pass monitoredBarrier in 1000 ms" in text
+    dist.barrier()  # it has broken nothing
+    group = dist.new_group()
+    dist.barrier(group=group)
+    if rank == 0:
+        group.abort()
+    text = error_of(lambda: dist.all_reduce(torch.ones(1), group=group))
+    assert "rank 0 called abort()" in text
+    dist.barrier()
+    if rank == 1:
+        assert "cpu:farandole,cuda:nccl" in error_of(lambda: world._get_backend(torch.device("cuda")))
+
+
+def test_groups_begin_end_and_begin_again() -> None:
+    for _ in range(2):
+        members(3, life_of_groups)
+
+
+def too_late(rank: int, what: str) -> str:
+    """On 3 ranks: rank 2 never comes, stops, or is killed."""
+    import torch
+    from torch import distributed as dist
+
+    dist.barrier()
+    dist.group.WORLD.set_timeout(timedelta(seconds=1 if what != "killed" else 60))
+    if rank == 2:
+        if what == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "stopped":
+            me = os.getpid()
+            waker = f"import os, signal, time; time.sleep(4); os.kill({me}, signal.SIGCONT)"
+            child = subprocess.Popen([sys.executable, "-c", waker])
+            os.kill(me, signal.SIGSTOP)
+            child.wait()
+            return error_of(lambda: dist.all_reduce(torch.ones(4)))
+        return error_of(lambda: dist.recv(torch.ones(1), 0))  # it waits for something else
+    return error_of(lambda: dist.all_reduce(torch.ones(4)))
+
+
+@pytest.mark.parametrize("wire", ["auto", "tcp"])
+def test_a_rank_that_does_not_come_is_named_on_all(wire: str) -> None:
+    for text in members(3, lambda rank: too_late(rank, "elsewhere"), wire=wire):
+        assert "rank 2" in text or "rank 0" in text  # who waits for a message says from whom
+    first, second, died = members(3, lambda rank: too_late(rank, "killed"), wire=wire, deaths=True)
+    assert isinstance(died, Died)
+    assert "rank 2" in first
+    assert "rank 2" in second
+
+
+@pytest.mark.slow
+def test_a_rank_that_stopped_is_named() -> None:
+    for text in members(3, lambda rank: too_late(rank, "stopped"))[:2]:
+        assert "rank 2" in text
+
+
+def without_an_import(rank: int) -> None:
+    """As PyTorch does it when it is imported."""
+    import torch
+    from torch import distributed as dist
+
+    from farandole import autoload
+
+    dist.Backend._plugins.pop("FARANDOLE", None)
+    autoload.register()
+    autoload.register()
+    dist.init_process_group("cpu:farandole,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [1.0, 1.0]
+        assert [device.type for device in dist.group.WORLD._device_types] == ["cpu", "cuda"]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_the_word_alone_suffices() -> None:
+    pool.spread(1, without_an_import)
