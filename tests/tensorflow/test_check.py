@@ -81,6 +81,44 @@ def test_tapes(function: bool) -> None:
     assert "computed the same gradients" in data[0]
 
 
+def test_variables_keep_still_while_they_are_compared() -> None:
+    """Rows of a table are exchanged for themselves: they must not change it while the dense ones are still under way,
+    and neither may weights decay then."""
+
+    def program(rank: int) -> None:
+        table, bias = tf.Variable(tf.ones([5, 2])), tf.Variable(tf.ones([2]))
+
+        def step() -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(table, [rank, 1]) + bias)
+            bias.assign_sub(0.1 * bias)
+            rows, dense = hvd.DistributedGradientTape(tape).gradient(loss, [table, bias])
+            table.assign_add(tf.zeros([5, 2]))
+            table.scatter_sub(rows)
+            bias.assign_sub(dense)
+
+        made = tf.function(step, autograph=False).get_concrete_function().graph.get_operations()
+        begin, end = (next(op for op in made if "exchange_of" in op.name and op.type == kind)
+                      for kind in ("EagerPyFunc", "PyFunc"))  # fmt: skip
+        writes = [op for op in made if op.type in ("AssignSubVariableOp", "AssignAddVariableOp", "ResourceScatterSub")]
+        assert [op.type[:9] for op in writes] == ["AssignSub", "AssignAdd", "ResourceS", "AssignSub"]
+        assert writes[0] in before(begin)
+        assert [end in before(op) for op in writes] == [False, True, True, True]
+
+    heard(2, program)
+
+
+def before(operation: Any) -> set[Any]:
+    """The operations that it waits for."""
+    found, left = set(), [operation]
+    while left:
+        for one in (*left[-1].control_inputs, *(tensor.op for tensor in left.pop().inputs)):
+            if one not in found:
+                found.add(one)
+                left.append(one)
+    return found
+
+
 def fit(rank: int, wrapped: bool) -> None:
     import tf_keras
 

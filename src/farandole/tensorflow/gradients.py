@@ -13,12 +13,12 @@ from tensorflow.python.eager import record
 
 from farandole import context
 from farandole.context import ProcessSet
-from farandole.frontend.agreement import Replica
 from farandole.frontend.ops import WORLD
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
 from farandole.tensorflow import graph, reductions
 from farandole.tensorflow.functions import Names
+from farandole.tensorflow.replica import TensorFlowReplica
 from farandole.tensorflow.sparse import allreduce_slices, is_slices
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def names_of(variables: Sequence[Any]) -> list[str]:
 
 
 def reduce_gradients(
-    gradients: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, *, replica: Replica | None = None,
-    differentiable: bool = False,
+    gradients: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, *,
+    replica: TensorFlowReplica | None = None, differentiable: bool = False,
 ) -> list[Any]:  # fmt: skip
     """``gradients``, reduced over the ranks by ``reducer``. In eager mode, tf.functions and v1 graphs.
 
@@ -83,7 +83,7 @@ def _reduced_slices(slices: Any, name: str, options: GradientOptions) -> Any:
 
 
 def _differentiable(
-    tensors: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, replica: Replica | None
+    tensors: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, replica: TensorFlowReplica | None
 ) -> list[Any]:
     """The results of ``reducer``. Their gradient is reduced as they were: sums and averages are linear."""
     if tf.executing_eagerly() and not record.could_possibly_record():
@@ -111,7 +111,7 @@ def _differentiable(
 
 
 def _exchanged(
-    tensors: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, replica: Replica | None
+    tensors: Sequence[Any], names: Sequence[str], reducer: GradientListReducer, replica: TensorFlowReplica | None
 ) -> list[Any]:  # fmt: skip
     if tf.executing_eagerly():
         results = reducer([graph.array(tensor) for tensor in tensors], names, replica=replica)
@@ -121,7 +121,13 @@ def _exchanged(
     def start(*arrays: Array) -> _Exchanging:
         return _Exchanging(reducer.start(arrays, names, replica=replica), blocks)
 
-    return graph.run("the exchange of gradients", start, tensors, [(tensor.dtype, tensor.shape) for tensor in tensors])
+    forms = [(tensor.dtype, tensor.shape) for tensor in tensors]
+    variables = [] if replica is None else replica.variables
+    with tf.control_dependencies(graph.uses_of(variables)):  # they are compared: those of one step on all ranks
+        results = graph.run("the exchange of gradients", start, tensors, forms)
+    with tf.control_dependencies(results[:1]):
+        graph.uses_of(variables)
+    return results
 
 
 def _threads() -> int:

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.core import config as autograph
 from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from farandole import context
 from farandole.engine import Engine
@@ -137,6 +138,19 @@ def array(tensor: Any) -> Array:
         return np.asarray(tensor)
     except ValueError:  # a single number of bfloat16, of which TensorFlow makes no array
         return np.asarray(tensor.numpy())
+
+
+def uses_of(variables: Sequence[Any]) -> list[Any]:
+    """Operations that put into order who looks at ``variables`` from Python, in functions of TensorFlow 2: they run
+    after what changes a variable before this place in the program, and before what changes it behind.
+
+    Of reads alone TensorFlow knows that order; these are of shapes, for the reads of tables with sparse updates copy.
+    """
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        return []
+    inner = [getattr(variable, "_value", variable) for variable in variables]  # those of Keras 3 wrap TensorFlow's
+    kept = [variable for variable in inner if isinstance(variable, BaseResourceVariable)]
+    return [tf.raw_ops.VariableShape(input=variable.handle).op for variable in kept]
 
 
 def _run_freely(operations: Sequence[Any]) -> None:

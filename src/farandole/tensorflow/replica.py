@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
+from farandole.frontend.agreement import Replica
 from farandole.observe.replicas import Cures, digest, numbers, stride
 
 CURES = Cures(
     "hvd.broadcast_variables(model.variables, root_rank=0)", "dataset.shard(hvd.size(), hvd.rank()), before shuffling"
 )
 _OLD = ("learning_rate", "lr", "momentum", "beta1", "beta2", "epsilon", "decay", "rho")
+
+
+class TensorFlowReplica(Replica, Protocol):
+    """A replica that holds variables of TensorFlow, or of Keras on it."""
+
+    variables: Sequence[Any]
 
 
 class VariablesReplica:
@@ -25,7 +32,7 @@ class VariablesReplica:
     def __init__(
         self, variables: Sequence[Any], names: Sequence[str], settings: Callable[[], Mapping[str, str]]
     ) -> None:
-        self._variables, self._names, self._settings = (
+        self.variables, self._names, self._settings = (
             list(variables),
             [name.partition(":")[0] for name in names],
             settings,
@@ -37,7 +44,7 @@ class VariablesReplica:
 
     def weights(self) -> list[int] | None:
         """None in a graph of TensorFlow 1: only its session can read variables."""
-        return digests_of(self._variables) if self._readable else None
+        return digests_of(self.variables) if self._readable else None
 
     def settings(self) -> Mapping[str, str]:
         return self._settings()
