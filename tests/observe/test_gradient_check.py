@@ -15,7 +15,7 @@ from tests.job import job
 
 def check(broadcast: int, *pieces: Request) -> GradientCheck:
     found = GradientCheck()
-    found.broadcast = broadcast
+    found.begun(broadcast)
     for piece in pieces:
         found.agreed([Response(piece.kind, (piece.name,), (piece,))])
     return found
@@ -47,6 +47,17 @@ def test_gradients(kind: Kind) -> None:
 def test_small_models_have_small_gradients() -> None:
     assert check(3, piece((3,))).verdict(2) == ""
     assert "then exchanged nothing" in check(3).verdict(2)
+
+
+def test_several_small_models_have_small_gradients() -> None:
+    found = check(100, piece((48,)))
+    for _ in range(9):
+        found.begun(149)
+        found.begun(-49)  # an optimizer's
+    assert found.broadcast == 1000
+    assert found.verdict(2) == ""
+    found.begun(1000)  # a large one
+    assert "same 2,000 parameters and then exchanged at most 48 numbers at a time" in found.verdict(2)
 
 
 @pytest.mark.parametrize(

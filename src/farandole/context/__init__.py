@@ -274,7 +274,7 @@ def add_parameters_broadcast(elements: int, unchanged: Callable[[], bool | None]
     """All ranks were given the same parameters, so many numbers: training is expected to begin. ``unchanged`` says at
     the end whether they are still the same, so that there was none; None if it cannot know."""
     check = _entered().observers.gradient_check
-    check.broadcast += elements
+    check.begun(elements)
     if unchanged is not None and len(check.unchanged) < _WATCHED:
         check.unchanged.append(unchanged)
 

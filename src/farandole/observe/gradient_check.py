@@ -32,9 +32,15 @@ class GradientCheck(Observer):
 
     def __init__(self) -> None:
         self.broadcast = 0  # elements of parameters that all ranks were given
+        self.largest = 0  # of them, those given at once: of one model, where there are several
         self.exchanged = 0  # elements of the largest piece that ranks put together
         self.skipped = False  # whatever is broadcast later
         self.unchanged: list[Callable[[], bool | None]] = []  # is what was broadcast still the same? None: unknown
+
+    def begun(self, elements: int) -> None:
+        """All ranks were given so many at once. Less than none: that many of the last were none of parameters."""
+        self.broadcast += elements
+        self.largest = max(min(self.largest, self.broadcast), elements)
 
     def agreed(self, responses: Sequence[Response]) -> None:
         for response in responses:
@@ -44,7 +50,7 @@ class GradientCheck(Observer):
 
     def missing(self, size: int) -> bool:
         """Did ``size`` ranks begin alike, and exchange no gradients since? Not if the user was told already."""
-        enough = min(_FEW, self.broadcast / 10)
+        enough = min(_FEW, self.largest / 10)
         return size > 1 and not self.skipped and self.broadcast > 0 and self.exchanged < enough
 
     def _predicted(self) -> bool:
