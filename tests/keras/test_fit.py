@@ -13,7 +13,8 @@ from tests.keras.test_training import close, equal
 
 
 def test_metrics_are_those_of_all_samples(backend: str) -> None:
-    """Uneven ranks, an uneven last batch, an AUC: the same numbers as one process has, to rounding."""
+    """Uneven ranks, an uneven last batch, an AUC, a score of each class: the same numbers as one process has, to
+    rounding."""
 
     def train(rank: int) -> object:
         import keras
@@ -22,12 +23,14 @@ def test_metrics_are_those_of_all_samples(backend: str) -> None:
         from tests.keras import programs as p
 
         x, y = p.data(37, classes=2)
+        y = np.stack([y, 1 - y], axis=1).astype("float32")
         slow = lambda: keras.optimizers.SGD(1e-12)  # noqa: E731
 
         def build(optimizer: object) -> object:
             keras.utils.set_random_seed(0)
-            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
-            model.compile(optimizer, "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(name="auc")])
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, activation="sigmoid")])
+            metrics = ["accuracy", keras.metrics.AUC(name="auc"), keras.metrics.F1Score(threshold=0.5)]
+            model.compile(optimizer, "binary_crossentropy", metrics=metrics)
             return model
 
         one = build(slow())
@@ -40,9 +43,10 @@ def test_metrics_are_those_of_all_samples(backend: str) -> None:
                 x[part], y[part], batch_size=8, verbose=0, validation_data=(x[val], y[val]),
                 callbacks=[hvd.callbacks.MetricAverageCallback()],
             ).history  # fmt: skip
-        return alone, mine, said
+        assert {np.shape(score) for score in mine["f1_score"] + mine["val_f1_score"]} == {(2,)}
+        return alone, {name: np.array(values).tolist() for name, values in mine.items()}, said
 
-    (alone, mine, said), (_, other, _) = on(backend, 2, train)
+    (alone, mine, said), (_, other, _) = on(backend, 2, train, deadline=200.0)
     assert mine == other
     assert sorted(mine) == sorted(alone)
     for name, values in alone.items():

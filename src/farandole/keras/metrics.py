@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 
 from farandole.keras.pooling import Tally, pooled_logs, pooled_states
@@ -39,7 +40,7 @@ class Watch:
         """This rank's part in the logs: of training, and of validation."""
         now = states_of(model)
         training = now if self._training is None else self._training
-        numbers = {name: float(value) for name, value in logs.items() if _is_number(value)}
+        numbers = _numbers(logs)
         own = {name: value for name, value in numbers.items() if not self._of_validation(name)}
         other = {name.removeprefix("val_"): value for name, value in numbers.items() if self._of_validation(name)}
         return _tally(model, own, training, now), _tally(model, other, now, now)
@@ -68,17 +69,18 @@ def states_of(model: Any) -> list[Array]:
     return [np.array(numpy_of(variable)) for variable in model.metrics_variables]
 
 
-def _tally(model: Any, logs: dict[str, float], states: list[Array], now: list[Array]) -> Tally:
+def _tally(model: Any, logs: dict[str, Array], states: list[Array], now: list[Array]) -> Tally:
     """``computed`` are the logs that the states give; a ``train_step`` of the user's may have put in others."""
     results = _results(model, states, now) if logs else {}
     same = {
         name for name, value in logs.items()
-        if name in results and np.isclose(results[name], value, rtol=1e-4, atol=1e-7, equal_nan=True)
+        if name in results and results[name].size == value.size
+        and np.allclose(results[name].ravel(), value.ravel(), rtol=1e-4, atol=1e-7, equal_nan=True)
     }  # fmt: skip
     return Tally(logs, states, frozenset(same))
 
 
-def _results(model: Any, states: list[Array], now: list[Array]) -> dict[str, float]:
+def _results(model: Any, states: list[Array], now: list[Array]) -> dict[str, Array]:
     """The model's metrics with ``states``; they are put back to ``now``."""
     variables = model.metrics_variables
     if len(states) != len(variables):
@@ -88,7 +90,7 @@ def _results(model: Any, states: list[Array], now: list[Array]) -> dict[str, flo
         found = model.get_metrics_result()
     finally:
         _assign(variables, now)
-    return {name: float(value) for name, value in _flat(found).items() if _is_number(value)}
+    return _numbers(_flat(found))
 
 
 def _flat(results: dict[str, Any]) -> dict[str, Any]:
@@ -103,8 +105,10 @@ def _assign(variables: Sequence[Any], states: Sequence[Array]) -> None:
         variable.assign(state)
 
 
-def _is_number(value: Any) -> bool:
-    try:
-        return np.ndim(value) == 0 and isinstance(float(value), float)
-    except (TypeError, ValueError):
-        return False
+def _numbers(values: dict[str, Any]) -> dict[str, Array]:
+    """Those of ``values`` that are numbers or arrays of numbers, such as the score of each class."""
+    arrays = {
+        name: np.asarray(keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value)
+        for name, value in values.items()
+    }
+    return {name: array for name, array in arrays.items() if array.dtype.kind in "biuf"}

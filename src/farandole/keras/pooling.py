@@ -26,12 +26,12 @@ _JOIN = Request("join", Kind.JOIN, DType.UINT8, (0,))
 class Tally(NamedTuple):
     """One rank's knowledge of its metrics.
 
-    ``logs``: their values, as its own samples gave them. ``states``: what they are computed from (sums and counts, a
-    histogram for an AUC, ...), so that adding up states of ranks gives the metric over all samples, however unevenly
-    these are dealt. ``computed``: the names in ``logs`` whose value comes from ``states``.
+    ``logs``: their values, of any shape, as its own samples gave them. ``states``: what they are computed from (sums
+    and counts, a histogram for an AUC, ...), so that adding up states of ranks gives the metric over all samples,
+    however unevenly these are dealt. ``computed``: the names in ``logs`` whose value comes from ``states``.
     """
 
-    logs: dict[str, float]
+    logs: dict[str, Array]
     states: list[Array]
     computed: frozenset[str]
 
@@ -54,16 +54,21 @@ def _pooled(column: Sequence[Array], rule: str) -> Array:
     return total.astype(column[0].dtype)
 
 
-def pooled_logs(tallies: Sequence[Tally], exact: Mapping[str, float]) -> dict[str, float]:
+def pooled_logs(tallies: Sequence[Tally], exact: Mapping[str, Array]) -> dict[str, float | Array]:
     """The logs of all ranks together: from ``exact``, what was computed from pooled states, where every rank that has
-    the value computed it from states; else the mean of the ranks that have it. The same on all ranks."""
-    result = {}
+    the value computed it from states; else the mean of the ranks that have it. The same on all ranks. Arrays whose
+    shapes differ between ranks are left out."""
+    result: dict[str, float | Array] = {}
     for name in sorted({name for tally in tallies for name in tally.logs}):
         having = [tally for tally in tallies if name in tally.logs]
+        first = having[0].logs[name]
+        if len({tally.logs[name].shape for tally in having}) > 1:
+            continue
         if name in exact and all(name in tally.computed for tally in having):
-            result[name] = float(exact[name])
+            pooled = exact[name].reshape(first.shape)
         else:
-            result[name] = sum(tally.logs[name] for tally in having) / len(having)
+            pooled = np.mean([tally.logs[name] for tally in having], axis=0, dtype=np.float64)
+        result[name] = pooled.astype(first.dtype) if first.ndim else float(pooled)
     return result
 
 
