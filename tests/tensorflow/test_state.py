@@ -19,9 +19,9 @@ def test_variables_of_any_type_are_broadcast() -> None:
     def body(rank: int) -> None:
         values = [
             np.float32(1.5), np.array([True, False]), np.uint32(7), np.float16(2.0), np.zeros((0, 3), np.float32),
-            np.complex64(1 + 2j), np.int64(-3),
+            np.complex64(1 + 2j), np.int64(-3), np.array(b"text"), np.array([b"more", b""]),
         ]  # fmt: skip
-        variables = [tf.Variable(value if rank == 0 else np.zeros_like(value)) for value in values]
+        variables = [tf.Variable(value if rank == 0 else tf.zeros_like(value)) for value in values]
 
         def check() -> None:
             for variable, value in zip(variables, values, strict=True):
@@ -60,12 +60,14 @@ def test_v1_variables_are_broadcast_by_an_operation_or_a_hook(resource: bool) ->
         found = []
         with tf.Graph().as_default():
             weight = v1.get_variable("w", initializer=[rank + 1.0], use_resource=resource)
+            text = v1.get_variable("text", initializer="ab"[rank], use_resource=resource)
             v1.train.get_or_create_global_step()
             operation = hvd.broadcast_global_variables(1)
             with v1.Session() as session:
                 session.run(v1.global_variables_initializer())
                 session.run(operation)
                 found.append(session.run(weight).tolist())
+                assert session.run(text) == b"b"
             with v1.train.MonitoredTrainingSession(hooks=[hvd.BroadcastGlobalVariablesHook(1)]) as session:
                 found.append(session.run(weight).tolist())
         return found

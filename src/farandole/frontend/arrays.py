@@ -12,7 +12,7 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.engine import Entry
 from farandole.frontend.differences import names_of_one
-from farandole.frontend.objects import allgather_object
+from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.frontend.ops import WORLD, place_of
 from farandole.observe.replicas import digest
 from farandole.types import Buffer, DType, Kind, Request
@@ -26,6 +26,7 @@ def broadcast_arrays(
     owners: Sequence[Any] = (), read: Callable[[Any], Array] = np.asarray,
 ) -> list[Array]:  # fmt: skip
     """``root_rank``'s arrays on every rank, sent as one piece. Any types and layouts; the same list on all ranks.
+    Arrays of objects (strings) travel pickled, behind it.
 
     ``owners``: the variables that will hold the results, if they can be read with ``read`` at the end of the job.
     Raises ValueError on all ranks, naming the first difference, when shapes or types differ.
@@ -36,25 +37,39 @@ def broadcast_arrays(
         return list(arrays)
     table = [(array.shape, array.dtype.name) for array in arrays]
     _check(allgather_object(table, process_set=process_set), names, process_set)
-    parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays if array.size]
+    numbers = [array for array in arrays if not array.dtype.hasobject]
+    parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in numbers if array.size]
     flat = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
     request = Request("broadcast.arrays", Kind.BROADCAST, DType.UINT8, flat.shape, root=root)
     engine.run([Entry(request, Buffer(flat, flat, DType.UINT8), engine.numbers.next())])
+    results = _unpacked(arrays, flat, root_rank, process_set)
+    unchanged = _unchanged(owners, results, read) if owners and context.rank() == 0 else None
+    context.add_parameters_broadcast(sum(array.size for array in numbers), unchanged)
+    return results
+
+
+def _unpacked(arrays: Sequence[Array], flat: Array, root_rank: int, process_set: ProcessSet) -> list[Array]:
+    """``flat`` cut into arrays like ``arrays``; those of objects are broadcast here."""
+    objects = [array for array in arrays if array.dtype.hasobject]
+    told = iter(broadcast_object(objects, root_rank, process_set=process_set) if objects else ())
     results, begin = [], 0
     for array in arrays:
+        if array.dtype.hasobject:
+            results.append(next(told))
+            continue
         # a copy, for a piece may begin anywhere, and frameworks want their numbers aligned
         results.append(flat[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape).copy())
         begin += array.nbytes
-    unchanged = _unchanged(owners, results, read) if owners and context.rank() == 0 else None
-    context.add_parameters_broadcast(sum(array.size for array in arrays), unchanged)
     return results
 
 
 def _unchanged(
     owners: Sequence[Any], values: Sequence[Array], read: Callable[[Any], Array]
 ) -> Callable[[], bool | None]:
-    """Whether ``owners`` still hold ``values``; those that are gone do not count, and None if all are."""
-    held = [(weakref.ref(owner), digest(value)) for owner, value in zip(owners, values, strict=True)]
+    """Whether ``owners`` still hold ``values``; those that are gone do not count, and None if all are. Of objects
+    nobody knows."""
+    pairs = [(owner, value) for owner, value in zip(owners, values, strict=True) if not value.dtype.hasobject]
+    held = [(weakref.ref(owner), digest(value)) for owner, value in pairs]
 
     def unchanged() -> bool | None:
         there = [(owner, number) for find, number in held if (owner := find()) is not None]

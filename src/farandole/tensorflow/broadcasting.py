@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from farandole import context
@@ -70,7 +71,8 @@ def _assign(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -
     else:
 
         def start(*arrays: Array) -> graph.Call:
-            return graph.Call(lambda: broadcast_arrays(arrays, names, root_rank, process_set))
+            made = [np.array(array, object) if isinstance(array, bytes) else array for array in arrays]  # one string
+            return graph.Call(lambda: broadcast_arrays(made, names, root_rank, process_set))
 
         forms = [(value.dtype, value.shape) for value in values]
         results = graph.run("hvd.broadcast_variables", start, values, forms, in_order=True)
