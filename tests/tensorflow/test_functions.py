@@ -162,6 +162,12 @@ def test_static_shapes_are_those_that_are_known() -> None:
             return hvd.allgather(x)
 
         assert function(tf.ones([2, 3])).shape == (4, 3)
+        ragged, sparse = tf.ragged.constant([[1.0], [2.0, 3.0]]), tf.sparse.from_dense([1.0, 0.0])
+        for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, lambda one: hvd.grouped_allreduce([one])):
+            with pytest.raises(TypeError, match=r"a RaggedTensor cannot be exchanged, .* pass its .to_tensor\(\)"):
+                call(ragged)
+            with pytest.raises(TypeError, match=r"a SparseTensor cannot be exchanged, .* tf.sparse.to_dense"):
+                call(sparse)
 
     job(2, body)
 

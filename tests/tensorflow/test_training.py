@@ -174,6 +174,18 @@ def test_options_of_tapes() -> None:
         assert tape.gradient(loss, missing) is None
         assert tape.gradient(loss, missing, unconnected_gradients="zero").numpy() == 0.0
         assert tape.gradient(loss, x[1], output_gradients=tf.constant(2.0)).numpy() == 18.0
+
+        def matrices() -> Any:
+            with hvd.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
+                squares = (rank + 1.0) * x[0] ** 2
+                rows = tf.reshape(x[0], [2, 1])
+                cubes = (rank + 1.0) * rows**3
+            found = tape.jacobian(squares, {"b": [x[1]], "a": x[0]}, unconnected_gradients="zero")
+            return found["a"], found["b"][0], tape.batch_jacobian(cubes, rows)
+
+        for function in (matrices, tf.function(matrices, autograph=False)):
+            found = [each.numpy().tolist() for each in function()]
+            assert found == [[[3.0, 0.0], [0.0, 6.0]], [0.0, 0.0], [[[4.5]], [[18.0]]]]
         with pytest.raises(ValueError, match="gradient_predivide_factor not supported with op != Average"):
             gradient(gradient_predivide_factor=2.0, op=hvd.Sum)
         with pytest.raises(ValueError, match="groups should be a non-negative integer or a list of list"):

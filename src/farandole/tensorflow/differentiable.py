@@ -19,7 +19,7 @@ from farandole.frontend.gather import gather_by
 from farandole.frontend.ops import WORLD, reduce_op
 from farandole.tensorflow import functions, reductions
 from farandole.tensorflow.functions import Names
-from farandole.tensorflow.sparse import allreduce_slices, check_slices, is_slices
+from farandole.tensorflow.sparse import allreduce_slices, check_slices, is_slices, tensor_of
 from farandole.types import ReduceOp
 
 
@@ -81,7 +81,7 @@ def _reduced(
     tensors: Sequence[Any], op: ReduceOp, pre: float, post: float, compression: Any, names: Names,
     process_set: ProcessSet, *, grouped: bool,
 ) -> list[Any]:  # fmt: skip
-    pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    pairs = [compression.compress(tensor_of(tensor)) for tensor in tensors]
     totals = reductions.reduced([small for small, _ in pairs], op, pre, post, names, process_set, grouped)
     return [compression.decompress(total, token) for total, (_, token) in zip(totals, pairs, strict=True)]
 
@@ -121,7 +121,7 @@ def _gathered(values: Sequence[Any], names: Names, process_set: ProcessSet, *, g
 
         return functions.gather(tensors, names, process_set, grouped), gradient
 
-    return list(gather(*map(tf.convert_to_tensor, values)))
+    return list(gather(*map(tensor_of, values)))
 
 
 @collective("root", example="weights = hvd.broadcast(weights, root_rank=0)")
@@ -145,7 +145,7 @@ def broadcast(
 
         return functions.spread(tensor, root_rank, names, process_set), gradient
 
-    return spread(tf.convert_to_tensor(tensor))
+    return spread(tensor_of(tensor))
 
 
 @collective(
@@ -173,7 +173,7 @@ def alltoall(
 
         return both, gradient
 
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = tensor_of(tensor)
     if splits is None:
         return deal(tensor)[0]
     return tuple(deal(tensor, tf.convert_to_tensor(splits)))
@@ -230,7 +230,7 @@ def _scattered(
 
         return functions.scatter(tensors, op, *factors, names, process_set, grouped), gradient
 
-    pairs = [compression.compress(tf.convert_to_tensor(value)) for value in values]
+    pairs = [compression.compress(tensor_of(value)) for value in values]
     parts = scatter(*[small for small, _ in pairs])
     return [compression.decompress(part, token) for part, (_, token) in zip(parts, pairs, strict=True)]
 

@@ -32,11 +32,8 @@ class VariablesReplica:
     def __init__(
         self, variables: Sequence[Any], names: Sequence[str], settings: Callable[[], Mapping[str, str]]
     ) -> None:
-        self.variables, self._names, self._settings = (
-            list(variables),
-            [name.partition(":")[0] for name in names],
-            settings,
-        )
+        self.variables: Sequence[Any] = list(variables)
+        self._names, self._settings = [name.partition(":")[0] for name in names], settings
         self._readable = readable()  # looks come from threads of TensorFlow, where it always says yes
 
     def names(self) -> Sequence[str]:

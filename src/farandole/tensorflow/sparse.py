@@ -17,6 +17,17 @@ def is_slices(value: Any) -> bool:
     return isinstance(value, tf.IndexedSlices)
 
 
+def tensor_of(value: Any) -> Any:
+    """``value`` as a tensor. Raises TypeError for what TensorFlow keeps in several."""
+    if isinstance(value, tf.RaggedTensor):
+        cure = "its .to_tensor(), or .flat_values and .row_lengths() apart"
+    elif isinstance(value, tf.SparseTensor):
+        cure = "tf.sparse.to_dense(it), or its .values and .indices apart"
+    else:
+        return tf.convert_to_tensor(value)
+    raise TypeError(f"a {type(value).__name__} cannot be exchanged, only dense tensors: pass {cure}")
+
+
 def allreduce_slices(
     slices: Any, op: ReduceOp, prescale: float, postscale: float, compression: Any, names: Names,
     process_set: ProcessSet,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -88,6 +89,7 @@ class _Distributed:
 
     _farandole: VariableReducer
     _local: list[Any]
+    _alone = False  # gradients are wanted as this rank has them
 
     def register_local_source(self, source: Any) -> None:
         """Leave ``source``'s gradients to each rank."""
@@ -104,9 +106,32 @@ class _Distributed:
         gradients = super().gradient(  # type: ignore[misc]
             target, sources, output_gradients=output_gradients, unconnected_gradients=unconnected_gradients
         )
-        flat = tf.nest.flatten(sources)
+        return gradients if self._alone else self._reduced(gradients, sources)
+
+    def jacobian(self, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
+        """The tape's ``jacobian``, reduced over all ranks as gradients are."""
+        with self._by_itself():
+            found = super().jacobian(target, sources, *args, **options)  # type: ignore[misc]
+        return self._reduced(found, sources)
+
+    def batch_jacobian(self, target: Any, source: Any, *args: Any, **options: Any) -> Any:
+        """The tape's ``batch_jacobian``, reduced over all ranks as gradients are."""
+        with self._by_itself():
+            found = super().batch_jacobian(target, source, *args, **options)  # type: ignore[misc]
+        return self._reduced(found, source)
+
+    @contextmanager
+    def _by_itself(self) -> Iterator[None]:
+        """Inside, TensorFlow asks for gradients in a loop that it vectorizes."""
+        self._alone = True
+        try:
+            yield
+        finally:
+            self._alone = False
+
+    def _reduced(self, gradients: Any, sources: Any) -> Any:
         # a structure of tf.IndexedSlices and None is one of leaves here
-        reduced = self._farandole.reduced(_leaves(gradients, sources), flat, self._local)
+        reduced = self._farandole.reduced(_leaves(gradients, sources), tf.nest.flatten(sources), self._local)
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def get_local_and_global_gradients(
