@@ -301,15 +301,16 @@ def test_gossip_in_the_background_keeps_what_all_have_learned() -> None:
     job(3, fn, store=True)
 
 
-def test_a_rank_with_weights_and_one_with_gradients_are_told_of_each_other() -> None:
+def test_ranks_with_weights_with_gradients_and_with_adasum_are_told_of_each_other() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
 
         model = net()
-        strategy = ("local_sgd:2", "allreduce", "adasum")[rank]
+        strategy = kinds[rank]
         optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), strategy=strategy)
-        text = "all ranks must use the same strategy, but rank 0 has 'local_sgd:2', and rank [12] reduces gradients"
+        text = f"all ranks must use the same strategy, but rank 0 has '{kinds[0]}', and rank [12] reduces gradients"
         with pytest.raises(hvd.HorovodInternalError if rank else ValueError, match=text):
             steps_of(rank, 3, model, optimizer, 0, 4)
 
-    job(3, fn)
+    for kinds in (("local_sgd:2", "allreduce", "adasum"), ("adasum", "allreduce")):
+        job(len(kinds), fn)

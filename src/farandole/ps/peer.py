@@ -29,6 +29,7 @@ PURPOSE = "weights"
 BUSY = 0.05  # seconds for which who is asked waits until its own average is done
 SILENCE = 5.0  # seconds without an answer until a partner is left alone
 AGAIN = 30.0  # seconds for which it is
+HOLD = 0.25  # seconds for which training waits, once, for an average of its own that is late
 LAST = 5.0  # seconds for averages under way when this rank ends
 _GONE: Message = {"gone": True}
 
@@ -85,6 +86,7 @@ class PeerGroup:
         self._partners: list[Partner | None] = [None] * len(ranks)
         self._changed = threading.Condition()
         self._engaged = self._closing = False
+        self._late = False  # the average under way: training does not wait for it any more
         self._wanted: Sequence[int] | None = None  # partners, until an average with one of them is done
         self._failure: Exception | None = None
         self._asker: threading.Thread | None = None
@@ -99,10 +101,14 @@ class PeerGroup:
                 self._partners[place] = Partner(rank, json.loads(address), self._server)
 
     def take(self, given: Sequence[Array], damp: bool = False) -> int:
-        """See ``SharedWeights.take``. Raises what went wrong in the background, ValueError for other arrays."""
+        """See ``SharedWeights.take``. First it waits a moment for the average that this rank has asked for: where steps
+        are quicker than averages, ranks would drift apart. It depends on no other rank's steps. Raises what went wrong
+        in the background, ValueError for other arrays."""
         if [array.size for array in given] != self._sizes:
             raise ValueError(f"{self.name}: a model that has grown or shrunk needs a new optimizer")
         with self._changed:
+            if not self._late:
+                self._late = not self._changed.wait_for(lambda: self._wanted is None, HOLD)
             if self._failure is not None:
                 raise self._failure
             return self._shared.take(given, damp)
@@ -113,7 +119,7 @@ class PeerGroup:
         with self._changed:
             if self._wanted is not None or self._closing or not others:
                 return
-            self._wanted = others
+            self._wanted, self._late = others, False
             if self._asker is None:
                 self._asker = threading.Thread(target=self._run, name="farandole-pairs", daemon=True)
                 self._asker.start()

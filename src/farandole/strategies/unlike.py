@@ -1,4 +1,5 @@
-"""Finds ranks that exchange gradients where others exchange weights: they would wait for each other for ever."""
+"""Finds ranks that reduce gradients where others exchange weights, or combine steps (Adasum): they would wait for each
+other for ever."""
 
 from __future__ import annotations
 
@@ -10,12 +11,13 @@ from farandole.engine import Engine
 from farandole.errors import StalledError
 
 # What reducers of gradients are called, with the number of the optimizer among those of this job.
-_GRADIENTS = re.compile(r"(?:keras\.DistributedOptimizer|DistributedOptimizer|optimizer|adasum)\.(\d+)(?:\.|$)")
+_GRADIENTS = re.compile(r"(?:keras\.DistributedOptimizer|DistributedOptimizer|optimizer|(adasum))\.(\d+)(?:\.|$)")
 
 
 class UnlikeKinds(Observer):
-    """``with UnlikeKinds(...):`` around a collective that ranks with weights to exchange begin optimizer ``number``
-    with. Raises ValueError if another rank's optimizer of that number reduces gradients; all ranks are told."""
+    """``with UnlikeKinds(...):`` around a collective that ranks with weights to exchange, or with Adasum, begin
+    optimizer ``number`` with. Raises ValueError if another rank's optimizer of that number reduces gradients (or, for
+    one with weights, has Adasum); all ranks are told."""
 
     def __init__(self, engine: Engine, number: int, ranks: Sequence[int], label: str, spec: str) -> None:
         """``ranks``: the numbers in the job of the engine's."""
@@ -27,7 +29,8 @@ class UnlikeKinds(Observer):
         for name, missing in self._engine.missing().items():
             found = _GRADIENTS.match(name)
             others = [rank for rank in range(self._engine.size) if rank not in missing and rank != self._engine.rank]
-            if found and int(found[1]) == self._number and others:
+            alike = found and found[1] == self._spec
+            if found and int(found[2]) == self._number and others and not alike:
                 own, other = self._ranks[self._engine.rank], self._ranks[others[0]]
                 self._why = (
                     f"{self._label}: all ranks must use the same strategy, but rank {own} has {self._spec!r}, and rank "

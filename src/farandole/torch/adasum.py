@@ -15,6 +15,8 @@ from farandole.engine import Engine
 from farandole.frontend.agreement import Agreement
 from farandole.observe.replicas import combined
 from farandole.strategies.options import GradientOptions
+from farandole.strategies.specs import ADASUM
+from farandole.strategies.unlike import UnlikeKinds
 from farandole.torch.functions import grouped_allreduce
 from farandole.torch.replica import TorchReplica, digest
 from farandole.types import ReduceOp
@@ -58,9 +60,13 @@ class AdasumState:
                 for group in optimizer.param_groups
                 for parameter in group["params"]
             ]
-            label = f"adasum.{engine.numbers.next_optimizer()}"
-            self._agreement = engine, Agreement(replica, engine, label)
-        if self._agreement[1].any_due():
+            number = engine.numbers.next_optimizer()
+            self._agreement = engine, Agreement(replica, engine, f"{ADASUM}.{number}")
+            with UnlikeKinds(engine, number, self._set.ranks or range(engine.size), "DistributedOptimizer", ADASUM):
+                due = self._agreement[1].any_due()
+        else:
+            due = self._agreement[1].any_due()
+        if due:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             own = [digest(parameter.grad) for parameter in parameters if parameter.grad is not None]
             self._agreement[1].look(combined(own) if any(own) else None)

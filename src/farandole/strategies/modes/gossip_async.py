@@ -33,8 +33,8 @@ class AsyncGossip:
     2018): pairs of neighbours on ``graph`` average their weights in the background while all train.
 
     After every ``every``-th step a rank adds what it has learned to the weights that it shows to others, goes on from
-    those, and begins an average with one neighbour, unless its last one is still under way. Each average keeps the sum
-    of both. ``damp``: what a rank has learned is divided by the number of averages since its last exchange (Zhang et
+    those, and begins an average with one neighbour, unless its last one is late. Each average keeps the sum of both.
+    ``damp``: what a rank has learned is divided by the number of averages since its last exchange (Zhang et
     al., "Staleness-aware Async-SGD", 2016). ``staleness``: what this rank has seen of those.
     Raises ValueError for options that make no sense.
     """
