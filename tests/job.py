@@ -42,10 +42,11 @@ def stored() -> Iterator[Callable[[Callable[[Any], Any]], Callable[[Any], Any]]]
 
 
 def job(
-    n: int, fn: Callable[[int], Any], *, wire: str = "", deadline: float = 100.0, store: bool = False, **settings: Any
-) -> list[Any]:
+    n: int, fn: Callable[[int], Any], *, wire: str = "", deadline: float = 100.0, store: bool = False,
+    deaths: bool = False, **settings: Any,
+) -> list[Any]:  # fmt: skip
     """The results of ``fn(rank)`` of all ranks, over ``wire`` ("shm" or "tcp"), with ``Settings(**settings)``; with a
-    store, if they want one."""
+    store, if they want one. ``deaths``: see ``pool``."""
 
     def body(transport: Any) -> Any:
         from farandole import context
@@ -65,6 +66,6 @@ def job(
 
     cloudpickle.register_pickle_by_value(sys.modules[fn.__module__])  # test modules need not be importable over there
     if not store:
-        return pool.procs(n, body, wire=wire, deadline=deadline)
+        return pool.procs(n, body, wire=wire, deadline=deadline, deaths=deaths)
     with stored() as having:
-        return pool.procs(n, having(body), wire=wire, deadline=deadline)
+        return pool.procs(n, having(body), wire=wire, deadline=deadline, deaths=deaths)

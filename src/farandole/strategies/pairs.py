@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole import context
 from farandole.engine import Engine
-from farandole.frontend.agreement import all_equal, gathered
-from farandole.frontend.differences import first_difference
-from farandole.observe.replicas import digest_of_text
+from farandole.frontend.agreement import gathered
+from farandole.strategies.unlike import check_same_weights
 
 if TYPE_CHECKING:
     from farandole.ps.peer import PeerGroup
@@ -52,15 +50,7 @@ class Pairs:
             self._group = None
 
     def _meet(self, weights: Sequence[Array], names: Sequence[str]) -> None:
-        rows = [(name, list(weight.shape), weight.dtype.name) for name, weight in zip(names, weights, strict=True)]
-        told = json.dumps(rows)
-        if all_equal(self._engine, f"{self._name}.model", [digest_of_text(told)])[0] is False:
-            said = gathered(self._engine, f"{self._name}.model", told.encode())
-            places = [place for place, text in enumerate(said) if text]
-            tables = [json.loads(said[place]) for place in places]
-            difference = first_difference(tables, ("shape", "type"), [self._ranks[place] for place in places])
-            label = self._name.partition(".weights.")[0]
-            raise ValueError(f"{label}: all ranks must train the same model, but its weights differ: {difference}")
+        check_same_weights(self._engine, self._name, self._ranks, weights, names)
         mine = context.peer_server().address.encode()
         self._addresses = [text.decode() for text in gathered(self._engine, f"{self._name}.pairs", mine)]
         self._joins = self._engine.joins

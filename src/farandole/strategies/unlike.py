@@ -1,14 +1,22 @@
 """Finds ranks that reduce gradients where others exchange weights, or combine steps (Adasum): they would wait for each
-other for ever."""
+other for ever. And ranks with other weights, whose exchange would not notice."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from farandole.contracts import Observer, Waiting
 from farandole.engine import Engine
 from farandole.errors import StalledError
+from farandole.frontend.agreement import all_equal, gathered
+from farandole.frontend.differences import first_difference
+from farandole.observe.replicas import digest_of_text
+
+if TYPE_CHECKING:
+    from farandole.types import Array
 
 # What reducers of gradients are called, with the number of the optimizer among those of this job.
 _GRADIENTS = re.compile(r"(?:keras\.DistributedOptimizer|DistributedOptimizer|optimizer|(adasum))\.(\d+)(?:\.|$)")
@@ -46,3 +54,20 @@ class UnlikeKinds(Observer):
         self._engine.observers.remove(self)
         if self._why and isinstance(error, StalledError):
             raise ValueError(self._why) from None
+
+
+def check_same_weights(
+    engine: Engine, name: str, ranks: Sequence[int], weights: Sequence[Array], names: Sequence[str]
+) -> None:  # fmt: skip
+    """Raise ValueError on all ranks if one has weights of another name, shape or type. Collective. ``name``: of the
+    optimizer; ``ranks``: as above. Ranks that have joined do not count."""
+    rows = [(row, list(weight.shape), weight.dtype.name) for row, weight in zip(names, weights, strict=True)]
+    told = json.dumps(rows)
+    if all_equal(engine, f"{name}.model", [digest_of_text(told)])[0] is not False:
+        return
+    said = gathered(engine, f"{name}.model", told.encode())
+    places = [place for place, text in enumerate(said) if text]
+    tables = [json.loads(said[place]) for place in places]
+    difference = first_difference(tables, ("shape", "type"), [ranks[place] for place in places])
+    label = name.partition(".weights.")[0]
+    raise ValueError(f"{label}: all ranks must train the same model, but its weights differ: {difference}")

@@ -18,7 +18,7 @@ from farandole.strategies.codecs import codec
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.pairs import Pairs
-from farandole.strategies.unlike import UnlikeKinds
+from farandole.strategies.unlike import UnlikeKinds, check_same_weights
 from farandole.strategies.ways import ways_of
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
@@ -44,6 +44,7 @@ class EnginePeers:
         self._set = options.process_set
         self._ranks = options.process_set.ranks or range(self.size)
         self._pairs: Pairs | None = None
+        self._compared = False  # the weights that are swapped
         self._centre: Group | None = None
         self._centres = 0  # so far
         self._held: list[tuple[Any, ...]] = []  # shape and type of what the centre holds
@@ -75,6 +76,9 @@ class EnginePeers:
         self.names = names
 
     def swap(self, arrays: Sequence[Array], to: Sequence[int]) -> dict[int, list[Array]]:
+        if not self._compared:  # the sizes of messages tell little
+            self._compared = True
+            check_same_weights(self.engine, self.name, self._ranks, arrays, self._names(arrays))
         parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
         mine = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
         flat = np.tile(mine, len(to))
@@ -83,6 +87,11 @@ class EnginePeers:
         ((received, counts),) = self.engine.run([Entry(request, Buffer(flat, flat, DType.UINT8))])
         heard, begin = {}, 0
         for rank, count in enumerate(counts):
+            if count and count != mine.size:
+                raise ValueError(
+                    f"{self.name}: rank {self._ranks[rank]} sent weights of {count} bytes, and rank "
+                    f"{self._ranks[self.rank]} has {mine.size}: add weights on all ranks in the same step"
+                )
             if count:
                 heard[rank] = _cut(received[begin : begin + count], arrays)
             begin += count

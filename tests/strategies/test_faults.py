@@ -1,0 +1,108 @@
+"""What every mode does when a rank is killed, or has another strategy, codec or model than the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole.errors import HorovodInternalError
+from farandole.strategies.options import GradientOptions
+from farandole.strategies.specs import strategy_of
+from farandole.strategies.weights import WeightExchange
+from tests.job import job
+from tests.pool import Died
+
+WITH_WEIGHTS = ["local_sgd:1", "bmuf:1", "diloco:1", "easgd:1", "ps", "ps_async", "ssp:1", "gossip", "gossip_async"]
+
+
+def stepping(spec: str) -> tuple[Callable[[int], None], Callable[[], None]]:
+    """A step of a rank, and what ends its training."""
+    import farandole.numpy as hvd
+
+    weights = [np.zeros(8)]
+    if spec in ("allreduce", "adasum"):
+        op = hvd.Adasum if spec == "adasum" else hvd.Average
+        return lambda step: np.copyto(weights[0], hvd.allreduce(np.ones(8), op=op, name="w")), hvd.barrier
+    exchange = WeightExchange("test", GradientOptions(), strategy_of(spec))  # type: ignore[arg-type]
+    slots = exchange.slots(weights)
+
+    def step_on(step: int) -> None:
+        weights[0] += 1
+        exchange(weights, slots, step)
+
+    return step_on, lambda: exchange.average(weights, slots)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["allreduce", "adasum", *WITH_WEIGHTS])
+def test_a_rank_that_is_killed_is_named_and_nobody_waits_for_it(spec: str) -> None:
+    def fn(rank: int) -> str:
+        step, end = stepping(spec)
+        try:
+            for number in range(1, 21):
+                if rank == 1 and number == 5:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                step(number)
+            end()
+        except HorovodInternalError as error:
+            return str(error)
+        return ""
+
+    zero, one, two = job(3, fn, store=True, deaths=True, deadline=30.0)
+    assert one == Died(-signal.SIGKILL)
+    assert zero, "rank 0 goes on as if nothing had been"
+    assert two, "rank 2 goes on as if nothing had been"
+    assert "rank 1 " in zero + two
+
+
+@pytest.mark.slow
+def test_who_serves_the_parameters_and_is_killed_is_named() -> None:
+    def fn(rank: int) -> str:
+        step, _ = stepping("ssp:1")
+        try:
+            for number in range(1, 21):
+                if rank == 0 and number == 5:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                step(number)
+        except HorovodInternalError as error:
+            return str(error)
+        return ""
+
+    zero, one = job(2, fn, store=True, deaths=True, deadline=30.0)
+    assert zero == Died(-signal.SIGKILL)
+    assert one.startswith("parameter server 0 on ")
+    assert "no replica of it is left" in one
+
+
+def test_another_strategy_and_another_model_are_told_on_all_ranks_in_every_mode() -> None:
+    def fn(rank: int) -> list[str]:
+        told = []
+
+        def fails(spec: str, codec: str, weights: list[Any]) -> None:
+            exchange = WeightExchange("test", GradientOptions(codec=codec), strategy_of(spec))  # type: ignore[arg-type]
+            try:
+                exchange(weights, exchange.slots(weights), 1)
+            except ValueError as error:
+                told.append(str(error))
+            else:
+                told.append("")
+
+        for place, spec in enumerate(WITH_WEIGHTS):
+            fails(WITH_WEIGHTS[place - rank], "", [np.zeros(3)])
+            fails(spec, "", [np.zeros(3), np.zeros((4, 2) if rank else 8)])
+        fails("local_sgd:1", "int8" if rank else "", [np.zeros(3)])
+        return told
+
+    zero, one = job(2, fn, store=True)
+    for texts in (zero, one):
+        for place, spec in enumerate(WITH_WEIGHTS):
+            assert "test: all ranks must use the same strategy, but rank" in texts[2 * place], spec
+            assert repr(spec)[:-1] in texts[2 * place], spec
+            assert "all ranks must" in texts[2 * place + 1], (spec, texts[2 * place + 1])
+            assert "weight 1" in texts[2 * place + 1] or "number 1" in texts[2 * place + 1], texts[2 * place + 1]
+        assert "with the codec int8" in texts[-1]
