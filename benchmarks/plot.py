@@ -90,12 +90,9 @@ def draw_runs(path: Path, runs: Sequence[Run]) -> None:
     for axis, name in zip(axes.flat, names, strict=True):
         rows = [run for run in runs if run.name == name]
         for run in rows:
-            first = run.strategy == ALLREDUCE
-            colour = {"color": COLOURS[OURS]} if first else {}
+            thick = {"color": "#202020", "linewidth": 2.5, "zorder": 3} if run.strategy == ALLREDUCE else {}
             times, right = zip(*run.curve, strict=True)
-            axis.plot(
-                times, right, label=run.strategy, linewidth=2.5 if first else 1.3, zorder=3 if first else 2, **colour
-            )
+            axis.plot(times, right, label=run.strategy, **{"linewidth": 1.3, **thick})
         last = min(run.curve[-1][0] for run in rows)
         axis.set_xlim(0, min(3 * last, max(run.curve[-1][0] for run in rows)))
         axis.set_ylim(60, 100)

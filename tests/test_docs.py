@@ -9,7 +9,8 @@ A fenced block takes part when a word after the language says how:
 ``console run fails``      the last command exits with a code other than 0
 
 ``python -m tests.test_docs --write`` brings the tables up to date: that of docs/settings.md from the settings, and
-those of README.md from docs/bench.json, which ``farandole bench --json docs/bench.json --plot docs/bench.png`` writes.
+those of README.md from docs/bench.json, which ``farandole bench --json docs/bench.json --plot docs/bench.png`` writes,
+and so on.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ TASKS = [
 SETTINGS = ROOT / "docs" / "settings.md"
 README, RUNS = ROOT / "README.md", ROOT / "docs" / "bench.json"
 SCALING, POINTS = ROOT / "docs" / "scaling.md", ROOT / "docs" / "scaling.json"  # made by python -m benchmarks.scale
+STRATEGIES = ROOT / "docs" / "strategies.md"
+MEASURED = {  # made by farandole bench strategies --json ..., farandole bench learning --data ... --json ...
+    "strategies": ROOT / "docs" / "strategies.json",
+}
 BEGIN, END = "<!-- table: made by python -m tests.test_docs --write -->", "<!-- end of table -->"
 
 
@@ -220,15 +225,35 @@ def with_table(page: str, new: str) -> str:
 def with_scaling(page: str) -> str:
     """docs/scaling.md with its tables as the model and the measured points have them."""
     for name, made in scale.TABLES.items():
-        begin = f"<!-- {name}: made by python -m tests.test_docs --write -->"
-        before, found, rest = page.partition(begin)
-        assert found, f"docs/scaling.md has no place for {name}"
-        page = f"{before}{begin}\n\n{made(json.loads(POINTS.read_text()))}\n\n{END}{rest.partition(END)[2]}"
+        page = filled(page, name, made(json.loads(POINTS.read_text())))
     return page
+
+
+def with_strategies(page: str) -> str:
+    """docs/strategies.md with the tables of the runs that it shows."""
+    for name, path in MEASURED.items():
+        cases, content = report.read_json(path)
+        facts = content["machine"]
+        load = f"load {facts['load_before']:.1f} before the run"
+        setting = f"{content['np']} ranks on {facts['usable_cores']} cores ({facts['processor']}), {load}."
+        page = filled(page, name, f"`{' '.join(content['command'])}`: {setting}\n\n{report.text(cases)}")
+    return page
+
+
+def filled(page: str, name: str, table: str) -> str:
+    begin = f"<!-- {name}: made by python -m tests.test_docs --write -->"
+    before, found, rest = page.partition(begin)
+    assert found, f"the page has no place for {name}"
+    return f"{before}{begin}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
 
 
 def test_predictions_are_those_of_the_model() -> None:
     assert SCALING.read_text() == with_scaling(SCALING.read_text()), "run: python -m tests.test_docs --write"
+
+
+def test_the_numbers_of_strategies_are_those_of_the_runs() -> None:
+    page = STRATEGIES.read_text()
+    assert page == with_strategies(page), "run: python -m tests.test_docs --write"
 
 
 def test_the_numbers_of_the_readme_are_those_of_the_run() -> None:
@@ -242,6 +267,7 @@ def test_the_table_of_settings_is_current() -> None:
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
+    STRATEGIES.write_text(with_strategies(STRATEGIES.read_text()))
     SCALING.write_text(with_scaling(SCALING.read_text()))
     SETTINGS.write_text(with_table(SETTINGS.read_text(), table()))
     README.write_text(with_table(README.read_text(), bench_table()))
