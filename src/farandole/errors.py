@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 SHUT_DOWN = (
-    "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
+    " has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
     "allgather or broadcast a tensor after one of the ranks finished execution. If the shutdown was caused by an "
     "exception, you should see the exception in the log before the first shutdown message."
 )
@@ -83,7 +83,7 @@ class ShutDownError(HorovodInternalError):
     """The engine was shut down; ``detail``: what this rank was waiting for; ``rank``: who left (-1: nobody knows)."""
 
     def __init__(self, detail: str = "", rank: int = -1) -> None:
-        super().__init__(f"{SHUT_DOWN} {detail}".rstrip())
+        super().__init__(f"{NotInitializedError.product}{SHUT_DOWN} {detail}".rstrip())
         self.rank = rank
 
 

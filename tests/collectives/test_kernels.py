@@ -60,6 +60,17 @@ def test_scaled_integers(total: int, scale: float, want: int) -> None:
     assert out[0] == want
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_averages_of_int64_by_halves(count: int) -> None:
+    limits = np.iinfo(np.int64)
+    few = np.array([limits.min, limits.max, limits.min + 1, -3, -1, 0, 1, 3, 2**32, -(2**32) - 1])
+    parts = [np.roll(few, turn) for turn in range(count)]
+    high, low = (sum(half) for half in zip(*map(kernels.halves, parts), strict=True))
+    sums = [sum(map(int, column)) for column in zip(*parts, strict=True)]
+    wanted = [abs(total) // count * (1 if total > 0 else -1) for total in sums]
+    assert kernels.average_of_halves(high, low, count).tolist() == wanted
+
+
 def test_an_average_of_small_integers_does_not_wrap_around() -> None:
     parts = [np.full(4, 250, np.uint8) for _ in range(4)]
     out = np.empty(4, np.uint8)

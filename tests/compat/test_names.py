@@ -61,9 +61,10 @@ def test_every_module_can_be_imported_and_has_what_it_lists() -> None:
 
 def test_who_imports_horovod_hears_of_horovod() -> None:
     said = code(
-        "import horovod, farandole.numpy as hvd\ntry:\n    hvd.rank()\nexcept ValueError as error:\n    print(error)"
+        "import horovod, farandole.numpy as hvd\nfrom farandole.errors import ShutDownError\n"
+        "try:\n    hvd.rank()\nexcept ValueError as error:\n    print(error, ShutDownError())"
     )
-    assert said == "Horovod has not been initialized; use hvd.init()."
+    assert said.startswith("Horovod has not been initialized; use hvd.init(). Horovod has been shut down. ")
 
 
 def test_what_needs_no_framework_loads_none() -> None:

@@ -213,7 +213,7 @@ def test_one_rank_leaves_and_the_others_are_told() -> None:
         if engine.rank == 0:
             engine.shutdown()
             return "left"
-        with pytest.raises(ShutDownError, match="Horovod has been shut down") as caught:
+        with pytest.raises(ShutDownError, match="Farandole has been shut down") as caught:
             engine.run([entry("a", np.ones(2, np.float32))])
         with pytest.raises(ShutDownError):
             engine.submit([entry("b", np.ones(2, np.float32))])

@@ -47,7 +47,12 @@ def test_objects_need_no_framework(n: int) -> None:
     assert job(n, check) == [(list(range(n)), list(range(n)), [n - 1])] * n
 
 
-def test_an_object_that_cannot_be_pickled_is_an_error_on_all_ranks_and_the_job_goes_on() -> None:
+class Unreadable:
+    def __reduce__(self) -> Any:
+        return int, ("no",)
+
+
+def test_an_object_that_cannot_be_pickled_or_unpickled_is_an_error_on_all_ranks_and_the_job_goes_on() -> None:
     def fn(rank: int) -> None:
         from farandole.frontend.objects import allgather_object, broadcast_object
 
@@ -58,6 +63,12 @@ def test_an_object_that_cannot_be_pickled_is_an_error_on_all_ranks_and_the_job_g
         with pytest.raises(error, match=text):
             broadcast_object(given, root_rank=1)
         with pytest.raises(error, match=text):
+            allgather_object(given)
+        given = Unreadable() if rank == 1 else None
+        text = r"broadcast_object: the object of rank 1 could be pickled there, but not be unpickled on rank 0: ValueError"
+        with pytest.raises(ValueError, match=text):
+            broadcast_object(given, root_rank=1)
+        with pytest.raises(ValueError, match=r"object of rank 1 .* not be unpickled here: ValueError: invalid lit.*'no'"):
             allgather_object(given)
         assert allgather_object(rank) == [0, 1, 2]
 

@@ -256,7 +256,7 @@ def test_what_is_in_flight_at_shutdown_fails_when_it_is_read() -> None:
         hvd.barrier()
         hvd.shutdown()
         if lonely is not None:
-            with pytest.raises(hvd.HorovodInternalError, match="Horovod has been shut down"):
+            with pytest.raises(hvd.HorovodInternalError, match="has been shut down"):
                 lonely.asnumpy()
 
     job(2, fn)

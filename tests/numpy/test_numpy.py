@@ -112,6 +112,10 @@ def test_forms_that_do_not_wait_and_objects_and_sets() -> None:
         groups = hvd.grouped_allreduce([large, large[:1]])
         assert groups[0].tolist() == [2**62, -(2**63) + 1, 2**63 - 1, 3], "the sum alone does not fit"
         assert groups[1].tolist() == [2**62]
+        parts = [[2**62, -(2**63) + 1], [2**63 - 1, 3]]
+        assert hvd.reducescatter(large).tolist() == parts[rank]
+        scattered = hvd.grouped_reducescatter([large[:3], large[:1]], postscale_factor=1.0)
+        assert [found.tolist() for found in scattered] == [[parts[0], [2**63 - 1]][rank], [[2**62], []][rank]]
         kept = np.asfortranarray(np.full((2, 3), float(rank)))
         hvd.synchronize(hvd.broadcast_async_(kept, 1))
         assert kept.tolist() == [[1.0] * 3] * 2

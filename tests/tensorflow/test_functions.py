@@ -132,6 +132,9 @@ def test_groups_factors_compression_and_sets(mode: str) -> None:
         mean = run(mode, averaged, ones, tf.constant([5, 2, 8, 2 * rank], tf.int64))
         assert mean.dtype == np.int8
         assert mean[:, 0].tolist() == [0, 0, -2, 0, 0, 3, 0, 0, 100], "added up before it is divided and truncated"
+        large = tf.constant([[2**62 + rank], [-(2**63) + rank], [-3 + rank]], tf.int64)
+        mean = run(mode, averaged, large, tf.constant([5, 2, 8], tf.int64))
+        assert mean[[5, 2, 8], 0].tolist() == [2**62, -(2**63) + 1, -2], "the sum alone does not fit"
         for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
             got = run(mode, lambda x, c=compression: hvd.allreduce(x, compression=c), x)
             assert (got.dtype, got.tolist()) == (np.float32, [1.5, 3.0])

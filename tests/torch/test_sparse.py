@@ -33,6 +33,10 @@ def test_sparse_tensors_are_added_up() -> None:
         mean = hvd.sparse_allreduce_async(whole, "whole", hvd.Average)().to_dense()
         assert mean.dtype == torch.int8
         assert mean.tolist() == [0, 3, 0], "integers are added up before they are divided and truncated"
+        large = torch.tensor([2**62 + rank, -(2**63) + rank])
+        large = torch.sparse_coo_tensor([[0, 2]], large, (3,), check_invariants=True)
+        mean = hvd.sparse_allreduce_async(large, "large", hvd.Average)().to_dense()
+        assert mean.tolist() == [2**62, 0, -(2**63) + 1], "the sum alone does not fit"
         with pytest.raises(ValueError, match="not defined for sparse tensors"):
             hvd.sparse_allreduce_async(mine, "s", hvd.Max)
 

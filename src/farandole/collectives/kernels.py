@@ -78,13 +78,34 @@ def scale_into(out: Array, values: Array, scale: float) -> None:
     if out.dtype.kind == "f":
         np.multiply(values, scale, out=out, casting="unsafe")
         return
-    divisor = round(1.0 / scale) if abs(scale) > 2.0**-52 else 0
-    if divisor and 1.0 / divisor == scale:  # an average: int64 division keeps all 64 bits
+    divisor = divisor_of(scale)
+    if divisor:  # an average: int64 division keeps all 64 bits
         quotient, remainder = np.divmod(values.astype(np.int64), divisor)
         quotient += (remainder != 0) & (quotient < 0)  # divmod rounds down
         np.copyto(out, quotient, casting="unsafe")
     else:
         np.copyto(out, np.trunc(values * scale), casting="unsafe")
+
+
+def divisor_of(scale: float) -> int:
+    """The number by which one divides to multiply with ``scale``; 0 if there is none."""
+    divisor = round(1.0 / scale) if abs(scale) > 2.0**-52 else 0
+    return divisor if divisor and 1.0 / divisor == scale else 0
+
+
+def halves(values: Any) -> tuple[Any, Any]:
+    """The upper and the lower 32 bits of int64 ``values``: sums of them fit where the sum of the values does not."""
+    return values >> 32, values & 0xFFFFFFFF
+
+
+def average_of_halves(high: Any, low: Any, count: int) -> Any:
+    """The sum, given as sums of ``halves``, by ``count``; truncated toward zero. Arrays, or tensors of PyTorch."""
+    quotient = high // count
+    rest = ((high - quotient * count) << 32) + low
+    carried = rest // count
+    total = (quotient << 32) + carried
+    total += (rest != carried * count) & (total < 0)  # // rounds down
+    return total
 
 
 def accumulator(dtype: DType, scale: float) -> np.dtype[Any]:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from farandole.collectives import adasum
-from farandole.collectives.kernels import scale_into, shares
+from farandole.collectives.kernels import average_of_halves, halves, scale_into, shares
 from farandole.contracts import DeviceTransport, Transport
 from farandole.engine import coded
-from farandole.engine.devices import HOST
 from farandole.engine.fusion import Unit
 from farandole.engine.handle import Entry
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
@@ -43,8 +42,8 @@ def execute(unit: Unit, entries: Sequence[Entry], transport: Transport, divisor:
             return [None] * len(buffers)
         if _prescales_first(first) and transport.rank not in unit.absent:
             buffers = [buffer._replace(data=_summand(first, buffer.data, transport, buffer.out)) for buffer in buffers]
-        if _averages_int64(first) and first.device == HOST:
-            _average_int64(buffers, transport, divisor or transport.size, first.postscale)
+        if _averages_int64(first):
+            _average_int64(first, buffers, transport, divisor or transport.size, partial(_add_up, transport))
         else:
             transport.allreduce(buffers, op, scale)
         return [None] * len(buffers)
@@ -69,20 +68,24 @@ def _averages_int64(request: Request) -> bool:
     return request.op is ReduceOp.AVERAGE and request.dtype is DType.INT64
 
 
-def _average_int64(buffers: Sequence[Buffer], transport: Transport, divisor: int, postscale: float) -> None:
+def _average_int64(
+    request: Request, buffers: Sequence[Buffer], transport: Transport, divisor: int,
+    add_up: Callable[[list[Any]], list[Any]],
+) -> None:  # fmt: skip
     """The sum may not fit into 64 bits where the average does: so the upper and lower 32 bits are added up apart."""
-    highs = [buffer.data >> 32 for buffer in buffers]
-    lows = [buffer.data & 0xFFFFFFFF for buffer in buffers]
-    transport.allreduce([Buffer(half, half, DType.INT64) for half in (*highs, *lows)], ReduceOp.SUM)
-    for buffer, high, low in zip(buffers, highs, lows, strict=True):
-        quotient, remainder = np.divmod(high, divisor)
-        carried, remainder = np.divmod((remainder << 32) + low, divisor)
-        total = (quotient << 32) + carried
-        total += (remainder != 0) & (total < 0)  # divmod rounds down, an average toward zero
-        if postscale == 1.0:
+    pairs = [halves(buffer.data) for buffer in buffers]
+    sums = add_up([high for high, _ in pairs] + [low for _, low in pairs])
+    for buffer, high, low in zip(buffers, sums, sums[len(buffers) :], strict=False):
+        total = average_of_halves(high, low, divisor)
+        if request.postscale == 1.0:
             buffer.out[:] = total
         else:
-            scale_into(buffer.out, total, postscale)
+            _scale_into(buffer.out, total, request.postscale, transport)
+
+
+def _add_up(transport: Transport, arrays: list[Any]) -> list[Any]:
+    transport.allreduce([Buffer(array, array, DType.INT64) for array in arrays], ReduceOp.SUM)
+    return arrays
 
 
 def reduction(request: Request, present: int, divisor: int) -> tuple[ReduceOp, float]:
@@ -110,11 +113,16 @@ def _summand(request: Request, data: Array, transport: Transport, out: Array | N
     if not _prescales_first(request):
         return data
     out = _empty(transport, len(data), request.dtype) if out is None else out
-    if isinstance(out, np.ndarray):
-        scale_into(out, data, request.prescale)
-    else:
-        cast(DeviceTransport, transport).scale(out, data, request.dtype, request.prescale)
+    _scale_into(out, data, request.prescale, transport)
     return out
+
+
+def _scale_into(out: Array, values: Array, factor: float, transport: Transport) -> None:
+    """Integers, in the host's memory or a device's."""
+    if isinstance(out, np.ndarray):
+        scale_into(out, values, factor)
+    else:
+        cast(DeviceTransport, transport).scale(out, values, DType.INT64, factor)
 
 
 def _row(shape: Sequence[int]) -> int:
@@ -143,8 +151,18 @@ def _reducescatter(request: Request, buffer: Buffer, parts: Parts, transport: Tr
     row = _row(request.shape)
     counts = [rows * row for rows in shares(request.shape[0], transport.size)]
     out = _empty(transport, counts[transport.rank], request.dtype)
-    op, scale = reduction(request, transport.size, transport.size)
-    transport.reducescatter(Buffer(_summand(request, buffer.data, transport), out, request.dtype), counts, op, scale)
+    given = Buffer(_summand(request, buffer.data, transport), out, request.dtype)
+    if _averages_int64(request):
+
+        def scatter(arrays: list[Any]) -> list[Any]:
+            sums = [_empty(transport, len(out), DType.INT64) for _ in arrays]
+            for array, mine in zip(arrays, sums, strict=True):
+                transport.reducescatter(Buffer(array, mine, DType.INT64), counts, ReduceOp.SUM)
+            return sums
+
+        _average_int64(request, [given], transport, transport.size, scatter)
+    else:
+        transport.reducescatter(given, counts, *reduction(request, transport.size, transport.size))
     return out
 
 

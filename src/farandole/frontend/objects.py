@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -14,7 +14,10 @@ from farandole.frontend.ops import WORLD, place_of
 from farandole.types import Buffer, DType, Kind, Request
 
 T = TypeVar("T")
-_UNSENT = "ValueError: another rank's object could not be pickled (that rank gets the error of the pickling)."
+_UNSENT = (
+    "ValueError: another rank's object could not be pickled (that rank gets the error of the pickling), or a rank could "
+    "not unpickle it."
+)
 
 
 @documented(
@@ -38,9 +41,17 @@ def broadcast_object(obj: T, root_rank: int = 0, name: str | None = None, proces
     if engine.rank != root_rank:
         data = np.empty(int(length[0]), dtype=np.uint8)
     engine.run([_entry(Kind.BROADCAST, f"{label}.t", data, DType.UINT8, root_rank, serial)])
+    root = _rank(root_rank, process_set)
+    unread: Exception | None = None
+    if engine.rank != root_rank:
+        try:
+            obj = _loaded(data)
+        except Exception as why:
+            unread = why
+    _agree_on_reading(engine, unread, root, label, serial, process_set)
     if error is not None:
         raise error
-    return obj if engine.rank == root_rank else _unpickled(data, "broadcast_object", _rank(root_rank, process_set))
+    return cast(T, _sent(obj, "broadcast_object", root))
 
 
 @documented(
@@ -61,7 +72,7 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
     if error is not None:
         raise error
     parts = np.split(flat, np.cumsum(sizes)[:-1])
-    return [_unpickled(part, "allgather_object", _rank(rank, process_set)) for rank, part in enumerate(parts)]
+    return [_gathered(part, _rank(place, process_set)) for place, part in enumerate(parts)]
 
 
 def _label(engine: Engine, verb: str, name: str | None) -> tuple[str, int]:
@@ -72,6 +83,23 @@ class _Unsent(NamedTuple):
     """In place of an object that could not be pickled: the other ranks wait for something."""
 
     why: str
+
+
+def _agree_on_reading(
+    engine: Engine, unread: Exception | None, root: int, label: str, serial: int, process_set: ProcessSet
+) -> None:
+    """Raise on all ranks if some could not unpickle what came: or they would go on without each other."""
+    text = "" if unread is None else f"{type(unread).__name__}: {unread}"
+    said = np.frombuffer(bytearray(text, "utf-8", "replace"), dtype=np.uint8)
+    ((flat, sizes),) = engine.run([_entry(Kind.ALLGATHER, f"{label}.read", said, DType.UINT8, 0, serial)])
+    if not any(sizes):
+        return
+    parts = np.split(flat, np.cumsum(sizes)[:-1])
+    place = next(place for place, size in enumerate(sizes) if size)
+    raise ValueError(
+        f"broadcast_object: the object of rank {root} could be pickled there, but not be unpickled on rank "
+        f"{_rank(place, process_set)}: {parts[place].tobytes().decode()}"
+    ) from unread
 
 
 def _pickled(obj: Any) -> tuple[Any, Exception | None]:
@@ -86,13 +114,28 @@ def _pickled(obj: Any) -> tuple[Any, Exception | None]:
     return np.frombuffer(bytearray(data), dtype=np.uint8), failed
 
 
-def _unpickled(data: Any, verb: str, rank: int) -> Any:
+def _loaded(data: Any) -> Any:
     import cloudpickle
 
-    obj = cloudpickle.loads(data.data)
+    return cloudpickle.loads(data.data)
+
+
+def _sent(obj: Any, verb: str, rank: int) -> Any:
+    """``obj``, unless it stands for one that could not be pickled."""
     if isinstance(obj, _Unsent):
         raise ValueError(f"{verb}: rank {rank} gave an object that cannot be sent, {obj.why}")
     return obj
+
+
+def _gathered(data: Any, rank: int) -> Any:
+    try:
+        obj = _loaded(data)
+    except Exception as error:
+        raise ValueError(
+            f"allgather_object: the object of rank {rank} could be pickled there, but not be unpickled here: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return _sent(obj, "allgather_object", rank)
 
 
 def _rank(place: int, process_set: ProcessSet) -> int:

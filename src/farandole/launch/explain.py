@@ -236,7 +236,7 @@ def _said(victim: _Rank) -> str:
     """A victim's place in the user's program, and its error without the standard text: its traceback ends deep inside
     of us."""
     assert victim.outcome is not None
-    message = victim.outcome.message.removeprefix(SHUT_DOWN).strip() or victim.outcome.message
+    message = victim.outcome.message.partition(SHUT_DOWN)[2].strip() or victim.outcome.message
     if message.startswith("(") and message.endswith(")"):
         message = message[1:-1]
     frames = [frame for frame in re.finditer(_FRAME, victim.outcome.traceback) if not re.search(_OURS, frame["file"])]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mxnet as mx
 import numpy as np
 
-from farandole.collectives.kernels import scale_into
+from farandole.collectives.kernels import average_of_halves, divisor_of, halves, scale_into
 from farandole.context import ProcessSet
 from farandole.frontend.array_binding import ArrayBinding
 from farandole.frontend.collectives import Collectives
@@ -48,6 +48,10 @@ def added_up(indices: Array, values: Array, factor: float = 1.0) -> tuple[Array,
     order = np.argsort(indices, kind="stable")
     ordered = indices[order]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    divisor = divisor_of(factor)
+    if values.dtype == np.int64 and divisor > 1:  # the sum may not fit where the average does
+        high, low = (np.add.reduceat(half[order], starts, axis=0) for half in halves(values))
+        return ordered[starts], average_of_halves(high, low, divisor)
     wide = {"f": values.dtype if values.dtype != np.float16 else np.dtype(np.float32)}.get(values.dtype.kind, np.int64)
     total = np.add.reduceat(values[order].astype(wide, copy=False), starts, axis=0)
     out = total if wide == values.dtype else np.empty(total.shape, values.dtype)

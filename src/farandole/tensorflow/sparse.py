@@ -13,6 +13,9 @@ from farandole.tensorflow.functions import Names
 from farandole.types import ReduceOp
 
 
+_HALF = 1 << 32
+
+
 def is_slices(value: Any) -> bool:
     return isinstance(value, tf.IndexedSlices)
 
@@ -62,5 +65,14 @@ def _average(values: Any, indices: Any, size: int) -> tuple[Any, Any]:
     if not dtype.is_integer:
         return values / tf.cast(size, dtype), indices
     kept, places = tf.unique(indices)
-    total = tf.math.unsorted_segment_sum(tf.cast(values, tf.int64), places, tf.size(kept))
-    return tf.cast(tf.truncatediv(total, tf.constant(size, tf.int64)), dtype), kept
+    wide = tf.cast(values, tf.int64)  # by halves, as kernels.average_of_halves: the sum may not fit where the average does
+    high, low = (
+        tf.math.unsorted_segment_sum(half, places, tf.size(kept))
+        for half in (tf.math.floordiv(wide, _HALF), tf.math.floormod(wide, _HALF))
+    )
+    count = tf.constant(size, tf.int64)
+    quotient = tf.math.floordiv(high, count)
+    rest = (high - quotient * count) * _HALF + low
+    mean = quotient * _HALF + tf.math.floordiv(rest, count)
+    up = (tf.math.floormod(rest, count) != 0) & (mean < 0)  # floordiv rounds down
+    return tf.cast(mean + tf.cast(up, tf.int64), dtype), kept

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from farandole import context
+from farandole.collectives.kernels import average_of_halves, halves
 from farandole.context import ProcessSet
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
@@ -51,9 +52,10 @@ def sparse_allreduce_async(
 
 
 def _average_of_integers(indices: Any, values: Any, shape: Any, size: int) -> Any:
-    """Added up first, in 64 bits: the quotient of a sum is not the sum of truncated quotients."""
-    total = sparse(indices, values.long(), shape).coalesce()
-    return sparse(total.indices(), total.values().div(size, rounding_mode="trunc").to(values.dtype), shape)
+    """Added up first, exactly: the quotient of a sum is not the sum of truncated quotients."""
+    high, low = (sparse(indices, half, shape).coalesce() for half in halves(values.long()))
+    mean = average_of_halves(high.values(), low.values(), size)
+    return sparse(high.indices(), mean.to(values.dtype), shape)
 
 
 def sparse(indices: Any, values: Any, shape: Any) -> Any:
