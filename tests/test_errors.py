@@ -60,7 +60,7 @@ def test_the_docstring_draws_the_tree() -> None:
 
 def test_texts_that_programs_match_on() -> None:
     assert str(errors.NotInitializedError()) == "Farandole has not been initialized; use hvd.init()."
-    assert str(errors.ShutDownError()).startswith("Farandole has been shut down. This was caused by an exception on one")
+    assert str(errors.ShutDownError()).startswith("Farandole has been shut down. This was caused by an exception on")
     assert errors.DUPLICATE_NAME.startswith(
         "Requested to allreduce, allgather, or broadcast a tensor with the same name"
     )

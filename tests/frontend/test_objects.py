@@ -65,10 +65,14 @@ def test_an_object_that_cannot_be_pickled_or_unpickled_is_an_error_on_all_ranks_
         with pytest.raises(error, match=text):
             allgather_object(given)
         given = Unreadable() if rank == 1 else None
-        text = r"broadcast_object: the object of rank 1 could be pickled there, but not be unpickled on rank 0: ValueError"
+        text = (
+            r"broadcast_object: the object of rank 1 could be pickled there, but not be unpickled on rank 0: ValueError"
+        )
         with pytest.raises(ValueError, match=text):
             broadcast_object(given, root_rank=1)
-        with pytest.raises(ValueError, match=r"object of rank 1 .* not be unpickled here: ValueError: invalid lit.*'no'"):
+        with pytest.raises(
+            ValueError, match=r"object of rank 1 .* not be unpickled here: ValueError: invalid lit.*'no'"
+        ):
             allgather_object(given)
         assert allgather_object(rank) == [0, 1, 2]
 

@@ -15,8 +15,8 @@ from farandole.types import Buffer, DType, Kind, Request
 
 T = TypeVar("T")
 _UNSENT = (
-    "ValueError: another rank's object could not be pickled (that rank gets the error of the pickling), or a rank could "
-    "not unpickle it."
+    "ValueError: another rank's object could not be pickled (that rank gets the error of the pickling), or a rank "
+    "could not unpickle it."
 )
 
 

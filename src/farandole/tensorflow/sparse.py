@@ -12,7 +12,6 @@ from farandole.tensorflow import functions
 from farandole.tensorflow.functions import Names
 from farandole.types import ReduceOp
 
-
 _HALF = 1 << 32
 
 
@@ -60,12 +59,13 @@ def check_slices(op: ReduceOp, prescale: float, postscale: float) -> None:
 
 
 def _average(values: Any, indices: Any, size: int) -> tuple[Any, Any]:
-    """Integers are added up first: the quotient of a sum is not the sum of truncated quotients."""
+    """Integers are added up first, as in ``kernels.average_of_halves``: the quotient of a sum is not the sum of
+    truncated quotients, and the sum may not fit where the average does."""
     dtype = values.dtype
     if not dtype.is_integer:
         return values / tf.cast(size, dtype), indices
     kept, places = tf.unique(indices)
-    wide = tf.cast(values, tf.int64)  # by halves, as kernels.average_of_halves: the sum may not fit where the average does
+    wide = tf.cast(values, tf.int64)
     high, low = (
         tf.math.unsorted_segment_sum(half, places, tf.size(kept))
         for half in (tf.math.floordiv(wide, _HALF), tf.math.floormod(wide, _HALF))
@@ -74,5 +74,5 @@ def _average(values: Any, indices: Any, size: int) -> tuple[Any, Any]:
     quotient = tf.math.floordiv(high, count)
     rest = (high - quotient * count) * _HALF + low
     mean = quotient * _HALF + tf.math.floordiv(rest, count)
-    up = (tf.math.floormod(rest, count) != 0) & (mean < 0)  # floordiv rounds down
+    up = tf.not_equal(tf.math.floormod(rest, count), 0) & (mean < 0)  # floordiv rounds down
     return tf.cast(mean + tf.cast(up, tf.int64), dtype), kept
