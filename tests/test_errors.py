@@ -12,6 +12,7 @@ from farandole import errors
 TREE = {
     "HorovodInternalError": RuntimeError,
     "PeerLostError": errors.HorovodInternalError,
+    "ServerLostError": errors.PeerLostError,
     "StalledError": errors.PeerLostError,
     "WireError": errors.HorovodInternalError,
     "MismatchError": errors.HorovodInternalError,

@@ -397,6 +397,10 @@ class Observer:
     def finished(self, kind: Kind, names: Sequence[str]) -> None:
         """It has run."""
 
+    def transferred(self, name: str, what: str, begin: float, end: float) -> None:
+        """Weights went where no collective did it: to parameter servers, or to one other rank in the background.
+        ``what``: an activity of a timeline; times are of the monotonic clock. On any thread."""
+
     def waiting(self, collectives: Sequence[Waiting]) -> str:
         """Called about twice a second while something waits. A text that is not empty ends the job for that reason."""
         return ""

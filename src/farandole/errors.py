@@ -3,6 +3,7 @@
 RuntimeError
 ├── HorovodInternalError       a collective failed; the job may go on after restore and re-init
 │   ├── PeerLostError          another rank went away: this rank is a victim, not the cause
+│   │   ├── ServerLostError    a parameter server died or stopped, and no replica of it is left
 │   │   └── StalledError       another rank stayed away for too long, and this one ended the job
 │   ├── WireError              a connection brought what its other end did not, or must not, send
 │   ├── MismatchError          ranks asked for different things under one name
@@ -54,6 +55,10 @@ class PeerLostError(HorovodInternalError):
         super().__init__(message)
         self.rank = rank
         self.left = left
+
+
+class ServerLostError(PeerLostError):
+    """A parameter server died or stopped, and no replica of it is left."""
 
 
 class StalledError(PeerLostError):

@@ -46,6 +46,15 @@ class TestExplain:
         )
         assert verdict.traceback == ERROR.traceback
 
+    def test_a_parameter_server_that_is_lost_is_the_cause_before_ranks_that_lose_each_other(self) -> None:
+        text = "parameter server 0 on alpha (process 7) was lost (it did nothing for 61 s), and no replica is left"
+        lost = Outcome(status="victim", kind="ServerLostError", message=text, traceback="T1")
+        verdict = explain([Event(0, outcome=VICTIM._replace(lost=-1)), Event(2, outcome=lost)], HOSTS)
+        assert verdict is not None
+        assert (verdict.rank, verdict.traceback) == (-1, "T1")
+        assert verdict.patience > 0, "the driver may see how it ended"
+        assert verdict.message == f"P{text[1:]}.\nRanks 0, 2 failed only in consequence."
+
     def test_a_signal(self) -> None:
         verdict = explain([Event(3, outcome=VICTIM), Event(1, code=-9)], HOSTS)
         assert verdict is not None

@@ -41,6 +41,7 @@ class Subscribers:
         self.settled = self._overriding("settled")
         self.running = self._overriding("started", "finished")
         self.part = self._overriding("part")
+        self.transferred = self._overriding("transferred")
         self.waiting = self._overriding("waiting")
 
     def _overriding(self, *events: str) -> tuple[Observer, ...]:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from farandole.errors import SHUT_DOWN, PeerLostError, RendezvousError, ShutDownError
+from farandole.errors import SHUT_DOWN, PeerLostError, RendezvousError, ServerLostError, ShutDownError
 from farandole.report.outcome import Outcome
 
 VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first victim
@@ -158,6 +158,9 @@ def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str], activity: Mappi
     patience = 0.0 if ended else VICTIM_PATIENCE
     said = _said(first)
     waiting = _ranks([victim.rank for victim in victims])
+    if server := next((v.outcome for v in victims if v.outcome and v.outcome.kind == ServerLostError.__name__), None):
+        message = f"{server.message[:1].upper()}{server.message[1:]}.\n{waiting} failed only in consequence."
+        return Verdict(-1, patience, code, message, server.traceback)
     if early:
         message = (
             f"{_ranks(early)} on {_places(early, hosts)} finished (exit code 0) while "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from farandole.errors import HorovodInternalError, PeerLostError, WireError
+from farandole.errors import HorovodInternalError, PeerLostError, ServerLostError, WireError
 from farandole.handshake import Session
 from farandole.liveness import await_answer
 from farandole.log import logger
@@ -162,7 +162,7 @@ class Server:
         name, self._late = self._name(), False
         self.close()
         if self._place + 1 == len(self._addresses):
-            raise PeerLostError(f"{name} was lost ({trouble}), and no replica of it is left: what it held is lost")
+            raise ServerLostError(f"{name} was lost ({trouble}), and no replica of it is left: what it held is lost")
         self._place += 1
         logger.warning("%s was lost (%s); its replica goes on", name, trouble)
 

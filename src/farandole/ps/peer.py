@@ -73,13 +73,14 @@ class PeerServer(Listener):
 
 class PeerGroup:
     """One optimizer's weights on this rank. ``name``: the same on all ranks; ``addresses``: of the ranks, each JSON;
-    empty: nobody knows it. ``ranks``: their numbers in the job; ``first``, ``statistics``: see ``SharedWeights``."""
+    empty: nobody knows it. ``ranks``: their numbers in the job; ``first``, ``statistics``: see ``SharedWeights``;
+    ``tell``: hears of each average that this rank has asked for, with its begin and end."""
 
     def __init__(
         self, server: PeerServer, name: str, addresses: Sequence[str], ranks: Sequence[int], first: Sequence[Array],
-        statistics: int,
+        statistics: int, tell: Callable[[str, float, float], None] = lambda what, begin, end: None,
     ) -> None:  # fmt: skip
-        self.name, self._server, self._ranks = name, server, ranks
+        self.name, self._server, self._ranks, self._tell = name, server, ranks, tell
         self._shared = SharedWeights(first, statistics)
         self._sizes = [array.size for array in first]
         self._memory = [flat.copy() for flat in self._shared.flat]  # one average at a time
@@ -220,6 +221,7 @@ class PeerGroup:
     def _averaged_with(self, partner: Partner) -> bool:
         if not partner.reachable() or not self._engage(None):
             return False
+        begin = time.monotonic()
         try:
             if not partner.agrees({"group": self.name, "rank": self._server.rank, "parts": self._shared.parts}):
                 self.refused += 1
@@ -231,6 +233,7 @@ class PeerGroup:
             with self._changed:
                 self._shared.move(self._memory)
                 self.asked += 1
+            self._tell(f"AVERAGE_WITH_RANK_{partner.rank}", begin, time.monotonic())
             return True
         finally:
             self._release()
@@ -240,7 +243,7 @@ class Partner:
     """Another rank, as the one that asks sees it. ``address``: of its ``PeerServer``."""
 
     def __init__(self, rank: int, address: dict[str, Any], server: PeerServer) -> None:
-        self._rank, self._address, self._server = rank, address, server
+        self.rank, self._address, self._server = rank, address, server
         self._session: Session | None = None
         self._silent_until = 0.0
         self._gone = self._told = False
@@ -320,17 +323,17 @@ class Partner:
             except (OSError, HorovodInternalError) as found:
                 error = found
                 continue
-            session.peer = f"rank {self._rank}"
+            session.peer = f"rank {self.rank}"
             return session
-        ended = self._server.ended(self._rank)
+        ended = self._server.ended(self.rank)
         if not ended and isinstance(error, (TimeoutError, UnfinishedHandshakeError)):
             self._leave_alone()
             return None
         self._gone = True
         if ended:
             return None
-        text = f"rank {self._rank} cannot be reached any more, to average weights with it ({error})"
-        raise PeerLostError(text, self._rank)
+        text = f"rank {self.rank} cannot be reached any more, to average weights with it ({error})"
+        raise PeerLostError(text, self.rank)
 
     def _leave_alone(self) -> None:
         self.close()
@@ -342,5 +345,5 @@ class Partner:
             self._told = True
             logger.warning(
                 "rank %d does not answer rank %d, which would average weights with it: it is stopped, perhaps; others "
-                "go on without it", self._rank, self._server.rank,
+                "go on without it", self.rank, self._server.rank,
             )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole import context
@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 
 
 class Pairs:
-    """``name``: of the optimizer, the same on all ranks; ``ranks``: the numbers in the job of the engine's."""
+    """``name``: of the optimizer, the same on all ranks; ``ranks``: the numbers in the job of the engine's; ``tell``:
+    an activity that is over, its begin and its end; on any thread."""
 
-    def __init__(self, engine: Engine, name: str, ranks: Sequence[int]) -> None:
-        self._engine, self._name, self._ranks = engine, name, ranks
+    def __init__(
+        self, engine: Engine, name: str, ranks: Sequence[int], tell: Callable[[str, float, float], None]
+    ) -> None:  # fmt: skip
+        self._engine, self._name, self._ranks, self._tell = engine, name, ranks, tell
         self._group: PeerGroup | None = None
         self._groups = 0  # so far
         self._held: list[tuple[Any, ...]] = []  # shape and type of what the group has
@@ -40,7 +43,7 @@ class Pairs:
             name = f"{self._name}.{self._groups}/{','.join(map(str, self._ranks))}"
             first = [*weights, *statistics]
             server = context.peer_server()
-            self._group = PeerGroup(server, name, self._addresses, self._ranks, first, len(statistics))
+            self._group = PeerGroup(server, name, self._addresses, self._ranks, first, len(statistics), self._tell)
         return self._group
 
     def close(self) -> None:

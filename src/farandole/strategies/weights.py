@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -102,11 +104,23 @@ class EnginePeers:
         self._pushed = statistics
         centre = self._group(rule, anchors, statistics)
         first, given = [*anchors, *statistics], [*changes, *statistics]
-        return centre.push(first, given) if count else centre.flush(first, given)
+        with self._seen("SERVERS_PUSH"):
+            return centre.push(first, given) if count else centre.flush(first, given)
+
+    @contextlib.contextmanager
+    def _seen(self, what: str) -> Iterator[None]:
+        begin = time.monotonic()
+        yield
+        self._tell(what, begin, time.monotonic())
+
+    def _tell(self, what: str, begin: float, end: float) -> None:
+        for observer in self.engine.observers.transferred:
+            observer.transferred(self.name, what, begin, end)
 
     def pull(self, into: Sequence[Array]) -> None:
         assert self._centre is not None
-        self._centre.pull([*into, *self._pushed])
+        with self._seen("SERVERS_PULL"):
+            self._centre.pull([*into, *self._pushed])
 
     def average_async(
         self, anchors: Sequence[Array], changes: Sequence[Array], others: Sequence[int], *, damp: bool = False
@@ -141,7 +155,7 @@ class EnginePeers:
     def _shown(self, anchors: Sequence[Array], statistics: Sequence[Array]) -> PeerGroup:
         if self._pairs is None:
             changes = context.changes_before(self._set)  # a process set that is made anew has the same numbers
-            self._pairs = Pairs(self.engine, f"{self.name}.{changes}", self._ranks)
+            self._pairs = Pairs(self.engine, f"{self.name}.{changes}", self._ranks, self._tell)
         return self._pairs.group(anchors, statistics, self._names(anchors))
 
     def _names(self, weights: Sequence[Array]) -> Sequence[str]:

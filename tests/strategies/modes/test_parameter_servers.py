@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from farandole.strategies.modes.gossip_async import AsyncGossip
 from farandole.strategies.modes.parameter_server import SSP, AsyncParameterServer, ParameterServer
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.specs import strategy_of
@@ -180,6 +183,29 @@ def test_a_centre_is_that_of_the_weights_of_now() -> None:
             context.remove_process_set(pair)
 
     job(3, fn, store=True, dynamic_process_sets=True)
+
+
+def test_exchanges_that_are_no_collectives_are_in_the_timeline(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+
+    def fn(rank: int) -> None:
+        import farandole.numpy as hvd
+
+        for strategy in (AsyncParameterServer(), AsyncGossip()):
+            exchange = WeightExchange("test", GradientOptions(), strategy)
+            weights = [np.zeros(2)]
+            slots = exchange.slots(weights)
+            for step in (1, 2):
+                exchange(weights, slots, step)
+                hvd.barrier()  # all show their weights
+            exchange.average(weights, slots)
+
+    job(2, fn, store=True, timeline=str(path))
+    events = json.loads(path.read_text())
+    lines = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    told = {(lines[event["pid"]], event["name"]) for event in events if event["ph"] == "X" and event["dur"]}
+    assert {("test.weights.1", "SERVERS_PUSH"), ("test.weights.1", "SERVERS_PULL")} <= told
+    assert ("test.weights.2", "AVERAGE_WITH_RANK_1") in told
 
 
 def test_ranks_that_took_no_step_have_the_centre_in_the_end() -> None:

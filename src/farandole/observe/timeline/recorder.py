@@ -11,7 +11,7 @@ from time import monotonic
 from farandole.contracts import Observer
 from farandole.log import logger
 from farandole.observe.timeline.file import ArrayFile
-from farandole.observe.timeline.trace import Finished, Named, Part, Record, Scope, Settled, Started, Trace
+from farandole.observe.timeline.trace import Exchanged, Finished, Named, Part, Record, Scope, Settled, Started, Trace
 from farandole.types import Kind
 
 ROOM = 100_000  # records that may wait to be written
@@ -79,6 +79,9 @@ class EngineTracer(Observer):
     def part(self, name: str, begin: float, end: float) -> None:
         part = Part(end + self.clock, begin + self.clock, name, self._running[0])
         self._timeline.record((self._scope, part))
+
+    def transferred(self, name: str, what: str, begin: float, end: float) -> None:
+        self._timeline.record((self._scope, Exchanged(end + self.clock, begin + self.clock, what, name)))
 
     def finished(self, kind: Kind, names: Sequence[str]) -> None:
         self._timeline.record((self._scope, Finished(monotonic() + self.clock, kind, names)))

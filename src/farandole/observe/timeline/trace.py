@@ -37,6 +37,15 @@ class Started(NamedTuple):
     nbytes: int
 
 
+class Exchanged(NamedTuple):
+    """An exchange that is no collective, from ``begin`` to ``time``. ``tensor``: of what."""
+
+    time: float
+    begin: float
+    name: str
+    tensor: str
+
+
 class Part(NamedTuple):
     """A part of an exchange, from ``begin`` to ``time``. ``tensor``: the first of those that go together."""
 
@@ -60,7 +69,7 @@ class Scope(NamedTuple):
     ranks: Sequence[int]
 
 
-Record = tuple[Scope, Settled | Started | Part | Finished]
+Record = tuple[Scope, Settled | Started | Part | Exchanged | Finished]
 
 
 class _Tensor:
@@ -122,6 +131,11 @@ class Trace:
         elif isinstance(what, Part):
             for flight in self._known(scope, [what.tensor]):
                 self._part(flight, what)
+        elif isinstance(what, Exchanged):
+            tensor = self._tensor(scope.prefix + what.tensor)
+            lane = tensor.lane()
+            self._whole(tensor.pid, lane, what)
+            heapq.heappush(tensor.free, lane)
         else:
             for flight in self._known(scope, what.names):
                 self._end(flight, what.time)
@@ -197,8 +211,11 @@ class Trace:
             if flight.beside is None:
                 flight.beside = flight.tensor.lane()
             tid = flight.beside
+        self._whole(flight.tensor.pid, tid, what)
+
+    def _whole(self, pid: int, tid: int, what: Part | Exchanged) -> None:
         begin = max(what.begin, self._begin)
-        where = f'"pid":{flight.tensor.pid},"tid":{tid}'
+        where = f'"pid":{pid},"tid":{tid}'
         duration = f"{max(0.0, what.time - begin) * 1e6:.3f}"
         self._out.append(f'{{"ph":"X","name":"{what.name}","ts":{self._ts(begin)},"dur":{duration},{where}}}')
 
