@@ -20,34 +20,53 @@ def everything(x: Any) -> list[Any]:
     """All collectives at once: one program to compile."""
     return [
         *(hvd.allreduce(x, op=op) for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product)),
-        hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0),
         *hvd.grouped_allreduce([x, x * 2]), hvd.allgather(x), hvd.broadcast(x, 1), hvd.alltoall(x),
         hvd.reducescatter(x, op=hvd.Sum), *hvd.grouped_reducescatter([x, x]),
     ]  # fmt: skip
 
 
+def multiples(x: Any) -> list[Any]:
+    return [hvd.allreduce(x, op=op, prescale_factor=0.5, postscale_factor=3.0) for op in (hvd.Sum, hvd.Min)]
+
+
+def whole(x: Any) -> list[Any]:
+    return [hvd.allreduce(x), hvd.reducescatter(x, op=hvd.Average), hvd.allreduce(x, op=hvd.Sum)]
+
+
 def square_sum(x: Any) -> Any:
-    return sum((each.astype(jnp.float32) ** 2).sum() for each in everything(x))
+    return sum((each.astype(jnp.float32) ** 2).sum() for each in [*everything(x), *multiples(x)])
 
 
 def same(found: Any, wanted: Any) -> None:
     for one, other in zip(jax.tree_util.tree_leaves(found), jax.tree_util.tree_leaves(wanted), strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        if not jnp.issubdtype(one.dtype, jnp.floating):
+            assert one.tolist() == other.tolist()
         np.testing.assert_allclose(np.asarray(one).astype(float), np.asarray(other).astype(float), rtol=2e-2)
 
 
 def compare(x: Any) -> None:
     """The same over the host, outside of programs, in a program; and the same gradient."""
     hvd.use_native(False)
-    wanted = everything(x)
+    wanted, scaled = everything(x), multiples(x)
     hvd.use_native(True)
     same(everything(x), wanted)
     same(hvd.spmd(everything)(x), wanted)
+    same(multiples(x), scaled)
     if jnp.issubdtype(x.dtype, jnp.floating):
         hvd.use_native(False)
         slope = jax.jit(jax.grad(square_sum))(x)
         hvd.use_native(True)
         same(hvd.spmd(jax.grad(square_sum))(x), slope)
+
+
+def compare_whole(x: Any) -> None:
+    """Numbers whose sum does not fit into their type, nor all digits into a float."""
+    hvd.use_native(False)
+    wanted = whole(x)
+    hvd.use_native(True)
+    same(whole(x), wanted)
+    same(hvd.spmd(whole)(x), wanted)
 
 
 def fails(call: Any, kind: type[Exception], text: str) -> None:
@@ -63,7 +82,13 @@ def fails(call: Any, kind: type[Exception], text: str) -> None:
 def collectives(rank: int) -> None:
     for dtype in ("float32", "bfloat16", "int32"):
         compare((jnp.arange(12).reshape(4, 3) % 5 + 1 + rank).astype(dtype))
+    compare_whole(jnp.array([200, 255 - rank, rank, 100 * rank], jnp.uint8))
+    compare_whole(jnp.array([2**24 + 1 + rank, -(2**31), 2**31 - 1 - rank, -3 * rank], jnp.int32))
+    assert hvd.allreduce(jnp.full(1, 200, jnp.uint8)).tolist() == [200]
+    fails(lambda: hvd.spmd(multiples)(jnp.arange(2)), ValueError, "whole numbers are not multiplied by prescale_factor")
+    fails(lambda: hvd.spmd(hvd.allreduce)(jnp.ones(2, bool)), ValueError, "averages and multiples of bool")
     assert hvd.allreduce(jnp.array([rank == 0, True]), op=hvd.Max).tolist() == [True, True]
+    assert hvd.reducescatter(jnp.array([False, rank == 0]), op=hvd.Sum).tolist() == [rank == 1]
     # what XLA cannot do goes over the host, and mistakes are told as ever
     assert hvd.allgather(jnp.arange(1 + rank)).tolist() == [0, 0, 1]
     assert hvd.reducescatter(jnp.arange(3.0)).tolist() == [[0.0, 1.0], [2.0]][rank]

@@ -14,6 +14,7 @@ import hashlib
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -159,24 +160,38 @@ def position() -> Any:
 
 def inside(call: Collective, arrays: Sequence[Any]) -> list[Any]:
     """``call`` among the devices of the mesh. Raises ValueError for what XLA has no collective for."""
-    why = _unfit(call, [array.shape for array in arrays])
+    why = _unfit(call, arrays)
     if why:
         raise ValueError(f"{call}: {why}, in a program of hvd.spmd; use jax.jit for it")
     return [_one(call, array) for array in arrays]
 
 
-def _unfit(call: Collective, shapes: Sequence[tuple[int, ...]]) -> str:
-    size = context.size()
+def _unfit(call: Collective, arrays: Sequence[Any]) -> str:
+    size, shapes = context.size(), [array.shape for array in arrays]
     if call.process_set is not WORLD:
         return "there are no process sets"
     if call.kind is Kind.ALLREDUCE and call.op is ReduceOp.ADASUM:
         return "there is no Adasum"
+    if call.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+        why = _inexact(call, [array.dtype for array in arrays])
+        if why:
+            return why
     if call.splits is not None or call.rows not in (None, tuple((shape[0],) * size for shape in shapes)):
         return "ranks must have the same number of rows"
     if call.kind in (Kind.REDUCESCATTER, Kind.ALLTOALL, Kind.ALLGATHER) and not all(map(len, shapes)):
         return "a scalar has no rows"
     if call.kind in (Kind.REDUCESCATTER, Kind.ALLTOALL) and any(shape[0] % size for shape in shapes):
         return f"rows must be a multiple of the number of ranks ({size})"
+    return ""
+
+
+def _inexact(call: Collective, dtypes: Sequence[Any]) -> str:
+    """Floats of XLA hold too few digits for multiples of whole numbers."""
+    scaled = (call.prescale, call.postscale) != (1.0, 1.0)
+    if scaled and any(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
+        return "whole numbers are not multiplied by prescale_factor or postscale_factor"
+    if (scaled or call.op is ReduceOp.AVERAGE) and any(jnp.issubdtype(dtype, jnp.bool_) for dtype in dtypes):
+        return "averages and multiples of bool are not defined; use Min (all true) or Max (any true)"
     return ""
 
 
@@ -189,30 +204,37 @@ def _one(call: Collective, array: Any) -> Any:
     if kind is Kind.BROADCAST:
         mine = jnp.where(lax.axis_index(AXIS) == call.root, array, jnp.zeros_like(array))
         return lax.psum(mine.astype(jnp.int8), AXIS).astype(bool) if array.dtype == bool else lax.psum(mine, AXIS)
-    whole = not jnp.issubdtype(array.dtype, jnp.floating)
-    if (kind is Kind.ALLREDUCE and call.op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)) or array.dtype == bool:
+    if kind is Kind.ALLREDUCE and call.op in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT):
         scaled = array if call.prescale == 1.0 else (array * call.prescale).astype(array.dtype)
         return _scaled(_extreme(call.op, scaled), call.postscale, array.dtype)
-    scale = call.postscale / (context.size() if call.op is ReduceOp.AVERAGE else 1)
-    if whole:
-        wide = _scaled(array, call.prescale, array.dtype)  # each of them is truncated
-    else:
-        wide, scale = array.astype(jnp.promote_types(array.dtype, jnp.float32)), scale * call.prescale
-    total = lax.psum(wide, AXIS) if kind is Kind.ALLREDUCE else lax.psum_scatter(wide, AXIS, tiled=True)
-    return _scaled(total, scale, array.dtype)
+    add = partial(lax.psum if kind is Kind.ALLREDUCE else partial(lax.psum_scatter, tiled=True), axis_name=AXIS)
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        return _whole_mean(array, add) if call.op is ReduceOp.AVERAGE else add(array)
+    scale = call.prescale * call.postscale / (context.size() if call.op is ReduceOp.AVERAGE else 1)
+    return _scaled(add(array.astype(jnp.promote_types(array.dtype, jnp.float32))), scale, array.dtype)
+
+
+def _whole_mean(array: Any, add: Callable[[Any], Any]) -> Any:
+    """The mean, towards zero. The sum may not fit into the type where the mean does: so the ranks' quotients and
+    remainders are added up apart."""
+    size = context.size()
+    wide = array.astype(jnp.int32) if array.dtype.itemsize < 4 else array
+    total = add(wide % size)
+    mean = add(wide // size) + total // size  # rounded down
+    return (mean + ((mean < 0) & (total % size != 0))).astype(array.dtype)
 
 
 def _scaled(total: Any, scale: float, dtype: Any) -> Any:
-    """Scaled once, before rounding; whole numbers are truncated."""
+    """Scaled once, before rounding."""
     return (total if scale == 1.0 else total * scale).astype(dtype)
 
 
 def _extreme(op: ReduceOp, array: Any) -> Any:
-    """Min, Max and Product, and any operation on bool."""
+    """Min, Max and Product."""
     every = jax.lax.all_gather(array, AXIS)
     if op is ReduceOp.MIN:
         return every.min(0)
-    if op in (ReduceOp.MAX, ReduceOp.SUM):
+    if op is ReduceOp.MAX:
         return every.max(0)
     return every.min(0) if array.dtype == bool else every.prod(0).astype(array.dtype)
 
@@ -224,14 +246,15 @@ def now(call: Collective, arrays: Sequence[Any]) -> list[Any] | None:
     """The results of ``call``; None, on all ranks, if the ranks mean different things or XLA cannot do it: the way over
     the host does, or says what is wrong."""
     facts = (call.kind, call.op, call.prescale, call.postscale, call.root, call.grouped)
-    told = repr((facts, _unfit(call, [array.shape for array in arrays]), [(a.shape, str(a.dtype)) for a in arrays]))
+    unfit = _unfit(call, arrays)
+    told = repr((facts, unfit, [(a.shape, str(a.dtype)) for a in arrays]))
     number = int.from_bytes(hashlib.sha256(told.encode()).digest()[:7], "big")
     words = np.array([number, -number], dtype=np.int64)
     engine = context.engine(call.process_set)
     request = Request(f"native.{call.name or 'noname'}", Kind.ALLREDUCE, DType.INT64, (2,), ReduceOp.MIN)
     serial = 0 if call.name else engine.numbers.next()
     engine.run([Entry(request, Buffer(words, words, DType.INT64), serial)])
-    if words[0] != -words[1] or _unfit(call, [array.shape for array in arrays]):
+    if words[0] != -words[1] or unfit:
         return None
     found: list[Any] = _program(replace(call, name=None, place=None))(list(arrays))
     return found
