@@ -46,6 +46,11 @@ def test_gradients() -> None:
         best = jnp.stack(xs).max(0)
         same(gradient(hvd.allreduce, every_way=True, op=hvd.Max), jnp.where(x == best, total, 0))
         same(gradient(hvd.allreduce, op=hvd.Min, prescale_factor=-2.0), jnp.where(x == best, total, 0) * -2)
+        both = jax.jit(lambda pair: hvd.grouped_allreduce(pair, op=hvd.Min, prescale_factor=0.5, postscale_factor=2.0))(
+            [jnp.array([3, 5]) + rank, x[:, 0] * 3]
+        )
+        assert (both[0].tolist(), both[0].dtype) == ([2, 4], jnp.int32)  # halves of whole numbers are cut off
+        same(both[1], jnp.stack(xs)[..., 0].min(0) * 3)
         same(gradient(lambda x: hvd.allreduce(x * 0, op=hvd.Max) + x), tops[rank])  # ties; times nothing
         same(gradient(lambda x: hvd.allreduce(x**0 * x.sum(), op=hvd.Max))[0, 0], total.sum() if rank == n - 1 else 0)
         others = jnp.prod(jnp.stack([each for place, each in enumerate(xs) if place != rank]), 0)

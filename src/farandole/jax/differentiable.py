@@ -33,13 +33,9 @@ def apply(call: Collective, arrays: Sequence[Any]) -> list[Any]:
     call = call.placed()
     if not any(isinstance(array, jax.core.Tracer) for array in arrays):
         return collective(call, arrays)
-    op, scale = call.op, call.prescale * call.postscale
-    if call.kind is Kind.ALLREDUCE and op in (ReduceOp.MIN, ReduceOp.MAX):
-        if call.prescale < 0:  # a negative factor turns the order round
-            op = ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN
-        found = _extremum(call.renamed("", op=op, prescale=1.0, postscale=1.0), tuple(arrays))
-        return [array if scale == 1.0 else (array * scale).astype(array.dtype) for array in found]
-    if call.kind is Kind.ALLREDUCE and op is ReduceOp.PRODUCT:
+    if call.kind is Kind.ALLREDUCE and call.op in (ReduceOp.MIN, ReduceOp.MAX):
+        return _extrema(call, arrays)
+    if call.kind is Kind.ALLREDUCE and call.op is ReduceOp.PRODUCT:
         return list(_product(call, tuple(arrays)))
     return list(_linear(call, tuple(arrays)))
 
@@ -157,6 +153,23 @@ def _own_rows(call: Collective, rows: Sequence[int], places: Sequence[int], mean
 
 
 # Extrema: the gradient goes where the extremum comes from, in equal parts if it comes from several ranks.
+
+
+def _extrema(call: Collective, arrays: Sequence[Any]) -> list[Any]:
+    op, scale = call.op, call.prescale * call.postscale
+    floats = [jnp.issubdtype(array.dtype, jnp.floating) for array in arrays]
+    if (call.prescale, call.postscale) != (1.0, 1.0) and not all(floats):
+        # multiples of whole numbers are truncated on the way, and have no gradients
+        found = iter(
+            _linear(call, tuple(array for array, is_float in zip(arrays, floats, strict=True) if not is_float))
+        )
+        some = [array for array, is_float in zip(arrays, floats, strict=True) if is_float]
+        others = iter(_extrema(call.renamed(".floats"), some) if some else ())
+        return [next(others if is_float else found) for is_float in floats]
+    if call.prescale < 0:  # a negative factor turns the order round
+        op = ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN
+    extrema = _extremum(call.renamed("", op=op, prescale=1.0, postscale=1.0), tuple(arrays))
+    return [array if scale == 1.0 else (array * scale).astype(array.dtype) for array in extrema]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
