@@ -12,6 +12,7 @@ from tests.job import job
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 optax = pytest.importorskip("optax", reason="optax is not installed")
+jnp = jax.numpy
 
 
 def test_the_votes_of_all_ranks_by_argument_and_by_setting() -> None:
@@ -35,3 +36,38 @@ def test_the_votes_of_all_ranks_by_argument_and_by_setting() -> None:
         check(updates)
 
     job(3, fn, codec="sign")
+
+
+def test_models_of_one_optimizer_keep_their_residuals_apart() -> None:
+    """One may be stepped in a program, and both may have been begun by one program."""
+
+    def fn(rank: int) -> None:
+        import farandole.jax as hvd
+        from farandole.strategies.codecs.topk import TopK
+
+        params, own = {"w": jnp.zeros(4)}, {"w": jnp.array([8.0, 5.0, 2.0, 1.0])}
+        nothing = {"w": jnp.zeros(4)}
+        if rank == 1:
+            hvd.DistributedOptimizer(optax.sgd(1.0), codec="topk:0.25").init(params)  # nobody steps it
+        for codec in ("topk:0.25", TopK(0.25)):
+            optimizer = hvd.DistributedOptimizer(optax.sgd(-1.0), codec=codec)
+            begin, update = jax.jit(optimizer.init), jax.jit(optimizer.update)
+            if rank == 1:
+                begin(params)
+            states = [begin(params), begin(params)]
+            for wanted in ([8.0, 0, 0, 0], [0, 10.0, 0, 0]):
+                found, states[0] = update(own, states[0], params)
+                assert found["w"].tolist() == wanted
+                found, states[1] = optimizer.update(nothing, states[1], params)
+                assert found["w"].tolist() == [0.0] * 4
+        exchanging = hvd.DistributedOptimizer(optax.identity(), strategy="local_sgd:1", codec="topk:0.25")
+        states = [exchanging.init(params), exchanging.init(params)]
+        for _ in range(2):
+            _, states[0] = exchanging.update(own, states[0], params)
+            found, states[1] = exchanging.update(nothing, states[1], params)
+            assert found["w"].tolist() == [0.0] * 4
+        slope = hvd.grad(lambda tree: (tree["w"] * own["w"][: len(tree["w"])]).sum(), codec="topk:0.25")
+        found = [slope({"w": jnp.zeros(count)})["w"].tolist() for count in (4, 3, 4)]
+        assert found == [[8.0, 0, 0, 0], [8.0, 0, 0], [0, 10.0, 0, 0]]
+
+    job(2, fn)

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from farandole.strategies.modes.local_sgd import LocalSGD
+from farandole.strategies.modes.parameter_server import ParameterServer
 from tests.jax.test_optimizer import OPTIMIZERS, assert_close, assert_replicas, batch, loss, parameters, trained
 from tests.job import job
 
@@ -119,10 +120,27 @@ def test_half_types_whole_numbers_and_what_does_not_know_weights() -> None:
     job(2, fn, strategy="easgd")
 
 
+def models_of_one_optimizer(hvd: Any, rank: int) -> None:
+    """Each has a centre with its momentum, also where arrays have the same shapes."""
+    optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), strategy=ParameterServer(optimizer="momentum", lr=1.0))
+    begins = [jnp.zeros(2), jnp.full(2, 100.0), jnp.zeros(3)]
+    models = [(params, optimizer.init(params)) for params in begins]
+    for _ in range(3):
+        for place, (params, state) in enumerate(models):
+            gradients = jnp.full(len(params), place * (1.0 + rank))
+            updates, state = jax.jit(optimizer.update)(gradients, state, params)
+            models[place] = optax.apply_updates(params, updates), state
+    ways = [(params - begin).tolist() for (params, _), begin in zip(models, begins, strict=True)]
+    momentum = 1 + 1.9 + 2.71  # what three equal steps are with momentum of 0.9
+    for place, way in enumerate(ways):
+        np.testing.assert_allclose(way, [-2.0 * place * momentum] * len(way), rtol=1e-6)
+
+
 def test_parameter_servers_and_gossip_in_the_background_have_what_all_have_learned() -> None:
     def fn(rank: int) -> tuple[Any, Any]:
         import farandole.jax as hvd
 
+        models_of_one_optimizer(hvd, rank)
         ends = tuple(
             trained(rank, 3, hvd.DistributedOptimizer(optax.sgd(0.1), strategy=strategy))
             for strategy in ("ps", "allreduce")

@@ -11,25 +11,47 @@ import jax.numpy as jnp
 from farandole.frontend.documented import documented
 from farandole.jax import native
 from farandole.jax.calls import Collective, check_dtypes
+from farandole.jax.models import Models, names_in
 from farandole.jax.primitive import host_call, wait
 from farandole.jax.replica import CURES, ArraysReplica, comparable, sample
 from farandole.observe.replicas import Cures
 from farandole.strategies.list_reducer import GradientListReducer
+from farandole.strategies.options import GradientOptions
 from farandole.types import Kind, ReduceOp
 
 if TYPE_CHECKING:
     from farandole.types import Array
 
 
+class ModelsReducer(GradientListReducer):
+    """One whose codec keeps what it keeps for each of several models apart, by their names."""
+
+    def __init__(self, name: str, options: GradientOptions) -> None:
+        super().__init__(name, options)
+        self.models = Models()
+        self._names: dict[Any, tuple[str, ...]] = {}
+
+    def names_in(self, mark: int | None, names: tuple[str, ...], arrays: Sequence[Array]) -> tuple[str, ...]:
+        """``names``, for the model of this mark; without one, for that of such names and shapes."""
+        if self.codec is None:
+            return names
+        which = (names, tuple([array.shape for array in arrays]) if mark is None else mark)
+        found = self._names.get(which)
+        if found is None:
+            found = self._names[which] = names_in(self.models.place(which if mark is None else mark), names)
+        return found
+
+
 class _Reduction:
-    """All gradients of a step, and behind them, to be looked at, samples of parameters. See ``primitive.HostCall``.
-    Equal if the reducer and the names are. ``replica``: of parameters that are there already, outside of programs."""
+    """All gradients of a step, and behind them, to be looked at, samples of parameters; last, if ``marked``, a model's
+    mark. See ``primitive.HostCall``. Equal if the reducer and the names are. ``replica``: of parameters that are there
+    already, outside of programs."""
 
     def __init__(
         self, reducer: GradientListReducer, names: Sequence[str], looked_at: Sequence[str] = (), cures: Cures = CURES,
-        told: Collection[str] = (), replica: ArraysReplica | None = None,
+        told: Collection[str] = (), replica: ArraysReplica | None = None, *, marked: bool = False,
     ) -> None:  # fmt: skip
-        self.reducer, self.names, self.looked_at = reducer, tuple(names), tuple(looked_at)
+        self.reducer, self.names, self.looked_at, self._marked = reducer, tuple(names), tuple(looked_at), marked
         self._cures, self._told, self._replica = cures, told, replica
 
     def __hash__(self) -> int:
@@ -38,7 +60,8 @@ class _Reduction:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Reduction):
             return False
-        return (self.reducer, self.names, self.looked_at) == (other.reducer, other.names, other.looked_at)
+        mine, theirs = (self.reducer, self.names, self.looked_at), (other.reducer, other.names, other.looked_at)
+        return mine == theirs and self._marked == other._marked
 
     def __str__(self) -> str:
         return self.reducer.name
@@ -57,11 +80,14 @@ class _Reduction:
         return list(zip(shapes, dtypes, strict=True))[: len(self.names)]
 
     def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
-        count = len(self.names)
-        replica = self._replica
+        count, end = len(self.names), len(arrays) - self._marked
+        replica, names = self._replica, self.names
         if self.looked_at:
-            replica = ArraysReplica(arrays[count:], self.looked_at, self._cures, self._told)
-        return self.reducer(arrays[:count], self.names, in_place=True, replica=replica)
+            replica = ArraysReplica(arrays[count:end], self.looked_at, self._cures, self._told)
+        if isinstance(self.reducer, ModelsReducer):
+            mark = int(arrays[end].flat[0]) if self._marked else None
+            names = self.reducer.names_in(mark, names, arrays[:count])
+        return self.reducer(arrays[:count], names, in_place=True, replica=replica)
 
 
 @documented(
@@ -71,12 +97,13 @@ class _Reduction:
     names="one per leaf, for messages.",
     reducer="a farandole.strategies.list_reducer.GradientListReducer: one object for all steps. Its options count.",
     parameters="what the leaves are gradients of, in the same order, if that is known.",
+    mark="of the model, for a reducer that tells models apart.",
     cures="what to advise when ranks have come apart.",
     told="kinds of findings that the user knows of.",
 )
 def reduce_gradients(
     leaves: Sequence[Any], names: Sequence[str], reducer: GradientListReducer,
-    parameters: Sequence[Any] = (), cures: Cures = CURES, told: Collection[str] = (),
+    parameters: Sequence[Any] = (), cures: Cures = CURES, told: Collection[str] = (), mark: Any = None,
 ) -> list[Any]:  # fmt: skip
     """The reduction of ``leaves`` over all ranks, in one go; inside ``jit`` and outside.
 
@@ -93,7 +120,7 @@ def reduce_gradients(
     pairs = [compression.compress(jnp.asarray(leaves[place])) for place in places]
     labels, smalls = [names[place] for place in places], [small for small, _ in pairs]
     of = [parameters[place] for place in places] if len(parameters) == len(leaves) else []
-    reduced = _reduced(reducer, labels, smalls, of if comparable(of, smalls) else [], cures, told)
+    reduced = _reduced(reducer, labels, smalls, of if comparable(of, smalls) else [], cures, told, mark)
     for place, result, (_, token) in zip(places, reduced, pairs, strict=True):
         results[place] = compression.decompress(result, token)
     return results
@@ -101,7 +128,7 @@ def reduce_gradients(
 
 def _reduced(
     reducer: GradientListReducer, names: Sequence[str], arrays: list[Any], parameters: Sequence[Any], cures: Cures,
-    told: Collection[str],
+    told: Collection[str], mark: Any,
 ) -> list[Any]:  # fmt: skip
     options = reducer.options
     scales = options.prescale, options.postscale
@@ -114,10 +141,13 @@ def _reduced(
         found = native.now(call, arrays)
         if found is not None:
             return found
+    marked = mark is not None
+    last = [mark] if marked else []
     if parameters and isinstance(parameters[0], jax.core.Tracer):
-        return host_call(_Reduction(reducer, names, names, cures, told), [*arrays, *sample(parameters)])
+        looking = _Reduction(reducer, names, names, cures, told, marked=marked)
+        return host_call(looking, [*arrays, *sample(parameters), *last])
     replica = ArraysReplica(parameters, names, cures, told)
-    return host_call(_Reduction(reducer, names, (), cures, told, replica), arrays)
+    return host_call(_Reduction(reducer, names, (), cures, told, replica, marked=marked), [*arrays, *last])
 
 
 def _dtype(leaf: Any) -> Any:

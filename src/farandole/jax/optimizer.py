@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -18,9 +18,8 @@ from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.jax.accumulation import accumulated
 from farandole.jax.collectives import grouped_allreduce
-from farandole.jax.gradients import names_of, reduce_gradients
+from farandole.jax.gradients import ModelsReducer, names_of, reduce_gradients
 from farandole.jax.weights import exchanging
-from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions, check_passes, gradient_options
 from farandole.types import ReduceOp
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 
-class _NumberedReducer(GradientListReducer):
+class _NumberedReducer(ModelsReducer):
     """One that takes its name from the order in which those of a job are first used, which is the same on all
     ranks (the order in which they are made need not be)."""
 
@@ -53,11 +52,15 @@ class TreeReducer:
     def __init__(self, what: str, options: GradientOptions, name: str | None) -> None:
         """``what`` asks for it, if what the ranks agree by has no ``name``."""
         self._options = options
-        self._list = (_NumberedReducer if name is None else GradientListReducer)(name or what, options)
+        self._list = (_NumberedReducer if name is None else ModelsReducer)(name or what, options)
 
-    def __call__(self, gradients: Any, parameters: Any = None) -> Any:
+    def mark(self) -> Any:
+        """Of a model that begins, for ``__call__``; None, if nothing is kept of models."""
+        return None if self._list.codec is None else self._list.models.mark()
+
+    def __call__(self, gradients: Any, parameters: Any = None, mark: Any = None) -> Any:
         """``gradients`` (any tree) of all ranks. On a rank outside the process set, its own. ``parameters``: what they
-        are gradients of, if that is known."""
+        are gradients of, if that is known; ``mark``: of which model."""
         if not self._options.process_set.included():
             return gradients
         leaves, kind = jax.tree_util.tree_flatten(gradients)
@@ -68,7 +71,8 @@ class TreeReducer:
             )  # fmt: skip
         else:
             of, other = jax.tree_util.tree_flatten(parameters)
-            reduced = reduce_gradients(leaves, names_of(gradients), self._list, of if kind == other else ())
+            known = of if kind == other else ()
+            reduced = reduce_gradients(leaves, names_of(gradients), self._list, known, mark=mark)
         return jax.tree_util.tree_unflatten(kind, reduced)
 
 
@@ -97,13 +101,23 @@ def distributed_gradients(
     return _reducing(TreeReducer("distributed_gradients", options, name))
 
 
+class ModelState(NamedTuple):
+    """``mark``: by which a codec knows the model."""
+
+    mark: Any
+
+
 def _reducing(reduce: TreeReducer) -> optax.GradientTransformationExtraArgs:
     import optax
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        return reduce(updates, params), state
+    def init(params: Any) -> Any:
+        mark = reduce.mark()
+        return optax.EmptyState() if mark is None else ModelState(mark)
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        return reduce(updates, params, state.mark if isinstance(state, ModelState) else None), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 @documented(

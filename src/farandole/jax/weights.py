@@ -11,6 +11,7 @@ import numpy as np
 
 from farandole.contracts import Strategy
 from farandole.jax.gradients import names_of
+from farandole.jax.models import Models, names_in
 from farandole.jax.primitive import host_call
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import WeightExchange, slots_of
@@ -21,22 +22,23 @@ if TYPE_CHECKING:
 
 class WeightState(NamedTuple):
     """``step``: updates so far. ``slots``: what the strategy keeps, by its slots, then by leaf. ``inner``: the state of
-    the optimizer."""
+    the optimizer. ``mark``: by which ranks know the model."""
 
     step: Any
     slots: Any
     inner: Any
+    mark: Any
 
 
 class HostExchange:
-    """What is done with values, and a step, the last of them. ``run(arrays, step)`` writes to the arrays, which
-    are float32 or float64. Equal if ``run`` is. See ``primitive.HostCall``."""
+    """What is done with values, and whole numbers, the last of them: a step, at least. ``run(arrays, *numbers)`` writes
+    to the arrays, which are float32 or float64. Equal if ``run`` is. See ``primitive.HostCall``."""
 
     elementwise = None
     in_place = True
 
-    def __init__(self, run: Callable[[Sequence[Array], int], None]) -> None:
-        self._run = run
+    def __init__(self, run: Callable[..., None], numbers: int = 1) -> None:
+        self._run, self._numbers = run, numbers
 
     def __hash__(self) -> int:
         return hash(self._run)
@@ -51,37 +53,59 @@ class HostExchange:
         return list(zip(shapes, dtypes, strict=True))
 
     def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
-        *values, step = arrays
+        values, numbers = arrays[: -self._numbers], arrays[-self._numbers :]
         wide = [value if value.dtype in (np.float32, np.float64) else value.astype(np.float32) for value in values]
-        self._run(wide, int(step))
+        self._run(wide, *map(int, numbers))
         for value, changed in zip(values, wide, strict=True):
             if value is not changed:
                 value[...] = changed.astype(value.dtype)
         return arrays
 
 
-class _Columns(NamedTuple):
-    """Weights, and then their slots, as one list."""
+class _Exchanges:
+    """The exchanges of an optimizer: one for each of its models."""
 
-    exchange: WeightExchange
+    def __init__(self, make: Callable[[], WeightExchange]) -> None:
+        self.models, self._make = Models(), make
+        self._of = [make()]  # in the order in which ranks came to use them
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        return self._of[0].kinds
+
+    def needed(self) -> bool:
+        return self._of[0].needed()
+
+    def run(self, names: Sequence[str], arrays: Sequence[Array], step: int, mark: int) -> None:
+        """``arrays``: weights of these names, and then their slots."""
+        place = self.models.place(mark)
+        if place == len(self._of):
+            self._of.append(self._make())
+        count = len(names)
+        columns = [arrays[begin : begin + count] for begin in range(0, len(arrays), count)]
+        self._of[place](columns[0], columns[1:], step, names_in(place, names))
+
+
+class _Run(NamedTuple):
+    """An exchange of weights of these names. Equal, if exchanges and names are."""
+
+    exchanges: _Exchanges
     names: tuple[str, ...]
 
-    def run(self, arrays: Sequence[Array], step: int) -> None:
-        count = len(self.names)
-        columns = [arrays[begin : begin + count] for begin in range(0, len(arrays), count)]
-        self.exchange(columns[0], columns[1:], step, self.names)
+    def run(self, arrays: Sequence[Array], step: int, mark: int) -> None:
+        self.exchanges.run(self.names, arrays, step, mark)
 
 
 def exchanging(optimizer: Any, options: GradientOptions, strategy: Strategy) -> Any:
     """``optimizer``, with its ranks' weights exchanged as ``strategy`` says. Inside ``jit`` and outside."""
     import optax
 
-    exchange = WeightExchange("DistributedOptimizer", options, strategy)
+    exchanges = _Exchanges(lambda: WeightExchange("DistributedOptimizer", options, strategy))
 
     def init(params: Any) -> WeightState:
         weights = _weights(params)
-        slots = slots_of(exchange.kinds, [_wide(weight) for weight in weights], jnp.array, jnp.zeros_like)
-        return WeightState(jnp.zeros((), jnp.int32), slots, optimizer.init(params))
+        slots = slots_of(exchanges.kinds, [_wide(weight) for weight in weights], jnp.array, jnp.zeros_like)
+        return WeightState(jnp.zeros((), jnp.int32), slots, optimizer.init(params), exchanges.models.mark())
 
     def update(updates: Any, state: WeightState, params: Any = None, **extra: Any) -> tuple[Any, WeightState]:
         if params is None:
@@ -91,15 +115,15 @@ def exchanging(optimizer: Any, options: GradientOptions, strategy: Strategy) -> 
             )
         found, inner = optimizer.update(updates, state.inner, params, **extra)
         step = state.step + 1
-        if not exchange.needed():
-            return found, WeightState(step, state.slots, inner)
-        stepped = optax.apply_updates(params, found)
-        given = [*_weights(stepped), *(slot for column in state.slots for slot in column), step]
-        told = run_if(strategy.due(step), HostExchange(_Columns(exchange, tuple(_names(params))).run), given)
-        count = len(given) // (1 + len(exchange.kinds))
+        if not exchanges.needed():
+            return found, WeightState(step, state.slots, inner, state.mark)
+        weights, names = _weights(optax.apply_updates(params, found)), tuple(_names(params))
+        given = [*weights, *(slot for column in state.slots for slot in column), step, state.mark]
+        told = run_if(strategy.due(step), HostExchange(_Run(exchanges, names).run, 2), given)
+        count = len(weights)
         changes = _changes(params, found, told[:count])
-        columns = [list(told[begin : begin + count]) for begin in range(count, len(given) - 1, count)]
-        return changes, WeightState(step, columns, inner)
+        columns = [list(told[begin : begin + count]) for begin in range(count, len(given) - 2, count)]
+        return changes, WeightState(step, columns, inner, state.mark)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
