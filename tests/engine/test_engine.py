@@ -15,7 +15,7 @@ from farandole.config import Settings
 from farandole.contracts import Observer, Waiting
 from farandole.engine import Engine, Entry
 from farandole.engine.subscribers import Subscribers
-from farandole.errors import HorovodInternalError, PeerLostError, ShutDownError
+from farandole.errors import HorovodInternalError, MismatchError, PeerLostError, ShutDownError
 from farandole.observe.stall import StallCheck
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 from tests.kits.worlds import until
@@ -63,6 +63,29 @@ def test_a_hundred_handles_in_different_orders(n: int) -> None:
                 assert np.all(tensors[name] == expected), name
 
     engines(n, body)
+
+
+def test_ranks_that_call_different_collectives_are_told_on_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farandole.engine.engine._PATIENCE", 0.0)
+    monkeypatch.setattr("farandole.engine.engine._TICK", 0.01)
+
+    def body(engine: Engine) -> None:
+        one = np.ones(3, np.float32)
+        verbs = ["allreduce", "allgather", "broadcast"]
+        for serial, text in ((0, r"\(name: w; every rank"), (7, r"\(The calls have no name")):
+            label = "noname" if serial else "w"
+            for turn in range(2):  # with requests in full, and by number
+                verb = verbs[(engine.rank + turn) % 3 if serial else engine.rank]
+                with pytest.raises(MismatchError, match=f"did an [A-Z]*, but another rank did an [A-Z]*. {text}"):
+                    engine.run([entry(f"{verb}.{label}", one.copy(), Kind[verb.upper()], serial and serial + turn)])
+        handles = [engine.submit([entry(f"{verb}.w", one.copy(), Kind[verb.upper()])]) for verb in verbs[engine.rank :]]
+        handles += [
+            engine.submit([entry(f"{verb}.w", one.copy(), Kind[verb.upper()])]) for verb in verbs[: engine.rank]
+        ]
+        for handle in handles:
+            handle.wait()
+
+    engines(3, body)
 
 
 def test_the_same_over_shared_memory_between_processes() -> None:

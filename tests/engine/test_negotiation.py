@@ -42,6 +42,40 @@ def test_ranks_may_ask_in_any_order_in_any_rounds(seed: int) -> None:
     assert copies[0].idle
 
 
+def test_kinds_that_wait_for_each_other_under_one_name_fail_when_all_ranks_object() -> None:
+    negotiation = Negotiation(2)
+    group = [
+        ask(f"grouped_allgather.w_{i}of2", kind=Kind.ALLGATHER, group="grouped_allgather.w", group_size=2)
+        for i in (1, 2)
+    ]
+    assert negotiation.step([[ask("allreduce.w")], group]) == []
+    assert negotiation.objections(0, ["allreduce.other"]) == [], "its program can still go on"
+    assert negotiation.objections(0, ["allreduce.w"]) == ["w"]
+    assert negotiation.step([[], []], [["w"], []]) == []
+    assert negotiation.objections(0, ["allreduce.w"]) == [], "it has said so"
+    (response,) = negotiation.step([[], []], [[], negotiation.objections(1, ["grouped_allgather.w_1of2"])])
+    assert sorted(response.names) == ["allreduce.w", "grouped_allgather.w_1of2", "grouped_allgather.w_2of2"]
+    assert response.error.startswith(
+        "Mismatched operations: One rank did an ALLREDUCE, but another rank did an GROUPED_ALLGATHER. (name: w;"
+    )
+    assert negotiation.idle
+
+
+def test_kinds_in_another_order_under_one_name_are_no_conflict() -> None:
+    negotiation = Negotiation(2)
+    one, two = ask("allreduce.w"), ask("broadcast.w", kind=Kind.BROADCAST)
+    assert negotiation.step([[one], [two]], [[], []]) == []
+    assert negotiation.step([[], []], [["w"], []]) == []
+    assert [response.error for response in negotiation.step([[two], [one]])] == ["", ""]
+    assert negotiation.step([[one], [two]]) == []
+    assert negotiation.step([[], []], [[], ["w"]]) == [], "objections of before do not count"
+    several = Negotiation(3)
+    assert several.step([[one], [two], []]) == []
+    assert several.objections(0, ["allreduce.w"]) == [], "the third may still come with either"
+    assert several.step([[], [], [ask("allocate.w", kind=Kind.ALLOCATE)]]) == []
+    assert several.conflicts() == {}, "nor does the program know of that name"
+
+
 def test_a_group_waits_for_its_last_member() -> None:
     negotiation = Negotiation(2)
     members = [ask(f"g_{i}of3", group="g", group_size=3) for i in range(3)]

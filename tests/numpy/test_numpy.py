@@ -108,6 +108,13 @@ def test_forms_that_do_not_wait_and_objects_and_sets() -> None:
         for name in ("m", None):
             with pytest.raises(RuntimeError, match=r"has 2 tensors on rank 0 and 3 tensors on rank 1\."):
                 hvd.grouped_allreduce([value] * (2 + rank), name=name)
+        roots = r"GATHER root ranks: One rank specified root rank 0, but another rank specified root rank 1\."
+        for name in ("m", None):
+            with pytest.raises(RuntimeError, match=roots):
+                hvd.gather(value[:rank], rank, name)
+        for call in ((lambda: hvd.gather(value, 0, "r")), (lambda: hvd.alltoall(value, [1, 3], "gather.r")))[rank:][:1]:
+            with pytest.raises(RuntimeError, match="One rank did an GATHER, but another rank did an ALLTOALL"):
+                call()
         large = np.array([2**62 + rank, -(2**63) + rank, 2**63 - 1, 7 * rank], np.int64)
         groups = hvd.grouped_allreduce([large, large[:1]])
         assert groups[0].tolist() == [2**62, -(2**63) + 1, 2**63 - 1, 3], "the sum alone does not fit"

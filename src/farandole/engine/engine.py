@@ -44,6 +44,7 @@ from farandole.observe.stall.names import listed
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 _TICK = 0.5  # seconds between two looks at waiting collectives
+_PATIENCE = 1.0  # seconds until a rank objects to waiting for another kind of collective than the others
 _GATHER_CYCLES = 5  # the background thread waits for more to come for at most so many cycles
 _REMEMBERED = 1024  # decisions kept
 
@@ -75,6 +76,7 @@ class Engine:
         self._waiting: dict[str, Item] = {}  # posted in earlier rounds, not agreed yet
         self.joins = 0  # joins of all ranks that have ended
         self._devices = Devices(transport, settings, self._end)
+        self._objection = b""  # posted when there is nothing else to post
         self._running: Sequence[Item] = ()  # in a collective that has begun
         self._ended: HorovodInternalError | None = None
         self._closing = False
@@ -250,7 +252,7 @@ class Engine:
     def _advance(self, spin: bool) -> None:
         board = self.transport.board
         if not self._posted:
-            if not self._queue and not board.started():
+            if not (self._queue or self._objection or board.started()):
                 board.wait(_TICK, spin=spin)
                 self._look()
                 return
@@ -268,9 +270,9 @@ class Engine:
         while queue:
             batch.append(queue.popleft())
         noting = self._noting and bool(batch)
-        message = self._cache.encode(batch, -1 if noting else self._room) if batch else b""
+        message = self._cache.encode(batch, -1 if noting else self._room) if batch else self._objection
         self.transport.board.post(self._with_note(message) if noting else message)
-        self._posted = True
+        self._posted, self._objection = True, b""
 
     def _with_note(self, message: bytes) -> bytes:
         with self._mutex:
@@ -356,7 +358,7 @@ class Engine:
         for rank, message in enumerate(decoded):
             if message.shutdown:
                 raise ShutDownError(self._what_waited(rank), rank)
-        responses = self._negotiation.step(named)
+        responses = self._negotiation.step(named, [message.objections for message in decoded])
         for observer in self.observers.agreed:
             observer.agreed(responses)
         waiting = self._waiting
@@ -426,6 +428,11 @@ class Engine:
         if now - self._looked < _TICK / 2:
             return
         self._looked = now
+        if self._waiting and not self._posted:
+            stuck = [
+                name for name, item in self._waiting.items() if item.handle.waited and now - item.since > _PATIENCE
+            ]
+            self._objection = wire.objection(self._negotiation.objections(self.rank, stuck) if stuck else ())
         items = [
             (item.entry.name, item)
             for item in (*self._waiting.values(), *self._batch)

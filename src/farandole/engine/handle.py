@@ -35,11 +35,12 @@ class Entry(NamedTuple):
 class Handle:
     """The outcome of one ``submit``: a result per entry, in order (see ``Engine.submit``), or an error."""
 
-    __slots__ = ("_afters", "_done", "_drive", "_error", "_left", "_results", "_waiters")
+    __slots__ = ("_afters", "_done", "_drive", "_error", "_left", "_results", "_waiters", "waited")
 
     def __init__(self, count: int, drive: Callable[[Handle], None]) -> None:
         self._results: list[Any] = [None] * count
         self._left = count
+        self.waited = False  # by a thread that cannot go on
         self._done = count == 0
         self._error: HorovodInternalError | None = None
         self._drive = drive
@@ -53,6 +54,7 @@ class Handle:
     def wait(self) -> list[Any]:
         """The results. Blocks; raises the collective's error (HorovodInternalError)."""
         if not self._done:
+            self.waited = True
             self._drive(self)
         if self._error is not None:
             raise self._error

@@ -34,6 +34,7 @@ class Negotiation:
         self.size = size
         self._asked: dict[str, list[Request | None]] = {}
         self._groups: dict[str, list[str]] = {}
+        self._objected: dict[str, set[int]] = {}  # given name -> ranks that wait under it (``conflicts``)
         self._joined: list[int] = []  # in the order in which they joined
 
     @property
@@ -48,8 +49,30 @@ class Negotiation:
             for name, asked in self._asked.items()
         }
 
-    def step(self, messages: Sequence[Sequence[Named]]) -> list[Response]:
-        """Take in each rank's requests of this round; return the units that all ranks run now, in order."""
+    def conflicts(self) -> dict[str, list[str]]:
+        """Names that the program gave, under which every rank asks for something, but not all for the same kind of
+        collective; and what they ask for."""
+        names_of: dict[str, list[str]] = {}
+        for name, row in self._asked.items():
+            given = _verb_and_given(name, _one_of(row))[1]
+            if given:
+                names_of.setdefault(given, []).append(name)
+        return {
+            given: names for given, names in names_of.items() if len(self._verbs(names)) > 1 and self._all_in(names)
+        }
+
+    def objections(self, rank: int, stuck: Iterable[str]) -> list[str]:
+        """The conflicts that ``rank`` is in, whose program waits for ``stuck``, and has not objected to yet."""
+        waits = set(stuck)
+        return [
+            given
+            for given, names in self.conflicts().items()
+            if not waits.isdisjoint(names) and rank not in self._objected.get(given, ())
+        ]
+
+    def step(self, messages: Sequence[Sequence[Named]], objections: Sequence[Sequence[str]] = ()) -> list[Response]:
+        """Take in each rank's requests of this round, and its objections; return the units that all ranks run now, in
+        order."""
         touched: dict[str, None] = {}
         joined = len(self._joined)
         for rank, asked in enumerate(messages):
@@ -66,12 +89,33 @@ class Negotiation:
             touched = dict.fromkeys([*touched, *self._asked])
             touched[JOIN] = touched.pop(JOIN)  # units that can still run with some ranks come first
         broken = self._torn_groups(touched)
-        return broken + [
+        released = [
             response
             for name in touched
             if name in self._asked and self._complete(name)
             for response in self._release(name)
         ]
+        for rank, objected in enumerate(objections):
+            for given in objected:
+                self._objected.setdefault(given, set()).add(rank)
+        return broken + released + (self._hopeless() if self._objected else [])
+
+    def _hopeless(self) -> list[Response]:
+        """Conflicts in which every rank waits, and so cannot ask for what the others wait for."""
+        conflicts = self.conflicts()
+        self._objected = {given: ranks for given, ranks in self._objected.items() if given in conflicts}
+        return [
+            self._fail(conflicts[given], unlike_kinds(given, self._verbs(conflicts[given])))
+            for given, ranks in list(self._objected.items())
+            if len({*ranks, *self._joined}) == self.size
+        ]
+
+    def _verbs(self, names: Iterable[str]) -> list[str]:
+        return list(dict.fromkeys(_verb_and_given(name, _one_of(self._asked[name]))[0] for name in names))
+
+    def _all_in(self, names: Iterable[str]) -> bool:
+        rows = [self._asked[name] for name in names]
+        return all(rank in self._joined or any(row[rank] is not None for row in rows) for rank in range(self.size))
 
     def _torn_groups(self, touched: Iterable[str]) -> list[Response]:
         """Groups to which ranks gave different numbers of tensors: members' names carry the number, so they would wait
@@ -128,16 +172,18 @@ class Negotiation:
 
     def _broken(self, groups: set[str], error: str) -> Response:
         """Ranks disagree about who belongs together: all that any rank counts in fails, or it would wait for ever."""
-        names, asked = [], []
-        for name, row in list(self._asked.items()):
-            requests = [request for request in row if request is not None]
-            if any(request.group and group_of(name, request) in groups for request in requests):
-                names.append(name)
-                asked.append(requests[0])
-                del self._asked[name]
+        names = [
+            name
+            for name, row in self._asked.items()
+            if any(request and request.group and group_of(name, request) in groups for request in row)
+        ]
         for group in groups:
             self._groups.pop(group, None)
-        return Response(asked[0].kind, tuple(names), tuple(asked), (), error)
+        return self._fail(names, error)
+
+    def _fail(self, names: Sequence[str], error: str) -> Response:
+        asked = tuple(_one_of(self._asked.pop(name)) for name in names)
+        return Response(asked[0].kind, tuple(names), asked, (), error)
 
     def _answer(self, name: str) -> Response:
         row = self._asked.pop(name)
@@ -163,6 +209,36 @@ class Negotiation:
 def group_of(name: str, request: Request) -> str:
     """The group of a member that is called ``name``: unnamed groups are told apart by the serial number behind it."""
     return request.group + name[len(request.name) :]
+
+
+def _one_of(row: Sequence[Request | None]) -> Request:
+    return next(request for request in row if request is not None)
+
+
+_VERBS = {
+    f"{prefix}{kind.name.lower()}{suffix}"
+    for prefix, suffix in (("", ""), ("grouped_", ""), ("", "_object"))
+    for kind in Kind
+    if kind not in (Kind.ALLOCATE, Kind.JOIN)
+}
+
+
+def _verb_and_given(name: str, request: Request) -> tuple[str, str]:
+    """The function that the program called, and the name that it gave, or the number of its unnamed call; empty for
+    what the program did not call itself."""
+    verb, _, given = (request.group or request.name).partition(".")
+    if verb not in _VERBS:
+        return verb, ""
+    if given.startswith("noname"):  # an object has several parts
+        given = "noname"
+    return verb, given + name[len(request.name) :]
+
+
+def unlike_kinds(given: str, verbs: Sequence[str]) -> str:
+    """The message about ranks that call different functions under one name, or as one of their unnamed calls."""
+    one, two = (verb.upper() for verb in verbs[:2])
+    cure = _UNNAMED if given.startswith("noname.") else f"(name: {given}; every rank must call the same under a name)"
+    return f"Mismatched operations: One rank did an {one}, but another rank did an {two}. {cure}"
 
 
 def uneven(group: str, sizes: Mapping[int, int]) -> str:
@@ -252,6 +328,14 @@ def _disagreement(first: Request, other: Request) -> str:
     if first.kind is Kind.BROADCAST and first.root != other.root:
         return (
             f"Mismatched BROADCAST root ranks: One rank specified root rank {first.root}, "
+            f"but another rank specified root rank {other.root}."
+        )
+    if first.kind is Kind.ALLTOALL and first.root != other.root:
+        if -1 in (first.root, other.root):
+            one_did, two_did = ("ALLTOALL" if request.root == -1 else "GATHER" for request in (first, other))
+            return f"Mismatched operations: One rank did an {one_did}, but another rank did an {two_did}."
+        return (
+            f"Mismatched GATHER root ranks: One rank specified root rank {first.root}, "
             f"but another rank specified root rank {other.root}."
         )
     if (first.group, first.group_size) != (other.group, other.group_size):

@@ -4,6 +4,8 @@ A message is: flags (1 byte), count (4 bytes), signature numbers (4 bytes each),
 then JSON: ``[[serial, name, kind, dtype, shape, ...], ...]`` for the signatures without a number. An empty message
 means: nothing new.
 
+An objection is a message without requests: flags, and JSON, a list of names (``Negotiation.conflicts``).
+
 A note may hang on a message: facts that are not agreed upon. It comes last, with its length (4 bytes) at the
 very end: a new fusion threshold (8 bytes; -1: none), then since when each request waits (8 bytes each).
 
@@ -21,18 +23,20 @@ from typing import Any, NamedTuple
 
 from farandole.types import DType, Kind, ReduceOp, Request
 
-SHUTDOWN, NOTED, ATTACHED = 1, 2, 4  # flags
+SHUTDOWN, NOTED, ATTACHED, OBJECTION = 1, 2, 4, 8  # flags
 _ATTACHED = bytes([ATTACHED])
 _HEAD, _ONE, _ONE_ATTACHED = struct.Struct("<BI"), struct.Struct("<BIIQ"), struct.Struct("<BIIQ7x")
 _WORD, _LENGTH = struct.Struct("<q"), struct.Struct("<I")
 
 
 class Message(NamedTuple):
-    """A decoded message. ``known``: (signature number, serial) pairs; ``new``: (request, serial) pairs."""
+    """A decoded message. ``known``: (signature number, serial) pairs; ``new``: (request, serial) pairs.
+    ``objections``: names under which this rank waits in vain."""
 
     shutdown: bool
     known: list[tuple[int, int]]
     new: list[tuple[Request, int]]
+    objections: Sequence[str] = ()
 
 
 def encode(
@@ -51,6 +55,11 @@ def encode(
         return (head + numbers + serials).ljust(elements_at(len(known)), b"\0") + elements
     rest = json.dumps([[serial, *request] for request, serial in new]).encode() if new else b""
     return head + numbers + serials + rest
+
+
+def objection(names: Sequence[str]) -> bytes:
+    """The message that objects to them; nothing new without any."""
+    return _HEAD.pack(OBJECTION, 0) + json.dumps(names).encode() if names else b""
 
 
 class Note(NamedTuple):
@@ -116,6 +125,8 @@ def decode(message: bytes) -> Message:
     if not message:
         return Message(False, [], [])
     flags, count = _HEAD.unpack_from(message)
+    if flags & OBJECTION:
+        return Message(False, [], [], json.loads(message[_HEAD.size :]))
     middle = _HEAD.size + 4 * count
     end = middle + 8 * count
     numbers = array("I", message[_HEAD.size : middle])

@@ -8,7 +8,7 @@ from typing import Any
 from farandole.context import ProcessSet
 from farandole.errors import RequestError
 from farandole.frontend.documented import collective
-from farandole.frontend.ops import WORLD, engine_of, place_of
+from farandole.frontend.ops import ELSEWHERE, WORLD, engine_of, place_of
 
 
 def _rows(tensor: Any) -> Any:
@@ -37,7 +37,7 @@ def gather_by(alltoall: Callable[..., Any], rows: Callable[[Any], Any] = _rows) 
                 f"gather received invalid root rank {root_rank} for provided process set of {size} ranks: give one of "
                 f"0 to {size - 1}"
             )
-        splits = [0] * size
+        splits = [ELSEWHERE] * size  # so that the ranks compare the root, also where there are no rows
         splits[root] = rows(tensor)
         label = None if name is None else f"gather.{name}"
         received: Any = alltoall(tensor, splits, name=label, process_set=process_set)[0]

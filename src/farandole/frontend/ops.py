@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Pending = tuple[Handle, Finish, Sequence[Any], Sequence[Entry], bool]
 
 WORLD = context.global_process_set
+ELSEWHERE = -(1 << 31)  # in the splits of a gather: another rank gets the rows
 _SUM, _AVERAGE, _ADASUM = ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.ADASUM
 
 
@@ -107,7 +108,8 @@ class Verbs:
         return entries
 
     def _deal(self, engine: Engine, tensor: Any, splits: Any, name: str | None) -> Entry:
-        return self._plain(engine, Kind.ALLTOALL, tensor, name, splits=() if splits is None else _splits(splits))
+        rows, root = ((), -1) if splits is None else _splits(splits)
+        return self._plain(engine, Kind.ALLTOALL, tensor, name, splits=rows, root=root)
 
     # Finish.
 
@@ -204,7 +206,8 @@ def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
     return op
 
 
-def _splits(splits: Any) -> tuple[int, ...]:
+def _splits(splits: Any) -> tuple[tuple[int, ...], int]:
+    """Rows for each rank; who gets them all, if it is a gather, else -1."""
     values = np.asarray(splits)
     if values.ndim != 1:
         raise RequestError(
@@ -212,4 +215,9 @@ def _splits(splits: Any) -> tuple[int, ...]:
         )
     if values.dtype.kind not in "iu" and values.size:
         raise RequestError(f"alltoall expects splits to contain 32-bit integer elements. (got {values.dtype.name})")
-    return tuple(values.tolist())
+    rows = tuple(values.tolist())
+    if ELSEWHERE not in rows:
+        return rows, -1
+    return tuple(0 if count == ELSEWHERE else count for count in rows), next(
+        (place for place, count in enumerate(rows) if count != ELSEWHERE), -1
+    )
