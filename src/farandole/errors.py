@@ -167,6 +167,15 @@ class RendezvousError(ConnectionError):
         )
 
     @classmethod
+    def finished(cls, ranks: Sequence[int]) -> RendezvousError:
+        """The error of a rank that waits for others whose program has ended well."""
+        return cls(
+            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} ended without calling this init(): "
+            "every rank must call init() as often as the others.",
+            ranks,
+        )
+
+    @classmethod
     def ended(cls, ranks: Sequence[int]) -> RendezvousError:
         """The error of a rank that waits for others of which no process is left."""
         return cls(

@@ -12,6 +12,7 @@ from farandole.config import Connection, Placement, Settings
 from farandole.context import wiring
 from farandole.errors import RendezvousError, SettingsError
 from farandole.handshake import new_secret
+from farandole.report import keys
 from farandole.store import StoreClient, StoreServer
 from farandole.transports import shm
 from farandole.transports.shm.rendezvous import address
@@ -166,6 +167,10 @@ def test_who_is_late_is_named() -> None:
     try:
         with pytest.raises(RendezvousError, match=r"ranks 0, 2, 3 did not reach init\(\) within 0\.2 s"):
             wiring.share(client, Placement(rank=1, size=4), "anything", "", 0.2)
+        server.set("share/more/0", b"")
+        server.set(keys.FINISHED, b"[0, 3]")  # the driver has seen their ends
+        with pytest.raises(RendezvousError, match=r"rank 3 ended without calling this init\(\): every rank"):
+            wiring.share(client, Placement(rank=1, size=4), "more", "", 60.0)
     finally:
         client.close()
         server.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import Protocol
 
 from farandole import collectives, network, registry
@@ -16,7 +17,10 @@ from farandole.contracts import End, Transport
 from farandole.errors import RendezvousError, SettingsError
 from farandole.handshake import encrypted
 from farandole.log import logger
+from farandole.report import keys
 from farandole.transports import shm
+
+_LOOK = 0.5  # seconds between looks for ranks that have ended
 
 
 class Store(Protocol):
@@ -120,10 +124,17 @@ def group(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:
 
 def share(client: Store, placement: Placement, topic: str, mine: str, timeout: float) -> list[str]:
     """Every rank's message about ``topic``, in rank order. Raises RendezvousError naming the ranks that say nothing
-    within ``timeout`` seconds."""
+    within ``timeout`` seconds, or have ended before."""
     client.set(f"share/{topic}/{placement.rank}", mine.encode())
-    said = client.gather(f"share/{topic}", placement.size, timeout)
-    missing = [rank for rank, text in enumerate(said) if text is None]
-    if missing:
-        raise RendezvousError.late(missing, timeout)
-    return [text.decode() for text in said if text is not None]
+    deadline, looked = monotonic() + timeout, False
+    while True:
+        finished = set(json.loads(client.try_get(keys.FINISHED) or b"[]")) if looked else set()
+        said = client.gather(f"share/{topic}", placement.size, max(0.0, min(_LOOK, deadline - monotonic())))
+        missing = [rank for rank, text in enumerate(said) if text is None]
+        if not missing:
+            return [text.decode() for text in said if text is not None]
+        if gone := [rank for rank in missing if rank in finished]:  # they said all they would before they ended
+            raise RendezvousError.finished(gone)
+        if monotonic() >= deadline:
+            raise RendezvousError.late(missing, timeout)
+        looked = True

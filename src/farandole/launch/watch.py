@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
 import signal
@@ -242,10 +243,16 @@ class Watch:
                 self._take_reports()
                 if code is not None:
                     self._see(Event(rank, code=code))
+                    self._tell_finished()
         self._take_reports()
         for number, server in enumerate(self._servers):
             if number not in self._served and (code := server.poll()) is not None:
                 self._served[number] = code
+
+    def _tell_finished(self) -> None:
+        """For ranks that wait in another ``init()``."""
+        finished = sorted(rank for rank, code in self._supervisor.codes.items() if not code)
+        self._store.set(keys.FINISHED, json.dumps(finished).encode())
 
     def _show_messages(self) -> None:
         while self._messages:

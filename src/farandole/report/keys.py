@@ -7,6 +7,9 @@ FUNCTION = "function"  # pickled, with its arguments
 FIRST = "first"  # the address of rank 0's host, for the ranks of others
 
 
+FINISHED = "finished"  # set by the driver: ranks whose process has ended with exit code 0, JSON
+
+
 def outcome(rank: int) -> str:
     """How a rank ended (``report.outcome``)."""
     return f"outcome/{rank}"
