@@ -263,9 +263,10 @@ def test_metrics_are_averaged_and_states_go_back() -> None:
 
         from farandole.keras.tf_keras.callbacks import MetricAverageCallback
 
-        logs = {"loss": rank + 1.0, "lr": rank + 0.5}
+        logs = {"loss": rank + 1.0, "lr": rank + 0.5, "f1_score": np.array([rank, 0.5], np.float32), "a": 3}
         MetricAverageCallback().on_epoch_end(0, logs)
-        assert logs == {"loss": 1.5, "lr": rank + 0.5}
+        assert logs.pop("f1_score").tolist() == [0.5, 0.5]
+        assert logs == {"loss": 1.5, "lr": rank + 0.5, "a": 3.0}
         model = make(rank)
         with pytest.raises(ValueError, match="Model must be built first"):
             hvd.elastic.TensorFlowKerasState(tf_keras.Sequential([tf_keras.layers.Dense(1)]))

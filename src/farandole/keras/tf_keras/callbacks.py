@@ -88,10 +88,15 @@ class MetricAverageCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0 and name != "lr")
-        if names and context.size() > 1:
-            means = allreduce(tf.constant([float(logs[name]) for name in names], tf.float64))
-            logs.update(zip(names, means.numpy().tolist(), strict=True))
+        values = {name: np.asarray(value) for name, value in sorted((logs or {}).items()) if name != "lr"}
+        values = {name: value for name, value in values.items() if value.dtype.kind in "biuf"}
+        if not values or context.size() == 1:
+            return
+        flat = np.concatenate([value.ravel() for value in values.values()], dtype=np.float64)
+        means = allreduce(tf.constant(flat)).numpy()
+        for name, value in values.items():
+            mean, means = means[: value.size].reshape(value.shape), means[value.size :]
+            logs[name] = mean.astype(value.dtype) if value.ndim else float(mean)
 
 
 class LearningRateScheduleCallback(LearningRates, tf_keras.callbacks.Callback):  # type: ignore[misc]
