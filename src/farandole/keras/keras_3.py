@@ -12,6 +12,7 @@ from farandole.keras.seeds import seed_everything
 from farandole.keras.values import (
     allgather,
     allreduce,
+    barrier,
     broadcast,
     cuda_built,
     nccl_built,
@@ -25,6 +26,7 @@ __all__ = [
     "PartialDistributedOptimizer",
     "allgather",
     "allreduce",
+    "barrier",
     "broadcast",
     "broadcast_global_variables",
     "broadcast_model",

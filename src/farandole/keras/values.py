@@ -9,7 +9,7 @@ import keras
 
 from farandole.context import ProcessSet
 from farandole.frontend.compression import NoneCompressor
-from farandole.frontend.documented import collective
+from farandole.frontend.documented import collective, documented
 from farandole.frontend.ops import WORLD
 from farandole.types import ReduceOp
 
@@ -69,6 +69,12 @@ def reducescatter(
 ) -> Any:
     """This rank's rows of the reduction, as a new tensor. What ranks do not divide goes one row each to the first."""
     return functions().reducescatter(keras.ops.convert_to_tensor(value), name=name, op=op, process_set=process_set)
+
+
+@documented("init", "set", "disagree")
+def barrier(process_set: ProcessSet = WORLD) -> None:
+    """Return when all ranks (of the set) have come here."""
+    functions().barrier(process_set)
 
 
 def cuda_built() -> bool:

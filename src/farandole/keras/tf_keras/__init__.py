@@ -22,6 +22,7 @@ from farandole.keras.tf_keras.values import (
 from farandole.tensorflow.broadcasting import broadcast_variables
 from farandole.tensorflow.capabilities import cuda_built, nccl_built, rocm_built
 from farandole.tensorflow.functions import Compression
+from farandole.tensorflow.mpi_ops import barrier
 from farandole.tensorflow.seeds import seed_everything
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "allgather",
     "allgather_object",
     "allreduce",
+    "barrier",
     "broadcast",
     "broadcast_global_variables",
     "broadcast_object",
