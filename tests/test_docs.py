@@ -53,6 +53,7 @@ SCALING, POINTS = ROOT / "docs" / "scaling.md", ROOT / "docs" / "scaling.json"  
 STRATEGIES = ROOT / "docs" / "strategies.md"
 MEASURED = {  # made by farandole bench strategies --json ..., farandole bench learning --data ... --json ...
     "strategies": ROOT / "docs" / "strategies.json",
+    "mnist": ROOT / "docs" / "learning_mnist.json",
 }
 BEGIN, END = "<!-- table: made by python -m tests.test_docs --write -->", "<!-- end of table -->"
 
