@@ -17,7 +17,7 @@ from benchmarks.steps import FRAMEWORKS
 ALL = ("allreduce", "step", "start")  # the default benchmarks
 ALONE = ("strategies", "learning")  # each is measured by itself
 MNIST = "t10k-images-idx3-ubyte.gz"
-MORE = ("observers", *ALONE)
+MORE = ("observers", "c10d", *ALONE)
 LINK = 2, "100mbit"  # hosts, and the speed of their links, where strategies have a slow network
 
 
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "what",
         nargs="*",
-        metavar="allreduce|step|start|observers|strategies|learning",
+        metavar="allreduce|step|start|observers|c10d|strategies|learning",
         help="what to measure (default: the first three)",
     )
     found.add_argument(
@@ -164,7 +164,11 @@ def run(chosen: argparse.Namespace) -> Iterator[Found | str]:
         with hosts.made(chosen.hosts, chosen.rate) as among:
             yield from crew.measure(chosen.what, chosen.size, chosen.quick, among=among, tls=chosen.tls)
         return
-    inside = [benchmark for benchmark in chosen.what if benchmark != "start"]
+    if "c10d" in chosen.what:
+        from benchmarks import c10d
+
+        yield from c10d.cases(chosen.size, chosen.quick)
+    inside = [benchmark for benchmark in chosen.what if benchmark not in ("start", "c10d")]
     if inside:
         if chosen.framework == "torch" and crew.mpirun(chosen.size) is None:
             say("mpi4py or mpirun is not installed: no MPI takes part (pip install 'farandole[bench]')")

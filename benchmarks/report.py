@@ -50,6 +50,7 @@ TITLES = {
     "parts": "time of rank 0 in the parts of an allreduce, which overlap",
     "step": "one training step",
     "start": "start of a job",
+    "c10d": "torch.distributed, float32",
     "observers": "one training step, watched",
 }
 GOAL = 95  # percent right

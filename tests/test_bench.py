@@ -112,7 +112,10 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["alreduce"], "there is no benchmark 'alreduce'; choose from allreduce, step, start, observers, strategies"),
+        (
+            ["alreduce"],
+            "there is no benchmark 'alreduce'; choose from allreduce, step, start, observers, c10d, strategies",
+        ),
         (["--np", "1"], "--np=1 must be at least 2"),
         (["--json", "/no/such/folder/x.json"], "--json=/no/such/folder/x.json cannot be written"),
         (["--plot", "picture.pdf"], "--plot=picture.pdf must end in .png"),
@@ -186,6 +189,16 @@ def test_what_watching_costs_is_shown_in_per_cent(tmp_path: Path) -> None:
     for case in report.read_json(tmp_path / "out.json")[0]:
         assert case.samples.keys() == {OURS, UNWATCHED, TIMELINE, TUNED}
         assert f"{case.ratio(TIMELINE) - 1:+.1%}" in done.stdout
+
+
+@pytest.mark.slow
+def test_torch_distributed_is_measured_beside_gloo(tmp_path: Path) -> None:
+    done = bench("c10d", "--quick", "--json", "out.json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    cases = report.read_json(tmp_path / "out.json")[0]
+    assert len(cases) == 10
+    assert all(case.samples.keys() == {OURS, GLOO} for case in cases)
+    assert "| send and receive, 4 KiB " in done.stdout
 
 
 def run(name: str, strategy: str, rate: float, right: list[float], **more: float) -> Run:

@@ -37,7 +37,8 @@ def monitored(group: Group, seconds: float, *, everybody: bool) -> None:
     text = ""
     if missing:
         who = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(str(group.ranks[rank]) for rank in missing)}"
-        text = f"{who} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms"
+        mine = f"Rank {group.ranks[0]} timed out in monitoredBarrier after {seconds * 1000:.0f} ms"
+        text = f"{mine}: {who} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms"
     answer = np.frombuffer(text.encode()[:_TEXT].ljust(_TEXT), np.uint8)
     for rank, note in notes.items():
         if note.done and note.error is None:

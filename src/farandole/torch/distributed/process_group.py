@@ -206,7 +206,11 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             return super().allgather(outputs, inputs, opts)
         return self._begin(operations.allgather(self.state, outputs, inputs), opts)
 
-    allgather_coalesced = allgather
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        """``outputs``: by rank, a tensor for each of ``inputs``."""
+        if len(outputs) != self._size:
+            raise ValueError(f"all_gather_coalesced: {self._size} lists of tensors are needed, not {len(outputs)}")
+        return self.allgather([list(of_input) for of_input in zip(*outputs, strict=True)], inputs, opts)
 
     def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> Any:
         opts = opts or _c10d.AllgatherOptions()
