@@ -121,6 +121,7 @@ class Request(NamedTuple):
 
     ``shape`` is the local tensor's shape; ``group`` ties the members of a grouped call together
     (an empty string for a lone tensor) and ``group_size`` says how many members there are. ``device``: CPU or GPU.
+    ``dense_shape``: of the tensor of which rows are gathered; empty: unknown.
     ``root``: of a broadcast; of an alltoall that is a gather (of another one: -1).
     ``codec``: what an allreduce is compressed by, as "name" or "name:argument"; empty: by nothing.
     """
@@ -138,6 +139,7 @@ class Request(NamedTuple):
     group_size: int = 1
     device: str = "CPU"
     codec: str = ""
+    dense_shape: tuple[int, ...] = ()
 
 
 class Refusal(Enum):

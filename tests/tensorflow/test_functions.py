@@ -135,6 +135,13 @@ def test_groups_factors_compression_and_sets(mode: str) -> None:
         large = tf.constant([[2**62 + rank], [-(2**63) + rank], [-3 + rank]], tf.int64)
         mean = run(mode, averaged, large, tf.constant([5, 2, 8], tf.int64))
         assert mean[[5, 2, 8], 0].tolist() == [2**62, -(2**63) + 1, -2], "the sum alone does not fit"
+        with pytest.raises(Exception, match=r"tensor of shape \[3, 1\], but .* tensor of shape \[4, 1\]"):
+            run(
+                mode,
+                lambda x, i: hvd.allreduce(tf.IndexedSlices(x, i, tf.constant([3 + rank, 1]))).values,
+                large,
+                tf.constant([0, 1, 2]),
+            )
         for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
             got = run(mode, lambda x, c=compression: hvd.allreduce(x, compression=c), x)
             assert (got.dtype, got.tolist()) == (np.float32, [1.5, 3.0])

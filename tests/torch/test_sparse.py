@@ -37,6 +37,9 @@ def test_sparse_tensors_are_added_up() -> None:
         large = torch.sparse_coo_tensor([[0, 2]], large, (3,), check_invariants=True)
         mean = hvd.sparse_allreduce_async(large, "large", hvd.Average)().to_dense()
         assert mean.tolist() == [2**62, 0, -(2**63) + 1], "the sum alone does not fit"
+        wide = torch.sparse_coo_tensor([[2]], [1.0], (3 + rank,), check_invariants=True)
+        with pytest.raises(hvd.HorovodInternalError, match=r"tensor of shape \[3\], but .* tensor of shape \[4\]\."):
+            hvd.sparse_allreduce_async(wide, "wide", hvd.Sum)()
         with pytest.raises(ValueError, match="not defined for sparse tensors"):
             hvd.sparse_allreduce_async(mine, "s", hvd.Max)
 

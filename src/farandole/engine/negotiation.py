@@ -343,6 +343,11 @@ def _disagreement(first: Request, other: Request) -> str:
             f"Mismatched groups: One rank sent the tensor in a group of {first.group_size}, "
             f"but another rank sent it in a group of {other.group_size}."
         )
+    if first.dense_shape and other.dense_shape and first.dense_shape != other.dense_shape:
+        return (
+            f"Mismatched sparse tensor shapes: One rank sent rows of a tensor of shape {list(first.dense_shape)}, "
+            f"but another rank sent rows of a tensor of shape {list(other.dense_shape)}."
+        )
     return _shape_disagreement(first, other)
 
 

@@ -137,11 +137,13 @@ def decode(message: bytes) -> Message:
 
 
 def _request(row: list[Any]) -> tuple[Request, int]:
-    serial, name, kind, dtype, shape, op, root, prescale, postscale, splits, group, group_size, *last = row
+    serial, name, kind, dtype, shape, op, root, prescale, postscale, splits, group, group_size, device, codec, dense = (
+        row
+    )
     return (
         Request(
             name, Kind(kind), DType(dtype), tuple(shape), ReduceOp(op), root, prescale, postscale,
-            tuple(splits), group, group_size, *last,
+            tuple(splits), group, group_size, device, codec, tuple(dense),
         ),
         serial,
     )  # fmt: skip

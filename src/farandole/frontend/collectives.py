@@ -165,6 +165,24 @@ class Collectives(Verbs, Generic[Given, Made]):
         entries = self._grouped(engine, Kind.ALLGATHER, tensors, name)
         return self._start(engine, self._gathered, tensors, entries, True)
 
+    def gather_rows(
+        self, tensors: Sequence[Given], dense_shape: Sequence[int], name: str | None = None,
+        process_set: ProcessSet = WORLD,
+    ) -> list[Made]:  # fmt: skip
+        """``grouped_allgather`` of the parts of a sparse tensor, for frameworks: ranks agree on its ``dense_shape``,
+        where they know it."""
+        return self.synchronize(self.gather_rows_async(tensors, dense_shape, name, process_set))
+
+    def gather_rows_async(
+        self, tensors: Sequence[Given], dense_shape: Sequence[int], name: str | None = None,
+        process_set: ProcessSet = WORLD,
+    ) -> int:  # fmt: skip
+        """Start ``gather_rows``: one handle for all parts."""
+        engine = engine_of(process_set, "Allgather")
+        shape = tuple(int(length) for length in dense_shape)
+        entries = self._grouped(engine, Kind.ALLGATHER, tensors, name, dense_shape=shape)
+        return self._start(engine, self._gathered, tensors, entries, True)
+
     # Broadcast.
 
     @collective("root", example="weights = hvd.broadcast(weights, root_rank=0)")

@@ -89,7 +89,7 @@ class Verbs:
 
     def _grouped(
         self, engine: Engine, kind: Kind, tensors: Sequence[Any], name: str | None, op: ReduceOp = _SUM,
-        prescale: float = 1.0, postscale: float = 1.0, *, fresh: bool = False,
+        prescale: float = 1.0, postscale: float = 1.0, *, fresh: bool = False, dense_shape: tuple[int, ...] = (),
     ) -> list[Entry]:  # fmt: skip
         group, serial = _name(engine, kind, name, "grouped_")
         group_size = len(tensors)
@@ -100,7 +100,7 @@ class Verbs:
                 buffer = _beside(buffer)
             request = Request(
                 f"{group}_{number}of{group_size}", kind, buffer.dtype, tuple(tensor.shape), op, 0,
-                prescale, postscale, (), group, group_size, buffer.device,
+                prescale, postscale, (), group, group_size, buffer.device, "", dense_shape,
             )  # fmt: skip
             if op is _ADASUM:
                 check(request, engine.size)

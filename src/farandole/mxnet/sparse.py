@@ -28,7 +28,7 @@ def reduce_rows(
     indices = np.concatenate([part[0] for part in parts])
     values = np.concatenate([part[1] for part in parts])
     flag = np.array([fresh], dtype=np.uint8)
-    handle = _collectives.grouped_allgather_async([indices, values, flag], name, process_set)
+    handle = _collectives.gather_rows_async([indices, values, flag], gradients[0].shape, name, process_set)
 
     def finish() -> bool:
         every_index, every_value, flags = _collectives.synchronize(handle)

@@ -207,6 +207,14 @@ def gather(tensors: Sequence[Any], names: Names, process_set: ProcessSet, groupe
     )  # fmt: skip
 
 
+def gather_rows(tensors: Sequence[Any], dense_shape: Sequence[int], names: Names, process_set: ProcessSet) -> list[Any]:
+    """The parts of a sparse tensor: see ``Collectives.gather_rows``."""
+    return _run(
+        "gather_rows", tensors, _other_rows(tensors), grouped=True, moves=True, names=names, process_set=process_set,
+        dense_shape=dense_shape,
+    )  # fmt: skip
+
+
 def spread(tensor: Any, root: int, names: Names, process_set: ProcessSet) -> Any:
     """Broadcast: ``root``'s tensor."""
     (copy,) = _run(

@@ -38,7 +38,10 @@ def allreduce_slices(
     but not in averages of integers."""
     check_slices(op, prescale, postscale)
     small, token = compression.compress(slices.values)
-    values, indices = functions.gather([small, slices.indices], names, process_set, True)
+    shape = None if slices.dense_shape is None else tf.get_static_value(slices.dense_shape)
+    values, indices = functions.gather_rows(
+        [small, slices.indices], () if shape is None else shape.tolist(), names, process_set
+    )
     values = compression.decompress(values, token)
     if op is ReduceOp.AVERAGE:
         values, indices = _average(values, indices, context.engine(process_set).size)

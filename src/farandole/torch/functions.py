@@ -30,6 +30,7 @@ broadcast = _collectives.broadcast
 broadcast_ = _collectives.broadcast_
 broadcast_async = _collectives.broadcast_async
 broadcast_async_ = _collectives.broadcast_async_
+gather_rows_async = _collectives.gather_rows_async
 alltoall = _collectives.alltoall
 alltoall_async = _collectives.alltoall_async
 reducescatter = _collectives.reducescatter

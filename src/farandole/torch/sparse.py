@@ -12,7 +12,7 @@ from farandole.collectives.kernels import average_of_halves, halves
 from farandole.context import ProcessSet
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
-from farandole.torch.functions import grouped_allgather_async, synchronize
+from farandole.torch.functions import gather_rows_async, synchronize
 from farandole.types import ReduceOp
 
 
@@ -37,7 +37,7 @@ def sparse_allreduce_async(
         raise ValueError(f"op={op!r} is not defined for sparse tensors; use Average or Sum")
     own = tensor if tensor.is_sparse else tensor.to_sparse()
     parts = [own._indices().t().contiguous(), own._values()]
-    handle = grouped_allgather_async(parts, name, process_set)
+    handle = gather_rows_async(parts, own.shape, name, process_set)
     size = context.engine(process_set).size
 
     def finish() -> Any:
