@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -26,7 +27,9 @@ def main() -> int:
     def others() -> list[str]:
         return [store.get(keys.server("", other), settings.start_timeout).decode() for other in range(index + 1, last)]
 
-    server = ParameterServer(connection.secret, interface, stored_end(store), others)
+    speaks = not index and not settings.stall_check_disable  # one of all
+    warning = settings.stall_warning_seconds if speaks else math.inf
+    server = ParameterServer(connection.secret, interface, stored_end(store), others, warning)
     store.set(keys.server("", index), server.address.encode())
     while True:
         signal.pause()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -32,13 +33,14 @@ Name = tuple[str, str]  # of a group: the stay in the job, the optimizer
 class ParameterServer(Listener):
     """Serves as soon as it is made. ``interface``: where to listen, beside a Unix socket; ``ended(scope, rank)``: of a
     rank that was never seen here, "bye" if it has ended, "leave" if it has joined, else empty. ``others``: addresses of
-    its replicas, asked for when needed."""
+    its replicas, asked for when needed. ``warning``: seconds for which a rank waits for others until they are named,
+    and again whenever that has doubled."""
 
     def __init__(
         self, secret: str, interface: str, ended: Callable[[str, int], str],
-        others: Callable[[], list[str]] = list,
+        others: Callable[[], list[str]] = list, warning: float = math.inf,
     ) -> None:  # fmt: skip
-        self._ended = ended
+        self._ended, self._warning = ended, warning
         self._groups: dict[Name, Group] = {}
         self._gone: set[tuple[str, int]] = set()  # ranks that said bye
         self._attended: dict[tuple[str, int], Client] = {}  # the last connection of each rank
@@ -175,7 +177,8 @@ class ParameterServer(Listener):
     def until(self, true: Callable[[], object], name: Name, client: Client) -> bool:
         """Wait for it; False if this server closes, or the rank has connected anew. Ranks that never came, and have
         left, are let go."""
-        look = time.monotonic() + LOOK  # not from the last change: other groups may make some without a pause
+        begin, told = time.monotonic(), 0
+        look = begin + LOOK  # not from the last change: other groups may make some without a pause
         while self.attends(client) and not self._closed:
             if true():
                 return True
@@ -183,13 +186,31 @@ class ParameterServer(Listener):
                 self._changed.wait(left)
             else:
                 self._look_for(name, client.rank)
+                told += self._told_of(name, client.rank, time.monotonic() - begin, told)
                 look = time.monotonic() + LOOK
         return False
 
+    def _awaited(self, name: Name, rank: int) -> list[int]:
+        group = self._groups[name]
+        return [group.first()] if group.centre is None else group.clocks.awaited(rank)
+
+    def _told_of(self, name: Name, rank: int, seconds: float, told: int) -> bool:
+        """Is it time to name those for which a rank waits? The first of those that wait for the same ones speaks."""
+        awaited = self._awaited(name, rank)
+        if not awaited or seconds < self._warning * 2**told:
+            return False
+        clocks = self._groups[name].clocks
+        if not any(other < rank and other not in awaited and not clocks.ready(other) for other in clocks.here()):
+            who = ", ".join(map(str, awaited[:8])) + (" ..." if len(awaited) > 8 else "")
+            logger.warning(
+                "rank %d has waited for %d s at a parameter server (of %s), until rank(s) %s push there: slower than "
+                "the others, or they hang", rank, seconds, name[1].partition("/")[0], who,
+            )  # fmt: skip
+        return True
+
     def _look_for(self, name: Name, rank: int) -> None:
         group = self._groups[name]
-        awaited = [group.first()] if group.centre is None else group.clocks.awaited(rank)
-        for other in awaited:
+        for other in self._awaited(name, rank):
             if other not in group.known and (how := self._ended(name[0], other)):
                 self.event(name, {"do": how, "rank": other})
 

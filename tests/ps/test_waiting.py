@@ -1,8 +1,10 @@
-"""The rank's end, where a server is stopped."""
+"""Ranks that wait at a server: for others, or because it is stopped."""
 
 from __future__ import annotations
 
 import contextlib
+import queue
+import re
 import threading
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from farandole.errors import AuthenticationError, PeerLostError
 from farandole.ps import client as client_module
 from farandole.ps import server as server_module
+from farandole.ps.client import Servers
 from farandole.ps.clocks import Rule
 from tests.ps.test_server import group_of, serving
 
@@ -21,8 +24,6 @@ def test_a_server_without_a_replica_that_is_stopped_is_told_and_is_lost_in_the_e
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it answers, in the middle of arrays that it gets, and of those that it sends."""
-    monkeypatch.setattr(client_module, "SILENCE", 0.05)
-    monkeypatch.setattr(client_module, "PROOF", 0.1)
     goes_on, told = threading.Event(), list[str]()
     monkeypatch.setattr(client_module.logger, "warning", lambda text, *values: told.append(text % values))
 
@@ -31,12 +32,14 @@ def test_a_server_without_a_replica_that_is_stopped_is_told_and_is_lost_in_the_e
         raise AuthenticationError("it was stopped")
 
     with serving() as ranks:
-        servers = ranks.client(0, patience=0.1)
+        servers = ranks.client(0, patience=0.01)
         large = [np.zeros(1 << 21)]
         centre = group_of(servers, 1, Rule(), large)
         centre.push(large, [np.ones(1 << 21)])
         (server,) = ranks.servers[0]
         monkeypatch.setattr(server._newcomers, "admit", stopped)
+        monkeypatch.setattr(client_module, "SILENCE", 0.05)
+        monkeypatch.setattr(client_module, "PROOF", 0.1)
 
         receive_into, send = server_module.receive_into, server_module.send
 
@@ -59,3 +62,24 @@ def test_a_server_without_a_replica_that_is_stopped_is_told_and_is_lost_in_the_e
         goes_on.set()
         servers.close(failed=True)
     assert any("does nothing, and lets in no connection" in text and "--replicas 2" in text for text in told)
+
+
+def test_ranks_that_others_wait_for_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "LOOK", 0.02)
+    told = queue.Queue[str]()
+    monkeypatch.setattr(server_module.logger, "warning", lambda text, *values: told.put(text % values))
+    with serving() as ranks:
+        (server,) = ranks.servers[0]
+        server._warning = 0.05
+
+        def fn(rank: int, servers: Servers) -> None:
+            centre = group_of(servers, 3, Rule(sync=True), [np.zeros(1)])
+            if rank == 2:
+                text = told.get(timeout=20.0)
+                assert re.match(r"rank [01] has waited for 0 s at .* \(of test.weights.1\), until rank\(s\) ", text)
+                while not text.endswith("rank(s) 2 push there: slower than the others, or they hang"):
+                    text = told.get(timeout=20.0)
+            centre.push([np.zeros(1)], [np.ones(1)])
+            servers.close()
+
+        ranks.run(3, fn)
