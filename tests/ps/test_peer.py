@@ -154,10 +154,10 @@ def test_an_end_in_order_is_no_loss_and_another_one_is_told() -> None:
 def test_a_partner_that_says_nothing_is_left_alone_and_one_with_another_model_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(peer_module, "SILENCE", 0.2)
     with serving(3) as ranks:
         groups = [ranks.group(rank, [np.full(2 + (rank == 2), float(rank))]) for rank in range(3)]
-        with groups[1]._changed:  # it has accepted, and does nothing
+        with groups[1]._changed, monkeypatch.context() as patch:  # it has accepted, and does nothing
+            patch.setattr(peer_module, "SILENCE", 0.2)
             groups[0].ask([1])
             groups[0].rest(10)
         assert groups[0].asked == 0
