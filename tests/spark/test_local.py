@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
+import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +16,9 @@ from typing import Any
 import pytest
 
 import farandole
-from farandole.errors import JobFailedError, SettingsError
+import farandole.data.spark
+from farandole.data import from_spark
+from farandole.errors import DataError, JobFailedError, SettingsError
 from farandole.spark import HorovodRunner, log_to_driver, run
 from tests.launch.tools import read_pids
 from tests.spark import tools
@@ -130,6 +135,77 @@ def test_an_interrupt_before_the_tasks_have_started(spark: Any, tmp_path: Path) 
         signal.signal(signal.SIGINT, before)
     with tools.Clean(spark):
         assert HorovodRunner(np=2).run(exchanged, scale=1.0)[2] == 3.0
+
+
+def rows_of(data: Any, batch_size: int) -> list[int]:
+    """What a rank reads: the rows' numbers."""
+    found = []
+    for x, y in data.numpy(batch_size, seed=3):
+        assert x["vector"].tolist() == [[0, row, 0] if row % 2 else [row, 1, 2] for row in y]
+        assert x["array"].tolist() == [[row, row] for row in y]
+        found += y.tolist()
+    return found
+
+
+def test_a_dataframe_as_data_on_the_ranks(spark: Any, tmp_path: Path) -> None:
+    """Written once, opened where ranks read it, gone afterwards, whatever happens."""
+    from pyspark.ml.linalg import Vectors
+
+    rows = [(row, Vectors.sparse(3, {1: row}) if row % 2 else Vectors.dense(row, 1, 2), [float(row)] * 2, "text")
+            for row in range(101)]  # fmt: skip
+    frame = spark.createDataFrame(rows, ["id", "vector", "array", "other"]).repartition(3)
+    spark.conf.set("spark.farandole.data.dir", str(tmp_path))
+    dead = tmp_path / f"farandole-data-{socket.gethostname()}-{2**22 + 1}-1-0"  # of a driver that was killed
+    dead.mkdir()
+    named = {"features": ["vector", "array"], "labels": "id"}
+    with tools.Clean(spark), from_spark(frame.where("id >= 0"), **named) as data:
+        (folder,) = tmp_path.iterdir()
+        assert data.path == str(folder)
+        again = from_spark(frame.where("id >= 0"), labels=["id"], columns=None, features=["vector", "array"])
+        assert again.path == data.path
+        with from_spark(frame.where("id < 50"), **named) as other:
+            assert other.path != data.path
+        assert [*tmp_path.iterdir()] == [folder]
+        written = spark.read.parquet(data.path)
+        assert written.columns == ["vector", "array", "id"]
+        assert written.count() == 101
+        if importlib.util.find_spec("pyarrow"):
+            assert data.rows == 101
+            alone = farandole.run(rows_of, (data, 16), np=1)[0]
+            assert sorted(alone) == list(range(101))
+            assert HorovodRunner(np=2).run(rows_of, data=data, batch_size=8) == alone[::2]
+        else:
+            with pytest.raises(
+                ImportError, match=r"reading Parquet needs pyarrow, .*: pip install 'farandole\[data\]'"
+            ):
+                data.numpy(8)
+        data.delete()
+        assert folder.exists()  # another handle has it
+        again.delete()
+        again.delete()
+        assert not folder.exists()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_dataframe_that_cannot_be_data(spark: Any, tmp_path: Path) -> None:
+    spark.conf.set("spark.farandole.data.dir", str(tmp_path))
+    frame = spark.createDataFrame([(1, None), (2, 3)], "a int, b int")
+    with pytest.raises(DataError, match=r"Label column c does not exist in the DataFrame \(it has a, b\)"):
+        from_spark(frame, features="a", labels="c")
+    with tools.Clean(spark), pytest.raises(Exception, match="no such row"):
+        from_spark(frame.selectExpr("if(a = 2, raise_error('no such row'), a) as a"))
+    if importlib.util.find_spec("pyarrow"):
+        with pytest.raises(DataError, match="row 0, column 'b': null; give fill="):
+            from_spark(frame)
+        with pytest.raises(DataError, match="the DataFrame has no rows"):
+            from_spark(frame.where("a > 5"))
+    assert [*tmp_path.iterdir()] == []
+    left = from_spark(frame.select("a"))  # nobody deletes it: the end of the process does
+    assert Path(left.path).exists()
+    farandole.data.spark._remove_all()
+    assert [*tmp_path.iterdir()] == []
+    spark.conf.unset("spark.farandole.data.dir")
+    assert farandole.data.spark._parent(spark) == tempfile.gettempdir()
 
 
 def test_the_session_is_stopped_meanwhile(spark: Any, tmp_path: Path) -> None:

@@ -11,18 +11,27 @@ from farandole.data.sampler import DistributedSampler, ElasticSampler
 
 if TYPE_CHECKING:
     from farandole.data.parquet import ParquetData, from_parquet
+    from farandole.data.spark import SparkData, from_spark
+    from farandole.data.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
 
 __all__ = [
-    "AsyncDataLoaderMixin", "BaseDataLoader", "DistributedSampler", "ElasticSampler", "ParquetData", "Permutation",
-    "from_parquet",
+    "AsyncDataLoaderMixin", "BaseDataLoader", "DBFSLocalStore", "DistributedSampler", "ElasticSampler",
+    "FilesystemStore", "HDFSStore", "LocalStore", "ParquetData", "Permutation", "SparkData", "Store", "from_parquet",
+    "from_spark",
 ]  # fmt: skip
 
-_LATER = {"ParquetData": "parquet", "from_parquet": "parquet"}  # imported when they are used: few programs do
+# Imported when they are used: few programs do.
+_LATER = {
+    "parquet": ("ParquetData", "from_parquet"),
+    "spark": ("SparkData", "from_spark"),
+    "store": ("DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Store"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(importlib.import_module(f"farandole.data.{_LATER[name]}"), name)
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(importlib.import_module(f"farandole.data.{module}"), name)
     raise AttributeError(f"module 'farandole.data' has no attribute {name!r}")
 
 

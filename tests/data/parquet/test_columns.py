@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import decimal
 import io
+import pickle
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from farandole.data import ParquetData, from_parquet
+from farandole.data import ParquetData, Store, from_parquet
 from farandole.errors import DataError
 
 VECTOR = pa.struct({"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()),
@@ -181,3 +183,25 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         list(data.numpy(1, rank=0, size=1))
     with pytest.raises(DataError, match="has no rows"):
         from_parquet(written(tmp_path, pa.array([], pa.int64()), "none.parquet") + "/none.parquet").numpy(1)
+
+
+def test_a_store_knows_what_is_parquet(tmp_path: Path) -> None:
+    store = Store.create(str(tmp_path))
+    assert not store.is_parquet_dataset(store.get_train_data_path())
+    written(tmp_path, pa.array([1, 2]), "a.parquet")
+    assert store.is_parquet_dataset(str(tmp_path))
+    assert store.get_parquet_dataset(str(tmp_path / "a.parquet")).count_rows() == 2
+    (tmp_path / "b.parquet").write_text("no such thing")
+    assert not store.is_parquet_dataset(str(tmp_path / "b.parquet"))
+
+
+def test_a_file_system_of_fsspec() -> None:
+    system = fsspec.filesystem("memory")
+    with system.open("/farandole-test/a.parquet", "wb") as file:
+        pq.write_table(pa.table({"x": range(100)}), file, row_group_size=10)
+    try:
+        data = pickle.loads(pickle.dumps(from_parquet("memory://farandole-test")))
+        rows = [row for rank in range(2) for batch in data.numpy(7, rank=rank, size=2) for row in batch["x"]]
+        assert sorted(rows) == list(range(100))
+    finally:
+        system.rm("/farandole-test", recursive=True)

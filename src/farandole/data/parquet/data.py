@@ -103,8 +103,8 @@ class ParquetData:
         """Those that are read: name, kind, dtype and shape of a row."""
         return self.scan.columns
 
-    def selected(self, known: Sequence[str]) -> list[str]:
-        """The names of the columns that are read, of all ``known``."""
+    def selected(self, known: Sequence[str], source: str = "") -> list[str]:
+        """The names of the columns that are read, of all ``known``. ``source``: what has them, for the error."""
         others = {*self.labels, self.weight}
         chosen = self.features or self._columns or [name for name in known if name not in others]
         names = list(dict.fromkeys([*chosen, *self.labels, *([self.weight] if self.weight else [])]))
@@ -112,7 +112,9 @@ class ParquetData:
             if name not in known:
                 what = "Label column" if name in self.labels else "Weight column" if name == self.weight else "Column"
                 near = did_you_mean(name, known)
-                raise DataError(f"{what} {name} does not exist in {self.path} (it has {', '.join(known)}){near}")
+                raise DataError(
+                    f"{what} {name} does not exist in {source or self.path} (it has {', '.join(known)}){near}"
+                )
         return names
 
     def batch(self, arrays: Mapping[str, Array], weight: Array | None = None) -> Any:

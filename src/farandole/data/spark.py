@@ -1,0 +1,211 @@
+"""``from_spark``: a DataFrame, written to Parquet once, as data that any training function can open on its rank."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import psutil
+
+from farandole.data import paths
+from farandole.data.parquet import ParquetData
+from farandole.errors import DataError, SettingsError
+from farandole.log import logger
+
+ROW_GROUP = 4 << 20  # bytes: small enough to mix rows of many, large enough to be read at full speed
+FOLDER = "spark.farandole.data.dir"  # Spark's setting for the folder
+_PREFIX = "farandole-data"
+_numbers = itertools.count()
+_written: list[_Written] = []
+
+
+class _Written:
+    """A DataFrame's files. ``users``: handles that nobody has deleted."""
+
+    def __init__(self, frame: Any, names: Sequence[str], how: _How, path: str) -> None:
+        self.frame, self.names, self.how, self.path = frame, tuple(names), how, path
+        self.inputs = _inputs(frame)
+        self.users = 0
+
+    def holds(self, frame: Any, names: Sequence[str], how: _How) -> bool:
+        """Whether these are the rows of ``frame``: by its plan and the files that it reads, not by the object."""
+        mine = self.frame
+        return bool(
+            (self.names, self.how) == (tuple(names), how)
+            and mine.sparkSession is frame.sparkSession
+            and (mine is frame or (mine.semanticHash() == frame.semanticHash() and mine.sameSemantics(frame)))
+            and self.inputs == _inputs(frame)
+        )
+
+    def release(self) -> None:
+        self.users -= 1
+        if not self.users:
+            self.remove()
+
+    def remove(self) -> None:
+        if self in _written:
+            _written.remove(self)
+            _remove(self.path, self.frame.sparkSession)
+
+
+class _How(NamedTuple):
+    """What else decides about the files."""
+
+    parent: str
+    row_group: int
+    compression: str | None
+
+
+class SparkData(ParquetData):
+    """Made by ``from_spark``. ``delete()``, or leaving a ``with`` block, removes the files when no other handle has
+    them; so does the end of this process. Copies (in a training function) own nothing."""
+
+    _files_of: _Written | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_files_of"}
+
+    def __enter__(self) -> SparkData:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.delete()
+
+    def delete(self) -> None:
+        """Remove the files, unless another handle has them, too. May be called twice."""
+        written, self._files_of = self._files_of, None
+        if written is not None:
+            written.release()
+
+
+def from_spark(
+    frame: Any, *, parent: str | None = None, row_group_bytes: int = ROW_GROUP, compression: str | None = None,
+    **options: Any,
+) -> SparkData:  # fmt: skip
+    """A DataFrame as data to train on: ``with from_spark(df, features="x", labels="y") as data: ...``
+
+    Its columns that are asked for are written to Parquet, once: a DataFrame with the same plan, that reads the same
+    files, finds them there. ``options``: as those of ``from_parquet``. ``parent``: the folder, which driver and ranks
+    reach by this name; default: the setting spark.farandole.data.dir, and on one machine the temporary folder.
+    ``compression``: Spark's name of it, default: Spark's own choice.
+
+    Raises DataError for columns that cannot be used, and for a DataFrame without rows; what Spark raises when it cannot
+    compute the DataFrame comes as it is. Nothing is left behind then.
+    """
+    if "storage_options" in options and parent is None:
+        raise SettingsError("storage_options need parent=, the folder that they are for")
+    how = _How(parent or _parent(frame.sparkSession), row_group_bytes, compression)
+    data = SparkData("", **options)
+    names = data.selected(frame.columns, "the DataFrame")
+    written = next((each for each in _written if each.holds(frame, names, how)), None) or _write(frame, names, how)
+    data.path = paths.normalized(written.path)
+    data._files_of = written
+    written.users += 1
+    try:
+        if not data.rows:
+            raise DataError("the DataFrame has no rows")
+    except ImportError as error:
+        logger.info("the ranks look at the data first: %s", error)
+    except BaseException:
+        data.delete()
+        raise
+    return data
+
+
+def _write(frame: Any, names: Sequence[str], how: _How) -> _Written:
+    _sweep(how.parent)
+    own = f"{_PREFIX}-{socket.gethostname()}-{os.getpid()}-{_started(os.getpid())}-{next(_numbers)}"
+    path = f"{_spark_url(how.parent)}/{own}"
+    writer = frame.select(*(f"`{name}`" for name in names)).write.option("parquet.block.size", how.row_group)
+    if how.compression:
+        writer = writer.option("compression", how.compression)
+    written = _Written(frame, names, how, path)
+    _written.append(written)
+    try:
+        writer.parquet(path)
+    except BaseException:
+        written.remove()
+        raise
+    return written
+
+
+def _parent(session: Any) -> str:
+    found = session.conf.get(FOLDER, "")
+    if not found and session.conf.get("spark.master", "").startswith("local"):
+        found = tempfile.gettempdir()
+    if not found:
+        raise SettingsError(
+            "from_spark needs a folder that Spark and all ranks reach by one name: parent='hdfs://...', "
+            f"s3://, abfs://, /Volumes/... or a folder on a shared disk; or set {FOLDER} for the session"
+        )
+    return str(found)
+
+
+def _spark_url(parent: str) -> str:
+    """What Spark calls the folder: without a scheme it would look on the cluster's default file system."""
+    parent = parent.rstrip("/")
+    if parent.startswith("/dbfs/"):
+        return "dbfs:" + parent.removeprefix("/dbfs")
+    found = paths.local(parent)
+    if found is None or parent.startswith(("dbfs:", "/Volumes/")):
+        return parent
+    return f"file://{found}"
+
+
+def _inputs(frame: Any) -> tuple[str, ...]:
+    """The files that a DataFrame reads: a folder that was overwritten has the plan of before, but other files."""
+    try:
+        return tuple(sorted(frame.inputFiles()))
+    except Exception as error:  # it only makes the key finer: not every kind of plan can say
+        logger.debug("no input files: %s", error)
+        return ()
+
+
+def _remove(path: str, session: Any) -> None:
+    """Remove a folder, whether or not Spark is still there. A failure is told, and hides no other error."""
+    found = paths.local(path)
+    if found is not None:
+        shutil.rmtree(found, ignore_errors=True)
+        return
+    try:
+        context = getattr(session, "_sc", None)
+        if context is not None and context._jsc is not None:
+            hadoop = context._jvm.org.apache.hadoop.fs.Path(path)
+            hadoop.getFileSystem(context._jsc.hadoopConfiguration()).delete(hadoop, True)
+        else:
+            system, inside = paths.arrow_filesystem(path)
+            system.delete_dir(inside)
+    except Exception as error:  # of py4j, pyarrow or fsspec
+        logger.warning("%s could not be removed: %s. Remove it yourself.", path, error)
+
+
+def _sweep(parent: str) -> None:
+    """Remove the data of drivers of this host that ended without a chance to do so (kill -9)."""
+    folder = paths.local(parent)
+    if folder is None or not os.path.isdir(folder):
+        return
+    for name in os.listdir(folder):
+        front, _, rest = name.partition(f"-{socket.gethostname()}-")
+        numbers = rest.split("-")
+        if front == _PREFIX and len(numbers) == 3 and numbers[0].isdigit() and _started(int(numbers[0])) != numbers[1]:
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+
+
+def _started(pid: int) -> str:
+    """When a process started, in seconds: with its number it is one of a kind; "" if it is not there."""
+    try:
+        return str(int(psutil.Process(pid).create_time()))
+    except psutil.Error:
+        return ""
+
+
+@atexit.register
+def _remove_all() -> None:
+    for each in list(_written):
+        each.remove()

@@ -1,0 +1,338 @@
+"""``Store``: a folder, on whatever file system, for what training makes: prepared data, checkpoints and logs of runs.
+
+Paths are plain ones on this machine, and URLs elsewhere. A store may be pickled; each process connects for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from farandole.data import paths
+from farandole.data.extras import need
+from farandole.errors import DataError
+
+_PURPOSE = "a store"
+_HDFS = "hdfs://"
+
+
+class Store:
+    """A folder by its path or URL: local, ``s3://``, ``gs://``, ``abfs://``, ``hdfs://``, whatever fsspec knows.
+
+    ``train_path``, ``val_path``, ``test_path``, ``runs_path``: instead of folders below ``prefix_path``.
+    ``save_runs=False``: no checkpoints and logs. ``storage_options``: arguments for fsspec. ``checkpoint_filename``:
+    the name of a run's checkpoint.
+    """
+
+    def __init__(
+        self, prefix_path: str, train_path: str | None = None, val_path: str | None = None,
+        test_path: str | None = None, runs_path: str | None = None, save_runs: bool = True,
+        storage_options: Mapping[str, Any] | None = None, checkpoint_filename: str | None = None,
+    ) -> None:  # fmt: skip
+        self.prefix_path = self.normalize_path(str(prefix_path)).rstrip("/") or "/"
+        self.storage_options = dict(storage_options or {})
+        self._train_path = self._under(train_path, "intermediate_train_data")
+        self._val_path = self._under(val_path, "intermediate_val_data")
+        self._test_path = self._under(test_path, "intermediate_test_data")
+        self._runs_path = self._under(runs_path, "runs")
+        self._save_runs = save_runs
+        self._checkpoint_filename = checkpoint_filename
+        self._connected: Any = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.prefix_path!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_connected": None}
+
+    @staticmethod
+    def create(prefix_path: str, *args: Any, **kwargs: Any) -> Store:
+        """The kind of store that fits the path."""
+        prefix_path = str(prefix_path)
+        if prefix_path.startswith(_HDFS):
+            return HDFSStore(prefix_path, *args, **kwargs)
+        databricks = "DATABRICKS_RUNTIME_VERSION" in os.environ
+        if databricks and DBFSLocalStore.matches_dbfs(DBFSLocalStore.normalize_path(prefix_path)):
+            return DBFSLocalStore(prefix_path, *args, **kwargs)
+        return FilesystemStore(prefix_path, *args, **kwargs)
+
+    @staticmethod
+    def normalize_path(path: str) -> str:
+        """The path or URL by which this process reaches ``path``."""
+        return paths.normalized(path)
+
+    # Paths.
+
+    def get_train_data_path(self, idx: int | None = None) -> str:
+        """Prepared training data; ``idx`` numbers data sets."""
+        return _numbered(self._train_path, idx)
+
+    def get_val_data_path(self, idx: int | None = None) -> str:
+        return _numbered(self._val_path, idx)
+
+    def get_test_data_path(self, idx: int | None = None) -> str:
+        return _numbered(self._test_path, idx)
+
+    def saving_runs(self) -> bool:
+        return self._save_runs
+
+    def get_runs_path(self) -> str:
+        return self._runs_path
+
+    def get_run_path(self, run_id: str) -> str:
+        if not run_id or "/" in run_id or run_id in (".", ".."):
+            raise DataError(f"run_id={run_id!r} is the name of a folder: letters, digits, '-', '_' and '.'")
+        return f"{self._runs_path}/{run_id}"
+
+    def get_checkpoint_path(self, run_id: str) -> str | None:
+        """A run's checkpoint; None if runs are not saved."""
+        return f"{self.get_run_path(run_id)}/{self.get_checkpoint_filename()}" if self._save_runs else None
+
+    def get_logs_path(self, run_id: str) -> str | None:
+        return f"{self.get_run_path(run_id)}/{self.get_logs_subdir()}" if self._save_runs else None
+
+    def get_checkpoint_filename(self) -> str:
+        return self._checkpoint_filename or "checkpoint.h5"
+
+    def get_logs_subdir(self) -> str:
+        return "logs"
+
+    def get_checkpoints(self, run_id: str, suffix: str = ".ckpt") -> list[str]:
+        """A run's files that end in ``suffix``, also those in its folders, in the order of the numbers in their
+        names."""
+        run = self.get_run_path(run_id)
+        if not self.fs.exists(run):
+            return []
+        inside = len(self.fs._strip_protocol(run))
+        return sorted((run + each[inside:] for each in self.fs.find(run) if each.endswith(suffix)), key=_natural)
+
+    # Contents.
+
+    @property
+    def fs(self) -> Any:
+        """fsspec's file system."""
+        if self._connected is None:
+            core = need("fsspec.core", _PURPOSE)
+            self._connected = core.url_to_fs(self.prefix_path, **self.storage_options)[0]
+        return self._connected
+
+    def get_filesystem(self) -> Any:
+        return self.fs
+
+    def exists(self, path: str) -> bool:
+        return bool(self.fs.exists(path))
+
+    def read(self, path: str) -> bytes:
+        return bytes(self.fs.cat_file(path))
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file whole: who reads it sees the old content or the new one."""
+        if not self._local():
+            self.fs.pipe_file(path, content)  # such file systems show a file when it is complete
+            return
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    def write_text(self, path: str, text: str) -> None:
+        self.write(path, text.encode())
+
+    def delete(self, path: str) -> None:
+        """Remove a file or folder; one that is not there is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm(path, recursive=True)
+
+    def is_parquet_dataset(self, path: str) -> bool:
+        try:
+            return self.get_parquet_dataset(path) is not None
+        except DataError:
+            return False
+
+    def get_parquet_dataset(self, path: str) -> Any:
+        """pyarrow's dataset of the files at ``path``. DataError if they are not Parquet."""
+        pa, ds = need("pyarrow", _PURPOSE), need("pyarrow.dataset", _PURPOSE)
+        system, inside = paths.arrow_filesystem(path, self.storage_options)
+        try:
+            found = ds.dataset(inside, filesystem=system, format="parquet", partitioning="hive")
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+        if not found.files:
+            raise DataError(f"{path} holds no Parquet files")
+        return found
+
+    # Runs.
+
+    def runs(self) -> list[str]:
+        """The ids of the runs, the one that was written to last at the end."""
+        if not self.fs.exists(self._runs_path):
+            return []
+        folders = [each for each in self.fs.ls(self._runs_path, detail=True) if each["type"] == "directory"]
+        return [os.path.basename(each["name"].rstrip("/")) for each in sorted(folders, key=self._written)]
+
+    def delete_run(self, run_id: str) -> None:
+        self.delete(self.get_run_path(run_id))
+
+    def retain(self, runs: int) -> list[str]:
+        """Remove all runs but the last ``runs``; the ids of those that are gone."""
+        if runs < 0:
+            raise DataError(f"runs={runs} must be at least 0")
+        gone = self.runs()[: -runs or None]
+        for run_id in gone:
+            self.delete_run(run_id)
+        return gone
+
+    def retain_checkpoints(self, run_id: str, checkpoints: int, suffix: str = ".ckpt") -> list[str]:
+        """Remove all checkpoints of a run but the last ones; the paths of those that are gone."""
+        if checkpoints < 1:
+            raise DataError(f"checkpoints={checkpoints} must be at least 1: without any a run cannot go on")
+        gone = self.get_checkpoints(run_id, suffix)[:-checkpoints]
+        for path in gone:
+            self.delete(path)
+        return gone
+
+    # On ranks.
+
+    def get_local_output_dir_fn(self, run_id: str) -> Callable[[], Any]:
+        """A function that gives a context manager: a local folder to write a run's files to. ``sync_fn`` brings them
+        to the store."""
+        run = self.get_run_path(run_id)
+        local = self._local()
+
+        @contextlib.contextmanager
+        def local_run_path() -> Iterator[str]:
+            if local:
+                os.makedirs(run, exist_ok=True)
+                yield run
+                return
+            folder = tempfile.mkdtemp()
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+        return local_run_path
+
+    def sync_fn(self, run_id: str) -> Callable[[str], None]:
+        """A function of a local folder: what has changed in it since the last call goes to the run's."""
+        run, store = self.get_run_path(run_id), self
+        sent: dict[str, tuple[int, int]] = {}
+
+        def sync(root_path: str) -> None:
+            if store._local():
+                return
+            for folder, _, names in os.walk(root_path):
+                for name in names:
+                    path = os.path.join(folder, name)
+                    facts = os.stat(path)
+                    state = (facts.st_mtime_ns, facts.st_size)
+                    if sent.get(path) != state:
+                        store.fs.put_file(path, f"{run}/{os.path.relpath(path, root_path)}")
+                        sent[path] = state
+
+        return sync
+
+    def to_remote(self, run_id: str, dataset_idx: int | None = None) -> SimpleNamespace:
+        """A run's paths and functions as plain attributes, for a function on the ranks."""
+        return SimpleNamespace(
+            train_data_path=self.get_train_data_path(dataset_idx),
+            val_data_path=self.get_val_data_path(dataset_idx),
+            test_data_path=self.get_test_data_path(dataset_idx),
+            saving_runs=self.saving_runs(),
+            runs_path=self.get_runs_path(),
+            run_path=self.get_run_path(run_id),
+            checkpoint_path=self.get_checkpoint_path(run_id),
+            logs_path=self.get_logs_path(run_id),
+            checkpoint_filename=self.get_checkpoint_filename(),
+            logs_subdir=self.get_logs_subdir(),
+            get_local_output_dir=self.get_local_output_dir_fn(run_id),
+            sync=self.sync_fn(run_id),
+        )
+
+    def _under(self, path: str | None, name: str) -> str:
+        return self.normalize_path(str(path)) if path else f"{self.prefix_path.rstrip('/')}/{name}"
+
+    def _local(self) -> bool:
+        return "://" not in self.prefix_path
+
+    def _written(self, run: Mapping[str, Any]) -> tuple[float, str]:
+        """When a run was last written to: not when something in it was removed."""
+        files = [*self.fs.find(run["name"], detail=True).values()] or [run]
+        times = [each.get("mtime") or each.get("LastModified") or each.get("created") or 0 for each in files]
+        return max(float(getattr(time, "timestamp", lambda time=time: time)()) for time in times), str(run["name"])
+
+
+class FilesystemStore(Store):
+    """A store on any file system that fsspec knows."""
+
+
+LocalStore = FilesystemStore  # an older name
+
+
+class HDFSStore(Store):
+    """A store on HDFS: ``hdfs://host:port/path``, ``hdfs:///path`` or a path. It needs Hadoop's libhdfs."""
+
+    def __init__(
+        self, prefix_path: str, host: str | None = None, port: int | None = None, user: str | None = None,
+        kerb_ticket: str | None = None, driver: str = "libhdfs", extra_conf: Mapping[str, str] | None = None,
+        *args: Any, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        namespace, path = self._parsed(prefix_path)
+        if host is not None:
+            own = f"{host}:{port}" if port else host
+            if namespace and namespace != own:
+                raise DataError(
+                    f"Mismatched HDFS namespace for URL: {prefix_path}. Found {namespace} but expected {own}"
+                )
+            namespace = own
+        options = {"user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf and dict(extra_conf)}
+        given = {name: value for name, value in options.items() if value is not None}
+        kwargs["storage_options"] = {**given, **(kwargs.get("storage_options") or {})}
+        super().__init__(f"{_HDFS}{namespace}{path}", *args, **kwargs)
+
+    @staticmethod
+    def _parsed(url: str) -> tuple[str, str]:
+        namespace, slash, path = url.removeprefix(_HDFS).partition("/") if url.startswith(_HDFS) else ("", "/", url[1:])
+        if not slash or not path:
+            raise DataError(f"Failed to parse path from URL: {url}")
+        return namespace, slash + path
+
+
+class DBFSLocalStore(FilesystemStore):
+    """A store on Databricks' file system, by the mount /dbfs: ``/dbfs/...``, ``dbfs:/...``, ``file:///dbfs/...``, and
+    by that of volumes: ``/Volumes/...``."""
+
+    def __init__(self, prefix_path: str, *args: Any, **kwargs: Any) -> None:
+        if not self.matches_dbfs(self.normalize_path(prefix_path)):
+            raise DataError(
+                f"The provided path is not a DBFS path: {prefix_path}, Please provide a path starting with `/dbfs/...` "
+                "or `dbfs:/...` or `file:/dbfs/...` or `file:///dbfs/...`."
+            )
+        super().__init__(prefix_path, *args, **kwargs)
+
+    @staticmethod
+    def matches_dbfs(path: str) -> bool:
+        return path.startswith(("/dbfs/", "/Volumes/"))
+
+    def get_checkpoint_filename(self) -> str:
+        return self._checkpoint_filename or "checkpoint.tf"
+
+
+def _numbered(path: str, number: int | None) -> str:
+    return path if number is None else f"{path}.{number}"
+
+
+def _natural(path: str) -> list[Any]:
+    """A key by which epoch 10 comes after epoch 9."""
+    return [(1, int(part)) if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path)]
