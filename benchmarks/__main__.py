@@ -17,7 +17,7 @@ from benchmarks.steps import FRAMEWORKS
 ALL = ("allreduce", "step", "start")  # the default benchmarks
 ALONE = ("strategies", "learning")  # each is measured by itself
 MNIST = "t10k-images-idx3-ubyte.gz"
-MORE = ("observers", "c10d", *ALONE)
+MORE = ("observers", "c10d", *ALONE, "data")
 LINK = 2, "100mbit"  # hosts, and the speed of their links, where strategies have a slow network
 
 
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "what",
         nargs="*",
-        metavar="allreduce|step|start|observers|c10d|strategies|learning",
+        metavar="allreduce|step|start|observers|c10d|data|strategies|learning",
         help="what to measure (default: the first three)",
     )
     found.add_argument(
@@ -104,10 +104,11 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
     check_specs(found, chosen)
     spark = ["pyspark", "pandas", "pyarrow"] if chosen.launcher == "spark" else []  # TorchDistributor needs the others
     digits = ["sklearn"] if alone and not chosen.data else []
-    packages = [*FRAMEWORKS[chosen.framework].packages, *spark, *digits]
+    data = ["pyarrow"] if "data" in chosen.what else []
+    packages = [*FRAMEWORKS[chosen.framework].packages, *spark, *digits, *data]
     for package in (*packages, *["matplotlib"] * (chosen.plot is not None)):
         if find_spec(package) is None:
-            extra = "bench" if package in ("torch", "matplotlib") else chosen.framework
+            extra = "bench" if package in ("torch", "matplotlib") else "data" if package in data else chosen.framework
             wanted = package if package in spark else f"farandole[{'demo' if digits == [package] else extra}]"
             found.error(f"{package} is not installed; pip install '{wanted}'")
     return chosen
@@ -168,11 +169,15 @@ def run(chosen: argparse.Namespace) -> Iterator[Found | str]:
         from benchmarks import c10d
 
         yield from c10d.cases(chosen.size, chosen.quick)
-    inside = [benchmark for benchmark in chosen.what if benchmark not in ("start", "c10d")]
+    inside = [benchmark for benchmark in chosen.what if benchmark not in ("start", "c10d", "data")]
     if inside:
         if chosen.framework == "torch" and crew.mpirun(chosen.size) is None:
             say("mpi4py or mpirun is not installed: no MPI takes part (pip install 'farandole[bench]')")
         yield from crew.measure(inside, chosen.size, chosen.quick, chosen.framework)
+    if "data" in chosen.what:
+        from benchmarks import data
+
+        yield from data.cases(chosen.quick)
     if "start" in chosen.what:
         by = {"local": start, "spark": start_spark, "ssh": start_ssh}[chosen.launcher]
         yield from by.cases(chosen.size, chosen.quick)

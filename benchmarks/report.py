@@ -20,18 +20,22 @@ from benchmarks.samples import (
     ALLREDUCE,
     ALONE,
     BARE_STAGE,
+    DATALOADER,
     DEEPSPEED,
     GLOO,
     GLOO_FLAT,
     IMPORT,
     INTEL,
+    KEPT,
     MPI,
     MPICH,
     ONE_HOST,
     OURS,
     PARTS,
     PEERS,
+    PETASTORM,
     SSH_ALONE,
+    TF_DATA,
     TIMELINE,
     TOGETHER,
     TORCH_DISTRIBUTOR,
@@ -52,6 +56,7 @@ TITLES = {
     "start": "start of a job",
     "c10d": "torch.distributed, float32",
     "observers": "one training step, watched",
+    "data": "Parquet files as batches, one process; ours are shuffled",
 }
 GOAL = 95  # percent right
 LOAD = os.getloadavg()[0]  # of the last minute, when this file is imported: before anything is measured
@@ -81,6 +86,10 @@ COLUMNS = (
     UNWATCHED,
     TIMELINE,
     TUNED,
+    KEPT,
+    DATALOADER,
+    TF_DATA,
+    PETASTORM,
 )
 
 

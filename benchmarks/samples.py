@@ -29,6 +29,9 @@ UNWATCHED, TIMELINE, TUNED = "without stall check", "with timeline", "autotune's
 TORCHRUN, IMPORT = "torchrun", "import torch"
 TORCH_DISTRIBUTOR, BARE_STAGE = "TorchDistributor", "bare stage, import torch"
 ONE_HOST, SSH_ALONE = "on one host", "ssh alone"
+# Of data, beside ours:
+KEPT, DATALOADER = "ours, kept in memory", "DataLoader on pyarrow"
+TF_DATA, PETASTORM = "tf.data on pyarrow", "petastorm"
 
 
 @dataclass(frozen=True)

@@ -206,3 +206,11 @@ def test_batches_are_tuples_where_labels_are_named(folder: Path) -> None:
 def test_options_that_cannot_be(data: ParquetData, options: Any, text: str) -> None:
     with pytest.raises(SettingsError, match=text):
         data.numpy(**{"batch_size": 2, **options})
+
+
+def test_the_benchmark_reads_what_it_wrote() -> None:
+    from benchmarks import data as benchmark
+    from benchmarks.samples import DATALOADER, KEPT, OURS
+
+    (case,) = benchmark.cases(quick=True)
+    assert {OURS, KEPT, DATALOADER} <= case.samples.keys()
