@@ -11,8 +11,6 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import psutil
-
 from farandole.data import paths
 from farandole.data.parquet import ParquetData
 from farandole.errors import DataError, SettingsError
@@ -32,6 +30,7 @@ class _Written:
         self.frame, self.names, self.how, self.path = frame, tuple(names), how, path
         self.inputs = _inputs(frame)
         self.users = 0
+        self._process = os.getpid()
 
     def holds(self, frame: Any, names: Sequence[str], how: _How) -> bool:
         """Whether these are the rows of ``frame``: by its plan and the files that it reads, not by the object."""
@@ -49,7 +48,7 @@ class _Written:
             self.remove()
 
     def remove(self) -> None:
-        if self in _written:
+        if self in _written and self._process == os.getpid():  # not by a process that was forked from the driver
             _written.remove(self)
             _remove(self.path, self.frame.sparkSession)
 
@@ -122,7 +121,8 @@ def _write(frame: Any, names: Sequence[str], how: _How) -> _Written:
     _sweep(how.parent)
     own = f"{_PREFIX}-{socket.gethostname()}-{os.getpid()}-{_started(os.getpid())}-{next(_numbers)}"
     path = f"{_spark_url(how.parent)}/{own}"
-    writer = frame.select(*(f"`{name}`" for name in names)).write.option("parquet.block.size", how.row_group)
+    columns = ["`" + name.replace("`", "``") + "`" for name in names]
+    writer = frame.select(*columns).write.option("parquet.block.size", how.row_group)
     if how.compression:
         writer = writer.option("compression", how.compression)
     written = _Written(frame, names, how, path)
@@ -198,10 +198,12 @@ def _sweep(parent: str) -> None:
 
 
 def _started(pid: int) -> str:
-    """When a process started, in seconds: with its number it is one of a kind; "" if it is not there."""
+    """When a process started, in the kernel's ticks, which the clock does not change; "" if it is not there. With its
+    number it is one of a kind."""
     try:
-        return str(int(psutil.Process(pid).create_time()))
-    except psutil.Error:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except OSError:
         return ""
 
 
