@@ -147,6 +147,7 @@ def rows_of(data: Any, batch_size: int) -> list[int]:
     return found
 
 
+@pytest.mark.timeout(300)
 def test_a_dataframe_as_data_on_the_ranks(spark: Any, tmp_path: Path) -> None:
     """Written once, opened where ranks read it, gone afterwards, whatever happens."""
     from pyspark.ml.linalg import Vectors

@@ -13,6 +13,7 @@ from farandole.errors import DataError, did_you_mean
 if TYPE_CHECKING:
     from farandole.types import Array
 
+_PURPOSE = "reading Parquet"
 _VECTOR = {"type", "size", "indices", "values"}  # how Spark's vectors lie in Parquet
 _IMAGE = {"height", "width", "nChannels", "mode", "data"}  # and the images of its image source
 
@@ -65,7 +66,7 @@ def check_names(wanted: Wanted, columns: Sequence[str]) -> None:
 
 def column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], where: Where) -> Column:
     """What the Arrow type ``kind`` holds. ``first()``: the value of the first row, for a shape that nobody declared."""
-    pa = need("pyarrow", "reading Parquet")
+    pa = need("pyarrow", _PURPOSE)
     types, fill, decode = pa.types, wanted.fill.get(name), wanted.decode.get(name)
     declared = wanted.shapes.get(name)
     shape = None if declared is None else tuple(int(length) for length in declared)
@@ -167,7 +168,7 @@ def _size(name: str, value: Any, where: Where) -> tuple[int, ...]:
 def _lengths(name: str, kind: Any, first: Callable[[], Any], where: Where) -> tuple[int, ...]:
     """The shape of lists: of fixed ones from their type, otherwise that of the first row."""
     lengths, value = [], None
-    types = need("pyarrow", "reading Parquet").types
+    types = need("pyarrow", _PURPOSE).types
     while _is_list(types, kind):
         if types.is_fixed_size_list(kind):
             lengths.append(kind.list_size)
@@ -185,15 +186,31 @@ def values(array: Any, column: Column, where: Where) -> Array:
 
     Columns that are decoded later (kind "encoded") and texts are arrays of objects. Raises DataError.
     """
-    pa = need("pyarrow", "reading Parquet")
+    pa = need("pyarrow", _PURPOSE)
     if isinstance(array, pa.ChunkedArray):
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if array.null_count and column.fill is None:
-        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        raise null_error(column.name, row, where)
+        raise null_error(column.name, first_null(array), where)
     return _READ[column.kind](array, column, where)
+
+
+def plain(array: Any) -> Array:
+    """An Arrow array of numbers or booleans, without nulls, as numpy: its own memory, without pyarrow's conversions for
+    pandas."""
+    pa = need("pyarrow", _PURPOSE)
+    if pa.types.is_boolean(array.type):
+        return plain(array.cast(pa.uint8())).view(np.bool_)
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    if not len(array):
+        return np.empty(0, dtype)
+    found: Array = np.frombuffer(array.buffers()[1], dtype)[array.offset : array.offset + len(array)]
+    return found
+
+
+def first_null(array: Any) -> int:
+    return int(np.flatnonzero(plain(array.is_null()))[0])
 
 
 def null_error(name: str, row: int | None, where: Where) -> DataError:
@@ -201,17 +218,17 @@ def null_error(name: str, row: int | None, where: Where) -> DataError:
 
 
 def _numbers(array: Any, column: Column, where: Where) -> Array:
-    pa = need("pyarrow", "reading Parquet")
+    pa = need("pyarrow", _PURPOSE)
     if array.null_count:
         array = array.fill_null(_scalar(column, array.type, where))
     if pa.types.is_decimal(array.type):
         array = array.cast(pa.float64())
-    found: Array = array.to_numpy(zero_copy_only=False)
+    found = plain(array)
     return found.astype(column.dtype, copy=False)
 
 
 def _scalar(column: Column, kind: Any, where: Where) -> Any:
-    pa = need("pyarrow", "reading Parquet")
+    pa = need("pyarrow", _PURPOSE)
     try:
         return pa.scalar(column.fill, kind)
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -224,19 +241,19 @@ def _lists(array: Any, column: Column, where: Where) -> Array:
 
 def _nested(array: Any, shape: tuple[int, ...], column: Column, where: Where, per_row: int) -> Array:
     """Lists of lists: ``per_row`` of the array's elements belong to one row."""
-    pa, pc = need("pyarrow", "reading Parquet"), need("pyarrow.compute", "reading Parquet")
+    pa, pc = need("pyarrow", _PURPOSE), need("pyarrow.compute", _PURPOSE)
     if not shape or not _is_list(pa.types, array.type):
         if shape or _is_list(pa.types, array.type):
             raise where.error(column.name, None, f"its lists are not nested as shape {column.shape} says")
         if array.null_count and column.fill is None:
-            row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]) // per_row
+            row = first_null(array) // per_row
             raise where.error(column.name, row, f"null in a list; give fill={{{column.name!r}: value}}")
         return _numbers(array, column, where)
     inner = array.flatten()
     if pa.types.is_fixed_size_list(array.type):
-        lengths = np.where(array.is_valid().to_numpy(zero_copy_only=False), array.type.list_size, 0)
+        lengths = np.where(plain(array.is_valid()), array.type.list_size, 0)
     else:
-        lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+        lengths = plain(pc.list_value_length(array).fill_null(0))
     expected = shape[0]
     flat_list = len(shape) > 1 and not _is_list(pa.types, inner.type)
     if flat_list:  # (28, 28) declared of flat lists with 784 values
@@ -260,7 +277,7 @@ def _flat(
         return _nested(inner, shape, column, where, per_row * max(expected, 1))
     ends = np.cumsum(lengths)
     if inner.null_count and column.fill is None:
-        element = int(np.flatnonzero(inner.is_null().to_numpy(zero_copy_only=False))[0])
+        element = first_null(inner)
         raise null_error(column.name, int(np.searchsorted(ends, element, "right")) // per_row, where)
     found = np.full((len(lengths), expected, *shape), column.fill, column.dtype)
     found[np.arange(expected) < lengths[:, None]] = _nested(inner, shape, column, where, 1)
@@ -269,22 +286,21 @@ def _flat(
 
 def _vectors(array: Any, column: Column, where: Where) -> Array:
     """Spark's dense and sparse vectors."""
-    pc = need("pyarrow.compute", "reading Parquet")
+    pc = need("pyarrow.compute", _PURPOSE)
     size, rows = column.shape[0], len(array)
 
     def field(name: str) -> Any:
         return pc.struct_field(array, name)
 
     def lengths(of: Any) -> Array:
-        found: Array = pc.list_value_length(of).fill_null(0).to_numpy(zero_copy_only=False)
-        return found
+        return plain(pc.list_value_length(of).fill_null(0))
 
-    there = array.is_valid().to_numpy(zero_copy_only=False)
-    sparse = (field("type").fill_null(1).to_numpy(zero_copy_only=False) == 0) & there
+    there = plain(array.is_valid())
+    sparse = (plain(field("type").fill_null(1)) == 0) & there
     dense = ~sparse & there
     numbers, places = field("values"), field("indices")
     counts = lengths(numbers)
-    sizes = np.where(sparse, field("size").fill_null(0).to_numpy(zero_copy_only=False), counts)
+    sizes = np.where(sparse, plain(field("size").fill_null(0)), counts)
     wrong = np.flatnonzero((sizes != size) & there)
     if wrong.size:
         row = int(wrong[0])
@@ -292,7 +308,7 @@ def _vectors(array: Any, column: Column, where: Where) -> Array:
             column.name, row, f"a vector of size {sizes[row]}, where the others have {size}; declare another one "
             f"with shapes={{{column.name!r}: ...}}, or leave such rows out",
         )  # fmt: skip
-    flat = numbers.flatten().to_numpy(zero_copy_only=False)
+    flat = plain(numbers.flatten().fill_null(float("nan")))
     if dense.all():
         whole: Array = flat.reshape(rows, size).astype(column.dtype, copy=False)
         return whole
@@ -302,17 +318,17 @@ def _vectors(array: Any, column: Column, where: Where) -> Array:
     owner = np.repeat(np.arange(rows), counts)
     of_sparse = sparse[owner]
     found[dense] = flat[~of_sparse].reshape(-1, size)
-    indices = places.filter(pc.equal(field("type"), 0)).flatten().to_numpy(zero_copy_only=False)
+    indices = plain(places.filter(pc.equal(field("type"), 0)).flatten())
     found[owner[of_sparse], indices] = flat[of_sparse]
     return found
 
 
 def _raw(array: Any, column: Column, where: Where) -> Array:
     """Bytes that are the array already."""
-    pc = need("pyarrow.compute", "reading Parquet")
+    pc = need("pyarrow.compute", _PURPOSE)
     if array.null_count and column.fill is None:  # within an image that is not null itself
-        raise null_error(column.name, int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]), where)
-    lengths = pc.binary_length(array).fill_null(column.width).to_numpy(zero_copy_only=False)
+        raise null_error(column.name, first_null(array), where)
+    lengths = plain(pc.binary_length(array).fill_null(column.width))
     wrong = np.flatnonzero(lengths != column.width)
     if wrong.size:
         row = int(wrong[0])
@@ -328,9 +344,9 @@ def _raw(array: Any, column: Column, where: Where) -> Array:
 
 def _images(array: Any, column: Column, where: Where) -> Array:
     """Of Spark's image source: rows of pixels, blue, green and red."""
-    pc = need("pyarrow.compute", "reading Parquet")
+    pc = need("pyarrow.compute", _PURPOSE)
     for name, length in zip(("height", "width", "nChannels"), column.shape, strict=True):
-        found = pc.struct_field(array, name).fill_null(length).to_numpy(zero_copy_only=False)
+        found = plain(pc.struct_field(array, name).fill_null(length))
         wrong = np.flatnonzero(found != length)
         if wrong.size:
             text = f"an image with {name}={found[wrong[0]]}, where the others have {length}; resize them first"

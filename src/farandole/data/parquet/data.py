@@ -11,7 +11,7 @@ import numpy as np
 
 from farandole.data import paths
 from farandole.data.extras import need
-from farandole.data.parquet.columns import Column, Wanted, Where, check_names, column_of, null_error, values
+from farandole.data.parquet.columns import Column, Wanted, Where, check_names, column_of, first_null, null_error, values
 from farandole.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -278,8 +278,7 @@ def _check_nulls(file: Any, index: int, chunk: Any, name: str, row: int) -> None
     statistics = chunk.statistics
     if statistics is not None and statistics.has_null_count and statistics.null_count:
         column = file.subset(row_group_ids=[index]).to_table(columns=[name]).column(0).combine_chunks()
-        found = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
-        raise null_error(name, int(found[0]), Where(file.path, row))
+        raise null_error(name, first_null(column), Where(file.path, row))
 
 
 class Files:
