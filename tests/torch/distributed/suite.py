@@ -1,0 +1,169 @@
+"""PyTorch's own tests of torch.distributed, which its wheel brings, on Farandole's wires under the name of Gloo.
+
+``python -m tests.torch.distributed.suite [names]`` runs them on 2 ranks and tells how each ended; with Gloo
+itself: ``SUITE_BACKEND=gloo`` in front. PyTorch starts new processes for each test, which takes seconds; here the same
+two run all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import random
+import sys
+import tempfile
+import time
+import types
+import unittest
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+EXCEPTIONS = HERE / "suite_exceptions.txt"
+PASSED = "passed"
+VARIABLES = {"BACKEND": "gloo", "WORLD_SIZE": "2", "INIT_METHOD": "env://", "TEMP_DIR": tempfile.gettempdir()}
+SECONDS = 60.0  # until a rank that waits for the other one in a test gives up
+
+
+def exceptions() -> dict[str, str]:
+    """The tests that do not pass, and why."""
+    lines = [line for line in EXCEPTIONS.read_text().splitlines() if line and not line.startswith("#")]
+    return {name.strip(): reason.strip() for name, _, reason in (line.partition(":") for line in lines)}
+
+
+def names() -> list[str]:
+    """All tests but those whose names say that they need a GPU, or a library for one."""
+    others = ("nccl", "cuda", "gpu", "mpi", "ucc", "stream")
+    return [
+        name
+        for name in unittest.TestLoader().getTestCaseNames(_module().DistributedTest._DistTestBase)
+        if not any(word in name.lower() for word in others)
+    ]
+
+
+def outcomes(rank: int, folder: str, wanted: Sequence[str], backend: str = "farandole") -> dict[str, str]:
+    """How each test ended on this rank of 2: passed, skipped, or the error. Collective."""
+    module = _module()
+    try:
+        with _named_gloo(backend == "farandole"):
+            return {name: _outcome(module, rank, Path(folder) / name, name) for name in wanted}
+    finally:
+        for name in VARIABLES:
+            os.environ.pop(name, None)
+
+
+def _outcome(module: Any, rank: int, folder: Path, name: str) -> str:
+    import torch
+    from torch import distributed as dist
+
+    for part in ("barrier", "test_dir", "init_dir"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    os.environ["TEMP_DIR"], module.Barrier.barrier_id = str(folder), 0
+    torch.manual_seed(0)
+    random.seed(0)
+    module.INIT_METHOD = f"file://{folder}/again"  # for those that begin anew
+    module.PROFILING_SUPPORTED_BACKENDS = []  # else they look for the events that Gloo gives PyTorch's profiler
+    test = _suite(module)(name)
+    test.rank, test.file_name = rank, str(folder / "store")
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            dist.init_process_group(
+                "gloo", init_method=f"file://{folder}/store", world_size=2, rank=rank,
+                timeout=timedelta(seconds=SECONDS),
+            )  # fmt: skip
+            dist.set_debug_level(dist.DebugLevel.OFF)
+            test._barrier()
+            getattr(test, name)()
+            test._barrier()
+        return PASSED
+    except unittest.SkipTest as error:
+        return f"skipped: {error}"
+    except SystemExit as error:  # so PyTorch's processes say that they skip
+        reasons = {skip.exit_code: skip.message for skip in module.TEST_SKIPS.values()}
+        return f"skipped: {reasons.get(int(error.code or 0), error.code)}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        if dist.is_initialized():
+            with contextlib.suppress(Exception):
+                dist.destroy_process_group()
+
+
+def _suite(module: Any) -> Any:
+    class Suite(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc]
+        """Without the processes that it starts: the number of its rank says that it is one of them."""
+
+        world_size = 2
+
+        def _barrier(self, wait_for: int = 2, timeout: float = 10.0) -> None:
+            module.Barrier.sync(wait_for, max(timeout, SECONDS))  # by files: a busy machine may take its time
+
+    return Suite
+
+
+@contextlib.contextmanager
+def _named_gloo(ours: bool) -> Iterator[None]:
+    """Where torch.distributed is asked for Gloo, it makes ours."""
+    from torch import distributed as dist
+    from torch.distributed import distributed_c10d
+
+    from farandole.torch.distributed import FarandoleProcessGroup
+
+    class NamedGloo(FarandoleProcessGroup):
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta = timedelta(minutes=30)) -> None:
+            super().__init__(store, rank, size, timeout.total_seconds())
+            self.gloo_options = types.SimpleNamespace()
+
+        @property
+        def options(self) -> Any:
+            return self.gloo_options
+
+        def name(self) -> str:
+            return "gloo"
+
+        _get_backend_name = name
+
+    before = dist.ProcessGroupGloo
+    if ours:
+        distributed_c10d.ProcessGroupGloo = dist.ProcessGroupGloo = NamedGloo
+    try:
+        yield
+    finally:
+        distributed_c10d.ProcessGroupGloo = dist.ProcessGroupGloo = before
+
+
+def _module() -> Any:
+    """PyTorch's; it reads the environment when it is imported, and in tests."""
+    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
+        sys.modules["expecttest"] = types.ModuleType("expecttest")  # PyTorch's tests derive from its class alone
+        sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
+    os.environ.update(VARIABLES)
+    from torch.testing._internal.distributed import distributed_test
+
+    return distributed_test
+
+
+def main(arguments: Sequence[str]) -> int:
+    from tests import pool
+
+    backend, begin = os.environ.get("SUITE_BACKEND", "farandole"), time.monotonic()
+    wanted, failed = list(arguments) or names(), 0
+    with tempfile.TemporaryDirectory() as folder:
+        for name in wanted:
+            try:
+                both = pool.spread(2, lambda rank, name=name: outcomes(rank, folder, [name], backend), deadline=200.0)
+                found = [each[name] for each in both]
+            except Exception as error:
+                found = [f"{type(error).__name__}: {error}"]
+            worst = next((text for text in found if text != PASSED), PASSED)
+            failed += worst != PASSED and not worst.startswith("skipped")
+            print(f"{time.monotonic() - begin:6.1f} s  {name}: {worst[:300]}", flush=True)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
