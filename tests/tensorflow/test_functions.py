@@ -106,6 +106,13 @@ def test_shapes(mode: str) -> None:
 def test_groups_factors_compression_and_sets(mode: str) -> None:
     def body(rank: int) -> None:
         x = tf.constant([1.0, 2.0]) * (rank + 1)
+        whole, factors = tf.constant([4, 9 - rank]), {"prescale_factor": 0.5, "postscale_factor": 1.5}
+        for op, expected in ((hvd.Max, [3, 6]), (hvd.Min, [3, 6])):
+            got = run(mode, lambda x, op=op: hvd.allreduce(x, op=op, **factors), whole)
+            assert got.tolist() == expected
+            pair = run(mode, lambda x, y, op=op: hvd.grouped_allreduce([x, y], op=op, **factors), whole, x)
+            assert pair[0].tolist() == expected
+            assert pair[1].tolist() == [[1.5, 3.0], [0.75, 1.5]][op == hvd.Min]
         slices = [tf.constant([[1.0 + rank]]), tf.constant([2 * rank], tf.int64)]
 
         def several(x: Any, values: Any, indices: Any) -> Any:

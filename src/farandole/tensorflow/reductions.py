@@ -18,6 +18,12 @@ def reduced(
 ) -> list[Any]:
     """A reduction of each of ``tensors`` that gradients go through: one, or with ``grouped`` several as a unit."""
     if op in (ReduceOp.MIN, ReduceOp.MAX):
+        floats = [tensor.dtype.is_floating for tensor in tensors]
+        if pre * post != 1.0 and not all(floats):  # whole numbers have no gradients, and no type for the factor
+            if any(floats):
+                one_by_one = zip(tensors, map(names.and_, (f"_{place}" for place in range(len(tensors)))), strict=True)
+                return [reduced([each], op, pre, post, its, process_set, False)[0] for each, its in one_by_one]
+            return functions.reduce(tensors, op, pre, post, names, process_set, grouped)
         if pre < 0:  # a negative factor turns the order round
             op = ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN
         found = _extremum(tensors, op, names, process_set, grouped)
