@@ -27,6 +27,21 @@ def test_the_votes_of_all_ranks_and_what_is_kept_from_tape_to_tape() -> None:
         topk = [gradient(mine, codec="topk:0.2").numpy() for _ in range(3)]
         assert np.count_nonzero(topk[0]) == 1  # the third everywhere
         assert topk[1][1] == -4  # which has waited
+        twin = tf.Variable(np.zeros(5, np.float32))  # its gradients are zeros: nothing waits
+
+        def update_of(variable: Any) -> Any:
+            def update(values: Any) -> Any:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(variable * values)
+                return hvd.DistributedGradientTape(tape, codec="topk:0.4").gradient(loss, [variable])[0]
+
+            return update
+
+        for how in (lambda function: function, tf.function):
+            one, other = how(update_of(variable)), how(update_of(twin))
+            for _ in range(2):
+                assert np.any(one(mine))
+                assert not np.any(other(tf.zeros(5)))
         return topk
 
     first, *others = job(3, fn, codec="sign")

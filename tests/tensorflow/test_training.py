@@ -330,3 +330,31 @@ def test_two_tapes_in_one_function_do_not_mix() -> None:
         return [[each.numpy().tolist() for each in step((0, 1))] for _ in range(3)]
 
     assert job(2, body) == [[[3.0, [3.0, 6.0]]] * 3] * 2
+
+
+def test_functions_of_one_name_in_another_do_not_mix() -> None:
+    """Rank 0 comes to the second first."""
+
+    def body(rank: int) -> Any:
+        def update_of(variable: Any, name: str | None) -> Any:
+            @tf.function(autograph=False)
+            def update(values: Any) -> Any:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(variable * values)
+                gradient = hvd.DistributedGradientTape(tape).gradient(loss, variable)
+                return gradient + hvd.allreduce(values, op=hvd.Sum, name=name)
+
+            return update
+
+        updates = [update_of(tf.Variable([0.0]), name) for name in (None, None, "explicit", "explicit")]
+
+        @tf.function(autograph=False)
+        def every() -> Any:
+            one, two, three, four = [each.get_concrete_function(tf.constant([1.0])) for each in updates]
+            second, fourth = two(tf.constant([100.0])), four(tf.constant([10000.0]))
+            late = tf.minimum(second + fourth, 0.0) if rank == 0 else 0.0
+            return one(tf.constant([1.0]) + late), second, three(tf.constant([1000.0]) + late), fourth
+
+        return [[float(each[0]) for each in every()] for _ in range(5)]
+
+    assert job(2, body) == [[[3.0, 300.0, 3000.0, 30000.0]] * 5] * 2

@@ -64,19 +64,20 @@ class Names:
         counted.
 
         In a graph an unnamed one is named for its tensor, and a name that the process set has already gets a number, so
-        the name is the same on all ranks that build the same graph, however often. Each process set counts for itself:
-        a rank may be in several, whose other ranks do not build what is not theirs.
+        the name is the same on all ranks that build the same graph, however often. The functions in a function are of
+        one graph here: two of one name may run at the same time. Each process set counts for itself: a rank may be in
+        several, whose other ranks do not build what is not theirs.
         """
         if tf.executing_eagerly():
             return self.name
         current = tf.compat.v1.get_default_graph()
         name = self.name or f"Horovod{self.kind}_{_plain(tensor.name)}"
         scope = "" if self.ignore else current.get_name_scope()
-        full = _unused(current, process_set, f"{scope}/{name}" if scope else name)
-        if self.ignore:
-            return full
+        full = f"{scope}/{name}" if scope else name
         function = re.sub(r"_\d+$", "", getattr(current, "name", "") or "")  # numbers count what this process made
-        return f"{function}/{full}" if function else str(full)
+        if function and not self.ignore:
+            full = f"{function}/{full}"
+        return _unused(_outermost(current), process_set, full)
 
     def and_(self, suffix: str) -> Names:
         """For what belongs to the call: its gradient."""
@@ -84,6 +85,13 @@ class Names:
 
 
 _used: WeakKeyDictionary[Any, dict[tuple[int, ...], set[str]]] = WeakKeyDictionary()
+
+
+def _outermost(current: Any) -> Any:
+    """The graph of the function that eager code calls, if ``current`` is that of a function in it."""
+    while hasattr(outer := getattr(current, "outer_graph", None), "outer_graph"):
+        current = outer
+    return current
 
 
 def _unused(current: Any, process_set: ProcessSet, name: str) -> str:

@@ -78,8 +78,9 @@ def _reduced_slices(slices: Any, name: str, options: GradientOptions) -> Any:
     total = allreduce_slices(slices, options.op, 1.0, 1.0, options.compressor, names, options.process_set)
     if factor == 1.0:
         return total
-    values = total.values * tf.cast(factor, total.values.dtype)
-    return tf.IndexedSlices(values, total.indices, total.dense_shape)
+    dtype = total.values.dtype
+    values = tf.cast(total.values, dtype if dtype.is_floating else tf.float64) * factor
+    return tf.IndexedSlices(tf.cast(values, dtype), total.indices, total.dense_shape)
 
 
 def _differentiable(
@@ -154,18 +155,21 @@ class _Exchanging(graph.Call):
             super().when_done(call)
 
 
-_reducers: dict[Any, GradientListReducer] = {}
+_Reducers = dict[Any, tuple[GradientListReducer, Sequence[Any]]]  # with their variables, whose ids stay theirs so
+_reducers: _Reducers = {}
 
 
-def reducer_for(what: str, options: GradientOptions) -> GradientListReducer:
+def reducer_for(what: str, options: GradientOptions, variables: Sequence[Any] = ()) -> GradientListReducer:
     """A reducer with these options for one place of the program: the same one when a function is traced again.
 
-    In a graph each call gives another: two in one graph may run at the same time.
+    In a graph each call gives another: two in one graph may run at the same time. Other ``variables`` get another,
+    that lives as long as they do.
     """
     place = Names("Gradients", what).of(None, options.process_set) or what
     scales = options.prescale, options.postscale
     how = options.compression, options.sparse_as_dense, options.codec
-    key = (place, options.op, scales, id(options.process_set), *how)
-    if key not in _reducers:
-        _reducers[key] = GradientListReducer(place, options)
-    return _reducers[key]
+    key = (place, options.op, scales, id(options.process_set), *how, *map(id, variables))
+    reducers: _Reducers = vars(variables[0]).setdefault("_farandole_reducers", {}) if variables else _reducers
+    if key not in reducers:
+        reducers[key] = GradientListReducer(place, options), variables
+    return reducers[key][0]

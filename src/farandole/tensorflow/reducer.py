@@ -41,9 +41,10 @@ class VariableReducer:
         if mine and self.options.scale_local:
             for place in set(range(len(results))) - set(common):
                 results[place] = _divided(results[place], context.engine(self.options.process_set).size)
-        names = names_of([variables[place] for place in common])
-        replica = VariablesReplica([variables[place] for place in common], names, self._settings)
-        totals = self._reduced([gradients[place] for place in common], names, replica)
+        shared = [variables[place] for place in common]
+        names = names_of(shared)
+        replica = VariablesReplica(shared, names, self._settings)
+        totals = self._reduced([gradients[place] for place in common], shared, names, replica)
         for place, total in zip(common, totals, strict=True):
             results[place] = total
         return results
@@ -51,7 +52,9 @@ class VariableReducer:
     def _settings(self) -> Mapping[str, str]:
         return {} if self.optimizer is None else settings_of(self.optimizer)
 
-    def _reduced(self, gradients: Sequence[Any], names: Sequence[str], replica: VariablesReplica) -> list[Any]:
+    def _reduced(
+        self, gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str], replica: VariablesReplica
+    ) -> list[Any]:
         if self.options.op is ReduceOp.ADASUM:  # of each tensor for itself, so not of all as one
             if self.options.sparse_as_dense:
                 gradients = [
@@ -61,15 +64,26 @@ class VariableReducer:
                 gradients, compression=self.options.compression, op=self.options.op, name=self.what,
                 process_set=self.options.process_set,
             )  # fmt: skip
-        reducer = reducer_for(self.what, self.options)
+        reducer = reducer_for(self.what, self.options, self._model(variables))
         return reduce_gradients(gradients, names, reducer, replica=replica, differentiable=self.differentiable)
+
+    def _model(self, variables: Sequence[Any]) -> list[Any]:
+        """Those of ``variables`` that tell models apart, where it matters: a codec keeps what is of one model, and in
+        graphs, two of one name that run at the same time are an error so. (Tensors may be others in each step.)"""
+        if tf.executing_eagerly() and not self.options.codec:
+            return []
+        return [each for each in map(_tensor_of, variables) if isinstance(each, tf.Variable)]
 
 
 def key_of(variable: Any) -> Any:
     """The identity of a variable: those of Keras 3 wrap TensorFlow's."""
-    inner = getattr(variable, "_value", None)
-    variable = inner if isinstance(inner, tf.Variable) else variable
+    variable = _tensor_of(variable)
     return variable.ref() if hasattr(variable, "ref") else id(variable)
+
+
+def _tensor_of(variable: Any) -> Any:
+    inner = getattr(variable, "_value", None)
+    return inner if isinstance(inner, tf.Variable) else variable
 
 
 def _divided(gradient: Any, size: int) -> Any:
