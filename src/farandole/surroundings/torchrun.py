@@ -81,9 +81,15 @@ def _through_store(placement: Placement, text: Callable[[], str], timeout: float
     key = f"farandole/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     try:
         store = store_of(host, port, None, False, timedelta(seconds=timeout))
+        comes = f"{key}/comes/{placement.rank}"
+        time = store.add(comes, 1)  # programs may call shutdown() and init() again
         if placement.rank == 0:
-            store.set(key, text())
-        return bytes(store.get(key)).decode()
+            store.set(f"{key}/{time}", text())
+        try:
+            return bytes(store.get(f"{key}/{time}")).decode()
+        except RuntimeError:
+            store.add(comes, -1)
+            raise
     except RuntimeError as error:
         raise RendezvousError(f"rank 0 did not reach init() within {timeout:g} s: {error}", [0]) from error
 
