@@ -8,12 +8,15 @@ from collections.abc import Callable
 
 
 class Call:
-    """``work`` is to be run in turn. Afterwards ``done`` is true and ``error`` says how it went."""
+    """``work`` is to be run in turn. Afterwards ``done`` is true and ``error`` says how it went.
 
-    __slots__ = ("_event", "_hear", "done", "error", "work")
+    ``last``: what belongs to a call that went well, and has to happen before anybody takes it for done.
+    """
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self.work = work
+    __slots__ = ("_event", "_hear", "done", "error", "last", "work")
+
+    def __init__(self, work: Callable[[], None], last: Callable[[], None] | None = None) -> None:
+        self.work, self.last = work, last
         self.done = False
         self.error: BaseException | None = None
         self._event: threading.Event | None = None
@@ -21,6 +24,12 @@ class Call:
 
     def finish(self) -> None:
         """Once, by whoever ran it; then everybody who asked hears so."""
+        if self.last is not None and self.error is None:
+            try:
+                self.last()
+            except BaseException as error:
+                self.error = error
+        self.last = None  # as work: it may hold large tensors
         with _finishing:
             self.done = True
             event, heard = self._event, self._hear
@@ -118,7 +127,8 @@ class Calls:
     def _serve(self) -> None:
         while True:
             self._news.acquire()
-            self._run_next()
+            while self._run_next():  # also those before it, that were to be run by others
+                pass
             if self._closed and not self._waiting:
                 return
 

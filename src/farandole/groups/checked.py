@@ -39,7 +39,7 @@ class Checked:
         self.shown = self._showing.shown if self._showing is not None else 0
         # Two ranks read each other's whole tensor as quickly as halves of it; with more, that is soon too much.
         self._reduced = self.shown if self.size == 2 else self.shown // 8
-        self._calls = 0
+        self.calls = 0  # that ranks have begun to compare
 
     def allreduce(
         self, buffers: Sequence[Buffer], op: ReduceOp, scale: float, wants: tuple[int, ...], describe: Describe
@@ -150,8 +150,8 @@ class Checked:
         self, wants: tuple[int, ...], describe: Describe, pieces: Sequence[Array] = ()
     ) -> Sequence[Array] | None:
         """What everybody shows; None where ranks cannot."""
-        self._calls += 1
-        word = hash((self._calls, *wants)) & _MASK
+        self.calls += 1
+        word = hash((self.calls, *wants)) & _MASK
         if self._showing is not None:
             words, places = self._showing.show(word, pieces)
             for other in words:
@@ -167,7 +167,7 @@ class Checked:
     def _refuse(self, describe: Describe) -> None:
         """All ranks have seen that they differ. Raises what each of them asked for."""
         mine = np.zeros(_TEXT, np.uint8)
-        text = f"call {self._calls}: {describe()}".encode()[:_TEXT]
+        text = f"call {self.calls}: {describe()}".encode()[:_TEXT]
         mine[: len(text)] = np.frombuffer(text, np.uint8)
         if self._showing is not None:
             texts = [bytes(place[:_TEXT]) for place in self._showing.show(0, [mine])[1]]

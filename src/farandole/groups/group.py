@@ -69,6 +69,7 @@ class Group:
         if self.failure is not None:
             raise HorovodInternalError(f"{what}: {self.name} has failed before: {self.failure}") from self.failure
         self._what, self._limit = what, timeout
+        made = self.collectives.calls
         try:
             work()
         except MismatchError:  # seen by all ranks alike
@@ -80,6 +81,11 @@ class Group:
         except HorovodInternalError as error:
             self.failure = error
             self._transport.abort(f"{self.name_of(self.rank)}, in {what}: {error}")
+            raise
+        except BaseException as error:  # a signal, no memory
+            if self.collectives.calls != made:  # others may have gone on: from here on they would take old for new
+                self.failure = error
+                self._transport.abort(f"{self.name_of(self.rank)}, in {what}: {type(error).__name__}: {error}")
             raise
 
     def _named(self, error: PeerLostError, what: str) -> PeerLostError:

@@ -36,8 +36,11 @@ class Message(Call):
 
     __slots__ = ("begin", "data", "dtype", "head", "peer", "source", "tag", "timeout")
 
-    def __init__(self, peer: int | None, tag: int, data: Array, dtype: int, timeout: float) -> None:
-        super().__init__(lambda: None)
+    def __init__(
+        self, peer: int | None, tag: int, data: Array, dtype: int, timeout: float,
+        last: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(lambda: None, last)
         self.peer, self.tag, self.data, self.dtype, self.timeout = peer, tag, data, dtype, timeout
         self.begin = time.monotonic()
         self.source = -1
@@ -66,7 +69,7 @@ class Messages:
         self._outbox: dict[int, deque[Message]] = {}
         self._inboxes = [_Inbox(streams.overhead) for _ in range(streams.size)]
         self._wanted: list[Message] = []
-        self._ended: list[Message] = []  # to be told so, once nothing is locked
+        self._ended: deque[Message] = deque()  # to be told so, once nothing is locked
         self._failure: BaseException | None = None
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
@@ -77,9 +80,12 @@ class Messages:
         message = Message(dst, tag, data, dtype, timeout)
         return self._begin(message, lambda: self._outbox.setdefault(dst, deque()).append(message))
 
-    def receive(self, src: int | None, tag: int, data: Array, dtype: int, timeout: float) -> Message:
-        """From ``src``, or from anybody."""
-        message = Message(src, tag, data, dtype, timeout)
+    def receive(
+        self, src: int | None, tag: int, data: Array, dtype: int, timeout: float,
+        last: Callable[[], None] | None = None,
+    ) -> Message:  # fmt: skip
+        """From ``src``, or from anybody. ``last``: what to do with ``data`` before the message is done."""
+        message = Message(src, tag, data, dtype, timeout, last)
         return self._begin(message, lambda: self._want(message))
 
     def wait(self, message: Message, seconds: float | None = None) -> bool:
@@ -189,8 +195,12 @@ class Messages:
 
     def _tell(self) -> None:
         """Those that wait for messages may make others themselves."""
-        while self._ended:
-            self._ended.pop(0).finish()
+        while True:
+            try:
+                message = self._ended.popleft()  # several threads may be here
+            except IndexError:
+                return
+            message.finish()
 
     def _interests(self) -> tuple[list[int], list[int]]:
         with self._changing:

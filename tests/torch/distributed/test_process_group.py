@@ -184,12 +184,62 @@ def test_random_programs_on_overlapping_groups() -> None:
     members(4, lambda rank: [random_program(seed, rank) for seed in range(2)] and None)
 
 
+def in_turn() -> None:
+    """On 3 ranks: what a call reads is what those before it gave, also with gaps or a factor."""
+    import torch
+    from torch import distributed as dist
+
+    for whole in (torch.ones(200_000), torch.ones(8)):
+        gaps = whole[::2]
+        half = dist._make_nccl_premul_sum(0.5)
+        works = [dist.all_reduce(gaps, op, async_op=True) for op in (dist.ReduceOp.SUM, dist.ReduceOp.SUM, half)]
+        parts = [torch.zeros_like(gaps) for _ in range(3)]
+        works.append(dist.all_gather(parts, gaps, async_op=True))
+        works.append(dist.all_reduce(whole, half, async_op=True))
+        for work in works:
+            work.wait()
+        assert [part[0].item() for part in parts] == [13.5] * 3
+        assert whole[:2].tolist() == [20.25, 1.5]
+
+
+def what_a_fork_leaves() -> None:
+    """A child that ends in order does not end the group of its parent."""
+    from farandole.torch.distributed import process_group
+
+    child = os.fork()
+    if child == 0:
+        process_group._leave()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def interrupted(rank: int, group: Any) -> None:
+    """On 3 ranks: Ctrl-C in a collective ends the group, on all; before it, nothing."""
+    import torch
+    from torch import distributed as dist
+
+    def before() -> None:
+        raise KeyboardInterrupt
+
+    def within() -> None:
+        group.state.collectives.calls += 1  # as if others had seen it
+        raise KeyboardInterrupt
+
+    if rank == 0:
+        assert isinstance(group.state.run("a call", before, 5.0, wait=True).error, KeyboardInterrupt)
+    dist.barrier(group=group)
+    if rank == 0:
+        assert isinstance(group.state.run("a call", within, 5.0, wait=True).error, KeyboardInterrupt)
+    text = error_of(lambda: dist.all_reduce(torch.ones(1), group=group))
+    assert ("has failed before" if rank == 0 else "rank 0, in a call: KeyboardInterrupt") in text
+
+
 def life_of_groups(rank: int) -> None:
     """On 3 ranks: begin, end, begin again; parts of parts."""
     import torch
     from torch import distributed as dist
 
-    from farandole.torch.distributed import monitored_barrier
+    from farandole.torch.distributed import FarandoleProcessGroup, monitored_barrier
 
     world = dist.group.WORLD
     assert dist.get_backend() == "farandole"
@@ -202,6 +252,11 @@ def life_of_groups(rank: int) -> None:
             dist.all_reduce(tensor, group=pair)
             assert tensor.tolist() == [2.0, 2.0]
             dist.destroy_process_group(pair)
+    pair_store = dist.PrefixStore("pair", world.get_group_store())
+    for _ in range(2 if rank != 1 else 0):  # one store for one group after the other
+        again = FarandoleProcessGroup(pair_store, rank // 2, 2, 20.0, [0, 2], "pair")
+        again.barrier().wait()
+        again.shutdown()
     part = world.split_group([1, 2])
     assert (part is None) == (rank == 0)
     if part is not None:
@@ -217,6 +272,8 @@ def life_of_groups(rank: int) -> None:
     gathered = torch.zeros(3)
     dist.all_gather_into_tensor(gathered, tensor, group=alone)
     assert gathered.tolist() == [1.0] * 3
+    in_turn()
+    what_a_fork_leaves()
     objects: list[Any] = [None] * 3
     dist.all_gather_object(objects, {"rank": rank})
     assert objects == [{"rank": number} for number in range(3)]
@@ -230,6 +287,7 @@ def life_of_groups(rank: int) -> None:
         group.abort()
     text = error_of(lambda: dist.all_reduce(torch.ones(1), group=group))
     assert "rank 0 called abort()" in text
+    interrupted(rank, dist.new_group())
     dist.barrier()
     if rank == 1:
         assert "cpu:farandole,cuda:nccl" in error_of(lambda: world._get_backend(torch.device("cuda")))
@@ -288,6 +346,10 @@ def without_an_import(rank: int) -> None:
     dist.Backend._plugins.pop("FARANDOLE", None)
     autoload.register()
     autoload.register()
+    assert not dist.Backend._plugins.keys()  # with any, torch.distributed gives "cpu:gloo" no default backend
+    dist.init_process_group("cpu:gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD.name() == "gloo"
+    dist.destroy_process_group()
     dist.init_process_group("cpu:farandole,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:
         tensor = torch.ones(2)
@@ -298,7 +360,30 @@ def without_an_import(rank: int) -> None:
         dist.destroy_process_group()
 
 
+def with_another_secret(_: int) -> None:
+    """What the store tells never replaces the job's secret."""
+    import json
+
+    from torch import distributed as dist
+
+    from farandole.errors import SettingsError
+    from farandole.torch.distributed.rendezvous import meet
+
+    before = os.environ.get("FARANDOLE_SECRET")
+    try:
+        for own, told, started in (("a" * 64, "b" * 64, "rank 1"), ("", "", "rank 0")):
+            os.environ["FARANDOLE_SECRET"] = own
+            store = dist.HashStore()
+            store.set("farandole/wire/1", json.dumps({"scope": "s", "secret": told}))
+            with pytest.raises(SettingsError, match=f"{started} of this group was started by Farandole"):
+                meet(store, 1, 2, 5.0)
+    finally:
+        os.environ.pop("FARANDOLE_SECRET")
+        os.environ.update({} if before is None else {"FARANDOLE_SECRET": before})
+
+
 def test_the_word_alone_suffices() -> None:
     project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     assert '[project.entry-points."torch.backends"]\nfarandole = "farandole.autoload:register"\n' in project
     pool.spread(1, without_an_import)
+    pool.spread(1, with_another_secret)

@@ -12,7 +12,7 @@ import torch
 
 from farandole.groups.group import Group
 from farandole.torch.distributed.sparse import allreduce_sparse
-from farandole.torch.distributed.tensors import Memory, code, elements, multiplied, raw, reduction, shown
+from farandole.torch.distributed.tensors import Memory, code, elements, raw, reduction, shown
 from farandole.types import Buffer, DType
 
 if TYPE_CHECKING:
@@ -47,13 +47,14 @@ def allreduce(group: Group, tensors: Sequence[Any], op: Any) -> Operation:
     if first.layout is not torch.strided:
         return Operation("all_reduce", lambda: allreduce_sparse(group, tensors, op), tensors)
     asked = reduction(op, group.size, first.dtype)
-    inputs = [elements(multiplied(tensor, asked.factor)) for tensor in tensors]
+    inputs = [elements(tensor, asked.factor) for tensor in tensors]
     outputs = inputs if asked.factor is None else [elements(tensor) for tensor in tensors]
     pairs = zip(inputs, outputs, strict=True)
     buffers = [Buffer(given.array, taken.array, dtype) for (given, dtype), (taken, _) in pairs]
     wants = (Kind.ALLREDUCE, op.op.value, code(first.dtype), *_shapes(tensors))
 
     def work() -> None:
+        _refresh(memory for memory, _ in inputs)
         group.collectives.allreduce(
             buffers, asked.op, asked.scale, wants, lambda: _told("all_reduce", asked.name, tensors)
         )
@@ -65,13 +66,14 @@ def allreduce(group: Group, tensors: Sequence[Any], op: Any) -> Operation:
 def reduce(group: Group, tensors: Sequence[Any], op: Any, root: int) -> Operation:
     first = _first(tensors, "reduce")
     asked = reduction(op, group.size, first.dtype)
-    given, dtype = elements(multiplied(first, asked.factor))
+    given, dtype = elements(first, asked.factor)
     taken = elements(first)[0] if group.rank == root else Memory(np.empty_like(given.array))
     wants = (Kind.REDUCE, op.op.value, code(first.dtype), root, *_shapes(tensors))
 
     def work() -> None:
         buffers = [Buffer(given.array, taken.array, dtype)]
         told = f"reduce to {root}"
+        given.refresh()
         group.collectives.allreduce(buffers, asked.op, asked.scale, wants, lambda: _told(told, asked.name, tensors))
         taken.write_back()
 
@@ -85,6 +87,8 @@ def broadcast(group: Group, tensors: Sequence[Any], root: int) -> Operation:
 
     def work() -> None:
         arrays = [memory.array for memory in memories]
+        if group.rank == root:
+            _refresh(memories)
         group.collectives.broadcast(arrays, root, wants, lambda: _told(f"broadcast from {root}", "", tensors))
         if group.rank != root:
             _write_back(memories)
@@ -133,6 +137,7 @@ def _allgather(group: Group, inputs: Sequence[Any], memories: Any, results: Sequ
     sends = [raw(tensor) for tensor in inputs]
 
     def work() -> None:
+        _refresh(sends)
         for tensor, send, receives in zip(inputs, sends, memories, strict=True):
             arrays = [memory.array for memory in receives]
             wants = (Kind.ALLGATHER, code(tensor.dtype), *map(len, arrays))
@@ -147,11 +152,13 @@ def gather(group: Group, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any]
     taken = outputs[0] if group.rank == root else ()
     _check_list("gather", group, taken, root)
     memories, nothing = [raw(tensor) for tensor in taken], np.empty(0, np.uint8)
-    sends = [raw(first).array if rank == root else nothing for rank in range(group.size)]
+    given = raw(first)
+    sends = [given.array if rank == root else nothing for rank in range(group.size)]
     receives = [memory.array for memory in memories] or [nothing] * group.size
     wants = (Kind.GATHER, root, code(first.dtype))
 
     def work() -> None:
+        given.refresh()
         group.collectives.exchange(sends, receives, wants, lambda: _told(f"gather to {root}", "", inputs))
         _write_back(memories)
 
@@ -163,11 +170,13 @@ def scatter(group: Group, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]
     given = inputs[0] if group.rank == root else ()
     _check_list("scatter", group, given, root)
     memory, nothing = raw(first), np.empty(0, np.uint8)
-    sends = [raw(tensor).array for tensor in given] or [nothing] * group.size
+    parts = [raw(tensor) for tensor in given]
+    sends = [part.array for part in parts] or [nothing] * group.size
     receives = [memory.array if rank == root else nothing for rank in range(group.size)]
     wants = (Kind.SCATTER, root, code(first.dtype))
 
     def work() -> None:
+        _refresh(parts)
         group.collectives.exchange(sends, receives, wants, lambda: _told(f"scatter from {root}", "", outputs))
         memory.write_back()
 
@@ -186,7 +195,8 @@ def reduce_scatter(group: Group, outputs: Sequence[Any], inputs: Sequence[Sequen
             )
         _check_dtypes("reduce_scatter", [taken, *given])
         factor = reduction(op, group.size, taken.dtype).factor
-        jobs.append((taken, [elements(multiplied(tensor, factor))[0].array for tensor in given]))
+        memories = [elements(tensor, factor)[0] for tensor in given]
+        jobs.append(_Part(taken, memories, [memory.array for memory in memories]))
     return _reduce_scatter(group, jobs, op)
 
 
@@ -201,25 +211,35 @@ def reduce_scatter_from(group: Group, outputs: Sequence[Any], inputs: Sequence[A
                 f"{given.numel()}, the output {taken.numel()}"
             )
         _check_dtypes("reduce_scatter_tensor", [taken, given])
-        whole = elements(multiplied(given, reduction(op, group.size, taken.dtype).factor))[0].array
-        jobs.append((taken, _cut(whole, [len(whole) // group.size] * group.size)))
+        whole = elements(given, reduction(op, group.size, taken.dtype).factor)[0]
+        jobs.append(_Part(taken, [whole], _cut(whole.array, [len(whole.array) // group.size] * group.size)))
     return _reduce_scatter(group, jobs, op)
 
 
-def _reduce_scatter(group: Group, jobs: Sequence[tuple[Any, Sequence[Array]]], op: Any) -> Operation:
-    targets: list[tuple[Memory, DType]] = [elements(taken) for taken, _ in jobs]
+class _Part(NamedTuple):
+    """``taken``: the tensor for the part of this rank; ``parts``: those for each rank, out of ``inputs``."""
+
+    taken: Any
+    inputs: Sequence[Memory]
+    parts: Sequence[Array]
+
+
+def _reduce_scatter(group: Group, jobs: Sequence[_Part], op: Any) -> Operation:
+    targets: list[tuple[Memory, DType]] = [elements(job.taken) for job in jobs]
+    results = [job.taken for job in jobs]
 
     def work() -> None:
-        for (taken, parts), (memory, dtype) in zip(jobs, targets, strict=True):
+        _refresh(memory for job in jobs for memory in job.inputs)
+        for (taken, _, parts), (memory, dtype) in zip(jobs, targets, strict=True):
             asked = reduction(op, group.size, taken.dtype)
             wants = (Kind.REDUCE_SCATTER, op.op.value, code(taken.dtype), *map(len, parts))
             group.collectives.reducescatter(
                 parts, memory.array, dtype, asked.op, asked.scale, wants,
-                lambda: _told("reduce_scatter", asked.name, [taken for taken, _ in jobs]),  # noqa: B023
+                lambda: _told("reduce_scatter", asked.name, results),  # noqa: B023
             )  # fmt: skip
             memory.write_back()
 
-    return Operation("reduce_scatter", work, [taken for taken, _ in jobs])
+    return Operation("reduce_scatter", work, results)
 
 
 def alltoall_base(
@@ -233,6 +253,7 @@ def alltoall_base(
     wants = (Kind.ALLTOALL, code(input.dtype))
 
     def work() -> None:
+        given.refresh()
         group.collectives.exchange(sends, receives, wants, lambda: _told("all_to_all_single", "", [input, output]))
         taken.write_back()
 
@@ -248,10 +269,12 @@ def alltoall(group: Group, outputs: Sequence[Any], inputs: Sequence[Any]) -> Ope
         )
     _check_dtypes("all_to_all", [*inputs, *outputs])
     memories = [raw(tensor) for tensor in outputs]
-    sends, receives = [raw(tensor).array for tensor in inputs], [memory.array for memory in memories]
+    given = [raw(tensor) for tensor in inputs]
+    sends, receives = [memory.array for memory in given], [memory.array for memory in memories]
     wants = (Kind.ALLTOALL, code(first.dtype))
 
     def work() -> None:
+        _refresh(given)
         group.collectives.exchange(sends, receives, wants, lambda: _told("all_to_all", "", [*inputs, *outputs]))
         _write_back(memories)
 
@@ -320,6 +343,11 @@ def _bytes_of_splits(group: Group, tensor: Any, splits: Sequence[int], which: st
         )
     row = tensor.numel() // rows * tensor.element_size() if rows else 0
     return [count * row for count in splits]
+
+
+def _refresh(memories: Any) -> None:
+    for memory in memories:
+        memory.refresh()
 
 
 def _write_back(memories: Any) -> None:

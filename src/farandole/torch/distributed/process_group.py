@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -25,6 +26,7 @@ from farandole.torch.distributed.work import FarandoleWork
 _c10d: Any = _distributed_c10d
 _UNSET = timedelta(0)
 _open: weakref.WeakSet[FarandoleProcessGroup] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_open.clear)  # a child is no member, and must not leave for its parent
 
 
 def create(options: Any, backend_options: Any = None) -> FarandoleProcessGroup:
@@ -313,8 +315,9 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         if self._is_elsewhere(tensors):
             return super().send(tensors, dstRank, tag)
         self._check_peer("send", dstRank)
-        state = self.state
-        message = state.messages.send(dstRank, tag, raw(tensor).array, code(tensor.dtype), state.timeout)
+        state, memory = self.state, raw(tensor)
+        memory.refresh()
+        message = state.messages.send(dstRank, tag, memory.array, code(tensor.dtype), state.timeout)
         return FarandoleWork(message, lambda limit: state.messages.wait(message, limit), tensors, "send")
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Any:
@@ -331,9 +334,8 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def _receive(self, tensors: Any, src: int | None, tag: int) -> Any:
         (tensor,) = tensors
         state, memory = self.state, raw(tensor)
-        message = state.messages.receive(src, tag, memory.array, code(tensor.dtype), state.timeout)
-        if memory.home is not None:
-            message.when_done(memory.write_back)
+        last = None if memory.home is None else memory.write_back
+        message = state.messages.receive(src, tag, memory.array, code(tensor.dtype), state.timeout, last)
         return FarandoleWork(message, lambda limit: state.messages.wait(message, limit), tensors, "recv")
 
     def _check_peer(self, what: str, peer: int) -> None:

@@ -22,7 +22,7 @@ from farandole.errors import RendezvousError, SettingsError
 from farandole.handshake import new_secret
 from farandole.transports import shm
 
-_WIRE = "farandole/wire"
+_WIRE, _COMES = "farandole/wire", "farandole/comes"  # the latter: how often each rank has come
 
 
 def meet(store: Any, rank: int, size: int, timeout: float) -> Transport:
@@ -36,16 +36,22 @@ def meet(store: Any, rank: int, size: int, timeout: float) -> Transport:
     keep_freed_memory()
     settings, own = Settings.from_env().replace(start_timeout=timeout), Connection.from_env().secret
     client = GroupStore(store)
+    wire = f"{_WIRE}/{store.add(f'{_COMES}/{rank}', 1)}"  # a store may outlive a group, and serve the next one
     if rank == 0:
         told = {"scope": secrets.token_hex(8), "secret": "" if own else new_secret(tls=settings.tls)}
-        client.set(_WIRE, json.dumps(told).encode())
-    told = json.loads(client.get(_WIRE, timeout))
-    secret = told["secret"] or own
-    if not secret:
+        client.set(wire, json.dumps(told).encode())
+    try:
+        told = json.loads(client.get(wire, timeout))
+    except RendezvousError:
+        store.add(f"{_COMES}/{rank}", -1)
+        raise
+    if bool(own) == bool(told["secret"]):  # who reaches the store can write to it: it never replaces the job's secret
+        ours, others = (f"rank {rank}", "rank 0") if own else ("rank 0", f"rank {rank}")
         raise SettingsError(
-            f"rank 0 of this group was started by Farandole and rank {rank} was not: start all ranks with farandole "
+            f"{ours} of this group was started by Farandole and {others} was not: start all ranks with farandole "
             "run, or all with torchrun"
         )
+    secret = own or told["secret"]
     try:
         return wiring.connect(
             Placement(rank=rank, size=size), Connection(secret=secret), settings, client, f"c10d/{told['scope']}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.distributed import ReduceOp as TorchOp
 
@@ -35,9 +34,8 @@ def _sum(group: Group, mine: Any) -> Any:
 
 def _gather(group: Group, mine: Any, rows: Any, counts: Sequence[int]) -> list[Any]:
     parts = [torch.empty((count, *rows.shape[1:]), dtype=rows.dtype) for count in counts]
-    arrays = [raw(part).array for part in parts]
+    arrays, given = [raw(part).array for part in parts], raw(rows)
+    given.refresh()
     wants = (_KIND, code(rows.dtype), *mine.shape, *counts, *rows.shape[1:])
-    group.collectives.allgather(
-        np.ascontiguousarray(raw(rows).array), arrays, wants, lambda: f"all_reduce of sparse {shown([mine])}"
-    )
+    group.collectives.allgather(given.array, arrays, wants, lambda: f"all_reduce of sparse {shown([mine])}")
     return parts

@@ -27,11 +27,19 @@ _CODES: dict[Any, int] = {}
 
 
 class Memory(NamedTuple):
-    """``array``: flat; ``home``: the tensor to which it must be copied if it is written, and the copy; None for the
-    tensor's own memory."""
+    """``array``: flat; ``home``: the tensor of which this is to become a copy, and the copy; None for the tensor's own
+    memory. ``factor``: of the copy's elements."""
 
     array: Array
     home: tuple[Any, Any] | None = None
+    factor: Any = None
+
+    def refresh(self) -> None:
+        """Take what the tensor holds now: a call reads it when its turn comes."""
+        if self.home is not None:
+            tensor, copy = self.home
+            with torch.no_grad():
+                copy.copy_(tensor if self.factor is None else tensor * self.factor)
 
     def write_back(self) -> None:
         if self.home is not None:
@@ -58,12 +66,20 @@ def code(dtype: Any) -> int:
 
 
 def raw(tensor: Any) -> Memory:
-    """Its bytes."""
+    """Its bytes. Those of a tensor with gaps are there after ``refresh``."""
     tensor = tensor.detach()
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        copy = tensor.resolve_conj().resolve_neg().contiguous()
-        return Memory(_bytes(copy), (tensor, copy))
-    return Memory(_bytes(tensor))
+    if _is_plain(tensor):
+        return Memory(_bytes(tensor))
+    copy = _room_for(tensor)
+    return Memory(_bytes(copy), (tensor, copy))
+
+
+def _is_plain(tensor: Any) -> bool:
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _room_for(tensor: Any) -> Any:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _bytes(tensor: Any) -> Array:
@@ -74,13 +90,16 @@ def _bytes(tensor: Any) -> Array:
     return seen
 
 
-def elements(tensor: Any) -> tuple[Memory, DType]:
-    """Its elements, as wires reduce them; complex numbers are two. Raises ValueError for dtypes that they do not."""
+def elements(tensor: Any, factor: Any = None) -> tuple[Memory, DType]:
+    """Its elements, as wires reduce them; complex numbers are two. Raises ValueError for dtypes that they do not.
+
+    Those of a tensor with gaps, or times ``factor``, are there after ``refresh``.
+    """
     tensor = tensor.detach()
     dtype = DTYPES.get(tensor.dtype)
     home: Any = None
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        copy = tensor.resolve_conj().resolve_neg().contiguous()
+    if factor is not None or not _is_plain(tensor):
+        copy = _room_for(tensor)
         home, tensor = (tensor, copy), copy
     if dtype is None:
         if not tensor.is_complex():
@@ -89,8 +108,8 @@ def elements(tensor: Any) -> tuple[Memory, DType]:
         tensor = torch.view_as_real(tensor)
         dtype = DTYPES[tensor.dtype]
     if dtype is DType.BFLOAT16:
-        return Memory(tensor.reshape(-1).view(torch.int16).numpy().view(np.uint16), home), dtype
-    return Memory(tensor.numpy().reshape(-1), home), dtype
+        return Memory(tensor.reshape(-1).view(torch.int16).numpy().view(np.uint16), home, factor), dtype
+    return Memory(tensor.numpy().reshape(-1), home, factor), dtype
 
 
 def reduction(op: Any, size: int, dtype: Any) -> Reduction:
@@ -103,14 +122,6 @@ def reduction(op: Any, size: int, dtype: Any) -> Reduction:
         raise ValueError(f"ReduceOp.{name} has no sense for {dtype}: complex numbers can be summed and averaged")
     factor = op.__getstate__()[1] if kind == TorchOp.PREMUL_SUM else None
     return Reduction(found, 1.0 / size if kind == TorchOp.AVG else 1.0, factor, name)
-
-
-def multiplied(tensor: Any, factor: Any) -> Any:
-    """What a rank gives to a sum of multiplied elements."""
-    if factor is None:
-        return tensor
-    with torch.no_grad():
-        return (tensor.detach() * factor).to(tensor.dtype)
 
 
 def shown(tensors: Sequence[Any]) -> str:
