@@ -100,6 +100,11 @@ def test_values(tmp_path: Path, column: Any, options: Any, expected: Any, dtype:
         (pa.array([b"a"]), {}, "column 'x': binary is no type that becomes an array: give decode={...: function"),
         (pa.array([{"a": 1}]), {}, "is no type that becomes an array: cast it to a number, or leave the column out"),
         (pa.array([None, [1]]), {}, "row 0, column 'x': the first row is null: declare shapes={'x': (...)}"),
+        (
+            pa.array([b"abcd"]),
+            {"shapes": {"x": ()}, "dtypes": {"x": ">f4"}},
+            "dtypes={'x': '>f4'}: batches have the byte",
+        ),
         (pa.array([b"a"]), {"decode": {"x": lambda _: 1 / 0}}, "row 0, column 'x': decode failed on 1 bytes: ZeroDi"),
     ],
 )
@@ -124,6 +129,11 @@ def test_what_is_told_before_training_starts(tmp_path: Path, column: Any, option
         (pa.array([image(), image(3)]), {}, "row 1, column 'x': an image with height=3, where the others have 2"),
         (pa.array([image(), {**image(), "data": None}]), {}, "row 1, column 'x': null; give fill"),
         (pa.array([1, None]), {"fill": {"x": "one"}}, "column 'x': fill='one' is no int64"),
+        (
+            pa.array([npy([0, 1]), npy([0.5, 0.7])]),
+            {"decode": {"x": load}},
+            "row 1, column 'x': decode gives float64, where the first row has int64; give dtypes={'x': 'float64'}",
+        ),
         (pa.array([npy([1]), b"?"]), {"decode": {"x": load}}, "row 1, column 'x': decode failed on 1 bytes"),
         (pa.array([npy([1]), npy([1, 2])]), {"decode": {"x": load}}, "row 1, column 'x': decode gives shape (2,), wh"),
     ],

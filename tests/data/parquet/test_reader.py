@@ -96,7 +96,9 @@ def test_going_on_in_the_middle_of_an_epoch_with_another_number_of_ranks(data: P
         seen += [row for _ in range(5) for row in next(batches)["id"].tolist()]
         batches.close()
     state = three[2].state_dict()
+    order = state.pop("order")
     assert state == {"epoch": 0, "position": 120, "rows": ROWS, "seed": 0}
+    state["order"] = order
     assert three[0].state_dict(steps=2)["position"] == 48
     assert sorted(seen) == sorted(whole[:120])
     two = [data.numpy(16, rank=rank, size=2, **options) for rank in range(2)]
@@ -104,20 +106,45 @@ def test_going_on_in_the_middle_of_an_epoch_with_another_number_of_ranks(data: P
         reader.load_state_dict(state)
         reader.set_epoch(state["epoch"])
         seen += [row for batch in ids(reader) for row in batch]
-        assert reader.state_dict() == {"epoch": 1, "position": 0, "rows": ROWS, "seed": 0}
+        assert reader.state_dict() == {**state, "epoch": 1, "position": 0}
     assert sorted(seen) == list(range(ROWS))
-    with pytest.raises(DataError, match="the state belongs to another order"):
-        two[0].load_state_dict({**state, "seed": 5})
+    other = data.numpy(16, rank=0, size=1, **{**options, "memory": SMALL * 4 if options else SMALL})
+    for reader, theirs in ((two[0], {**state, "seed": 5}), (other, state)):
+        with pytest.raises(
+            DataError, match=r"the state belongs to another order: .*; use the files, seed=, shuffle=, mem"
+        ):
+            reader.load_state_dict(theirs)
+
+
+def test_the_state_of_files_in_their_order_knows_no_memory(data: ParquetData) -> None:
+    states = [data.numpy(8, shuffle=False, memory=memory).state_dict() for memory in (SMALL, 1 << 28)]
+    assert states[0] == states[1] != data.numpy(8).state_dict()
+
+
+def test_a_rest_that_a_larger_job_drops_is_followed_by_the_next_epoch(data: ParquetData) -> None:
+    state = data.numpy(100, even="drop", rank=0, size=1).state_dict(steps=9)
+    larger = [data.numpy(100, even="drop", rank=rank, size=2) for rank in range(2)]
+    expected = data.numpy(200, even="drop", rank=0, size=1)
+    expected.set_epoch(1)
+    for reader in larger:
+        reader.load_state_dict(state)
+        assert len(reader) == 5
+    assert joined([ids(reader) for reader in larger]) == [sorted(batch) for batch in ids(expected)]
+    assert [reader.epoch for reader in larger] == [2, 2]
 
 
 def test_the_state_after_the_last_batch_is_the_next_epoch(data: ParquetData) -> None:
     for even in ("exact", "drop"):
-        reader = data.numpy(500, even=even, rank=0, size=2)
+        reader = data.numpy(250, even=even, rank=0, size=2)
         batches = iter(reader)
         for _ in range(len(reader)):
             next(batches)
-        assert reader.state_dict()["epoch"] == 1
-        batches.close()
+        assert reader.state_dict()["epoch"] == reader.epoch == 1  # nobody has asked for one more
+        assert [*batches] == []
+        position = reader.state_dict(steps=1)["position"]  # training is behind: the loop that ended counts
+        assert (position, reader.state_dict(steps=1)["epoch"], reader.state_dict(steps=0)["epoch"]) == (500, 0, 0)
+        reader.set_epoch(1)
+        assert reader.state_dict(steps=0)["epoch"] == 1
 
 
 def test_ranks_have_equally_many_batches_whatever_becomes_of_the_rest(data: ParquetData) -> None:

@@ -130,7 +130,15 @@ def decoded(value: bytes, column: Column) -> Array:
 
 def _dtype(wanted: Wanted, name: str, found: str) -> str:
     chosen = wanted.dtypes.get(name)
-    return found if chosen is None else str(np.dtype(chosen).name)
+    if chosen is None:
+        return found
+    dtype = np.dtype(chosen)
+    if not dtype.isnative:
+        raise DataError(
+            f"dtypes={{{name!r}: {chosen!r}}}: batches have the byte order of this machine; for bytes of the other one "
+            f"give decode={{{name!r}: a function with np.frombuffer(value, {chosen!r}).astype({dtype.name!r})}}"
+        )
+    return str(dtype.name)
 
 
 def _bytes(types: Any, kind: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,7 +71,7 @@ class Reader:
         self._lanes = lanes_for(len(self._blocks), largest, memory)
         self._files = Files(data)
         self._kept: Arrays | None = None
-        self._running: tuple[_Epoch, int] | None = None  # and how many batches were handed out
+        self._running: tuple[_Epoch, int] | None = None  # the last loop's, and how many batches it handed out
 
     @property
     def weighted(self) -> bool:
@@ -93,8 +94,9 @@ class Reader:
             for batch in batches:
                 done += 1
                 self._running = (epoch, done)
+                if done == epoch.steps.count:  # before it is handed out: nobody need ask for one more
+                    self.epoch, self.position = epoch.number + 1, 0
                 yield batch
-        self.epoch, self.position, self._running = epoch.number + 1, 0, None
 
     # Where training stands.
 
@@ -106,33 +108,43 @@ class Reader:
 
     def state_dict(self, steps: int | None = None) -> dict[str, int]:
         """Where training stands, for any number of ranks. ``steps``: batches of this iteration that are done; by
-        default those that were handed out: more where somebody prefetches (Keras, tf.data, a DataLoader's workers)."""
-        number, position = self.epoch, self.position
+        default those that were handed out: more where somebody prefetches (Keras, tf.data). An iteration that has run
+        out counts until the first batch of the next one."""
         epoch, handed = self._running or (self._begin(), 0)
         done = handed if steps is None else steps
-        if done:
-            number, position = epoch.number, epoch.begin + epoch.steps.done(done)
-            if done >= epoch.steps.count:
-                number, position = number + 1, 0
-        return {"epoch": number, "position": position, "rows": self.data.rows, "seed": self._seed}
+        number, position = epoch.number, epoch.begin + epoch.steps.done(done)
+        if done and done >= epoch.steps.count:
+            number, position = number + 1, 0
+        return {"epoch": number, "position": position, **self._kind()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from a ``state_dict()``, which may come from a job with another number of ranks or batch size."""
-        mine = {"rows": self.data.rows, "seed": self._seed}
-        theirs = {name: state[name] for name in mine}
+        """Go on from a ``state_dict()``, which may come from a job with another number of ranks or batch size.
+        DataError if it belongs to another order of the rows."""
+        mine = self._kind()
+        theirs = {name: state.get(name) for name in mine}
         if mine != theirs:
-            raise DataError(f"the state belongs to another order: it has {theirs}, and {self.data.path} {mine}")
+            raise DataError(
+                f"the state belongs to another order: it has {theirs}, and {self.data.path} {mine}; use the files, "
+                "seed=, shuffle=, memory=, columns, shapes= and dtypes= of then, or begin an epoch with set_epoch()"
+            )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
         self._running = None
+
+    def _kind(self) -> dict[str, int]:
+        """What decides about the order, besides the epoch. Memory and columns do, by way of blocks and lanes."""
+        cut = (self._lanes, [sum(group.rows for group in block) for block in self._blocks]) if self._shuffle else ()
+        return {"rows": self.data.rows, "seed": self._seed, "order": zlib.crc32(repr(cut).encode())}
 
     # Reading.
 
     def _begin(self) -> _Epoch:
         rank, size = self._told or _world()
-        left = self.data.rows - self.position
-        return _Epoch(
-            self.epoch, self.position, rank, size, Steps(left, self.batch_size, rank, size, self._even)
-        )  # fmt: skip
+        number, begin = self.epoch, self.position
+        steps = Steps(self.data.rows - begin, self.batch_size, rank, size, self._even)
+        if begin and not steps.count:  # what another number of ranks left is less than a batch, and dropped
+            number, begin = number + 1, 0
+            steps = Steps(self.data.rows, self.batch_size, rank, size, self._even)
+        return _Epoch(number, begin, rank, size, steps)
 
     def _ahead(self, epoch: _Epoch) -> Iterator[list[Any]]:
         chunks = _Iteration(self, epoch)
@@ -211,7 +223,7 @@ class _Iteration:
         arrays = {name: array[row : row + 1] for name, array in self._reader._block(block).items()}
         for column in self._columns:
             if column.kind == "encoded":
-                arrays[column.name] = np.stack([decoded(arrays[column.name][0], column)]).astype(column.dtype)
+                arrays[column.name] = np.stack([self._decoded(arrays[column.name][0], column)]).astype(column.dtype)
         return arrays
 
     def _weight(self, batch: Arrays, step: Step) -> Array | None:
@@ -234,13 +246,24 @@ class _Iteration:
 
             def decode(place: int, column: Column = column, values: Array = values, rows: Array = rows) -> None:
                 try:
-                    rows[place] = decoded(values[place], column)
+                    rows[place] = self._decoded(values[place], column)
                 except DataError as error:
                     where, row = self._where(taken + place)
                     raise where.error(column.name, row, str(error)) from error.__cause__
 
             chunks.map(decode, range(len(values)))
             arrays[column.name] = rows
+
+    def _decoded(self, value: bytes, column: Column) -> Array:
+        """One row's array. Without ``dtypes=`` the first row has decided about the dtype, perhaps too narrow a one."""
+        found = decoded(value, column)
+        told = column.name in self._reader.data._wanted.dtypes
+        if not told and not np.can_cast(found.dtype, column.dtype, "same_kind"):
+            raise DataError(
+                f"decode gives {found.dtype}, where the first row has {column.dtype}; "
+                f"give dtypes={{{column.name!r}: {found.dtype.name!r}}}"
+            )
+        return found
 
     def _where(self, place: int) -> tuple[Where, int]:
         """The file of the rank's row, and the row in it."""

@@ -57,6 +57,16 @@ def test_fit_and_evaluate_see_each_row_once_in_an_epoch(data: ParquetData, form:
     assert sorted(layer.rows) == [*range(10)]
 
 
+def test_steps_per_epoch_go_on_in_the_epoch_of_the_rows(data: ParquetData) -> None:
+    layer = Seen()
+    model = keras.Sequential([keras.Input(()), layer])
+    model.compile("sgd", "mse", run_eagerly=True)
+    batches = data.keras(2, rank=0, size=1)
+    layer.rows = []
+    model.fit(batches, epochs=3, steps_per_epoch=2, verbose=0)  # the third one has what is left of five
+    assert sorted(layer.rows) == [*range(10)]
+
+
 def test_a_loop_that_is_left_begins_anew(data: ParquetData) -> None:
     batches = data.keras(4, rank=0, size=1)
     first = batches[1][1].tolist()

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from farandole.data import ParquetData, from_parquet
-from farandole.errors import DataError
+from farandole.errors import DataError, SettingsError
 
 torch = pytest.importorskip("torch")
 
@@ -21,16 +21,21 @@ def data(tmp_path: Path) -> ParquetData:
     return from_parquet(str(tmp_path), features="x", labels="y")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_tensors_of_each_row_once(data: ParquetData, workers: int) -> None:
+def test_tensors_of_each_row_once(data: ParquetData) -> None:
     batches = data.torch(4, rank=0, size=1)
     assert len(batches) == 3
-    found = list(torch.utils.data.DataLoader(batches, batch_size=None, num_workers=workers))
+    found = list(torch.utils.data.DataLoader(batches, batch_size=None, num_workers=0))
     assert [x.tolist() for x, _ in found] == [y.tolist() for _, y in found]
     assert [len(y) for _, y in found] == [4, 4, 2]
     expected = [y.tolist() for _, y in data.numpy(4, rank=0, size=1)]
     assert [y.tolist() for _, y in found] == expected
     found[0][0].zero_()  # tensors are the program's own
+
+
+def test_workers_are_refused(data: ParquetData) -> None:
+    loader = torch.utils.data.DataLoader(data.torch(4, rank=0, size=1), batch_size=None, num_workers=1)
+    with pytest.raises(SettingsError, match=r"num_workers=1: workers have copies .* use num_workers=0: it reads ahead"):
+        next(iter(loader))
 
 
 def test_where_training_stands(data: ParquetData) -> None:

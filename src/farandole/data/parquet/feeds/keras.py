@@ -26,6 +26,7 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
         super().__init__()
         self.reader = reader
         self._lock = threading.Lock()
+        self._within = False  # an epoch of Keras
         self._begin()
 
     def _begin(self) -> None:
@@ -53,12 +54,19 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
             if len(self._served) <= _PEEKED:
                 self._peeked[index] = batch
             if len(self._served) == self._length:
-                next(self._batches, None)  # the reader goes on to the next epoch
+                self._batches.close()  # type: ignore[attr-defined]  # its threads end
             return batch
 
+    def on_epoch_begin(self) -> None:
+        self._within = True
+
     def on_epoch_end(self) -> None:
+        """With ``steps_per_epoch`` an epoch of Keras ends in the middle of the reader's, and the next one goes on
+        there. Without a beginning this is the end of Keras' look at the first batches."""
         with self._lock:
-            self._end()
+            within, self._within = self._within, False
+            if not within or len(self._served) == self._length:
+                self._end()
 
     def _end(self) -> None:
         if self._batches is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,14 +9,14 @@ import torch
 
 from farandole.data.parquet.feeds import mapped
 from farandole.data.parquet.reader import Reader
-from farandole.errors import DataError
+from farandole.errors import DataError, SettingsError
 
 
 class TorchBatches(torch.utils.data.IterableDataset):  # type: ignore[misc]
     """This rank's batches as tensors. ``set_epoch``, ``state_dict`` and ``load_state_dict`` are those of ``reader``.
 
-    A DataLoader takes it with ``batch_size=None``. It reads ahead in threads of its own, so ``num_workers=0`` is best;
-    with workers each reads all batches of the rank, and hands out every so-manieth.
+    A DataLoader takes it with ``batch_size=None`` and ``num_workers=0``: it reads ahead in threads of its own. Workers
+    would have copies of it, so that the epoch and where training stands would not go on here.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -29,10 +28,12 @@ class TorchBatches(torch.utils.data.IterableDataset):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Any]:
         worker = torch.utils.data.get_worker_info()
-        batches: Iterator[Any] = iter(self.reader)
         if worker is not None:
-            batches = itertools.islice(batches, worker.id, None, worker.num_workers)
-        for batch in batches:
+            raise SettingsError(
+                f"num_workers={worker.num_workers}: workers have copies of this data, so the program's own would never "
+                "come to the next epoch; use num_workers=0: it reads ahead in threads (threads=)"
+            )
+        for batch in self.reader:
             yield mapped(_tensor, batch)
 
     def set_epoch(self, epoch: int) -> None:
