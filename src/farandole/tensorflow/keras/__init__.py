@@ -34,6 +34,7 @@ __all__ = [
     "allgather",
     "allgather_object",
     "allreduce",
+    "barrier",
     "broadcast",
     "broadcast_global_variables",
     "broadcast_object",
