@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -42,8 +44,12 @@ def test_paths(tmp_path: Path) -> None:
     assert (other.get_train_data_path(), other.get_runs_path()) == ("s3://t", "s3://bucket/x/runs")
     assert (other.saving_runs(), other.get_checkpoint_path("a"), other.get_logs_path("a")) == (False, None, None)
     assert other.get_checkpoint_filename() == "c.pt"
-    with pytest.raises(DataError, match="is the name of a folder: letters"):
-        store.get_run_path("../a")
+    for name in ("../a", "..", "", "*", "lr[12]"):
+        with pytest.raises(DataError, match="is the name of a folder: letters"):
+            store.get_run_path(name)
+    assert Store.create(str(tmp_path), runs_path=f"{tmp_path}/x/").get_run_path("a") == f"{tmp_path}/x/a"
+    with pytest.raises(DataError, match="s3://b/runs is on another file system than the store, /"):
+        Store.create(str(tmp_path), runs_path="s3://b/runs")
 
 
 def test_contents_and_runs(store: Store) -> None:
@@ -66,6 +72,38 @@ def test_contents_and_runs(store: Store) -> None:
     store.delete(gone[0])  # not there: no error
     with pytest.raises(DataError, match="checkpoints=0 must be at least 1"):
         store.retain_checkpoints("one", 0)
+
+
+def test_names_are_no_patterns(store: Store) -> None:
+    names = ["lr1", "lr2", "lr[12]", "lr?"]
+    for name in names:
+        store.write(f"{store.get_runs_path()}/{name}/file", b"x")
+    for name in ("lr[12]", "lr?"):
+        store.delete(f"{store.get_runs_path()}/{name}")
+    assert sorted(store.runs()) == ["lr1", "lr2"]
+    with pytest.raises(DataError, match=r"run_id='\*' is the name of a folder"):
+        store.delete_run("*")
+    assert sorted(store.retain(0)) == ["lr1", "lr2"]
+
+
+@pytest.mark.parametrize("key", ["mtime", "LastModified", "last_modified", "updated", "created", "other"])
+def test_what_file_systems_call_the_time_of_a_file(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.create(str(tmp_path))
+    for name in ("a", "b"):
+        store.write(f"{store.get_run_path(name)}/file", b"x")
+    day = {
+        name: datetime.datetime(2026, 1, 3 - place, tzinfo=datetime.timezone.utc) for place, name in enumerate("ab", 1)
+    }
+
+    def find(path: str, detail: bool) -> dict[str, Any]:
+        time: Any = day[os.path.basename(path)]
+        return {f"{path}/file": {key: time.isoformat() if key == "updated" else time}}
+
+    monkeypatch.setattr(store.fs, "find", find)
+    if key == "other":
+        with pytest.raises(DataError, match="does not tell when 'a' was written to"):
+            store.retain(1)
+    assert store.runs() == (["a", "b"] if key == "other" else ["b", "a"])
 
 
 def test_runs_that_are_kept(tmp_path: Path) -> None:
@@ -107,6 +145,7 @@ def test_hdfs_by_url_and_by_arguments() -> None:
         assert type(store) is HDFSStore
         assert store.get_runs_path() == "hdfs://name:8020/a/b/runs"
     assert store.storage_options == {"user": "me"}
+    assert HDFSStore("/a/b", "name", 8020, runs_path="/c/").get_runs_path() == "hdfs://name:8020/c"
     assert HDFSStore("hdfs:///a").prefix_path == "hdfs:///a"
     with pytest.raises(
         ValueError, match=r"Mismatched HDFS namespace for URL: hdfs://one/a\. Found one but expected two"

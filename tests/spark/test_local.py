@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,22 @@ def rows_of(data: Any, batch_size: int) -> list[int]:
     return found
 
 
+def check_that_files_are_found_again(spark: Any, folder: Path) -> None:
+    """By the same plan and names, over files that have not changed; by two threads at once, too."""
+
+    def written(*columns: str) -> Any:
+        return from_spark(spark.read.parquet(str(folder)).selectExpr(*columns))
+
+    with ThreadPoolExecutor(2) as threads:
+        one, two = threads.map(lambda _: written("id as x", "-id as y"), range(2))
+    with one, two, written("id as y", "-id as x") as swapped:
+        assert one.path == two.path != swapped.path
+        part = next(folder.glob("*.parquet"))
+        os.utime(part, (1, 1))  # as if it were overwritten
+        with written("id as x", "-id as y") as later:
+            assert later.path != one.path
+
+
 @pytest.mark.timeout(300)
 def test_a_dataframe_as_data_on_the_ranks(spark: Any, tmp_path: Path) -> None:
     """Written once, opened where ranks read it, gone afterwards, whatever happens."""
@@ -159,13 +176,16 @@ def test_a_dataframe_as_data_on_the_ranks(spark: Any, tmp_path: Path) -> None:
     dead = tmp_path / f"farandole-data-{socket.gethostname()}-{2**22 + 1}-1-0"  # of a driver that was killed
     dead.mkdir()
     named = {"features": ["vector", "array"], "labels": "id"}
-    with tools.Clean(spark), from_spark(frame.where("id >= 0"), **named) as data:
+    chosen = frame.where("id >= 0")
+    with tools.Clean(spark), from_spark(chosen, **named) as data:
         (folder,) = tmp_path.iterdir()
         assert data.path == str(folder)
-        again = from_spark(frame.where("id >= 0"), labels=["id"], columns=None, features=["vector", "array"])
+        again = from_spark(chosen, labels=["id"], columns=None, features=["vector", "array"])
         assert again.path == data.path
         with from_spark(frame.where("id < 50"), **named) as other:
             assert other.path != data.path
+        assert [*tmp_path.iterdir()] == [folder]
+        check_that_files_are_found_again(spark, folder)
         assert [*tmp_path.iterdir()] == [folder]
         written = spark.read.parquet(data.path)
         assert written.columns == ["vector", "array", "id"]

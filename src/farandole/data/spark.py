@@ -8,6 +8,8 @@ import os
 import shutil
 import socket
 import tempfile
+import threading
+import urllib.parse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ FOLDER = "spark.farandole.data.dir"  # Spark's setting for the folder
 _PREFIX = "farandole-data"
 _numbers = itertools.count()
 _written: list[_Written] = []
+_lock = threading.Lock()  # files are found when they are complete, and counted
 
 
 class _Written:
@@ -33,19 +36,34 @@ class _Written:
         self._process = os.getpid()
 
     def holds(self, frame: Any, names: Sequence[str], how: _How) -> bool:
-        """Whether these are the rows of ``frame``: by its plan and the files that it reads, not by the object."""
-        mine = self.frame
+        """Whether these are the rows of ``frame``: it is the same object, or has the same plan over files of which it
+        is known that they have not changed."""
         return bool(
             (self.names, self.how) == (tuple(names), how)
-            and mine.sparkSession is frame.sparkSession
-            and (mine is frame or (mine.semanticHash() == frame.semanticHash() and mine.sameSemantics(frame)))
+            and (self.frame is frame or (self._known() and self._alike(frame)))
             and self.inputs == _inputs(frame)
         )
 
+    def _known(self) -> bool:
+        return bool(self.inputs) and all(size >= 0 for _, size, _ in self.inputs)
+
+    def _alike(self, frame: Any) -> bool:
+        """The same plan, whose comparison by Spark knows no names."""
+        mine = self.frame
+        return bool(
+            mine.sparkSession is frame.sparkSession
+            and mine.schema == frame.schema
+            and mine.semanticHash() == frame.semanticHash()
+            and mine.sameSemantics(frame)
+        )
+
     def release(self) -> None:
-        self.users -= 1
-        if not self.users:
-            self.remove()
+        if self._process != os.getpid():
+            return
+        with _lock:
+            self.users -= 1
+            if not self.users:
+                self.remove()
 
     def remove(self) -> None:
         if self in _written and self._process == os.getpid():  # not by a process that was forked from the driver
@@ -89,10 +107,10 @@ def from_spark(
 ) -> SparkData:  # fmt: skip
     """A DataFrame as data to train on: ``with from_spark(df, features="x", labels="y") as data: ...``
 
-    Its columns that are asked for are written to Parquet, once: a DataFrame with the same plan, that reads the same
-    files, finds them there. ``options``: as those of ``from_parquet``. ``parent``: the folder, which driver and ranks
-    reach by this name; default: the setting spark.farandole.data.dir, and on one machine the temporary folder.
-    ``compression``: Spark's name of it, default: Spark's own choice.
+    Its columns that are asked for are written to Parquet, once: the same DataFrame, and one with the same plan that
+    reads the same files of this machine, finds them there. ``options``: as those of ``from_parquet``. ``parent``: the
+    folder, which driver and ranks reach by this name; default: the setting spark.farandole.data.dir, and on one machine
+    the temporary folder. ``compression``: Spark's name of it, default: Spark's own choice.
 
     Raises DataError for columns that cannot be used, and for a DataFrame without rows; what Spark raises when it cannot
     compute the DataFrame comes as it is. Nothing is left behind then.
@@ -102,10 +120,11 @@ def from_spark(
     how = _How(parent or _parent(frame.sparkSession), row_group_bytes, compression)
     data = SparkData("", **options)
     names = data.selected(frame.columns, "the DataFrame")
-    written = next((each for each in _written if each.holds(frame, names, how)), None) or _write(frame, names, how)
+    with _lock:
+        written = next((each for each in _written if each.holds(frame, names, how)), None) or _write(frame, names, how)
+        written.users += 1
     data.path = paths.normalized(written.path)
     data._files_of = written
-    written.users += 1
     try:
         if not data.rows:
             raise DataError("the DataFrame has no rows")
@@ -158,13 +177,24 @@ def _spark_url(parent: str) -> str:
     return f"file://{found}"
 
 
-def _inputs(frame: Any) -> tuple[str, ...]:
-    """The files that a DataFrame reads: a folder that was overwritten has the plan of before, but other files."""
+def _inputs(frame: Any) -> tuple[tuple[str, int, int], ...]:
+    """The files that a DataFrame reads, with sizes and times: what was overwritten has the plan of before. Empty where
+    they are not known, and for a database or rows of the program."""
     try:
-        return tuple(sorted(frame.inputFiles()))
-    except Exception as error:  # it only makes the key finer: not every kind of plan can say
+        return tuple(_stamp(url) for url in sorted(frame.inputFiles()))
+    except Exception as error:  # not every kind of plan can say
         logger.debug("no input files: %s", error)
         return ()
+
+
+def _stamp(url: str) -> tuple[str, int, int]:
+    """A file's name, size and time; -1 for those that only another machine knows."""
+    found = paths.local(urllib.parse.unquote(url))
+    try:
+        facts = None if found is None else os.stat(found)
+    except OSError:
+        facts = None
+    return (url, -1, -1) if facts is None else (url, facts.st_size, facts.st_mtime_ns)
 
 
 def _remove(path: str, session: Any) -> None:

@@ -6,6 +6,7 @@ Paths are plain ones on this machine, and URLs elsewhere. A store may be pickled
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import re
 import shutil
@@ -20,6 +21,9 @@ from farandole.errors import DataError
 
 _PURPOSE = "a store"
 _HDFS = "hdfs://"
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")  # what file systems call it
+_PATTERN = re.compile(r"[*?\[\]]")  # what fsspec takes for a pattern
+_ONE = {"gcs": "gs", "abfss": "abfs", "az": "abfs"}  # schemes of one file system
 
 
 class Store:
@@ -86,7 +90,7 @@ class Store:
         return self._runs_path
 
     def get_run_path(self, run_id: str) -> str:
-        if not run_id or "/" in run_id or run_id in (".", ".."):
+        if not re.fullmatch(r"[\w.-]+", run_id) or run_id in (".", ".."):
             raise DataError(f"run_id={run_id!r} is the name of a folder: letters, digits, '-', '_' and '.'")
         return f"{self._runs_path}/{run_id}"
 
@@ -132,9 +136,9 @@ class Store:
         return bytes(self.fs.cat_file(path))
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a file whole: who reads it sees the old content or the new one."""
+        """Write a file whole: who reads it sees the old content or the new one (on HDFS: perhaps a part of it)."""
         if not self._local():
-            self.fs.pipe_file(path, content)  # such file systems show a file when it is complete
+            self.fs.pipe_file(path, content)  # object stores show a file when it is complete
             return
         os.makedirs(os.path.dirname(path), exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".")
@@ -152,7 +156,11 @@ class Store:
     def delete(self, path: str) -> None:
         """Remove a file or folder; one that is not there is no error."""
         with contextlib.suppress(FileNotFoundError):
-            self.fs.rm(path, recursive=True)
+            if self._local() or not _PATTERN.search(path):
+                self.fs.rm(path, recursive=True)
+                return
+            for each in self.fs.find(path):  # one by one, as rm would take the path for a pattern
+                self.fs.rm_file(each)
 
     def is_parquet_dataset(self, path: str) -> bool:
         try:
@@ -176,10 +184,7 @@ class Store:
 
     def runs(self) -> list[str]:
         """The ids of the runs, the one that was written to last at the end."""
-        if not self.fs.exists(self._runs_path):
-            return []
-        folders = [each for each in self.fs.ls(self._runs_path, detail=True) if each["type"] == "directory"]
-        return [os.path.basename(each["name"].rstrip("/")) for each in sorted(folders, key=self._written)]
+        return [run_id for _, run_id in self._by_time()]
 
     def delete_run(self, run_id: str) -> None:
         self.delete(self.get_run_path(run_id))
@@ -188,9 +193,13 @@ class Store:
         """Remove all runs but the last ``runs``; the ids of those that are gone."""
         if runs < 0:
             raise DataError(f"runs={runs} must be at least 0")
-        gone = self.runs()[: -runs or None]
+        found = self._by_time()
+        unknown = [run_id for time, run_id in found if time is None]
+        if runs and unknown:
+            raise DataError(f"{self._runs_path} does not tell when {unknown[0]!r} was written to: use delete_run()")
+        gone = [run_id for _, run_id in found[: -runs or None]]
         for run_id in gone:
-            self.delete_run(run_id)
+            self.delete(f"{self._runs_path}/{run_id}")
         return gone
 
     def retain_checkpoints(self, run_id: str, checkpoints: int, suffix: str = ".ckpt") -> list[str]:
@@ -261,16 +270,29 @@ class Store:
         )
 
     def _under(self, path: str | None, name: str) -> str:
-        return self.normalize_path(str(path)) if path else f"{self.prefix_path.rstrip('/')}/{name}"
+        if not path:
+            return f"{self.prefix_path.rstrip('/')}/{name}"
+        found = self.normalize_path(str(path)).rstrip("/") or "/"
+        if _scheme(found) != _scheme(self.prefix_path):
+            raise DataError(f"{path} is on another file system than the store, {self.prefix_path}: a store has one")
+        return found
 
     def _local(self) -> bool:
         return "://" not in self.prefix_path
 
-    def _written(self, run: Mapping[str, Any]) -> tuple[float, str]:
-        """When a run was last written to: not when something in it was removed."""
-        files = [*self.fs.find(run["name"], detail=True).values()] or [run]
-        times = [each.get("mtime") or each.get("LastModified") or each.get("created") or 0 for each in files]
-        return max(float(getattr(time, "timestamp", lambda time=time: time)()) for time in times), str(run["name"])
+    def _by_time(self) -> list[tuple[float | None, str]]:
+        """When each run was last written to, None if nobody knows, and its id; the last one at the end."""
+        if not self.fs.exists(self._runs_path):
+            return []
+        folders = [each for each in self.fs.ls(self._runs_path, detail=True) if each["type"] == "directory"]
+        found = [(self._written(each), os.path.basename(each["name"].rstrip("/"))) for each in folders]
+        return sorted(found, key=lambda run: (run[0] or 0.0, run[1]))
+
+    def _written(self, run: Mapping[str, Any]) -> float | None:
+        """When a run was last written to: not when something in it was removed. One without files is the oldest."""
+        files = [*self.fs.find(run["name"], detail=True).values()]
+        times = [time for time in map(_time, files or [run]) if time is not None]
+        return max(times) if times else None if files else 0.0
 
 
 class FilesystemStore(Store):
@@ -300,6 +322,11 @@ class HDFSStore(Store):
         given = {name: value for name, value in options.items() if value is not None}
         kwargs["storage_options"] = {**given, **(kwargs.get("storage_options") or {})}
         super().__init__(f"{_HDFS}{namespace}{path}", *args, **kwargs)
+
+    def _under(self, path: str | None, name: str) -> str:
+        if path and path.startswith("/"):  # of this HDFS
+            path = "/".join(self.prefix_path.split("/")[:3]) + path
+        return super()._under(path, name)
 
     @staticmethod
     def _parsed(url: str) -> tuple[str, str]:
@@ -331,6 +358,22 @@ class DBFSLocalStore(FilesystemStore):
 
 def _numbered(path: str, number: int | None) -> str:
     return path if number is None else f"{path}.{number}"
+
+
+def _scheme(path: str) -> str:
+    """Of a URL; "" for a path on this machine."""
+    scheme, url, _ = path.partition("://")
+    return _ONE.get(scheme, scheme) if url else ""
+
+
+def _time(file: Mapping[str, Any]) -> float | None:
+    """When a file was written, in seconds; None if its file system does not tell."""
+    found: Any = next((file[name] for name in _TIMES if file.get(name)), None)
+    if isinstance(found, str):
+        found = datetime.datetime.fromisoformat(found.replace("Z", "+00:00"))
+    if isinstance(found, datetime.datetime):
+        found = found.timestamp()
+    return None if found is None else float(found)
 
 
 def _natural(path: str) -> list[Any]:
