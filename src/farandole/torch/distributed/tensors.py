@@ -16,7 +16,7 @@ from farandole.types import DType, ReduceOp
 if TYPE_CHECKING:
     from farandole.types import Array
 
-_NUMPY = {dtype for dtype in DTYPES if dtype is not torch.bfloat16}  # types that numpy has, too
+_KINDS = {dtype: np.dtype(dtype.storage).str for dtype in DTYPES.values()}
 _OPS = {
     TorchOp.SUM: ReduceOp.SUM, TorchOp.AVG: ReduceOp.SUM, TorchOp.PREMUL_SUM: ReduceOp.SUM, TorchOp.MIN: ReduceOp.MIN,
     TorchOp.MAX: ReduceOp.MAX, TorchOp.PRODUCT: ReduceOp.PRODUCT, TorchOp.BAND: ReduceOp.BAND,
@@ -83,11 +83,26 @@ def _room_for(tensor: Any) -> Any:
 
 
 def _bytes(tensor: Any) -> Array:
-    if tensor.dtype in _NUMPY:
-        array: Array = tensor.numpy().reshape(-1).view(np.uint8)
-        return array
-    seen: Array = tensor.reshape(-1).view(torch.uint8).numpy()
-    return seen
+    return _flat(tensor, "|u1", tensor.nbytes)
+
+
+class _Held:
+    """Memory, as numpy asks for it, and the tensor that keeps it."""
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: Any, kind: str, count: int) -> None:
+        self.tensor = tensor
+        place = tensor.data_ptr()
+        if not place:
+            raise ValueError(f"a tensor of shape {list(tensor.shape)} has no memory: its storage was freed, or is fake")
+        self.__array_interface__ = {"version": 3, "data": (place, False), "shape": (count,), "typestr": kind}
+
+
+def _flat(tensor: Any, kind: str, count: int) -> Array:
+    """``count`` elements, as numpy writes their type. After ``tensor.numpy()`` programs could not resize the storage,
+    as FSDP does. A view, as parts of it are: collectives find neighbours by their base."""
+    return np.asarray(_Held(tensor, kind, count))[:] if count else np.empty(0, kind)
 
 
 def elements(tensor: Any, factor: Any = None) -> tuple[Memory, DType]:
@@ -107,9 +122,7 @@ def elements(tensor: Any, factor: Any = None) -> tuple[Memory, DType]:
             raise ValueError(f"{tensor.dtype} cannot be reduced; convert it to one of {known}, or to a complex type")
         tensor = torch.view_as_real(tensor)
         dtype = DTYPES[tensor.dtype]
-    if dtype is DType.BFLOAT16:
-        return Memory(tensor.reshape(-1).view(torch.int16).numpy().view(np.uint16), home, factor), dtype
-    return Memory(tensor.numpy().reshape(-1), home, factor), dtype
+    return Memory(_flat(tensor, _KINDS[dtype], tensor.numel()), home, factor), dtype
 
 
 def reduction(op: Any, size: int, dtype: Any) -> Reduction:
