@@ -34,7 +34,7 @@ class Message(Call):
     ``source``: from whom it comes, once that is known.
     """
 
-    __slots__ = ("begin", "data", "dtype", "head", "peer", "source", "tag", "timeout")
+    __slots__ = ("begin", "data", "dtype", "ended", "head", "peer", "source", "tag", "timeout")
 
     def __init__(
         self, peer: int | None, tag: int, data: Array, dtype: int, timeout: float,
@@ -44,6 +44,7 @@ class Message(Call):
         self.peer, self.tag, self.data, self.dtype, self.timeout = peer, tag, data, dtype, timeout
         self.begin = time.monotonic()
         self.source = -1
+        self.ended = False  # nothing moves any more, and somebody is about to finish it
         self.head: Array | None = None  # the part of its header that has not gone; None: it has not begun
 
 
@@ -72,6 +73,7 @@ class Messages:
         self._ended: deque[Message] = deque()  # to be told so, once nothing is locked
         self._failure: BaseException | None = None
         self._news = threading.Event()
+        self._looked = 0.0  # at peers and deadlines
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -95,12 +97,16 @@ class Messages:
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            if self._driving.acquire(blocking=False):
+            if message.ended:
+                self._tell()
+                message.sleep(left)
+            elif self._driving.acquire(blocking=False):
                 try:
                     self._drive(message, end)
                 finally:
                     self._driving.release()
-                if self._pending():
+                self._tell()
+                if self._pending() and (message.done or end is not None):
                     self._news.set()
             else:
                 message.sleep(_LOOK if left is None else min(_LOOK, left))
@@ -138,16 +144,16 @@ class Messages:
         with self._changing:
             if self._failure is not None:
                 message.error = self._failure
+                self._end(message)
             else:
                 enqueue()
         self._tell()
-        if message.error is not None:
-            message.finish()
         if not message.done and self._driving.acquire(blocking=False):  # it may be done at once
             try:
                 self._step()
             finally:
                 self._driving.release()
+            self._tell()
         if not message.done:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="farandole-messages", daemon=True)
@@ -166,35 +172,38 @@ class Messages:
             while self._pending() and not self._closed:
                 with self._driving:
                     self._drive(None, time.monotonic() + _LOOK)
+                self._tell()
 
     def _pending(self) -> bool:
         return bool(self._wanted) or any(self._outbox.values())
 
     def _drive(self, message: Message | None, end: float | None) -> None:
-        """Move messages until ``message`` is done, or none is left, or the time is over."""
-        looked = time.monotonic()
-        while self._pending() and not self._closed:
+        """Move messages until ``message`` or any other has ended, or none is left, or the time is over. Called with
+        ``_driving`` held, and ``_tell`` after it."""
+        while self._pending() and not (self._closed or self._ended or (message is not None and message.ended)):
             moved = self._step()
             now = time.monotonic()
-            if (message is not None and message.done) or (end is not None and now >= end):
-                return
-            if moved and now - looked < _LOOK:
-                continue
             try:
-                if not moved:
+                if not (moved or self._ended or (end is not None and now >= end)):
                     sources, targets = self._interests()
                     left = _LOOK if end is None else min(_LOOK, end - now)
                     self._streams.wait(left, sources, targets)
-                if now - looked >= _LOOK:
-                    looked = now
+                if now - self._looked >= _LOOK:
+                    self._looked = now
                     self._look(now)
             except HorovodInternalError as error:
                 with self._changing:
                     self._fail_all(error)
-                self._tell()
+            if end is not None and now >= end:
+                return
+
+    def _end(self, message: Message) -> None:
+        """Called with ``_changing`` held."""
+        message.ended = True
+        self._ended.append(message)
 
     def _tell(self) -> None:
-        """Those that wait for messages may make others themselves."""
+        """Finish what has ended. With no lock held: those who hear of it may send and receive, and wait for it."""
         while True:
             try:
                 message = self._ended.popleft()  # several threads may be here
@@ -222,7 +231,6 @@ class Messages:
                 self._streams.abort(f"{self._name_of(self._streams.rank)}: {error}")
                 self._fail_all(error)
                 moved = [True]
-        self._tell()
         return any(moved)
 
     def _send_on(self, queue: deque[Message]) -> bool:
@@ -241,7 +249,7 @@ class Messages:
                 count = streams.write(dst, message.data)
                 message.data = message.data[count:]
             else:
-                self._ended.append(queue.popleft())
+                self._end(queue.popleft())
                 continue
             if not count:
                 return moved
@@ -287,7 +295,7 @@ class Messages:
                 self._take(message, src, inbox.dtype, into)
         if message is not None:
             self._wanted.remove(message)
-            self._ended.append(message)
+            self._end(message)
         inbox.into, inbox.message, inbox.filled = None, None, 0
 
     def _want(self, message: Message) -> None:
@@ -298,7 +306,7 @@ class Messages:
                 if tag == message.tag:
                     del inbox.aside[index]
                     self._take(message, src, dtype, data)
-                    self._ended.append(message)
+                    self._end(message)
                     return
         self._wanted.append(message)
 
@@ -337,7 +345,6 @@ class Messages:
                 self._drop(message)
                 if isinstance(error, StalledError):
                     stalled = self._failure = error
-        self._tell()
         if stalled is not None:
             self._streams.abort(str(stalled))
 
@@ -353,7 +360,7 @@ class Messages:
         for inbox in self._inboxes:
             if inbox.message is message:
                 inbox.message = None
-        self._ended.append(message)
+        self._end(message)
 
     def _why_not(self, message: Message, now: float) -> BaseException | None:
         streams, peer = self._streams, message.peer

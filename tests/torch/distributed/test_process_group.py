@@ -73,6 +73,18 @@ def work_and_messages(rank: int) -> None:
     else:
         dist.recv(gaps, 0)
         assert gaps.tolist() == [1.0, 1.0, 1.0]
+    # Who hears of a message may wait for others.
+    first, answer, last = torch.zeros(2), torch.zeros(2), torch.zeros(2)
+    if rank == 0:
+        work = dist.irecv(first, 1, tag=11)
+        heard_of = work.get_future().then(lambda _: (dist.send(first + 1, 1, tag=12), dist.recv(last, 1, tag=13)))
+        work.wait()
+        heard_of.wait()
+        assert (first[0].item(), last[0].item()) == (5.0, 12.0)
+    else:
+        dist.send(torch.full((2,), 5.0), 0, tag=11)
+        dist.recv(answer, 0, tag=12)
+        dist.send(answer * 2, 0, tag=13)
     assert "no other member" in error_of(lambda: dist.group.WORLD.send([torch.ones(1)], 5, 0))
 
 
@@ -200,6 +212,7 @@ def in_turn() -> None:
             work.wait()
         assert [part[0].item() for part in parts] == [13.5] * 3
         assert whole[:2].tolist() == [20.25, 1.5]
+        assert whole.untyped_storage().resizable()  # as FSDP does with its parameters
 
 
 def what_a_fork_leaves() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from farandole.config import cores
 from farandole.errors import PeerLostError
 from farandole.transports.shm import futex, memory
-from farandole.transports.shm.segment import STAGING, Segment
+from farandole.transports.shm.segment import LEFT, STAGING, Segment
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -27,6 +27,11 @@ class _Control(Segment):
 
     def check(self) -> None:
         self.check_abort()
+
+    def leave(self) -> None:
+        """Say that this rank leaves in order, before the sockets are closed."""
+        self.words[self.rank][LEFT // 8] = 1
+        futex.publish_fence()
 
 
 class ShmStreams:
@@ -110,12 +115,19 @@ class ShmStreams:
 
     def gone(self, peer: int) -> PeerLostError | None:
         control = self._control
+        lost = control.gone(peer)  # first: afterwards it sends nothing more
         if control.words[peer][self._lines[self.rank]] != control.words[self.rank][self._lines[peer] + 1]:
             return None  # what it sent before is still there
-        return control.gone(peer)
+        try:
+            if lost is not None:
+                control.check_abort()  # it may have said why
+        except PeerLostError as error:
+            return error
+        return lost
 
     def abort(self, why: str) -> None:
         self._control.abort(why)
 
     def close(self) -> None:
         """The sockets are the transport's."""
+        self._control.leave()
