@@ -66,6 +66,11 @@ class SharedWeights:
             last[...] = view
         return stale
 
+    def gave(self, statistics: Sequence[Array]) -> None:
+        """The next ``take`` finds the changes of these statistics, in place of those that the last one gave."""
+        for last, value in zip(self._statistics, statistics, strict=True):
+            last[...] = value
+
     def lend(self, into: Sequence[Array]) -> None:
         """A copy, for a partner's ``halve``."""
         for flat, copy in zip(self.flat, into, strict=True):

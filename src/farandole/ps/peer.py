@@ -114,6 +114,11 @@ class PeerGroup:
                 raise self._failure
             return self._shared.take(given, damp)
 
+    def gave(self, statistics: Sequence[Array]) -> None:
+        """See ``SharedWeights.gave``."""
+        with self._changed:
+            self._shared.gave(statistics)
+
     def ask(self, others: Sequence[int]) -> None:
         """Begin to average with the first of ``others`` (places among the ranks) that is not busy, unless an average
         that was asked for is under way."""
