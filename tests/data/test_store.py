@@ -25,7 +25,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield Store.create(str(tmp_path / "work"))
         return
     url = f"memory://{uuid.uuid4().hex}"
-    made = Store.create(url + "/work/")
+    made = Store.create(url + "/prefix/")
     yield made
     made.delete(url)
 

@@ -26,7 +26,6 @@ def test_clipping_with_and_without_synchronize() -> None:
         optimizer.step()
 
     def train(rank: int) -> Any:
-
         import farandole.torch as hvd
 
         with warnings.catch_warnings():  # the process runs other tests, too
@@ -52,7 +51,6 @@ def test_clipping_with_and_without_synchronize() -> None:
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 def test_step_after_synchronize_warns_and_does_not_reduce_twice(op: str) -> None:
     def train(rank: int) -> Any:
-
         import farandole.torch as hvd
 
         model = net()
