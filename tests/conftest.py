@@ -15,7 +15,8 @@ from tests.kits import slurm
 
 # Tests of a framework run where it is installed: `make test` runs them in the environments of tests/environments.
 FOLDERS = {name: name for name in ("torch", "tensorflow", "keras", "jax", "mxnet")} | {
-    "pyspark": "spark", "pyarrow": "data/parquet data/test_docs.py",
+    "pyspark": "spark estimators inference", "pyarrow": "data/parquet data/test_docs.py",
+    "lightning": "torch/libraries",
 }  # fmt: skip
 collect_ignore = [
     path for package, paths in FOLDERS.items() if not importlib.util.find_spec(package) for path in paths.split()
