@@ -10,8 +10,9 @@ from farandole.config import Connection, Placement, Settings
 from farandole.handshake import new_secret
 from farandole.launch.driver import worker_command
 from farandole.launch.plan import plan
-from farandole.store import StoreServer
-from farandole.worker import environment, identify
+from farandole.report import keys
+from farandole.store import StoreClient, StoreServer
+from farandole.worker import _store_of_first, environment, identify
 
 
 def run_worker(**env: str) -> subprocess.CompletedProcess[str]:
@@ -95,3 +96,23 @@ def test_starting_a_command_imports_nothing_heavy() -> None:
     code = "import sys, farandole.worker; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True).stdout
     assert not {"numpy", "cloudpickle", "psutil", "rich", "subprocess", "asyncio", "argparse"} & set(loaded.split())
+
+
+@pytest.mark.parametrize(
+    ("hosts", "elsewhere", "told"),
+    [("a:2", False, False), ("a:2", True, True), ("a:1,b:1", True, True)],
+)
+def test_rank_0_finds_the_port_for_torchs_store_on_its_own_host(hosts: str, elsewhere: bool, told: bool) -> None:
+    """Unless it is the driver's, which has found one."""
+    server = StoreServer("5e" * 32)
+    client = StoreClient(server.address, "5e" * 32)
+    job = {"elsewhere": elsewhere, "port": 1}
+    try:
+        found = [_store_of_first(plan(hosts, 2), rank, client, Settings(), job) for rank in (0, 1)]
+        assert (client.try_get(keys.FIRST) is not None) == told
+    finally:
+        client.close()
+        server.close()
+    assert found[0] == found[1]
+    assert (found[0][1] != 1) == told
+    assert "," in hosts or found[0][0] == "127.0.0.1"

@@ -17,7 +17,7 @@ from farandole import registry
 from farandole.config import PROCESS, Connection, Placement, Settings, cores, torch_variables, variables
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
 from farandole.report import keys
-from farandole.store import StoreClient
+from farandole.store import StoreClient, free_port
 from farandole.types import Slot
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
@@ -46,8 +46,7 @@ def main() -> int:
     slots = [Slot(*fields) for fields in job["slots"]]
     placement = identify(slots, here)
     os.environ.update(environment(placement, connection, settings))
-    address = _address_of_first(slots, rank, client, settings)
-    os.environ.update(torch_variables(placement, address, job["port"]))
+    os.environ.update(torch_variables(placement, *_store_of_first(slots, rank, client, settings, job)))
     if job["command"]:
         return _become(job["command"], client, rank)
     return _call(job, client, rank, settings.start_timeout)
@@ -78,16 +77,26 @@ def environment(placement: Placement, connection: Connection, settings: Settings
     return {**settings.to_env(), **connection.to_env(), **who, **fixed, **threads, **networks}
 
 
-def _address_of_first(slots: Sequence[Slot], rank: int, client: StoreClient, settings: Settings) -> str:
-    """Rank 0's, at which torch.distributed of all ranks finds the store that it makes."""
-    if len({slot.host for slot in slots}) == 1:
-        return "127.0.0.1"
+def _store_of_first(
+    slots: Sequence[Slot], rank: int, client: StoreClient, settings: Settings, job: Mapping[str, Any]
+) -> tuple[str, int]:
+    """Rank 0's address and a port there, at which torch.distributed of all ranks finds the store that it makes."""
+    alone = len({slot.host for slot in slots}) == 1
+    if alone and not job["elsewhere"]:
+        return "127.0.0.1", job["port"]  # of the driver's host
+    if rank == 0:
+        address = "127.0.0.1" if alone else _outside(client, settings)
+        client.set(keys.FIRST, json.dumps([address, free_port()]).encode())
+    address, port = json.loads(client.get(keys.FIRST, settings.start_timeout))
+    return address, port
+
+
+def _outside(client: StoreClient, settings: Settings) -> str:
+    """This host's address for others."""
     from farandole import network  # here: a job on one host does not pay for it
 
-    if rank == 0:
-        outside = network.chosen(network.interfaces(), settings.network_interfaces, client.host)
-        client.set(keys.FIRST, (outside[0].address if outside else client.host).encode())
-    return client.get(keys.FIRST, settings.start_timeout).decode()
+    outside = network.chosen(network.interfaces(), settings.network_interfaces, client.host)
+    return outside[0].address if outside else client.host
 
 
 def _die_with_parent() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 JOB = "job"  # the facts about it, JSON: command or path, slots
 FUNCTION = "function"  # pickled, with its arguments
-FIRST = "first"  # the address of rank 0's host, for the ranks of others
+FIRST = "first"  # the address of rank 0's host, and a port that is free there, JSON, for the others
 
 
 FINISHED = "finished"  # set by the driver: ranks whose process has ended with exit code 0, JSON
