@@ -22,7 +22,7 @@ PACKAGE = ROOT / "src" / "farandole"
 ROOMS = """
 __init__
 estimators inference jobs doctor spark
-cli worker compat autoload
+cli worker compat
 keras
 torch tensorflow jax mxnet numpy
 elastic data
@@ -37,7 +37,7 @@ store
 log handshake liveness network
 contracts
 config
-registry
+registry autoload
 types errors
 """
 # The driver's side and the rank's side of a job meet in `report` alone.

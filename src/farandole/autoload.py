@@ -10,10 +10,11 @@ import sys
 from typing import Any
 
 NAME = "farandole"
+_HOME = "farandole.torch.distributed"  # a room above, which is loaded when the word is used
 
 
 def register() -> None:
-    """Make ``dist.init_process_group("farandole")`` work without an import."""
+    """Make ``dist.init_process_group("farandole")`` work. Again: nothing."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     backend: Any = getattr(distributed, "Backend", None)
     if backend is not None and NAME.upper() not in getattr(backend, "_plugins", {NAME.upper()}):
@@ -34,5 +35,5 @@ class _Plugins(dict[str, Any]):
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    module: Any = importlib.import_module("farandole.torch.distributed")
+    module: Any = importlib.import_module(_HOME)
     return module.create(options, backend_options)

@@ -436,6 +436,14 @@ def cores() -> int:
     return max(1, int(min(allowed, quota())))
 
 
+def spare_cores(settings: Settings, local_size: int) -> bool:
+    """Is there a core to exchange on while another one computes, for each of so many ranks? Where they have one each,
+    the exchange would only take turns with what computes."""
+    if settings.overlap != "auto":
+        return settings.overlap == "on"
+    return cores() >= 2 * local_size
+
+
 def quota(mounts: str = "/sys/fs/cgroup", groups: str = "/proc/self/cgroup") -> float:
     """How many cores' worth of time the control groups of this process give it, those above it included; without a
     limit: inf."""

@@ -18,6 +18,8 @@ from tests.surroundings.tools import OURS
 torch = pytest.importorskip("torch")
 
 BOTH = """
+import os
+import signal
 import sys
 import torch
 import torch.distributed as dist
@@ -36,9 +38,14 @@ ours = hvd.allreduce(ours, op=hvd.Sum)  # while the other one is under way
 work.wait()
 assert ours.tolist() == theirs.tolist() == [2.0] * 3
 assert (hvd.rank(), hvd.local_rank()) == (dist.get_rank(), dist.get_node_local_rank())
+attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "1"))
+if attempt == 0 and dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+if attempt == 0:
+    dist.all_reduce(theirs)  # torchrun ends this rank, if the error does not
 dist.destroy_process_group()
 hvd.shutdown()
-sys.stdout.write(f"fine {sys.argv[1]}\\n")
+sys.stdout.write(f"fine {sys.argv[1]} {attempt}\\n")
 """
 
 
@@ -46,11 +53,12 @@ sys.stdout.write(f"fine {sys.argv[1]}\\n")
 @pytest.mark.parametrize(
     ("first", "launcher"),
     [
-        ("hvd", ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]),
+        ("hvd", ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]),
         ("dist", ["farandole.cli", "run", "-np", "2", sys.executable]),
     ],
 )
 def test_both_kinds_of_calls_in_one_program(first: str, launcher: list[str], tmp_path: Path) -> None:
+    """Under torchrun, which starts all ranks again, also after one has died."""
     script = tmp_path / "both.py"
     script.write_text(BOTH)
     clean = {name: value for name, value in os.environ.items() if not name.startswith((*OURS, "TORCHELASTIC"))}
@@ -59,7 +67,7 @@ def test_both_kinds_of_calls_in_one_program(first: str, launcher: list[str], tmp
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(f"fine {first}") == 2, done.stdout
+    assert done.stdout.count(f"fine {first} 1") == 2, done.stdout
 
 
 def test_several_hosts_tell_each_other_through_torchruns_store(monkeypatch: pytest.MonkeyPatch) -> None:

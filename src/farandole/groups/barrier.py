@@ -44,7 +44,8 @@ def monitored(group: Group, seconds: float, *, everybody: bool) -> None:
         if note.done and note.error is None:
             group.messages.send(rank, tag, answer, 0, math.inf)
     if missing:
-        raise StalledError(f"{text}: they have stopped, or do not call it ({group.name})", missing[0])
+        told = f"{text}: they have stopped, or do not call it ({group.name}){group.where(missing)}"
+        raise StalledError(told, missing[0])
 
 
 def _report(group: Group, tag: int, seconds: float) -> None:

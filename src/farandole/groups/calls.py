@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+
+_HOLD = 0.02  # seconds after the last call that is held, before the thread runs them all the same
 
 
 class Call:
@@ -75,6 +78,7 @@ class Calls:
         self._news = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._held_until, self._holding, self._hurry = 0.0, False, threading.Event()
 
     def run(self, call: Call) -> None:
         """Run ``call``, after those before it. On this thread, unless another one is at it."""
@@ -88,13 +92,21 @@ class Calls:
             self._waiting.append(call)
             self.wait(call)
 
-    def start(self, call: Call) -> None:
-        """Have ``call`` run in its turn."""
+    def start(self, call: Call, *, held: bool = False) -> None:
+        """Have ``call`` run in its turn. ``held``: somebody is about to run all that wait; if not, the thread is."""
         self._waiting.append(call)
+        self._held_until = time.monotonic() + _HOLD if held else 0.0
+        if self._holding and not held:
+            self._hurry.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
         self._news.release()
+
+    def run_all(self) -> None:
+        """Run what waits, on this thread."""
+        while self._run_next():
+            pass
 
     def wait(self, call: Call) -> None:
         """Until ``call`` is done; what is to be run before it, and itself, runs on this thread if no other is at it."""
@@ -110,6 +122,7 @@ class Calls:
     def close(self) -> None:
         """The thread ends when all calls have run."""
         self._closed = True
+        self._hurry.set()
         self._news.release()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -124,11 +137,22 @@ class Calls:
         call.finish()  # what hears of it may make calls itself
         return True
 
+    def _hold(self) -> None:
+        """Leave calls for a moment to somebody who is about to run them."""
+        self._holding = True
+        while self._waiting and not self._closed:
+            self._hurry.clear()
+            left = self._held_until - time.monotonic()
+            if left <= 0:
+                break
+            self._hurry.wait(left)
+        self._holding = False
+
     def _serve(self) -> None:
         while True:
             self._news.acquire()
-            while self._run_next():  # also those before it, that were to be run by others
-                pass
+            self._hold()
+            self.run_all()  # also those before it, that were to be run by others
             if self._closed and not self._waiting:
                 return
 

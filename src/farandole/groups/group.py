@@ -17,14 +17,18 @@ _GRACE = 10.0  # seconds in which messages that are still to be sent go on their
 
 class Group:
     """This rank's place in a group. ``ranks``: its members, as the job numbers them; ``timeout``: in seconds, for what
-    does not bring one. The transport is the group's own. Collective."""
+    does not bring one. The transport is the group's own. ``where``: says where ranks of the job stand. Collective."""
 
-    def __init__(self, transport: Transport, ranks: Sequence[int], name: str, timeout: float) -> None:
+    def __init__(
+        self, transport: Transport, ranks: Sequence[int], name: str, timeout: float,
+        where: Callable[[Sequence[int]], str] = lambda ranks: "",
+    ) -> None:  # fmt: skip
         self.rank, self.size = transport.rank, transport.size
         self.ranks, self.name, self.timeout = list(ranks), name, timeout
         self._transport = transport
         self.collectives = Checked(transport, name, self.name_of)
-        self.messages = Messages(cast(Streaming, transport).streams(), self.name_of)
+        self._where = where
+        self.messages = Messages(cast(Streaming, transport).streams(), self.name_of, self.where)
         self.calls = Calls(f"farandole-{name}")
         self.failure: BaseException | None = None
         self.barriers = 0  # that name who is missing
@@ -38,15 +42,20 @@ class Group:
         number = self.ranks[rank]
         return f"rank {number}" if number == rank else f"rank {number} ({rank} of the group)"
 
-    def run(self, what: str, work: Callable[[], None], timeout: float, *, wait: bool) -> Call:
-        """Have ``work`` run in its turn. With ``wait`` it is done when this returns; ``what``: its name."""
+    def where(self, ranks: Sequence[int]) -> str:
+        """Where members stand: lines for messages, empty if it is not known. It may take seconds."""
+        return self._where([self.ranks[rank] for rank in ranks])
+
+    def run(self, what: str, work: Callable[[], None], timeout: float, *, wait: bool, held: bool = False) -> Call:
+        """Have ``work`` run in its turn. With ``wait`` it is done when this returns; ``held``: see ``Calls.start``;
+        ``what``: its name."""
         call = Call(lambda: self._run(what, work, timeout))
         if self._closed:
             raise RequestError(f"{what}: {self.name} was destroyed, or shut down")
         if wait:
             self.calls.run(call)
         else:
-            self.calls.start(call)
+            self.calls.start(call, held=held)
         return call
 
     def abort(self, why: str) -> None:
@@ -101,6 +110,6 @@ class Group:
         missing = ", ".join(self.name_of(rank) for rank in ranks)
         raise StalledError(
             f"{self._what} on {self.name}: {self.name_of(self.rank)} waited past the timeout of {self._limit:g} s "
-            f"for {missing}: stopped, or does not make this call",
+            f"for {missing}: stopped, or does not make this call{self.where(ranks)}",
             ranks[0] if ranks else -1,
         )

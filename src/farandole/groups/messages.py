@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,8 +63,10 @@ class _Inbox:
 class Messages:
     """All messages of one rank in a group. Any thread."""
 
-    def __init__(self, streams: Streams, name_of: Callable[[int], str]) -> None:
-        self._streams, self._name_of = streams, name_of
+    def __init__(
+        self, streams: Streams, name_of: Callable[[int], str], where: Callable[[Sequence[int]], str] = lambda ranks: ""
+    ) -> None:
+        self._streams, self._name_of, self._where = streams, name_of, where
         self._changing = threading.Lock()
         self._driving = threading.Lock()
         self._outbox: dict[int, deque[Message]] = {}
@@ -341,10 +343,12 @@ class Messages:
                 error = self._why_not(message, now)
                 if error is None:
                     continue
+                if isinstance(error, StalledError) and stalled is None:
+                    if message.peer is not None:
+                        error = StalledError(f"{error}{self._where([message.peer])}", message.peer)
+                    stalled = self._failure = error
                 message.error = error
                 self._drop(message)
-                if isinstance(error, StalledError):
-                    stalled = self._failure = error
         if stalled is not None:
             self._streams.abort(str(stalled))
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from farandole import context
-from farandole.config import Settings, cores
+from farandole.config import spare_cores
 from farandole.engine import Engine, Entry
 from farandole.errors import JoinedError
 from farandole.frontend.agreement import Agreement, Replica
@@ -45,8 +45,6 @@ DROPPED = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
     "This is prohibited as it can cause a race condition."
 )
-# Reducing costs a core while it lasts. Where ranks have one core each, it would only take turns with backward.
-_CORES_PER_RANK = 2
 _UNPLANNED = -1  # "I have a gradient that is in no bucket, or in one where it cannot be"
 _NO_WORD = np.iinfo(np.int64).max  # what changes no smallest value: ranks that have joined say this, too
 _UNUSED, _DENSE, _SPARSE = 0, 1, 2  # how a gradient travels
@@ -356,7 +354,7 @@ class BucketReducer:
         self._engine, self._rounds = engine, 0
         on_device = any(gradient.device != "CPU" for gradient in self.gradients)  # to launch there costs no core
         settings = context.settings()
-        self._overlap = _spare_cores(settings, context.local_size()) or (on_device and settings.overlap != "off")
+        self._overlap = spare_cores(settings, context.local_size()) or (on_device and settings.overlap != "off")
         self._name = f"optimizer.{engine.numbers.next_optimizer()}"
         self._memory = None
         self._word = np.zeros(7, dtype=np.int64)
@@ -473,10 +471,3 @@ class BucketReducer:
             for gradient in self.gradients:
                 gradient.leave()
         return self._memory
-
-
-def _spare_cores(settings: Settings, local_size: int) -> bool:
-    """Is there a core to reduce on while another one computes?"""
-    if settings.overlap != "auto":
-        return settings.overlap == "on"
-    return cores() >= _CORES_PER_RANK * local_size

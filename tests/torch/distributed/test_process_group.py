@@ -256,6 +256,7 @@ def life_of_groups(rank: int) -> None:
 
     world = dist.group.WORLD
     assert dist.get_backend() == "farandole"
+    assert not dist.Backend._plugins.keys()  # see autoload, also where the module was imported
     assert world.name() == "farandole"
     assert (world.rank(), world.size()) == (rank, 3)
     for _ in range(3):
@@ -335,8 +336,11 @@ def too_late(rank: int, what: str) -> str:
 
 @pytest.mark.parametrize("wire", ["auto", "tcp"])
 def test_a_rank_that_does_not_come_is_named_on_all(wire: str) -> None:
-    for text in members(3, lambda rank: too_late(rank, "elsewhere"), wire=wire):
+    texts = members(3, lambda rank: too_late(rank, "elsewhere"), wire=wire)
+    for text in texts:
         assert "rank 2" in text or "rank 0" in text  # who waits for a message says from whom
+    stands = (" is at:\n", f"    {__file__}, line ", "return error_of(lambda: dist.")
+    assert any(all(part in text for part in stands) for text in texts), texts
     first, second, died = members(3, lambda rank: too_late(rank, "killed"), wire=wire, deaths=True)
     assert isinstance(died, Died)
     assert "rank 2" in first
@@ -345,8 +349,10 @@ def test_a_rank_that_does_not_come_is_named_on_all(wire: str) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_stopped_is_named() -> None:
-    for text in members(3, lambda rank: too_late(rank, "stopped"))[:2]:
+    texts = members(3, lambda rank: too_late(rank, "stopped"))[:2]
+    for text in texts:
         assert "rank 2" in text
+    assert any("rank 2 does not answer: its process " in text and " is stopped" in text for text in texts), texts
 
 
 def without_an_import(rank: int) -> None:

@@ -47,16 +47,21 @@ def users(rank: int, folder: str) -> None:
 
 def ddp_in_its_ways(first: Any, train: Any, mine: slice, check: Any) -> None:
     import torch
+    from torch import distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.nn.parallel import DistributedDataParallel
 
-    for options in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}, {"hook": True}):
+    group: Any = dist.group.WORLD
+    spare = group._spare
+    for options in ({}, {"overlap": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}, {"hook": True}):
         hook = options.pop("hook", False)
+        group._spare = options.pop("overlap", False)  # else buckets are exchanged when backward ends
         model = DistributedDataParallel(copy.deepcopy(first), **options)  # type: ignore[arg-type]
         if hook:
             model.register_comm_hook(None, default_hooks.allreduce_hook)
         train(model, torch.optim.Adam(model.parameters(), lr=0.01), mine)
         check(model.parameters())
+    group._spare = spare
 
 
 def zero_and_fsdp(first: Any, train: Any, mine: slice, check: Any, folder: str) -> None:

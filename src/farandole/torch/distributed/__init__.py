@@ -6,9 +6,9 @@ CPU; those of a GPU take the backend that ``"cpu:farandole,cuda:nccl"`` names fo
 
 from __future__ import annotations
 
+from farandole.autoload import register
 from farandole.torch.distributed.process_group import FarandoleProcessGroup, create, monitored_barrier
-from farandole.torch.distributed.registration import register
 
 __all__ = ["FarandoleProcessGroup", "create", "monitored_barrier", "register"]
 
-register(create)
+register()

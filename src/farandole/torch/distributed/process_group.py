@@ -14,17 +14,20 @@ import torch
 from torch import distributed
 from torch._C import _distributed_c10d
 
+from farandole.autoload import NAME
+from farandole.config import Settings, spare_cores
 from farandole.errors import HorovodInternalError
 from farandole.groups.barrier import monitored
 from farandole.groups.group import Group
+from farandole.groups.whereabouts import Whereabouts
 from farandole.torch.distributed import accelerators, operations, rendezvous
 from farandole.torch.distributed.operations import Operation
-from farandole.torch.distributed.registration import NAME
 from farandole.torch.distributed.tensors import code, raw
 from farandole.torch.distributed.work import FarandoleWork
 
 _c10d: Any = _distributed_c10d
 _UNSET = timedelta(0)
+_asked: list[Whereabouts] = []  # where the ranks of the job stand; those of the default group
 _open: weakref.WeakSet[FarandoleProcessGroup] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_open.clear)  # a child is no member, and must not leave for its parent
 
@@ -67,9 +70,14 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._description = ""
         self._accelerators: dict[str, Any] = {}
         title = f"process group {name}" if ranks else "the default process group"
-        transport = rendezvous.meet(store, rank, size, timeout)
-        self.state = Group(transport, ranks or range(size), title, timeout)
+        meeting = rendezvous.meet(store, rank, size, timeout)
+        self._whereabouts = None if ranks or size == 1 else rendezvous.whereabouts(store, meeting, rank)
+        if self._whereabouts is not None:
+            _asked.append(self._whereabouts)
+        self.state = Group(meeting.transport, ranks or range(size), title, timeout, _where)
         self._rank, self._size = rank, size
+        self._spare = spare_cores(Settings.from_env(), int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+        self._backward, self._draining = -1, False  # the graph at whose end calls run; are they running?
         _open.add(self)
 
     # Who it is.
@@ -152,6 +160,10 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Leave when the calls that were made have ended."""
         self.state.close()
+        if self._whereabouts is not None:
+            self._whereabouts.close()
+            _asked.remove(self._whereabouts)
+            self._whereabouts = None
         for backend in self._accelerators.values():
             backend.shutdown()
 
@@ -298,7 +310,8 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         state, timeout = self.state, opts.timeout
         self._sequence += 1
         seconds = timeout.total_seconds() if timeout > _UNSET else state.timeout
-        call = state.run(operation.name, operation.work, seconds, wait=not opts.asyncOp)
+        held = opts.asyncOp and not self._spare and self._in_backward()
+        call = state.run(operation.name, operation.work, seconds, wait=not opts.asyncOp, held=held)
 
         def wait_for(limit: float | None) -> bool:
             if limit is not None:
@@ -307,6 +320,24 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             return True
 
         return FarandoleWork(call, wait_for, operation.results, operation.name)
+
+    def _in_backward(self) -> bool:
+        """Is autograd at work on this thread? Then what is asked for meanwhile runs at its end: see ``spare_cores``."""
+        task: int = torch._C._current_graph_task_id()
+        if task < 0 or self._draining:
+            return False
+        if task != self._backward:
+            self._backward = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+        return True
+
+    def _after_backward(self) -> None:
+        """Before those who wait for it are asked: DDP waits at the end of backward, in C++, which could run nothing."""
+        self._draining = True
+        try:
+            self.state.calls.run_all()
+        finally:
+            self._draining = False
 
     # Messages.
 
@@ -358,6 +389,11 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         if device not in self._accelerators:
             self._accelerators[device] = accelerators.backend_for(self, device, self._store)
         return self._accelerators[device]
+
+
+def _where(ranks: Sequence[int]) -> str:
+    """Lines that say where these ranks of the job stand; empty if it is not known."""
+    return _asked[-1].of(ranks) if _asked else ""
 
 
 def _listed(tensors: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -9,7 +10,7 @@ import socket
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import distributed
 
@@ -19,20 +20,29 @@ from farandole.context import wiring
 from farandole.context.malloc import keep_freed_memory
 from farandole.contracts import Transport
 from farandole.errors import RendezvousError, SettingsError
+from farandole.groups.whereabouts import Whereabouts
 from farandole.handshake import new_secret
 from farandole.transports import shm
 
 _WIRE, _COMES = "farandole/wire", "farandole/comes"  # the latter: how often each rank has come
 
 
-def meet(store: Any, rank: int, size: int, timeout: float) -> Transport:
-    """The transport of a new group. Collective. ``store``: the group's own.
+class Meeting(NamedTuple):
+    """``transport``: of the new group; ``secret`` and ``scope``: those of its members."""
+
+    transport: Transport
+    secret: str
+    scope: str
+
+
+def meet(store: Any, rank: int, size: int, timeout: float) -> Meeting:
+    """What joins the members of a new group. Collective. ``store``: the group's own.
 
     In a job of Farandole the connections prove the job's secret, and only a name goes through the store. Elsewhere
     rank 0 makes a secret: it is as safe as the store.
     """
     if size == 1:
-        return shm.connect(0, 1, "", secrets.token_hex(8))
+        return Meeting(shm.connect(0, 1, "", secrets.token_hex(8)), "", "")
     keep_freed_memory()
     settings, own = Settings.from_env().replace(start_timeout=timeout), Connection.from_env().secret
     client = GroupStore(store)
@@ -51,10 +61,10 @@ def meet(store: Any, rank: int, size: int, timeout: float) -> Transport:
             f"{ours} of this group was started by Farandole and {others} was not: start all ranks with farandole "
             "run, or all with torchrun"
         )
-    secret = own or told["secret"]
+    secret, scope = own or told["secret"], f"c10d/{told['scope']}"
     try:
-        return wiring.connect(
-            Placement(rank=rank, size=size), Connection(secret=secret), settings, client, f"c10d/{told['scope']}",
+        transport = wiring.connect(
+            Placement(rank=rank, size=size), Connection(secret=secret), settings, client, scope,
             patience=timeout + 60.0,
         )  # fmt: skip
     except RendezvousError as error:
@@ -66,6 +76,24 @@ def meet(store: Any, rank: int, size: int, timeout: float) -> Transport:
             f"{timeout:g} s, its timeout",
             error.missing,
         ) from error
+    return Meeting(transport, secret, scope)
+
+
+def whereabouts(store: Any, meeting: Meeting, rank: int) -> Whereabouts | None:
+    """Answers and asks where ranks stand, for all groups of the job whose store this is; None where it cannot."""
+    client, key = GroupStore(store), f"{meeting.scope}/where"
+
+    def look(other: int) -> bytes | None:
+        try:
+            return client.try_get(f"{key}/{other}")
+        except (distributed.DistError, RuntimeError):  # its server has gone
+            return None
+
+    with contextlib.suppress(OSError):
+        return Whereabouts(
+            meeting.secret, meeting.scope, rank, client.host, lambda said: client.set(f"{key}/{rank}", said), look
+        )
+    return None
 
 
 class GroupStore:
