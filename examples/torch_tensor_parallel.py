@@ -1,0 +1,67 @@
+"""A model whose matrices are on different workers (DTensor), and several copies of it on different data (FSDP2).
+
+farandole run -np 2 python examples/torch_tensor_parallel.py     # each matrix on 2 workers
+farandole run -np 4 python examples/torch_tensor_parallel.py     # 2 x 2: sharded once more over those with other data
+"""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import farandole.torch.distributed  # noqa: F401  # not needed where Farandole is installed with pip
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32), nn.Linear(32, 1))
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of all workers together."""
+    rows = torch.randn(32, 8, generator=torch.Generator().manual_seed(step))
+    return rows, rows.sum(1, keepdim=True).sin()
+
+
+def train(workers: int, steps: int) -> list[float]:
+    """The loss of each step, the same on all ranks. ``workers``: those that share each matrix."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // workers, workers), mesh_dim_names=("data", "tensor"))
+    replicas, replica = mesh["data"].size(), mesh.get_local_rank("data")
+    columns_then_rows = {"0": ColwiseParallel(), "2": RowwiseParallel(), "4": ColwiseParallel(), "5": RowwiseParallel()}
+    model = parallelize_module(make_model(), mesh["tensor"], columns_then_rows)
+    fully_shard(model, mesh=mesh["data"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    means = []
+    for step in range(steps):
+        rows, targets = (whole.chunk(replicas)[replica] for whole in batch(step))
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(rows), targets)
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach()
+        dist.all_reduce(mean, dist.ReduceOp.AVG, group=mesh.get_group("data"))
+        means.append(mean.item())
+    return means
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=2, help="that share each matrix")
+    parser.add_argument("--steps", type=int, default=20)
+    arguments = parser.parse_args()
+
+    dist.init_process_group("farandole")
+    torch.set_num_threads(1)
+    losses = train(arguments.workers, arguments.steps)
+    if dist.get_rank() == 0:
+        copies = dist.get_world_size() // arguments.workers
+        print(f"{copies} x {arguments.workers} workers: loss {losses[0]:.5f} -> {losses[-1]:.5f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
