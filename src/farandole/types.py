@@ -116,6 +116,14 @@ class DeviceBuffer(Buffer):
         return "GPU"
 
 
+class Sizes(NamedTuple):
+    """What may be tuned while a job runs, in bytes: fuse tensors up to ``fusion_threshold``; ``bucket_bytes`` is what
+    an optimizer aims at."""
+
+    fusion_threshold: int
+    bucket_bytes: int
+
+
 class Request(NamedTuple):
     """One rank's request: everything that all ranks must agree on, and nothing else. Hashable.
 

@@ -423,7 +423,9 @@ def test_a_synchronous_collective_does_not_wait_for_the_tick_of_one_that_waits_f
                 engine.run([entry(name, np.ones(2, np.float32))])
             return 0.0
         handle = engine.submit([entry("alone", np.ones(2, np.float32))])
-        until(lambda: "alone" in engine._waiting and not engine._posted, "a round in which rank 1 asks for another")
+        until(
+            lambda: "alone" in engine._rounds.waiting and not engine._posted, "a round in which rank 1 asks for another"
+        )
         time.sleep(0.01)  # the background thread goes to sleep, for half a second
         start = time.monotonic()
         engine.run([entry("both", np.ones(2, np.float32))])

@@ -19,12 +19,12 @@ from farandole.contracts import Observer
 from farandole.engine import Engine, Entry, wire
 from farandole.errors import SettingsError
 from farandole.observe import autotune
-from farandole.observe.autotune import Point, Sample, Search, Tuner, Tuning, axis, better, expected_improvement
-from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.observe.autotune import Sample, Search, Tuner, Tuning, axis, better, expected_improvement
+from farandole.types import Buffer, DType, Kind, ReduceOp, Request, Sizes
 from tests.pool import procs, ranks
 
 MB = 1 << 20
-START = Point(64 * MB, 8 * MB)
+START = Sizes(64 * MB, 8 * MB)
 STEP = 16 * MB  # bytes exchanged in a step
 
 
@@ -35,8 +35,8 @@ def tuner_of(engine: Any, settings: Settings) -> Tuner:
 
 
 def course(
-    score: Callable[[Point], float], *, thresholds: bool = True, buckets: bool = True, **settings: Any
-) -> tuple[Point, list[dict[str, str]], list[Point]]:
+    score: Callable[[Sizes], float], *, thresholds: bool = True, buckets: bool = True, **settings: Any
+) -> tuple[Sizes, list[dict[str, str]], list[Sizes]]:
     """Tune with scores from a function; the winner, the log and every point that was measured."""
     log = io.StringIO()
     run = Tuning(START, Settings(**settings), thresholds=thresholds, buckets=buckets, log=log).run()
@@ -50,11 +50,11 @@ def course(
         measured.append(point)
 
 
-def noisy(noise: float, best: Point, gain: float, seed: int) -> Callable[[Point], float]:
+def noisy(noise: float, best: Sizes, gain: float, seed: int) -> Callable[[Sizes], float]:
     """1 where we start; up to ``gain`` at ``best``, falling off with the logarithm of the distance."""
     rolls = random.Random(seed)
 
-    def score(point: Point) -> float:
+    def score(point: Sizes) -> float:
         far = sum(abs(np.log2(max(one, 1 << 17) / max(two, 1 << 17))) for one, two in zip(point, best, strict=True))
         start = sum(abs(np.log2(max(one, 1 << 17) / max(two, 1 << 17))) for one, two in zip(START, best, strict=True))
         return (1 + (gain - 1) * (start - far) / max(start, 1)) * rolls.gauss(1, noise)
@@ -63,8 +63,8 @@ def noisy(noise: float, best: Point, gain: float, seed: int) -> Callable[[Point]
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("best", [Point(MB, 2 * MB), Point(0, MB), Point(4 * MB, 16 * MB)])
-def test_it_finds_what_is_clearly_faster(best: Point, seed: int) -> None:
+@pytest.mark.parametrize("best", [Sizes(MB, 2 * MB), Sizes(0, MB), Sizes(4 * MB, 16 * MB)])
+def test_it_finds_what_is_clearly_faster(best: Sizes, seed: int) -> None:
     score = noisy(0.02, best, 1.5, seed)
     winner, _, _ = course(score)
     quiet = noisy(0.0, best, 1.5, 0)
@@ -86,10 +86,10 @@ def test_the_choice_is_not_slower_than_the_start(noise: float) -> None:
 
 
 def test_the_log_ends_with_the_best() -> None:
-    winner, rows, measured = course(noisy(0.0, Point(MB, 2 * MB), 1.5, 0), cycle_time=2.5)
+    winner, rows, measured = course(noisy(0.0, Sizes(MB, 2 * MB), 1.5, 0), cycle_time=2.5)
     assert list(rows[0]) == ["cycle_time_ms", "tensor_fusion_threshold", "bucket_bytes", "score"]
     assert {row["cycle_time_ms"] for row in rows} == {"2.5"}
-    points = [Point(int(row["tensor_fusion_threshold"]), int(row["bucket_bytes"])) for row in rows]
+    points = [Sizes(int(row["tensor_fusion_threshold"]), int(row["bucket_bytes"])) for row in rows]
     assert points[0] == START
     assert points[-1] == winner
     assert len(set(points[:-1])) == len(points) - 1 == 20  # each tried once, as many as allowed
@@ -99,16 +99,16 @@ def test_the_log_ends_with_the_best() -> None:
 
 def test_how_long_it_takes_is_as_set() -> None:
     settings = {"autotune_warmup_samples": 2, "autotune_bayes_opt_max_samples": 4}
-    _, rows, measured = course(noisy(0.0, Point(MB, 2 * MB), 1.5, 0), **settings)
+    _, rows, measured = course(noisy(0.0, Sizes(MB, 2 * MB), 1.5, 0), **settings)
     assert len(rows) == 4 + 1
     assert measured[:2] == [START, START]
     assert len(measured) == 2 + 4 * autotune.SAMPLES + 2 * autotune.SAMPLES
 
 
 def test_what_is_fixed_stays() -> None:
-    score = noisy(0.0, Point(MB, 2 * MB), 1.5, 0)
-    assert {point.bucket for point in course(score, buckets=False)[2]} == {START.bucket}
-    assert {point.threshold for point in course(score, thresholds=False)[2]} == {START.threshold}
+    score = noisy(0.0, Sizes(MB, 2 * MB), 1.5, 0)
+    assert {point.bucket_bytes for point in course(score, buckets=False)[2]} == {START.bucket_bytes}
+    assert {point.fusion_threshold for point in course(score, thresholds=False)[2]} == {START.fusion_threshold}
     winner, rows, _ = course(score, thresholds=False, buckets=False)
     assert winner == START
     assert len(rows) == 2
@@ -130,13 +130,13 @@ def test_where_a_gaussian_process_looks_next() -> None:
 
 
 def test_the_search_ends_when_everything_was_tried() -> None:
-    search = Search([[1, 2], [3]], Point(2, 3), limit=20, noise=0.8)
+    search = Search([[1, 2], [3]], Sizes(2, 3), limit=20, noise=0.8)
     order = []
     while (point := search.ask()) is not None:
         order.append(point)
-        search.tell(point, float(point.threshold))
-    assert order == [Point(2, 3), Point(1, 3)]
-    assert search.best() == Point(2, 3)
+        search.tell(point, float(point.fusion_threshold))
+    assert order == [Sizes(2, 3), Sizes(1, 3)]
+    assert search.best() == Sizes(2, 3)
 
 
 @pytest.mark.parametrize(
@@ -159,23 +159,23 @@ class Car:
     """An engine whose steps take as long as ``seconds(threshold, bucket)`` says."""
 
     def __init__(self, clock: list[float]) -> None:
-        self.fusion_threshold, self.bucket_bytes = 64 * MB, 8 * MB
+        self.sizes = Sizes(64 * MB, 8 * MB)
         self.bucketed: int | None = None
-        self.proposed: list[int] = []
+        self.proposed: list[Sizes] = []
         self.clock = clock
 
-    def propose(self, threshold: int) -> None:
-        self.proposed.append(threshold)
+    def propose(self, sizes: Sizes) -> None:
+        self.proposed.append(sizes)
 
     def drive(self, tuner: Tuner, seconds: Callable[[int, int], float], steps: int, delay: int = 2) -> None:
         for step in range(steps):
             if self.proposed and step % delay == 0:  # it takes a while until all ranks have obeyed
-                self.fusion_threshold = self.proposed.pop()
+                self.sizes = self.proposed.pop()
                 self.proposed.clear()
             if self.bucketed is not None and step % delay == 0:
-                self.bucketed = self.bucket_bytes
+                self.bucketed = self.sizes.bucket_bytes
             for name in ("a", "b"):
-                self.clock[0] += seconds(self.fusion_threshold, self.bucketed or 8 * MB) / 2
+                self.clock[0] += seconds(self.sizes.fusion_threshold, self.bucketed or 8 * MB) / 2
                 tuner.started(Kind.ALLREDUCE, [name], STEP // 2)
                 tuner.finished(Kind.ALLREDUCE, [name])
 
@@ -193,7 +193,7 @@ def test_thresholds_are_tuned_and_buckets_left_alone(clock: list[float], tmp_pat
     tuner = tuner_of(car, Settings(autotune_log=str(path)))
     car.drive(tuner, lambda threshold, _: 0.010 if threshold == 2 * MB else 0.020, 5000)
     assert tuner.done
-    assert (car.fusion_threshold, car.bucket_bytes) == (2 * MB, 8 * MB)
+    assert car.sizes == Sizes(2 * MB, 8 * MB)
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert rows[-1]["tensor_fusion_threshold"] == str(2 * MB)
     assert float(rows[-1]["score"]) == pytest.approx(STEP / 10_000)  # bytes per microsecond
@@ -203,11 +203,11 @@ def test_thresholds_are_tuned_and_buckets_left_alone(clock: list[float], tmp_pat
 def test_buckets_are_tuned_when_a_strategy_can_change_them(clock: list[float]) -> None:
     car = Car(clock)
     car.bucketed = 8 * MB
-    car.fusion_threshold = 4 * MB
+    car.sizes = Sizes(4 * MB, 8 * MB)
     tuner = tuner_of(car, Settings(fusion_threshold=4 * MB))  # set by the user: stays
     car.drive(tuner, lambda _, bucket: 0.010 if bucket == 2 * MB else 0.020, 5000)
     assert tuner.done
-    assert (car.fusion_threshold, car.bucketed) == (4 * MB, 2 * MB)
+    assert (car.sizes.fusion_threshold, car.bucketed) == (4 * MB, 2 * MB)
 
 
 def test_unnamed_collectives_make_steps_too(clock: list[float]) -> None:
@@ -215,11 +215,11 @@ def test_unnamed_collectives_make_steps_too(clock: list[float]) -> None:
     tuner = tuner_of(car, Settings(autotune_steps_per_sample=2, autotune_warmup_samples=1))
     for serial in range(4000):
         if car.proposed:
-            car.fusion_threshold = car.proposed.pop()
+            car.sizes = car.proposed.pop()
         clock[0] += 0.02
         tuner.started(Kind.ALLREDUCE, [f"allreduce.noname.{serial}"], 1000 + serial % 2)
     assert tuner.done
-    assert car.fusion_threshold == 64 * MB
+    assert car.sizes.fusion_threshold == 64 * MB
 
 
 def test_a_log_that_cannot_be_written_is_named() -> None:
@@ -244,7 +244,7 @@ class Units(Observer):
 
     def started(self, kind: Kind, names: list[str], nbytes: int) -> None:
         assert self.engine is not None
-        self.ran.append((tuple(names), self.engine.fusion_threshold))
+        self.ran.append((tuple(names), self.engine.sizes.fusion_threshold))
 
     def finished(self, kind: Kind, names: list[str]) -> None: ...
 
@@ -259,16 +259,16 @@ def test_all_ranks_change_in_the_same_round(n: int) -> None:
         rolls = random.Random(engine.rank)
         for step in range(60):
             if step % 10 == 5 and engine.rank == 0:
-                engine.propose(thresholds[step // 10])
+                engine.propose(engine.sizes._replace(fusion_threshold=thresholds[step // 10]))
             if step % 10 == 7 and engine.rank == n - 1 > 0:
-                engine.propose(12345)  # nobody listens to this rank
+                engine.propose(Sizes(12345, 1))  # nobody listens to this rank
             arrays = {f"t{i}": np.full(10, i + step, np.float32) for i in range(8)}
             order = rolls.sample(sorted(arrays), 8) if step % 3 else sorted(arrays)
             for handle in [engine.submit([entry(name, arrays[name])]) for name in order]:
                 handle.wait()
             assert all(np.all(arrays[f"t{i}"] == n * (i + step)) for i in range(8))
         engine.run([entry("last", np.zeros(1, np.float32))])
-        assert engine.fusion_threshold == thresholds[-1]
+        assert engine.sizes.fusion_threshold == thresholds[-1]
         engine.shutdown()
         return units.ran
 
@@ -282,7 +282,11 @@ def test_all_ranks_change_in_the_same_round(n: int) -> None:
 def test_a_message_comes_back_as_it_was_with_its_note() -> None:
     request = Request("a", Kind.ALLREDUCE, DType.FLOAT32, (2,))
     for message in (wire.encode([(3, 0), (4, 9)], []), wire.encode([(1, 2)], [(request, 0)])):
-        for note in (wire.Note(None, []), wire.Note(0, []), wire.Note(1 << 40, [1.5, 2.25, 3.0])):
+        for note in (
+            wire.Note(None, []),
+            wire.Note(Sizes(0, 8), []),
+            wire.Note(Sizes(1 << 40, 1 << 20), [1.5, 2.25, 3.0]),
+        ):
             noted = wire.with_note(message, note)
             assert wire.noted(noted)
             assert not wire.noted(message)
@@ -311,7 +315,7 @@ def test_a_job_is_tuned_while_it_runs(tmp_path: Path) -> None:
             flag[0] = tuner is not None and tuner.done
             engine.run([entry("flag", flag)])
         engine.run([entry("last", np.zeros(1, np.float32))])
-        threshold = engine.fusion_threshold
+        threshold = engine.sizes.fusion_threshold
         engine.shutdown()
         return bool(flag[0]), threshold
 

@@ -34,9 +34,9 @@ def test_rank_0_decides_and_the_memory_is_used_again(compression: str, to_none: 
                 compression=getattr(hvd.Compression, compression),
             )
             seen = []
-            for step in range(10):
-                if rank == 0 and step % 2 == 0:
-                    engine.bucket_bytes = sizes[step // 2]
+            for step in range(15):
+                if rank == 0 and step % 3 == 0:
+                    engine.propose(engine.sizes._replace(bucket_bytes=sizes[step // 3]))
                 optimizer.zero_grad(set_to_none=to_none)
                 model(torch.full((2, 8), 0.1 * (step + rank))).square().mean().backward()
                 optimizer.step()
@@ -61,7 +61,7 @@ def test_rank_0_decides_and_the_memory_is_used_again(compression: str, to_none: 
     (one, count), (other, _) = job(2, fn)
     assert one == other
     assert count <= 2  # none before the first plan, then one
-    assert [size for size, _ in one][1::2] == SIZES, "in force after one step"
+    assert [size for size, _ in one][2::3] == SIZES, "in force after two steps"
     assert len({number for _, number in one}) > 2
 
 
@@ -76,7 +76,8 @@ def test_two_parameters_of_one_bucket_do_not_get_into_each_others_memory() -> No
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=2)
         for step in range(4):
             if rank == 0:
-                context.engine().bucket_bytes = [1 << 20, 300][step % 2]
+                engine = context.engine()
+                engine.propose(engine.sizes._replace(bucket_bytes=[1 << 20, 300][step % 2]))
             for number in range(2):
                 model(torch.full((2, 8), 0.1 * (step + number + rank))).square().mean().backward()
             optimizer.step()

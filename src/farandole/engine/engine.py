@@ -1,9 +1,7 @@
 """The engine: named collectives, submitted in any order on each rank, run in one order on all.
 
-A round: every rank posts its new requests; when all have posted, every rank reads all and decides alike what runs
-now (``negotiation``), and runs it. A rank posts when it has something new, or when it waits for something and another
-rank has posted. If all ranks posted the same signatures and nobody waits from before, the decision is remembered: the
-same step after step (an optimizer's buckets, say) costs one exchange of a few bytes and no negotiation.
+In a round all ranks post what they ask for, decide alike what runs now (``rounds``), and run it. A rank posts when it
+has something new, or when it waits for something and another rank has posted.
 
 The waiting thread drives: a thread that waits for its handle runs rounds itself if no other does, so a synchronous
 collective needs no other thread. The background thread drives while nobody waits.
@@ -22,14 +20,13 @@ import numpy as np
 
 from farandole.config import Settings
 from farandole.contracts import Observer, Transport, Waiting
-from farandole.engine import attached, wire
-from farandole.engine.cache import SignatureCache
+from farandole.engine import wire
 from farandole.engine.check import check, refused
 from farandole.engine.devices import HOST, Devices
 from farandole.engine.execute import execute, nothing
-from farandole.engine.fusion import Placed, Run, Unit, plan
+from farandole.engine.fusion import Run, Unit
 from farandole.engine.handle import Entry, Handle, Item
-from farandole.engine.negotiation import Named, Negotiation
+from farandole.engine.rounds import Decision, Rounds
 from farandole.engine.sequence import SequenceNumbers
 from farandole.engine.subscribers import Subscribers
 from farandole.errors import (
@@ -41,12 +38,11 @@ from farandole.errors import (
     StalledError,
 )
 from farandole.observe.stall.names import listed
-from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.types import Buffer, DType, Kind, ReduceOp, Request, Sizes
 
 _TICK = 0.5  # seconds between two looks at waiting collectives
 _PATIENCE = 1.0  # seconds until a rank objects to waiting for another kind of collective than the others
 _GATHER_CYCLES = 5  # the background thread waits for more to come for at most so many cycles
-_REMEMBERED = 1024  # decisions kept
 
 
 class Engine:
@@ -55,25 +51,18 @@ class Engine:
     def __init__(self, transport: Transport, settings: Settings, observers: Sequence[Observer] = ()) -> None:
         self.transport, self.rank, self.size = transport, transport.rank, transport.size
         self.observers, self.numbers = Subscribers(observers), SequenceNumbers()
-        self.fusion_threshold = settings.fusion_threshold
-        self.bucket_bytes = settings.bucket_bytes  # a strategy's target before it submits; rank 0 decides
-        self.bucketed: int | None = None  # its present target, if it can change that
-        self._proposed: int | None = None  # a fusion threshold that is not in force yet
+        self.bucketed: int | None = None  # what a strategy aims at now, if it can change that
+        self._proposed: Sizes | None = None  # not in force yet
         self._noting = bool(self.observers.settled)  # notes are attached to this rank's posts
         self._mean_of_present = settings.join_mean_of_present
         self._cycle = settings.cycle_time / 1000
-        self._negotiation = Negotiation(self.size)
-        self._cache = SignatureCache(settings.cache_capacity)
-        self._room = attached.room(self.size)
-        self._decisions: dict[bytes, list[Placed]] = {}
-        self._decided_in = 0  # the cache generation that the decisions belong to
+        self._rounds = Rounds(self.rank, self.size, settings, self._stand_in)
         self._mutex = threading.Lock()  # guards the queue, the names in use and the state of the background thread
         self._driving = threading.Lock()  # held by the thread that runs rounds
         self._queue: deque[Item] = deque()
         self._names: set[str] = set()
         self._batch: list[Item] = []  # posted in this round
         self._posted = False
-        self._waiting: dict[str, Item] = {}  # posted in earlier rounds, not agreed yet
         self.joins = 0  # joins of all ranks that have ended
         self._devices = Devices(transport, settings, self._end)
         self._objection = b""  # posted when there is nothing else to post
@@ -138,6 +127,11 @@ class Engine:
         self.transport.close()
 
     @property
+    def sizes(self) -> Sizes:
+        """Those in force, on all ranks since the same round."""
+        return self._rounds.sizes
+
+    @property
     def ended(self) -> bool:
         """Has it failed, or another rank left?"""
         return self._ended is not None
@@ -150,12 +144,12 @@ class Engine:
 
     def missing(self) -> dict[str, tuple[int, ...]]:
         """See ``Negotiation.missing``. To be asked in an observer's ``waiting``."""
-        return self._negotiation.missing()
+        return self._rounds.missing()
 
-    def propose(self, threshold: int) -> None:
-        """Change ``fusion_threshold``, on all ranks in the same round. Rank 0 decides for all."""
+    def propose(self, sizes: Sizes) -> None:
+        """Change ``sizes``, on all ranks in the same round. Rank 0 decides for all."""
         with self._mutex:
-            self._proposed, self._noting = threshold, True
+            self._proposed, self._noting = sizes, True
 
     # Submission.
 
@@ -205,7 +199,7 @@ class Engine:
                 self._round(spin=True)
         finally:
             self._driving.release()
-            if (self._queue or self._waiting or self._posted) and self._parked:
+            if (self._queue or self._rounds.waiting or self._posted) and self._parked:
                 self._wake()
 
     def _wake(self) -> None:
@@ -219,7 +213,7 @@ class Engine:
             self._unpark.acquire()
             self._gather()
             with self._driving:
-                while (self._queue or self._waiting or self._posted) and not self._closing:
+                while (self._queue or self._rounds.waiting or self._posted) and not self._closing:
                     self._round(spin=False)
                 if self._closing:
                     self._leave()
@@ -269,113 +263,50 @@ class Engine:
         queue, batch = self._queue, self._batch
         while queue:
             batch.append(queue.popleft())
-        noting = self._noting and bool(batch)
-        message = self._cache.encode(batch, -1 if noting else self._room) if batch else self._objection
-        self.transport.board.post(self._with_note(message) if noting else message)
+        if not batch:
+            message = self._objection
+        else:
+            message = self._rounds.message(batch, self._note() if self._noting else None)
+        self.transport.board.post(message)
         self._posted, self._objection = True, b""
 
-    def _with_note(self, message: bytes) -> bytes:
+    def _note(self) -> wire.Note:
         with self._mutex:
-            threshold, self._proposed = self._proposed, None
+            sizes, self._proposed = self._proposed, None
             self._noting = bool(self.observers.settled)
         tracers = self.observers.settled
-        since = [item.since + tracers[0].clock for item in self._batch] if tracers else []
-        return wire.with_note(message, wire.Note(threshold, since))
+        return wire.Note(sizes, [item.since + tracers[0].clock for item in self._batch] if tracers else [])
 
     def _settle(self, messages: Sequence[bytes]) -> None:
         """All have posted: decide, and run the decision."""
         batch, self._batch = self._batch, []
-        if self._decided_in != self._cache.generation:
-            self._decisions.clear()
-            self._decided_in = self._cache.generation
-        key, decision = self._remembered(messages)
-        since: Sequence[Sequence[float]] = ()
-        if decision is None and any(map(wire.noted, messages)):
-            messages, since = self._read_notes(messages)
-            key, decision = self._remembered(messages)
-        asked, posted = None, batch
-        if decision is None:
-            decision, batch, asked = self._decide(messages, batch, in_step=bool(key))
-            if key and batch is posted:
-                decision = attached.prepared(decision, [item.entry.request for item in batch], self.size)
-            if key and self._negotiation.idle and len(self._decisions) < _REMEMBERED:
-                self._decisions[key] = decision
+        decision = self._rounds.decide(messages, batch)
+        placed, items, came = decision.placed, decision.items, decision.attached
+        if decision.responses:
+            for observer in self.observers.agreed:
+                observer.agreed(decision.responses)
         if self.observers.settled:
-            self._tell(asked, since, decision, batch)
-        came = wire.has_elements(messages[0])
-        for done, (unit, positions, here) in enumerate(decision):
+            self._tell(decision)
+        for done, (unit, positions, here) in enumerate(placed):
             try:
-                self._run(unit, [batch[position] for position in positions], messages, here if came else None)
+                self._run(unit, [items[position] for position in positions], messages, here if came else None)
             except BaseException:  # these fail with the rest
-                left = (batch[position] for placed in decision[done:] for position in placed.positions)
-                self._waiting.update((item.entry.name, item) for item in left)
+                left = (items[position] for after in placed[done:] for position in after.positions)
+                self._rounds.waiting.update((item.entry.name, item) for item in left)
                 raise
 
-    def _remembered(self, messages: Sequence[bytes]) -> tuple[bytes | None, list[Placed] | None]:
-        """The requests of all ranks, if they are the same; and the earlier decision about them."""
-        first = messages[0]
-        if not first or not self._negotiation.idle or not wire.in_step(messages):
-            return None, None
-        key = wire.signatures(first)
-        return key, self._decisions.get(key) if key else None
-
-    def _read_notes(self, messages: Sequence[bytes]) -> tuple[list[bytes], list[list[float]]]:
-        """The messages alone; their notes: since when each rank waits for its requests. Obeys rank 0."""
-        pairs = [wire.without_note(message) for message in messages]
-        threshold = pairs[0][1].threshold
-        if threshold is not None:
-            self.fusion_threshold = threshold
-            self._decisions.clear()
-        return [message for message, _ in pairs], [note.since for _, note in pairs]
-
-    def _tell(
-        self, asked: Sequence[Sequence[Named]] | None, since: Sequence[Sequence[float]], decision: Sequence[Placed],
-        items: Sequence[Item],
-    ) -> None:  # fmt: skip
-        """Tell the tracers of a round. Without ``asked``: all ranks asked for ``items``."""
+    def _tell(self, decision: Decision) -> None:
+        """Tell the tracers of a round."""
+        asked = decision.asked
         if asked is None:
-            asked = [[(item.entry.name, item.entry.request) for item in items]] * self.size
+            asked = [[(item.entry.name, item.entry.request) for item in decision.items]] * self.size
         agreed: list[str] = []
         failed: list[str] = []
-        for placed in decision:
+        for placed in decision.placed:
             names = failed if placed.unit.error else agreed
-            names += [items[position].entry.name for position in placed.positions]
+            names += [decision.items[position].entry.name for position in placed.positions]
         for observer in self.observers.settled:
-            observer.settled(asked, since or [()] * self.size, agreed, failed)
-
-    def _decide(
-        self, messages: Sequence[bytes], batch: list[Item], *, in_step: bool
-    ) -> tuple[list[Placed], list[Item], list[list[Named]]]:
-        """Negotiate; the units to run, the items that their positions point into, and each rank's requests.
-
-        ``in_step``: all ranks posted the same and nobody waited; if all of it runs now, the items are the batch.
-        """
-        decoded = [wire.decode(message) for message in messages]
-        named = [self._cache.named(message) for message in decoded]
-        self._cache.learn([request for message in decoded for request, _ in message.new])
-        for item in batch:
-            self._waiting[item.entry.name] = item
-        for rank, message in enumerate(decoded):
-            if message.shutdown:
-                raise ShutDownError(self._what_waited(rank), rank)
-        responses = self._negotiation.step(named, [message.objections for message in decoded])
-        for observer in self.observers.agreed:
-            observer.agreed(responses)
-        waiting = self._waiting
-        if in_step and len(batch) == sum(len(response.names) for response in responses):
-            items = batch
-        else:
-            items = [
-                waiting.get(name) or self._stand_in(name, request)
-                for response in responses
-                for name, request in zip(response.names, response.requests, strict=True)
-            ]
-        positions = {item.entry.name: position for position, item in enumerate(items)}
-        threshold = self.fusion_threshold
-        units = plan(responses, lambda name: waiting[name].entry.request if name in waiting else None, threshold)
-        for item in items:
-            waiting.pop(item.entry.name, None)
-        return [Placed(unit, tuple(positions[name] for name in unit.names)) for unit in units], items, named
+            observer.settled(asked, decision.since or [()] * self.size, agreed, failed)
 
     def _stand_in(self, name: str, request: Request) -> Item:
         """This rank has joined: it takes part in others' collectives, with data that changes nothing."""
@@ -428,19 +359,18 @@ class Engine:
         if now - self._looked < _TICK / 2:
             return
         self._looked = now
-        if self._waiting and not self._posted:
-            stuck = [
-                name for name, item in self._waiting.items() if item.handle.waited and now - item.since > _PATIENCE
-            ]
-            self._objection = wire.objection(self._negotiation.objections(self.rank, stuck) if stuck else ())
+        waiting = self._rounds.waiting
+        if waiting and not self._posted:
+            stuck = [name for name, item in waiting.items() if item.handle.waited and now - item.since > _PATIENCE]
+            self._objection = self._rounds.objection(stuck)
         items = [
             (item.entry.name, item)
-            for item in (*self._waiting.values(), *self._batch)
+            for item in (*waiting.values(), *self._batch)
             if item.entry.request.kind is not Kind.JOIN  # a rank that joins means to wait
         ]
         if not items or not self.observers.waiting:
             return
-        absent = self._negotiation.missing()
+        absent = self._rounds.missing()
         silent = tuple(rank for rank in self.transport.board.missing() if rank != self.rank)
         self._tell_what_waits(
             [Waiting(name, now - item.since, absent.get(name, silent) or silent) for name, item in items]
@@ -457,16 +387,10 @@ class Engine:
                 self.transport.abort(why)
                 raise StalledError(why, next((rank for wait in waiting for rank in wait.missing), -1))
 
-    def _what_waited(self, rank: int) -> str:
-        names = [*self._waiting, *(item.entry.name for item in self._batch)]
-        if rank == self.rank or not names:
-            return ""
-        return f"(Rank {rank} shut down or ended while rank {self.rank} waited for {listed(names)}.)"
-
     def _explain(self, error: PeerLostError) -> HorovodInternalError:
         if error.left:
-            return ShutDownError(self._what_waited(error.rank), error.rank)
-        names = [*self._waiting, *(item.entry.name for item in self._batch)]
+            return ShutDownError(self._rounds.what_waited(error.rank, self._batch), error.rank)
+        names = self._rounds.names(self._batch)
         what = f" (rank {self.rank} was waiting for {listed(names)})" if names else ""
         return type(error)(f"{error}{what}", error.rank)
 
@@ -482,8 +406,8 @@ class Engine:
         if not isinstance(error, ShutDownError):
             self._devices.abort(str(error))
         with self._mutex:
-            items = [*self._waiting.values(), *self._batch, *self._queue]
-            self._waiting.clear()
+            items = [*self._rounds.waiting.values(), *self._batch, *self._queue]
+            self._rounds.waiting.clear()
             self._batch.clear()
             self._queue.clear()
             self._names.clear()

@@ -7,7 +7,7 @@ means: nothing new.
 An objection is a message without requests: flags, and JSON, a list of names (``Negotiation.conflicts``).
 
 A note may hang on a message: facts that are not agreed upon. It comes last, with its length (4 bytes) at the
-very end: a new fusion threshold (8 bytes; -1: none), then since when each request waits (8 bytes each).
+very end: new sizes (8 bytes each; -1: none), then since when each request waits (8 bytes each).
 
 Elements may be attached to a message of numbers alone that has no note (``attached``): from the next multiple of 8 on,
 those of one request after the other.
@@ -21,12 +21,12 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from farandole.types import DType, Kind, ReduceOp, Request
+from farandole.types import DType, Kind, ReduceOp, Request, Sizes
 
 SHUTDOWN, NOTED, ATTACHED, OBJECTION = 1, 2, 4, 8  # flags
 _ATTACHED = bytes([ATTACHED])
 _HEAD, _ONE, _ONE_ATTACHED = struct.Struct("<BI"), struct.Struct("<BIIQ"), struct.Struct("<BIIQ7x")
-_WORD, _LENGTH = struct.Struct("<q"), struct.Struct("<I")
+_SIZES, _LENGTH = struct.Struct("<qq"), struct.Struct("<I")
 
 
 class Message(NamedTuple):
@@ -63,15 +63,14 @@ def objection(names: Sequence[str]) -> bytes:
 
 
 class Note(NamedTuple):
-    """``threshold``: fuse so many bytes from this round on, says the rank (only rank 0's word counts)."""
+    """``sizes``: those from this round on, says the rank (only rank 0's word counts)."""
 
-    threshold: int | None
+    sizes: Sizes | None
     since: list[float]
 
 
 def with_note(message: bytes, note: Note) -> bytes:
-    threshold = -1 if note.threshold is None else note.threshold
-    tail = _WORD.pack(threshold) + array("d", note.since).tobytes()
+    tail = _SIZES.pack(*(note.sizes or (-1, -1))) + array("d", note.since).tobytes()
     return bytes([message[0] | NOTED]) + message[1:] + tail + _LENGTH.pack(len(tail))
 
 
@@ -86,9 +85,9 @@ def without_note(message: bytes) -> tuple[bytes, Note]:
         return (_without_elements(message) if has_elements(message) else message), Note(None, [])
     (length,) = _LENGTH.unpack_from(message, len(message) - _LENGTH.size)
     end = len(message) - _LENGTH.size - length
-    (threshold,) = _WORD.unpack_from(message, end)
-    since = array("d", message[end + _WORD.size : len(message) - _LENGTH.size]).tolist()
-    return bytes([message[0] & ~NOTED]) + message[1:end], Note(None if threshold < 0 else threshold, since)
+    sizes = Sizes(*_SIZES.unpack_from(message, end))
+    since = array("d", message[end + _SIZES.size : len(message) - _LENGTH.size]).tolist()
+    return bytes([message[0] & ~NOTED]) + message[1:end], Note(None if sizes.fusion_threshold < 0 else sizes, since)
 
 
 def _without_elements(message: bytes) -> bytes:

@@ -20,7 +20,7 @@ from farandole.config import Settings
 from farandole.contracts import Observer
 from farandole.errors import SettingsError
 from farandole.log import logger
-from farandole.types import Kind
+from farandole.types import Kind, Sizes
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -33,13 +33,6 @@ BUCKETS = [1 << power for power in range(20, 27)]  # 1 MiB ... 64 MiB
 _REACH = 0.3  # over which part of an axis a measurement tells of its neighbours
 
 
-class Point(NamedTuple):
-    """The tuned sizes, in bytes."""
-
-    threshold: int
-    bucket: int
-
-
 class Sample(NamedTuple):
     """``score``: bytes exchanged per microsecond of training; ``step_bytes``: bytes exchanged in a step."""
 
@@ -49,27 +42,28 @@ class Sample(NamedTuple):
 
 class Tuned(Protocol):
     """The tuner's view of an engine. A strategy that can change the size of its buckets lays them out with rank 0's
-    ``bucket_bytes`` on all ranks, and says so in ``bucketed``; as long as that is None, buckets are left alone."""
+    ``sizes`` on all ranks, and says so in ``bucketed``; as long as that is None, buckets are left alone."""
 
-    fusion_threshold: int
-    bucket_bytes: int
     bucketed: int | None
 
-    def propose(self, threshold: int) -> None: ...
+    @property
+    def sizes(self) -> Sizes: ...
+
+    def propose(self, sizes: Sizes) -> None: ...
 
 
 class Search:
     """Which point of a grid is best? Pure: ``ask`` gives a point to measure, ``tell`` takes the score."""
 
-    def __init__(self, axes: Sequence[Sequence[int]], start: Point, *, limit: int, noise: float) -> None:
-        self._grid = [Point(threshold, bucket) for threshold in axes[0] for bucket in axes[1]]
+    def __init__(self, axes: Sequence[Sequence[int]], start: Sizes, *, limit: int, noise: float) -> None:
+        self._grid = [Sizes(threshold, bucket) for threshold in axes[0] for bucket in axes[1]]
         places = [[index / max(1, len(axis) - 1) for index in range(len(axis))] for axis in axes]
         self._places = np.array([(one, two) for one in places[0] for two in places[1]])
         self._limit, self._noise = limit, noise
         self._start = self._grid.index(start)
         self._scores: dict[int, float] = {}
 
-    def ask(self) -> Point | None:
+    def ask(self) -> Sizes | None:
         """The next point; None when enough are tried. The first one is where we are."""
         if not self._scores:
             return self._grid[self._start]
@@ -82,10 +76,10 @@ class Search:
         )
         return self._grid[left[int(np.argmax(promise))]]
 
-    def tell(self, point: Point, score: float) -> None:
+    def tell(self, point: Sizes, score: float) -> None:
         self._scores[self._grid.index(point)] = score
 
-    def best(self) -> Point:
+    def best(self) -> Sizes:
         return self._grid[max(self._scores, key=lambda index: self._scores[index])]
 
 
@@ -127,22 +121,22 @@ class Tuning:
     """The course of a tuning: ``run`` yields a point and is sent a sample of it, again and again. Pure."""
 
     def __init__(
-        self, start: Point, settings: Settings, *, thresholds: bool, buckets: bool, log: TextIO | None = None
+        self, start: Sizes, settings: Settings, *, thresholds: bool, buckets: bool, log: TextIO | None = None
     ) -> None:
         self._start, self._settings = start, settings
         self._thresholds, self._buckets = thresholds, buckets
         self._log = log
         self._say("cycle_time_ms,tensor_fusion_threshold,bucket_bytes,score")
 
-    def run(self) -> Generator[Point, Sample, Point]:
+    def run(self) -> Generator[Sizes, Sample, Sizes]:
         """Returns the point to stay with."""
         start, settings = self._start, self._settings
         last = yield start  # the first one tells how much is exchanged
         for _ in range(settings.autotune_warmup_samples - 1):
             last = yield start
         axes = [
-            axis(THRESHOLDS, start.threshold, last.step_bytes) if self._thresholds else [start.threshold],
-            axis(BUCKETS, start.bucket, last.step_bytes) if self._buckets else [start.bucket],
+            axis(THRESHOLDS, start.fusion_threshold, last.step_bytes) if self._thresholds else [start.fusion_threshold],
+            axis(BUCKETS, start.bucket_bytes, last.step_bytes) if self._buckets else [start.bucket_bytes],
         ]
         search = Search(
             axes, start, limit=settings.autotune_bayes_opt_max_samples,
@@ -156,7 +150,7 @@ class Tuning:
             self._row(point, median(scores))
         return (yield from self._duel(search.best()))
 
-    def _duel(self, challenger: Point) -> Generator[Point, Sample, Point]:
+    def _duel(self, challenger: Sizes) -> Generator[Sizes, Sample, Sizes]:
         """The start and the challenger by turns: what both suffer from counts for neither."""
         champion = self._start
         if challenger == champion:
@@ -174,8 +168,8 @@ class Tuning:
         self._row(winner, score)
         return winner
 
-    def _row(self, point: Point, score: float) -> None:
-        self._say(f"{self._settings.cycle_time:g},{point.threshold},{point.bucket},{score:.6g}")
+    def _row(self, point: Sizes, score: float) -> None:
+        self._say(f"{self._settings.cycle_time:g},{point.fusion_threshold},{point.bucket_bytes},{score:.6g}")
 
     def _say(self, line: str) -> None:
         if self._log is not None:
@@ -190,8 +184,8 @@ class Tuner(Observer):
         """Raises SettingsError if the log cannot be written."""
         self._settings = settings
         self._log = _open(settings.autotune_log)
-        self._run: Generator[Point, Sample, Point] | None = None
-        self._point = Point(settings.fusion_threshold, settings.bucket_bytes)
+        self._run: Generator[Sizes, Sample, Sizes] | None = None
+        self._point = Sizes(settings.fusion_threshold, settings.bucket_bytes)
         self.done = False
         self._seen: set[str] = set()
         self._steps = 0
@@ -234,7 +228,7 @@ class Tuner(Observer):
 
     def _in_force(self) -> bool:
         engine, point = self._engine, self._point
-        return engine.fusion_threshold == point.threshold and engine.bucketed in (None, point.bucket)
+        return engine.sizes == point and engine.bucketed in (None, point.bucket_bytes)
 
     def _take(self, sample: Sample) -> None:
         try:
@@ -248,8 +242,7 @@ class Tuner(Observer):
             self.close()
         if point != self._point:
             self._point, self._begin = point, None
-            self._engine.bucket_bytes = point.bucket
-            self._engine.propose(point.threshold)
+            self._engine.propose(point)
 
     def _tuning(self) -> Tuning:
         """Begun with the first sample: strategies have laid out their buckets by then."""

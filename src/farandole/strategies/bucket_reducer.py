@@ -307,7 +307,7 @@ class BucketReducer:
         whether some rank wants to look at all replicas."""
         assert self._engine is not None
         due = self._agreement is not None and self._agreement.due()
-        limit = self._engine.bucket_bytes if self._engine.rank == 0 else _NO_WORD
+        limit = self._engine.sizes.bucket_bytes if self._engine.rank == 0 else _NO_WORD
         self._word[:] = value, limit, -int(due), self._steps, -self._steps, self._spread, -self._spread
         self._engine.run(self._ballot)
         value, self._wished, wanted, least, most, *before = self._word.tolist()
@@ -390,7 +390,7 @@ class BucketReducer:
         if self._engine.rank == 0:
             known = list(dict.fromkeys(order))
             places[known] = np.arange(len(known))
-            places[count] = self._engine.bucket_bytes
+            places[count] = self._engine.sizes.bucket_bytes
         if self._order is None:
             places[count + 1] = 0
         places[count + 2] = 0 if self._memory is None else len(self._memory)
