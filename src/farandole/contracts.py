@@ -340,7 +340,8 @@ class Strategy(Protocol):
 
     spec: str  # as in ``--strategy``
     epochs: bool  # is there an exchange at the end of each epoch?
-    alike: bool  # do all ranks have the same weights after an exchange? Then a codec may compress what is averaged
+    common: str  # what all ranks have the same of after an exchange: "weights", "slot" (the first), or "" (nothing);
+    # a codec then compresses how far from it each rank's weights are, whose mean is taken
     slots: tuple[str, ...]  # an array for each weight: "weights" begins as a copy of it, "zeros" as zeros
 
     def due(self, step: Any) -> Any:

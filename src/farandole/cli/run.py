@@ -154,10 +154,10 @@ def _check_exchange(settings: Settings) -> None:
         chosen = strategy_of(settings.strategy)
     except ValueError as error:
         raise SettingsError(f"--strategy {settings.strategy}: {error}") from None
-    if settings.codec and not isinstance(chosen, str) and not chosen.alike:
+    if settings.codec and not isinstance(chosen, str) and not chosen.common:
         raise SettingsError(
             f"--codec {settings.codec} has nothing to compress with --strategy {settings.strategy}, whose ranks keep "
-            "weights of their own: leave one of them out, or take local_sgd, bmuf or diloco"
+            "weights of their own: leave one of them out, or take local_sgd, bmuf, diloco or easgd"
         )
 
 

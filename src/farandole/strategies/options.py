@@ -129,13 +129,13 @@ def _codec(codec: str | Codec | None, op: int, compression: Any, strategy: str |
     """The codec, checked; empty for none."""
     plain = getattr(compression, "compress", None) is NoneCompressor.compress
     if codec is None:
-        fits = plain and op in LINEAR and (isinstance(strategy, str) or strategy.alike)
+        fits = plain and op in LINEAR and (isinstance(strategy, str) or strategy.common)
         codec = _settings().codec if fits else ""
     if not codec:
         return ""
     made = codec_of(codec)
     told = f"codec={(made.spec if made else codec)!r}"
-    if not isinstance(strategy, str) and not strategy.alike:
+    if not isinstance(strategy, str) and not strategy.common:
         raise ValueError(
             f"{told} compresses averages that all ranks take over, but with strategy={strategy.spec!r} they keep "
             "weights of their own: leave out one of them"

@@ -16,7 +16,7 @@ ALLREDUCE, ADASUM = "allreduce", "adasum"  # of gradients
 def strategy_of(given: str | Strategy) -> Strategy | str:
     """What ``given`` says: a Strategy, or ALLREDUCE or ADASUM. Raises ValueError for what is none."""
     if not isinstance(given, str):
-        lacks = [name for name in ("spec", "epochs", "alike", "slots", "due", "exchange") if not hasattr(given, name)]
+        lacks = [name for name in ("spec", "epochs", "common", "slots", "due", "exchange") if not hasattr(given, name)]
         if lacks or isinstance(given, type):
             raise ValueError(
                 f"strategy={given!r} is no strategy: give a name ({', '.join(known())}), or an object like "

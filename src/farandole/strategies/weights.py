@@ -37,7 +37,7 @@ class EnginePeers:
     """See ``contracts.Peers``: over the engine of a process set."""
 
     names: Sequence[str] | None = None  # of the arrays, for messages
-    near: Sequence[Array] = ()  # the same arrays on all ranks: a codec sends how far away from them ranks are
+    near: Sequence[Array] = ()  # what ranks have in common: a codec sends how far away from it they are
     statistics: Sequence[Array] = ()  # they go with the weights that are pushed
 
     def __init__(self, engine: Engine, name: str, options: GradientOptions, codec: Codec | None, spec: str) -> None:
@@ -196,18 +196,18 @@ class WeightExchange:
     """Exchanges of one optimizer's weights. ``label``: of whom, for messages.
 
     ``kinds``: the slots that it needs, see ``contracts.Strategy``. With a codec there is one more than the strategy's
-    own: the weights after the last exchange, which all ranks have.
+    own where ranks have common weights: those after the last exchange.
     """
 
     def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
         self.strategy, self.codec = strategy, codec(options.codec)
-        self.kinds = strategy.slots if self.codec is None else (*strategy.slots, "weights")
+        self.kinds = (*strategy.slots, "weights") if self.codec is not None and self._keeps_last() else strategy.slots
         self._label, self._options = label, options
         self._counter = pace.counter()
         self._peers: tuple[Engine, EnginePeers] | None = None
         self._number = 0  # of this among the optimizers of the engine
         self._joins = 0  # of the engine, when the ranks' strategies were compared
-        self._known: tuple[int, int] | None = None  # the weights after the last exchange: their number, and a digest
+        self._known: tuple[int, int] | None = None  # what all have in common: the number of arrays, and a digest
 
     def needed(self) -> bool:
         """Is there another rank?"""
@@ -246,20 +246,28 @@ class WeightExchange:
     def _exchange_coded(
         self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: EnginePeers, step: int
     ) -> None:
-        """A rank that had joined, or that began with other weights, does not know the last ones: they travel whole."""
-        *own, last = slots
-        if self._known is None or len(last) != self._known[0]:
-            self._known = len(last), zlib.crc32(b"".join(array.tobytes() for array in last))
+        """A rank that had joined, or that began with other weights, does not know what the others have in common: the
+        weights travel whole then, or all take the mean of their slots first."""
+        keeps = self._keeps_last()
+        own, near = (slots[:-1], slots[-1]) if keeps else (slots, slots[0])
+        if self._known is None or len(near) != self._known[0]:
+            self._known = len(near), zlib.crc32(b"".join(array.tobytes() for array in near))
         known = self._known[1]
         alike = all_equal(peers.engine, f"{peers.name}.last", [known])[0]
-        peers.near = last if alike else ()
+        if not alike and not keeps:
+            peers.average(near)
+        peers.near = near if alike or not keeps else ()
         try:
             self.strategy.exchange(weights, own, peers, step)
         finally:
             peers.near = ()
-        for array, weight in zip(last, weights, strict=True):
-            np.copyto(array, weight)
-        self._known = len(last), zlib.crc32(repr((known if alike else 0, step)).encode())
+        if keeps:
+            for array, weight in zip(near, weights, strict=True):
+                np.copyto(array, weight)
+        self._known = len(near), zlib.crc32(repr((known if alike else 0, step)).encode())
+
+    def _keeps_last(self) -> bool:
+        return self.strategy.common == "weights"
 
     def average(
         self, weights: Sequence[Array], slots: Sequence[Sequence[Array]] = (), names: Sequence[str] | None = None,

@@ -104,7 +104,7 @@ def test_every_mode_is_its_model(n: int) -> None:
         LocalSGD(3), LocalSGD(4, warmup=2), LocalSGD(2, outer="nesterov", lr=0.5), BMUF(2), DiLoCo(3), EASGD(2),
         *(Gossip(graph) for graph in GRAPHS), Gossip("ring", every=2),
     ]:  # fmt: skip
-        for codec in ("", Whole) if strategy.alike else ("",):
+        for codec in ("", Whole) if strategy.common else ("",):
             for found, expected in zip(train(n, strategy, 7, codec), model(n, strategy, 7), strict=True):
                 for one, two in zip(found, expected, strict=True):
                     np.testing.assert_allclose(one, two, rtol=1e-12, atol=1e-12, err_msg=strategy.spec)
@@ -168,6 +168,40 @@ def test_a_rank_that_had_joined_is_brought_up_to_date() -> None:
     assert all(weights[0].tobytes() == ends[0][0].tobytes() for weights in ends)
 
 
+def test_a_codec_compresses_how_far_ranks_are_from_the_centre_that_they_make() -> None:
+    """Centres are the same bits on all ranks, also after one has joined; what is left out comes later."""
+    goal = [np.random.default_rng(7).standard_normal(shape) for shape in SHAPES]
+
+    def fn(rank: int) -> tuple[list[Any], list[Any], int]:
+        weights = [np.full(shape, float(rank)) for shape in SHAPES]
+        exchange = WeightExchange("test", GradientOptions(codec=codec), EASGD(2))
+        slots = exchange.slots(weights)
+        assert len(slots) == 1, "nothing is kept but the centre"
+        for step in range(1, 161):
+            if step == 41:
+                if rank:
+                    farandole.numpy.join()
+                else:
+                    for late in range(2):
+                        exchange(weights, slots, 42 + 2 * late)
+                    farandole.numpy.join()
+            for weight, best in zip(weights, goal, strict=True):
+                weight -= 0.1 * (weight - best - 0.1 * (rank - 1))  # each has a goal of its own
+            if step % 2 == 0:
+                exchange(weights, slots, step)
+        assert exchange.codec is not None
+        return weights, slots[0], exchange.codec.sent
+
+    for codec in ("int8", "topk:0.3"):
+        ends = job(3, fn)
+        for weights, centres, sent in ends:
+            assert sent > 0
+            for one, first, weight, best in zip(centres, ends[0][1], weights, goal, strict=True):
+                assert one.tobytes() == first.tobytes()
+                np.testing.assert_allclose(one, best, atol=0.05, err_msg=codec)
+                np.testing.assert_allclose(weight, best, atol=0.15, err_msg=codec)
+
+
 def test_a_rank_without_data_in_the_first_epoch_exchanges_in_the_second() -> None:
     def fn(rank: int) -> None:
         weights = [np.full(2, float(rank))]
@@ -182,10 +216,11 @@ def test_a_rank_without_data_in_the_first_epoch_exchanges_in_the_second() -> Non
 
 
 def test_codecs_and_strategies_that_do_not_go_together() -> None:
-    for strategy in ("gossip", "easgd:4"):
+    for strategy in ("gossip", "ps_async"):
         with pytest.raises(ValueError, match=rf"codec='int8' compresses averages.*strategy='{strategy}.*of their own"):
             gradient_options(strategy=strategy, codec="int8")
-    assert gradient_options(strategy="diloco:8", codec="int8").codec == "int8"
+    for strategy in ("diloco:8", "easgd:4"):
+        assert gradient_options(strategy=strategy, codec="int8").codec == "int8"
     for wrong, text in ((7, "codec=7 is no codec: give a name"), ("threshold:inf", "the argument is")):
         with pytest.raises(ValueError, match=text):
             gradient_options(codec=wrong)  # type: ignore[arg-type]
@@ -244,7 +279,7 @@ def test_specs(spec: str, full: str) -> None:
         ("local_sgd:x", "local_sgd: every='x' must be"), ("gossip:star", "graph='star' must be ring, torus"),
         ("allreduce:3", "takes nothing after a colon"), ("local_sgd:", "an argument after the colon"),
         (LocalSGD, "It is a class: call it"),
-        (7, "It has no spec, epochs, alike, slots"),
+        (7, "It has no spec, epochs, common, slots"),
     ],
 )  # fmt: skip
 def test_what_is_no_strategy(given: Any, text: str) -> None:

@@ -20,7 +20,7 @@ class EASGD:
     Raises ValueError for numbers that make no sense.
     """
 
-    epochs, alike, slots = False, False, ("weights",)
+    epochs, common, slots = False, "slot", ("weights",)
 
     def __init__(self, every: int | str = 8, *, beta: float = 0.9) -> None:
         self.every = number("easgd", "every", every, at_least=1)

@@ -60,7 +60,7 @@ class Gossip:
     """
 
     name = "gossip"
-    epochs, alike, slots = False, False, ()
+    epochs, common, slots = False, "", ()
 
     def __init__(self, graph: str = "exponential", *, every: int | str = 1) -> None:
         if graph not in GRAPHS:

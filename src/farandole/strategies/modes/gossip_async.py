@@ -40,7 +40,7 @@ class AsyncGossip:
     """
 
     name = "gossip_async"
-    epochs, alike, slots = False, False, ("weights",)
+    epochs, common, slots = False, "", ("weights",)
 
     def __init__(self, graph: str = "exponential", *, every: int | str = 1, damp: bool | str = False) -> None:
         if graph not in GRAPHS:

@@ -31,7 +31,7 @@ class LocalSGD:
     Raises ValueError for numbers that make no sense.
     """
 
-    name, alike = "local_sgd", True
+    name, common = "local_sgd", "weights"
 
     def __init__(
         self, every: int | str = 8, *, outer: str | None = None, lr: float = 1.0, momentum: float = 0.9, warmup: int = 0

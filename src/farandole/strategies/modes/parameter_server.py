@@ -31,7 +31,7 @@ class ParameterServer:
     """
 
     name, sync = "ps", True
-    epochs, alike, slots = False, False, ("weights",)
+    epochs, common, slots = False, "", ("weights",)
 
     def __init__(
         self, every: int | str = 1, *, backup: int | str = 0, optimizer: str = "add", lr: float | str = 0.0,
