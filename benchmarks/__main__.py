@@ -17,7 +17,7 @@ from benchmarks.steps import FRAMEWORKS
 ALL = ("allreduce", "step", "start")  # the default benchmarks
 ALONE = ("strategies", "learning")  # each is measured by itself
 MNIST = "t10k-images-idx3-ubyte.gz"
-MORE = ("observers", "c10d", *ALONE, "data")
+MORE = ("observers", "c10d", *ALONE, "data", "inference")
 LINK = 2, "100mbit"  # hosts, and the speed of their links, where strategies have a slow network
 
 
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "what",
         nargs="*",
-        metavar="allreduce|step|start|observers|c10d|data|strategies|learning",
+        metavar="allreduce|step|start|observers|c10d|data|inference|strategies|learning",
         help="what to measure (default: the first three)",
     )
     found.add_argument(
@@ -104,7 +104,8 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
     check_specs(found, chosen)
     spark = ["pyspark", "pandas", "pyarrow"] if chosen.launcher == "spark" else []  # TorchDistributor needs the others
     digits = ["sklearn"] if alone and not chosen.data else []
-    data = ["pyarrow"] if "data" in chosen.what else []
+    data = ["pyarrow"] if {"data", "inference"} & set(chosen.what) else []
+    spark += ["pyspark", "pandas"] if "inference" in chosen.what else []
     packages = [*FRAMEWORKS[chosen.framework].packages, *spark, *digits, *data]
     for package in (*packages, *["matplotlib"] * (chosen.plot is not None)):
         if find_spec(package) is None:
@@ -169,7 +170,7 @@ def run(chosen: argparse.Namespace) -> Iterator[Found | str]:
         from benchmarks import c10d
 
         yield from c10d.cases(chosen.size, chosen.quick)
-    inside = [benchmark for benchmark in chosen.what if benchmark not in ("start", "c10d", "data")]
+    inside = [benchmark for benchmark in chosen.what if benchmark not in ("start", "c10d", "data", "inference")]
     if inside:
         if chosen.framework == "torch" and crew.mpirun(chosen.size) is None:
             say("mpi4py or mpirun is not installed: no MPI takes part (pip install 'farandole[bench]')")
@@ -178,6 +179,10 @@ def run(chosen: argparse.Namespace) -> Iterator[Found | str]:
         from benchmarks import data
 
         yield from data.cases(chosen.quick)
+    if "inference" in chosen.what:
+        from benchmarks import inference
+
+        yield from inference.cases(chosen.quick)
     if "start" in chosen.what:
         by = {"local": start, "spark": start_spark, "ssh": start_ssh}[chosen.launcher]
         yield from by.cases(chosen.size, chosen.quick)

@@ -31,6 +31,8 @@ from benchmarks.samples import (
     PARTS,
     PEERS,
     PETASTORM,
+    PREDICT_BATCH,
+    ROW_BY_ROW,
     SSH_ALONE,
     TF_DATA,
     TIMELINE,
@@ -50,6 +52,7 @@ COLOURS = {
     ALONE: "#b0b0b0", TOGETHER: "#808080", IMPORT: "#b0b0b0", BARE_STAGE: "#b0b0b0", TORCH_DISTRIBUTOR: "#30638e",
     ONE_HOST: "#30638e", SSH_ALONE: "#b0b0b0",
     KEPT: "#e8a0a8", DATALOADER: "#30638e", TF_DATA: "#edae49", PETASTORM: "#b0b0b0",
+    PREDICT_BATCH: "#30638e", ROW_BY_ROW: "#b0b0b0",
     UNWATCHED: "#b0b0b0", TIMELINE: "#30638e", TUNED: "#edae49",
     **dict.fromkeys(PEERS, "#30638e"), **dict(zip(PARTS, ("#7ea8be", "#30638e", "#b0b0b0"), strict=True)),
 }  # fmt: skip

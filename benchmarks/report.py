@@ -34,6 +34,8 @@ from benchmarks.samples import (
     PARTS,
     PEERS,
     PETASTORM,
+    PREDICT_BATCH,
+    ROW_BY_ROW,
     SSH_ALONE,
     TF_DATA,
     TIMELINE,
@@ -57,6 +59,7 @@ TITLES = {
     "c10d": "torch.distributed, float32",
     "observers": "one training step, watched",
     "data": "Parquet files as batches, one process; ours are shuffled",
+    "inference": "predictions as a column of a Spark DataFrame, two tasks with a thread each",
 }
 GOAL = 95  # percent right
 LOAD = os.getloadavg()[0]  # of the last minute, when this file is imported: before anything is measured
@@ -90,6 +93,8 @@ COLUMNS = (
     DATALOADER,
     TF_DATA,
     PETASTORM,
+    PREDICT_BATCH,
+    ROW_BY_ROW,
 )
 
 

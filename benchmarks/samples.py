@@ -32,6 +32,8 @@ ONE_HOST, SSH_ALONE = "on one host", "ssh alone"
 # Of data, beside ours:
 KEPT, DATALOADER = "ours, kept in memory", "DataLoader on pyarrow"
 TF_DATA, PETASTORM = "tf.data on pyarrow", "petastorm"
+# Of inference on Spark, beside ours:
+PREDICT_BATCH, ROW_BY_ROW = "predict_batch_udf", "row by row"
 
 
 @dataclass(frozen=True)

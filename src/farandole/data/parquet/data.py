@@ -175,7 +175,7 @@ def from_parquet(path: str | Sequence[str], **options: Any) -> ParquetData:
 
 
 def _scan(data: ParquetData) -> Scan:
-    files, schema = _files(data)
+    files, schema = fragments(data.path, data.storage_options)
     names = data.selected(schema.names)
     wanted = data._wanted
     check_names(wanted, names)
@@ -190,18 +190,18 @@ def _scan(data: ParquetData) -> Scan:
     columns = tuple(column_of(name, schema.field(name).type, wanted, partial(first, name), where) for name in names)
     _check_types(files, schema, names)
     return Scan(
-        tuple(each.path for each in files), tuple(_keys(each) for each in files), columns, _groups(files, columns)
+        tuple(each.path for each in files), tuple(keys(each) for each in files), columns, _groups(files, columns)
     )
 
 
-def _files(data: ParquetData) -> tuple[list[Any], Any]:
-    """The files as pyarrow's fragments, in order of their paths, and their schema."""
+def fragments(path: str | Sequence[str], options: Mapping[str, Any] | None = None) -> tuple[list[Any], Any]:
+    """Parquet files as pyarrow's fragments, in order of their paths, and their schema. DataError if there are none."""
     ds = need("pyarrow.dataset", _PURPOSE)
     pa = need("pyarrow", _PURPOSE)
-    several = [data.path] if isinstance(data.path, str) else list(data.path)
+    several = [path] if isinstance(path, str) else list(path)
     if not several:
         raise DataError("path=[] names no file")
-    found = [paths.arrow_filesystem(str(each), data.storage_options) for each in several]
+    found = [paths.arrow_filesystem(str(each), options) for each in several]
     inside = [each for _, each in found] if len(found) > 1 else found[0][1]
     try:
         dataset = ds.dataset(inside, filesystem=found[0][0], format="parquet", partitioning="hive")
@@ -209,9 +209,9 @@ def _files(data: ParquetData) -> tuple[list[Any], Any]:
         for each in files:
             _metadata(each)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{data.path} cannot be read as Parquet: {error}") from error
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
     if not files:
-        raise DataError(f"{data.path} holds no Parquet files")
+        raise DataError(f"{path} holds no Parquet files")
     return files, dataset.schema
 
 
@@ -223,7 +223,8 @@ def _metadata(file: Any) -> None:
         raise DataError(f"{file.path} cannot be read as Parquet: {error}") from error
 
 
-def _keys(file: Any) -> dict[str, Any]:
+def keys(file: Any) -> dict[str, Any]:
+    """The values in a file's path, as in year=2024/part.parquet."""
     return dict(need("pyarrow.dataset", _PURPOSE).get_partition_keys(file.partition_expression))
 
 
@@ -239,9 +240,9 @@ def _first_row(files: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
 
 def _check_types(files: Sequence[Any], schema: Any, names: Sequence[str]) -> None:
     for file in files:
-        keys = _keys(file)
+        known = keys(file)
         for name in names:
-            if name in keys:
+            if name in known:
                 continue
             if name not in file.physical_schema.names:
                 raise Where(file.path).error(name, None, f"it is missing, while {files[0].path} has it")

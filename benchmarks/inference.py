@@ -1,0 +1,163 @@
+"""Predictions as a column of a Spark DataFrame, two tasks of this machine: ours, ``predict_batch_udf``, and row by row,
+as Horovod's estimators did."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.samples import OURS, PREDICT_BATCH, ROW_BY_ROW, Case, interleave
+
+REPETITIONS = 5
+QUICK_ROWS = 2_000
+TASKS = 2
+BATCH = 256
+
+
+class Work(NamedTuple):
+    """``rows`` of arrays of ``shape``, for the model that ``make`` gives."""
+
+    name: str
+    rows: int
+    shape: tuple[int, ...]
+    make: Callable[[], Any]
+    by_row: bool = True  # it ends before long
+
+
+def mlp() -> Any:
+    import torch
+
+    return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+
+
+def conv() -> Any:
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 7 * 7, 10),
+    )  # fmt: skip
+
+
+WORKS = (
+    Work("small MLP", 100_000, (16,), mlp),
+    Work("small MLP", 1_000_000, (16,), mlp, by_row=False),
+    Work("conv net, images 28x28", 50_000, (1, 28, 28), conv),
+)
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder: Any = SparkSession.builder.master(f"local[{TASKS}]").appName("farandole bench")
+    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.memory": "2g"}
+    spark = builder.config(map=settings).getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    folder = Path(tempfile.mkdtemp(prefix="farandole-bench-"))
+    try:
+        for work in WORKS[::2] if quick else WORKS:
+            rows = QUICK_ROWS if quick else work.rows
+            path = folder / f"{work.name}-{rows}"
+            write(path, rows, work.shape)
+            frame = spark.read.parquet(str(path)).repartition(TASKS).cache()
+            turns = contenders(work, frame)
+            check({name: predictions(turn()) for name, turn in turns.items()}, rows)
+            samples = interleave(
+                {name: computed(turn) for name, turn in turns.items()}, repetitions=1 if quick else REPETITIONS
+            )
+            frame.unpersist()
+            yield Case("inference", f"{work.name}, {rows} rows", samples)
+    finally:
+        spark.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def contenders(work: Work, frame: Any) -> dict[str, Callable[[], Any]]:
+    """DataFrames with a column ``y`` beside ``id``, not computed."""
+    import torch
+    from pyspark import cloudpickle
+    from pyspark.ml.functions import predict_batch_udf
+    from pyspark.sql.types import ArrayType, FloatType
+
+    from farandole.inference import predict_udf
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not find this file
+    torch.manual_seed(0)
+    model, shape, make = work.make().eval(), work.shape, work.make
+    state = {name: value.numpy() for name, value in model.state_dict().items()}
+
+    def opened() -> Any:
+        import torch
+
+        torch.set_num_threads(1)
+        found = make()
+        found.load_state_dict({name: torch.tensor(value) for name, value in state.items()})
+        return found.eval()
+
+    def make_predict() -> Any:
+        import torch
+
+        found = opened()
+
+        def predict(x: Any) -> Any:
+            with torch.inference_mode():
+                return found(torch.from_numpy(x)).numpy()
+
+        return predict
+
+    def rows(partition: Iterator[Any]) -> Iterator[Any]:
+        import torch
+        from pyspark.sql import Row
+
+        found = opened()
+        for row in partition:
+            with torch.no_grad():
+                x = torch.tensor(np.array([row.x], np.float32).reshape(1, *shape))
+                yield Row(**row.asDict(), y=found(x).numpy()[0].tolist())
+
+    kind = ArrayType(FloatType())
+    schema = frame.schema.add("y", kind)
+    ours = predict_udf(model, batch_size=BATCH, shapes=[shape])
+    theirs = predict_batch_udf(make_predict, return_type=kind, batch_size=BATCH, input_tensor_shapes=[list(shape)])
+    found = {
+        OURS: lambda: frame.withColumn("y", ours("x")), PREDICT_BATCH: lambda: frame.withColumn("y", theirs("x")),
+        ROW_BY_ROW: lambda: frame.sparkSession.createDataFrame(frame.rdd.mapPartitions(rows), schema),
+    }  # fmt: skip
+    return found if work.by_row else {name: found[name] for name in (OURS, PREDICT_BATCH)}
+
+
+def computed(turn: Callable[[], Any]) -> Callable[[], None]:
+    return lambda: turn().write.format("noop").mode("overwrite").save()
+
+
+def predictions(frame: Any) -> Any:
+    """All of them, by id: what comes over JVM and Python is the same for all."""
+    table = frame.select("id", "y").toPandas().sort_values("id")
+    return table["id"].to_numpy(), np.stack(table["y"].to_list())
+
+
+def check(found: dict[str, Any], rows: int) -> None:
+    """The same predictions, to the rounding of batches that are cut elsewhere."""
+    for name, (ids, values) in found.items():
+        assert ids.tolist() == list(range(rows)), f"{name}: {len(ids)} rows instead of {rows}"
+        np.testing.assert_allclose(values, found[OURS][1], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def write(path: Path, rows: int, shape: tuple[int, ...]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    width = int(np.prod(shape))
+    values = np.random.default_rng(0).random(rows * width, np.float32)
+    offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * np.int32(width))
+    path.mkdir()
+    table = pa.table({"id": np.arange(rows), "x": pa.ListArray.from_arrays(offsets, values)})
+    pq.write_table(table, path / "part.parquet", row_group_size=max(1, rows // (4 * TASKS)))

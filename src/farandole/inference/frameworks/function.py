@@ -1,0 +1,42 @@
+"""Functions of the program: on arrays, or without arguments, which load a model of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from farandole.inference.models import Model, Place, is_loader, wrap
+
+if TYPE_CHECKING:
+    from farandole.inference.stream import Predictor
+    from farandole.types import Array
+
+
+class FunctionPredictor:
+    """Columns are the arguments, in their order."""
+
+    floating: str | None = None
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, inputs: dict[str, Array]) -> Any:
+        return self._function(*inputs.values())
+
+
+def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
+    path = folder / "function.pkl"
+    path.write_bytes(cloudpickle.dumps(model))
+    return Model.of_file("function", path, options)
+
+
+def opened(path: str, options: Mapping[str, Any], place: Place) -> Predictor:
+    return wrapped(cloudpickle.loads(Path(path).read_bytes()), options, place)
+
+
+def wrapped(model: Any, options: Mapping[str, Any], place: Place) -> Predictor:
+    """A loader is called here, and what it gives is opened."""
+    return wrap(model(), options, place) if is_loader(model) else FunctionPredictor(model)

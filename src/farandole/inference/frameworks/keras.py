@@ -1,0 +1,137 @@
+"""Keras 3 on any backend, and Keras 2 (tf_keras)."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+
+from farandole.inference.models import Model, Place
+from farandole.inference.returns import of
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class KerasPredictor:
+    """``predict_on_batch``. Columns are the model's inputs: by their names if these are theirs, otherwise in their
+    order."""
+
+    floating: str | None = None  # Keras casts itself
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        inputs = getattr(model, "inputs", None) or ()
+        self._names = [_name(each) for each in inputs]
+
+    def __call__(self, inputs: dict[str, Array]) -> Any:
+        arrays = list(inputs.values())
+        if len(arrays) > 1 and set(inputs) == set(self._names):
+            arrays = [inputs[name] for name in self._names]
+        given = dict(zip(self._names, arrays, strict=True)) if self._takes_dict(len(arrays)) else arrays
+        return _arrays(self._model.predict_on_batch(given if len(given) > 1 else next(iter(arrays))))
+
+    def _takes_dict(self, count: int) -> bool:
+        struct = getattr(self._model, "_inputs_struct", None)
+        return isinstance(struct, dict) and len(self._names) == count > 1
+
+
+def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
+    """The model's own file. Classes of the program among its layers are sent with it."""
+    path = folder / "model.keras"
+    model.save(path)
+    custom = {**_custom(model), **_unpickled(options)}
+    given = {**options, "backend": _backend(model), "trust_pickle": True}  # made here, by this program
+    if custom:
+        given["custom_objects"] = cloudpickle.dumps(custom)
+    return Model.of_file("keras", path, given, _returns(model))
+
+
+def opened(path: str, options: Mapping[str, Any], place: Place) -> KerasPredictor:
+    """Keras' safe mode refuses files with functions in them, which would be run, unless ``trust_pickle`` says so."""
+    keras = _keras(path, str(options.get("backend", "")), place)
+    model = keras.models.load_model(
+        path, custom_objects=_unpickled(options), compile=False, safe_mode=not options.get("trust_pickle")
+    )
+    return KerasPredictor(model)
+
+
+def wrapped(model: Any, options: Mapping[str, Any], place: Place) -> KerasPredictor:
+    return KerasPredictor(model)
+
+
+def _unpickled(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Classes and functions of the program that the model uses."""
+    return dict(cloudpickle.loads(options["custom_objects"])) if "custom_objects" in options else {}
+
+
+def _keras(path: str, backend: str, place: Place) -> Any:
+    """The Keras that has written the file, on the backend it ran on, if no other is running here."""
+    package = "tf_keras" if backend == "tf_keras" or _version(path).startswith("2.") else "keras"
+    if package == "keras" and backend and "keras" not in sys.modules:
+        os.environ["KERAS_BACKEND"] = backend
+    if place.device.startswith("cuda"):
+        number = place.device.partition(":")[2] or "0"
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", number)
+    keras = importlib.import_module(package)
+    used = "tensorflow" if package == "tf_keras" else keras.backend.backend()
+    if used in ("tensorflow", "torch"):
+        importlib.import_module(f"farandole.inference.frameworks.{used}").fit(place)
+    return keras
+
+
+def _version(path: str) -> str:
+    if not zipfile.is_zipfile(path):
+        return ""
+    with zipfile.ZipFile(path) as archive:
+        return str(json.loads(archive.read("metadata.json")).get("keras_version", ""))
+
+
+def _backend(model: Any) -> str:
+    if any(base.__module__.startswith("tf_keras") for base in type(model).__mro__):
+        return "tf_keras"
+    return str(importlib.import_module("keras").backend.backend())
+
+
+def _custom(model: Any) -> dict[str, Any]:
+    """Classes of the program, which no package has, by their names."""
+    layers = [model, *model._flatten_layers()] if hasattr(model, "_flatten_layers") else [model]
+    kinds = {type(each) for each in layers}
+    return {kind.__name__: kind for kind in kinds if kind.__module__.split(".")[0] not in ("keras", "tf_keras")}
+
+
+def _returns(model: Any) -> str:
+    outputs = getattr(model, "outputs", None)
+    if not outputs:
+        return ""
+    kinds = [of(tuple(each.shape)[1:], _dtype(each)) for each in outputs]
+    if len(kinds) == 1:
+        return str(kinds[0])
+    names = getattr(model, "output_names", None) or [f"output_{number}" for number in range(len(kinds))]
+    return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in zip(names, kinds, strict=True))}>"
+
+
+def _dtype(output: Any) -> Any:
+    name = getattr(output.dtype, "name", str(output.dtype))
+    return np.dtype("float32") if name in ("bfloat16", "float16") else np.dtype(name)
+
+
+def _name(tensor: Any) -> str:
+    return str(tensor.name).partition(":")[0]
+
+
+def _arrays(output: Any) -> Any:
+    if isinstance(output, Mapping):
+        return {name: _arrays(each) for name, each in output.items()}
+    if isinstance(output, (list, tuple)):
+        return tuple(_arrays(each) for each in output)
+    found = np.asarray(output)
+    return found if found.dtype.kind in "biufSUO" else found.astype(np.float32)  # bfloat16

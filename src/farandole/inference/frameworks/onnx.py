@@ -1,0 +1,78 @@
+"""ONNX models, by ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime
+
+from farandole.errors import SettingsError
+from farandole.inference.isolate import WholeError
+from farandole.inference.models import Model, Place
+from farandole.inference.returns import of
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_DTYPES = {"float": "float32", "double": "float64", "string": "object", "bool": "bool"}
+
+
+class OnnxPredictor:
+    """Columns are the model's inputs: by their names if these are theirs, otherwise in order. They are cast to its
+    dtypes."""
+
+    floating: str | None = None  # each input has its own
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._inputs = {each.name: np.dtype(_dtype(each.type)) for each in session.get_inputs()}
+        self._outputs = [each.name for each in session.get_outputs()]
+
+    def __call__(self, inputs: dict[str, Array]) -> Any:
+        if len(inputs) != len(self._inputs):
+            raise WholeError(
+                SettingsError(f"the ONNX model takes {', '.join(self._inputs)}, and {len(inputs)} columns are given")
+            )
+        named = inputs if set(inputs) == set(self._inputs) else dict(zip(self._inputs, inputs.values(), strict=True))
+        feeds = {name: np.ascontiguousarray(named[name], dtype) for name, dtype in self._inputs.items()}
+        return dict(zip(self._outputs, self._session.run(None, feeds), strict=True))
+
+
+def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return Model.of_file("onnx", path, options, _returns(_session(str(path), Place())))
+
+
+def opened(path: str, options: Mapping[str, Any], place: Place) -> OnnxPredictor:
+    return OnnxPredictor(_session(path, place))
+
+
+def wrapped(model: Any, options: Mapping[str, Any], place: Place) -> OnnxPredictor:
+    return OnnxPredictor(_session(model.SerializeToString(), place))
+
+
+def _session(model: str | bytes, place: Place) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = place.threads
+    options.inter_op_num_threads = 1
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if place.device.startswith("cuda"):
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": int(place.device.partition(":")[2] or 0)}))
+    return onnxruntime.InferenceSession(model, options, providers=providers)
+
+
+def _dtype(kind: str) -> str:
+    """numpy's name of ``tensor(float)``."""
+    name = kind.removeprefix("tensor(").removesuffix(")")
+    return _DTYPES.get(name, name)
+
+
+def _returns(session: Any) -> str:
+    kinds = [(each.name, of(each.shape[1:], _dtype(each.type))) for each in session.get_outputs()]
+    if len(kinds) == 1:
+        return str(kinds[0][1])
+    return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in kinds)}>"

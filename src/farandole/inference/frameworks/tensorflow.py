@@ -1,0 +1,76 @@
+"""TensorFlow's SavedModel."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from farandole.errors import SettingsError, did_you_mean
+from farandole.inference.isolate import WholeError
+from farandole.inference.models import Model, Place
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+SIGNATURE = "serving_default"
+
+
+class SavedModelPredictor:
+    """A signature of a SavedModel. Columns are its inputs: by their names if these are theirs, otherwise in order."""
+
+    floating: str | None = None  # each input has its own
+
+    def __init__(self, model: Any, place: Place, signature: str = SIGNATURE) -> None:
+        fit(place)
+        if signature not in model.signatures:
+            known = ", ".join(model.signatures) or "none"
+            near = did_you_mean(signature, model.signatures)
+            raise SettingsError(f"the SavedModel has no signature {signature!r} (it has: {known}){near}")
+        self._model = model  # functions of a model do not keep it
+        self._function = model.signatures[signature]
+        self._inputs = {name: spec.dtype for name, spec in self._function.structured_input_signature[1].items()}
+        self._device = place.device.replace("cuda", "gpu") if place.device.startswith("cuda") else ""
+
+    def __call__(self, inputs: dict[str, Array]) -> Any:
+        if len(inputs) != len(self._inputs):
+            raise WholeError(
+                SettingsError(f"the SavedModel takes {', '.join(self._inputs)}, and {len(inputs)} columns are given")
+            )
+        named = inputs if set(inputs) == set(self._inputs) else dict(zip(self._inputs, inputs.values(), strict=True))
+        tensors = {name: tf.cast(tf.convert_to_tensor(named[name]), dtype) for name, dtype in self._inputs.items()}
+        with tf.device(self._device) if self._device else contextlib.nullcontext():
+            return {name: _array(each) for name, each in self._function(**tensors).items()}
+
+
+def fit(place: Place) -> None:
+    """Give TensorFlow the threads of the task. One that computes already keeps its own."""
+    if not place.threads:
+        return
+    with contextlib.suppress(RuntimeError):
+        tf.config.threading.set_intra_op_parallelism_threads(place.threads)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
+    raise SettingsError(
+        "a SavedModel that is loaded cannot be sent: give the path of its folder, which all hosts reach, or a function "
+        "without arguments that loads it there"
+    )
+
+
+def opened(path: str, options: Mapping[str, Any], place: Place) -> SavedModelPredictor:
+    fit(place)
+    return wrapped(tf.saved_model.load(path), options, place)
+
+
+def wrapped(model: Any, options: Mapping[str, Any], place: Place) -> SavedModelPredictor:
+    return SavedModelPredictor(model, place, str(options.get("signature", SIGNATURE)))
+
+
+def _array(tensor: Any) -> Any:
+    found = tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
+    return found.numpy()

@@ -1,0 +1,143 @@
+"""PyTorch: modules, TorchScript, exported programs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import torch
+
+from farandole.errors import SettingsError
+from farandole.inference.models import Model, Place
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+RETURNS = "array<float>"
+
+
+class TorchPredictor:
+    """Called in evaluation mode, without gradients; columns are the arguments, in their order."""
+
+    def __init__(self, module: Any, place: Place) -> None:
+        self._place = place
+        self._device = torch.device(place.device)
+        self._module = module.to(self._device) if isinstance(module, torch.nn.Module) else module
+        with contextlib.suppress(NotImplementedError, AttributeError):  # an exported program knows no other mode
+            module.eval()
+        floating = [each.dtype for each in _tensors(module) if each.dtype.is_floating_point]
+        self.floating = str(floating[0]).removeprefix("torch.") if floating else "float32"
+        self._cast = None if self.floating in ("float16", "float32", "float64") else floating[0]
+        if self._cast is not None:  # bfloat16 and others that numpy does not have
+            self.floating = "float32"
+
+    def __call__(self, inputs: dict[str, Array]) -> Any:
+        fit(self._place)
+        with torch.inference_mode():
+            return _arrays(self._module(*(self._tensor(array) for array in inputs.values())))
+
+    def _tensor(self, array: Array) -> Any:
+        if array.dtype == object:
+            return array  # texts, for a module that takes such
+        found = torch.from_numpy(array if array.flags.writeable else array.copy())
+        if self._cast is not None and found.is_floating_point():
+            found = found.to(self._cast)
+        return found.to(self._device, non_blocking=True)
+
+
+def fit(place: Place) -> None:
+    """Give PyTorch the threads of the task, which may have changed since the last call."""
+    if place.threads and torch.get_num_threads() != place.threads:
+        torch.set_num_threads(place.threads)
+
+
+def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
+    """The module's own file, with functions and classes of the program inside."""
+    path = folder / "model.pt"
+    if isinstance(model, torch.jit.ScriptModule):
+        torch.jit.save(model, str(path))
+    elif isinstance(model, torch.export.ExportedProgram):
+        path = folder / "model.pt2"
+        torch.export.save(model, str(path))
+    else:
+        torch.save(getattr(model, "_orig_mod", model), path, pickle_module=cloudpickle)
+    return Model.of_file("torch", path, {**options, "trust_pickle": True}, RETURNS)  # made here, by this program
+
+
+def opened(path: str, options: Mapping[str, Any], place: Place) -> TorchPredictor:
+    """Weights are mapped, so that processes of a host share them. SettingsError for files that need trust."""
+    return TorchPredictor(_load(path, bool(options.get("trust_pickle"))), place)
+
+
+def wrapped(model: Any, options: Mapping[str, Any], place: Place) -> TorchPredictor:
+    return TorchPredictor(model.module() if isinstance(model, torch.export.ExportedProgram) else model, place)
+
+
+def _load(path: str, trusted: bool) -> Any:
+    names = set()
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = {name.partition("/")[2] or name for name in archive.namelist()}
+    if "constants.pkl" in names:
+        return torch.jit.load(path, map_location="cpu")
+    if path.endswith(".pt2") or "archive_format" in names or "serialized_exported_program.json" in names:
+        return torch.export.load(path).module()
+    mapped = bool(names)  # the format of before 2019 is no archive
+    if trusted:
+        found = torch.load(path, map_location="cpu", mmap=mapped, weights_only=False)
+    else:
+        found = _load_layers(path, mapped)
+    if not isinstance(found, torch.nn.Module):
+        raise SettingsError(
+            f"{path} holds a {type(found).__name__}, no module: save the module itself with torch.save(module, path), "
+            "or give a function that makes it and loads these weights"
+        )
+    return found
+
+
+def _load_layers(path: str, mapped: bool) -> Any:
+    """A module of torch's own layers, without running code of the file."""
+    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path) if mapped else ["an old format"]
+    layers = {name: found for name in unsafe if (found := _layer(name))}
+    if others := sorted(set(unsafe) - layers.keys()):
+        raise SettingsError(
+            f"{path} is a pickle that asks for {', '.join(others[:5])}: opening it runs code that the file names. If "
+            "you trust whoever made it, say trust_pickle=True (--trust-pickle); or save the model as TorchScript "
+            "or with torch.export"
+        )
+    with torch.serialization.safe_globals(list(layers.values())):
+        return torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
+
+
+def _layer(name: str) -> Any:
+    """One of torch.nn's classes, or None."""
+    module, _, attribute = name.rpartition(".")
+    if not module.startswith("torch.nn.modules."):
+        return None
+    found = getattr(importlib.import_module(module), attribute, None)
+    return found if isinstance(found, type) and issubclass(found, torch.nn.Module) else None
+
+
+def _tensors(module: Any) -> list[Any]:
+    if not isinstance(module, torch.nn.Module):
+        return []
+    return [*module.parameters(), *module.buffers()]
+
+
+def _arrays(output: Any) -> Any:
+    if isinstance(output, torch.Tensor):
+        found = output.detach()
+        if found.dtype == torch.bfloat16:
+            found = found.float()
+        return found.cpu().numpy()
+    if isinstance(output, Mapping):
+        return {name: _arrays(each) for name, each in output.items() if each is not None}
+    if isinstance(output, (tuple, list)):
+        made = [_arrays(each) for each in output]
+        return tuple(made) if isinstance(output, tuple) else made
+    return output

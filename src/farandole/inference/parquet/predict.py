@@ -1,0 +1,269 @@
+"""Predictions for Parquet files, by several processes: what is written stays, if the job ends early."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from farandole.config import Placement
+from farandole.data import paths
+from farandole.data.parquet.columns import Wanted, check_names
+from farandole.data.parquet.data import fragments, keys
+from farandole.errors import SettingsError, did_you_mean
+from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
+from farandole.inference.parquet.target import Target
+from farandole.inference.pieces import Piece, Source, pieces, share
+from farandole.inference.returns import DEFAULT, Type, parse
+from farandole.inference.stream import BATCH_SIZE, PREDICTION, How, check_batch_size, predictions
+
+ROWS = 1 << 17  # of a file of the output
+_READ = 1 << 14  # rows that are read at once
+
+
+class Summary(NamedTuple):
+    """``rows``: of the output. ``resumed``: files that were there already. ``seconds``: of this call."""
+
+    rows: int
+    files: int
+    resumed: int
+    seconds: float
+
+    def __str__(self) -> str:
+        before = f", {self.resumed} of them from before" if self.resumed else ""
+        return f"{self.rows} rows in {self.files} file{'' if self.files == 1 else 's'}{before}, {self.seconds:.1f} s"
+
+
+class _Job(NamedTuple):
+    """What a rank needs to know."""
+
+    model: Model
+    how: How
+    sources: tuple[Source, ...]
+    where: tuple[str, dict[str, Any]]  # a path of the input, and options of its file system
+    keep: tuple[str, ...]
+    key: str | None
+    names: tuple[str, ...]  # of the new columns
+    apart: bool  # the fields of a struct are columns
+    output: str
+    todo: tuple[Piece, ...]
+    folder: str  # with the model's file
+    threads: int
+    device: str
+
+
+def predict_parquet(
+    model: Any, input: str | Sequence[str], output: str, *, np: int = 1, inputs: str | Sequence[str] | None = None,
+    output_columns: str | Sequence[str] = PREDICTION, keep: Sequence[str] | None = None, returns: Any = None,
+    batch_size: int = BATCH_SIZE, shapes: Mapping[str, Sequence[int]] | None = None,
+    dtypes: Mapping[str, Any] | None = None, fill: Mapping[str, Any] | None = None,
+    decode: Mapping[str, Callable[[bytes], Any]] | None = None, stack: bool = False, errors: str = "raise",
+    key: str | None = None, threads: int = 0, device: str = "cpu", rows_per_file: int = ROWS, overwrite: bool = False,
+    storage_options: Mapping[str, Any] | None = None, **options: Any,
+) -> Summary:  # fmt: skip
+    """Predictions for all rows of Parquet files, written to the folder ``output``, by ``np`` processes of this machine.
+
+    ``input``: a file, a folder, a list of files or a URL. ``inputs``: the columns that the model gets; default: the
+    only one, or the only one that holds arrays. ``output_columns``: the name of the new column, or of several, for the
+    fields of a struct. ``keep``: columns of the input that are written beside; default: all.
+    ``threads``: of each process; default: the cores shared out. ``device``: "cuda" gives each process a GPU of its own.
+    ``rows_per_file``: at most; files keep the order of rows.
+    Other arguments: those of ``predict_udf``; ``storage_options``: of fsspec's file system.
+
+    A file of the output appears when it is complete. Called again after it ended early, with the same arguments (``np``
+    may differ), it goes on with the files that are missing. ``overwrite`` begins anew.
+
+    Raises SettingsError and DataError for what cannot be used, and for an output that holds something else; DataError
+    (with several processes JobFailedError, with its text) for the first row that fails.
+    """
+    began = time.monotonic()
+    packed = pack(model, **{name: options.pop(name) for name in MODEL_OPTIONS if name in options})
+    if options:
+        raise TypeError(f"predict_parquet() has no argument {next(iter(options))!r}")
+    files, schema = fragments(input, storage_options)
+    columns = _inputs(inputs, schema, key)
+    kept = _known(schema.names if keep is None else keep, schema, "keep")
+    kind = parse(returns or packed.returns or DEFAULT)
+    names = _names(output_columns, kind, kept, errors)
+    wanted = Wanted(dict(shapes or {}), dict(dtypes or {}), dict(fill or {}), dict(decode or {}))
+    check_names(wanted, columns)
+    count = threads or max(1, len(os.sched_getaffinity(0)) // np)
+    how = How(tuple(columns), kind, check_batch_size(batch_size), wanted, errors, key is not None, stack, count)
+    sources = tuple(_source(file) for file in files)
+    every = pieces(sources, rows_per_file)
+    target = Target(output, storage_options)
+    target.begin(_facts(packed, how, sources, kept, names, rows_per_file), overwrite)
+    todo = tuple(piece for piece in every if not target.has(piece))
+    with tempfile.TemporaryDirectory(prefix="farandole-predict-") as folder:
+        where = (input if isinstance(input, str) else str(input[0]), dict(storage_options or {}))
+        job = _Job(
+            packed._replace(content=b""), how, sources, where, tuple(kept), key, tuple(names),
+            not isinstance(output_columns, str), output, todo, folder, count, device,
+        )  # fmt: skip
+        if packed.content:
+            Path(folder, packed.file_name).write_bytes(packed.content)
+        _run(job, min(np, len(todo)))
+    target.finish(every)
+    return Summary(sum(each.rows for each in sources), len(every), len(every) - len(todo), time.monotonic() - began)
+
+
+def _facts(
+    model: Model, how: How, sources: Sequence[Source], kept: Sequence[str], names: Sequence[str], rows: int
+) -> dict[str, Any]:
+    """What decides about the output, as JSON has it. A model of a file is known by its size and time."""
+    local = paths.local(model.path) if model.path else None
+    facts = {
+        "model": model.path or model.digest,
+        "file of the model": [*os.stat(local)][6:9:2] if local and os.path.exists(local) else [],
+        "input": [each._asdict() for each in sources],
+        "columns": {"inputs": how.inputs, "keep": kept, "output": names, "returns": str(how.returns)},
+        "options": [*map(str, (how.wanted[:3], sorted(how.wanted.decode), how.stack, how.errors, rows))],
+    }
+    return dict(json.loads(json.dumps(facts, default=str)))
+
+
+def _source(file: Any) -> Source:
+    metadata = file.metadata
+    size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    local = paths.local(file.path)
+    written = os.stat(local).st_mtime_ns if local and os.path.exists(local) else -1
+    return Source(file.path, metadata.num_rows, size, written, tuple(sorted(keys(file).items())))
+
+
+def _known(names: Sequence[str], schema: Any, option: str) -> list[str]:
+    for name in names:
+        if name not in schema.names:
+            near = did_you_mean(name, schema.names)
+            raise SettingsError(f"{option}: the input has no column {name!r} (it has {', '.join(schema.names)}){near}")
+    return list(names)
+
+
+def _inputs(inputs: str | Sequence[str] | None, schema: Any, key: str | None) -> list[str]:
+    """The columns that the model gets."""
+    if key is not None:
+        _known([key], schema, "key")
+    if inputs is not None:
+        return _known([inputs] if isinstance(inputs, str) else inputs, schema, "inputs")
+    others = [field for field in schema if field.name != key]
+    arrays = [field for field in others if pa.types.is_nested(field.type)]
+    chosen = others if len(others) == 1 else arrays
+    if len(chosen) != 1:
+        raise SettingsError(
+            f"the input has columns {', '.join(schema.names)}: say which of them the model gets (inputs=, --columns)"
+        )
+    return [chosen[0].name]
+
+
+def _names(output: str | Sequence[str], kind: Type, kept: Sequence[str], errors: str) -> list[str]:
+    """Of the new columns."""
+    names = [output] if isinstance(output, str) else list(output)
+    if errors not in ("raise", "column"):
+        raise SettingsError(f"errors={errors!r} must be 'raise' or 'column'")
+    if not isinstance(output, str) and len(names) != len(kind.fields):
+        raise SettingsError(
+            f"{len(names)} output columns are named, and returns='{kind}' has {len(kind.fields)} fields"
+        )
+    if errors == "column":
+        names.append(f"{names[0]}_error")
+    if taken := [name for name in names if name in kept]:
+        raise SettingsError(f"the input has a column {taken[0]!r} already: name another one with output_columns=")
+    return names
+
+
+def _run(job: _Job, np: int) -> None:
+    if np <= 1:
+        _work(job, 0, 1)
+        return
+    from farandole.launch import api
+
+    api.run(_on_rank, (job,), np=np, launcher="local")
+
+
+def _on_rank(job: _Job) -> None:
+    placement = Placement.from_env(os.environ)
+    device = f"cuda:{placement.local_rank}" if job.device == "cuda" else job.device
+    _work(job._replace(device=device), placement.rank, placement.size)
+
+
+def _work(job: _Job, rank: int, size: int) -> None:
+    mine = share(job.todo, rank, size)
+    if not mine:
+        return
+    predict = open_model(job.model, Place(job.threads, job.device), job.folder)
+    system = paths.arrow_filesystem(*job.where)[0]
+    target = Target(job.output, job.where[1])
+    for piece in mine:
+        source = job.sources[piece.file]
+        columns = [*job.how.inputs, *([job.key] if job.key else [])]
+        read = _batches(system, source, piece, [*dict.fromkeys([*job.keep, *columns])])
+        kept: list[Any] = []
+        chunks = _kept(read, columns, job.keep, kept)
+        found = list(predictions(chunks, predict, job.how, source.path, piece.begin))
+        target.write(piece, _table(kept, found, job, system, source))
+
+
+def _kept(batches: Iterator[Any], columns: Sequence[str], keep: Sequence[str], kept: list[Any]) -> Iterator[Any]:
+    """The model's columns of each batch; those that are kept go to ``kept``."""
+    for batch in batches:
+        kept.append(batch.select(list(keep)))
+        yield [batch.column(name) for name in columns]
+
+
+def _batches(system: Any, source: Source, piece: Piece, names: Sequence[str]) -> Iterator[Any]:
+    """Rows of a piece, from the row groups that hold them."""
+    constant = dict(source.keys)
+    with pq.ParquetFile(source.path, filesystem=system) as file:
+        row, first = 0, 0
+        groups: list[int] = []
+        for number in range(file.metadata.num_row_groups):
+            rows = file.metadata.row_group(number).num_rows
+            if row < piece.end and row + rows > piece.begin:
+                first = first if groups else row
+                groups.append(number)
+            row += rows
+        row = first
+        own = [name for name in names if name not in constant]
+        for batch in file.iter_batches(_READ, row_groups=groups, columns=own, use_threads=False):
+            begin, end = max(piece.begin - row, 0), min(piece.end - row, batch.num_rows)
+            row += batch.num_rows
+            if begin < end:
+                yield _with_keys(batch.slice(begin, end - begin), constant, names)
+
+
+def _with_keys(batch: Any, constant: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """With the columns that stand in the file's path, as in year=2024/part.parquet."""
+    columns = [
+        pa.array([constant[name]] * batch.num_rows) if name in constant else batch.column(name) for name in names
+    ]
+    return pa.RecordBatch.from_arrays(columns, list(names))
+
+
+def _table(kept: list[Any], found: list[Any], job: _Job, system: Any, source: Source) -> Any:
+    """Kept columns, and the new ones."""
+    if kept:
+        table = pa.Table.from_batches(kept)
+    else:
+        table = pq.read_schema(source.path, filesystem=system).empty_table()
+        table = table.select([name for name in job.keep if name in table.column_names])
+    column = pa.chunked_array(found, job.how.type)
+    columns = [_field(column, 0), _field(column, 1)] if job.how.errors == "column" else [column]
+    if job.apart:
+        fields = len(job.how.returns.fields)
+        columns[:1] = [_field(columns[0], number) for number in range(fields)]
+    for name, each in zip(job.names, columns, strict=True):
+        table = table.append_column(name, each)
+    return table
+
+
+def _field(column: Any, number: int) -> Any:
+    """A field of a struct, null where the struct is."""
+    kind = column.type.field(number).type
+    return pa.chunked_array([pc.struct_field(chunk, number) for chunk in column.chunks], kind)

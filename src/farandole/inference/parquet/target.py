@@ -1,0 +1,110 @@
+"""The folder of predictions: files that appear when they are complete, and what they were made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as fs
+import pyarrow.parquet as pq
+
+from farandole.data import paths
+from farandole.errors import DataError, SettingsError
+from farandole.inference.pieces import Piece
+
+MANIFEST = "_farandole.json"  # readers leave out names that begin so, or with a dot
+
+
+class Target:
+    """``path``: a folder or its URL."""
+
+    def __init__(self, path: str, storage_options: Mapping[str, Any] | None) -> None:
+        self._system, self._path = paths.arrow_filesystem(path, storage_options)
+
+    def begin(self, facts: Mapping[str, Any], overwrite: bool) -> None:
+        """Make the folder, or find it with files made of the same. SettingsError if it holds something else."""
+        kind = self._system.get_file_info(self._path).type
+        if overwrite and kind != fs.FileType.NotFound:
+            self._remove(kind)
+            kind = fs.FileType.NotFound
+        if kind == fs.FileType.File:
+            raise SettingsError(f"output={self._path} is a file: name a folder, or say overwrite (--overwrite)")
+        if kind == fs.FileType.Directory and (found := self._facts()) is not None:
+            self._compare(found, facts)
+            return
+        self._system.create_dir(self._path)
+        self._put(MANIFEST, json.dumps(facts).encode())
+
+    def has(self, piece: Piece) -> bool:
+        """Whether a file holds a piece whole: after a crash of the machine it may be there, and torn."""
+        path = f"{self._path}/{piece.name}"
+        if self._system.get_file_info(path).type != fs.FileType.File:
+            return False
+        try:
+            return bool(pq.read_metadata(path, filesystem=self._system).num_rows == piece.end - piece.begin)
+        except (pa.ArrowException, OSError):
+            return False
+
+    def write(self, piece: Piece, table: Any) -> None:
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        self._put(piece.name, sink.getvalue())
+
+    def finish(self, every: Sequence[Piece]) -> None:
+        """Remove what processes left that were ended. DataError if a piece is missing, or a file too many."""
+        wanted = {piece.name for piece in every}
+        for path in self._names():
+            if path.startswith("."):
+                self._system.delete_file(f"{self._path}/{path}")
+        missing = [piece.name for piece in every if not self.has(piece)]
+        more = [name for name in self._names() if name.endswith(".parquet") and name not in wanted]
+        if missing or more:
+            what = f"{missing[0]} is missing" if missing else f"{more[0]} is not of this job"
+            raise DataError(f"{self._path}: {what}; somebody else has written there. Say overwrite (--overwrite)")
+
+    def _facts(self) -> Any:
+        """What the files of the folder were made of; None for an empty folder."""
+        names = self._names()
+        if MANIFEST not in names:
+            if [name for name in names if not name.startswith(".")]:
+                raise SettingsError(
+                    f"output={self._path} holds other files ({names[0]}): name another folder, or say overwrite "
+                    "(--overwrite)"
+                )
+            return None
+        with self._system.open_input_stream(f"{self._path}/{MANIFEST}") as file:
+            return json.loads(file.read())
+
+    def _compare(self, found: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        for name, value in facts.items():
+            if found.get(name) != value:
+                raise SettingsError(
+                    f"output={self._path} holds predictions of another call: its {name} was {found.get(name)!r:.200}, "
+                    f"and is {value!r:.200} now. Name another folder, or say overwrite (--overwrite)"
+                )
+
+    def _put(self, name: str, content: Any) -> None:
+        """A file, whole or not at all."""
+        temporary = f"{self._path}/.{name}.{socket.gethostname()}-{os.getpid()}"
+        with self._system.open_output_stream(temporary) as file:
+            file.write(content)
+        self._system.move(temporary, f"{self._path}/{name}")
+
+    def _names(self) -> list[str]:
+        found = self._system.get_file_info(fs.FileSelector(self._path, allow_not_found=True))
+        return sorted(each.base_name for each in found)
+
+    def _remove(self, kind: Any) -> None:
+        if kind == fs.FileType.File:
+            self._system.delete_file(self._path)
+            return
+        if MANIFEST not in self._names() and self._names():
+            raise SettingsError(
+                f"output={self._path} was not written by farandole predict: it is not overwritten. Remove it yourself, "
+                "or name another folder"
+            )
+        self._system.delete_dir(self._path)

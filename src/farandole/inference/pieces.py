@@ -1,0 +1,49 @@
+"""Which rows go into which file of predictions: pure, and the same for any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+PIECE_BYTES = 128 << 20  # of a piece's rows in memory, about
+
+
+class Source(NamedTuple):
+    """An input file. ``bytes``: of its columns in memory, about; ``written``: when, in nanoseconds; -1: nobody says.
+    ``keys``: the values in its path, as in year=2024/part.parquet."""
+
+    path: str
+    rows: int
+    bytes: int
+    written: int = -1
+    keys: tuple[tuple[str, Any], ...] = ()
+
+
+class Piece(NamedTuple):
+    """Rows ``begin`` to ``end - 1`` of input file ``file``: one file of the output."""
+
+    number: int
+    file: int
+    begin: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        return f"part-{self.number:05d}.parquet"
+
+
+def pieces(sources: Sequence[Source], rows: int) -> list[Piece]:
+    """All rows of all files, in order: at most ``rows`` in a piece, and fewer where they are large. An input without
+    rows is one empty piece, so that its columns are written, too."""
+    found: list[Piece] = []
+    for file, source in enumerate(sources):
+        each = source.bytes / max(source.rows, 1)
+        most = max(1, min(rows, int(PIECE_BYTES / max(each, 1e-9))))
+        for begin in range(0, source.rows, most):
+            found.append(Piece(len(found), file, begin, min(begin + most, source.rows)))
+    return found or [Piece(0, 0, 0, 0)]
+
+
+def share(todo: Sequence[Piece], rank: int, size: int) -> list[Piece]:
+    """A rank's pieces: neighbours go to different ranks, so that the last ones end together."""
+    return list(todo[rank::size])

@@ -1,0 +1,53 @@
+"""Batches of the size that the model likes, out of chunks of any size: pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Slice(NamedTuple, Generic[T]):
+    """Rows ``begin`` to ``end - 1`` of a chunk."""
+
+    chunk: T
+    begin: int
+    end: int
+
+
+class Batch(NamedTuple, Generic[T]):
+    """``row``: the number of its first row in the stream. ``slices``: where its rows lie, in order."""
+
+    row: int
+    rows: int
+    slices: tuple[Slice[T], ...]
+
+
+def recut(chunks: Iterator[T], length: Callable[[T], int], size: int) -> Iterator[Batch[T]]:
+    """All rows of ``chunks`` in order, as batches of ``size`` rows; the last one may be shorter. A batch is given as
+    soon as its rows are there: no chunk is read ahead. Chunks may be empty."""
+    waiting: deque[Slice[T]] = deque()
+    row = there = 0
+    for chunk in chunks:
+        waiting.append(Slice(chunk, 0, length(chunk)))
+        there += length(chunk)
+        while there >= size:
+            yield Batch(row, size, _take(waiting, size))
+            row, there = row + size, there - size
+    if there:
+        yield Batch(row, there, _take(waiting, there))
+
+
+def _take(waiting: deque[Slice[T]], rows: int) -> tuple[Slice[T], ...]:
+    taken = []
+    while rows:
+        first = waiting.popleft()
+        count = min(rows, first.end - first.begin)
+        if count < first.end - first.begin:
+            waiting.appendleft(first._replace(begin=first.begin + count))
+        if count:
+            taken.append(first._replace(end=first.begin + count))
+        rows -= count
+    return tuple(taken)

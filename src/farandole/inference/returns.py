@@ -1,0 +1,235 @@
+"""The type of predictions, as Spark writes types, and arrays of a model as Arrow arrays of that type."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from farandole.data.extras import need
+from farandole.errors import DataError, SettingsError, did_you_mean
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_PURPOSE = "inference"
+# Spark's names of types, numpy's and Arrow's.
+_NUMBERS = {
+    "tinyint": "int8", "byte": "int8", "smallint": "int16", "short": "int16", "int": "int32", "integer": "int32",
+    "bigint": "int64", "long": "int64", "float": "float32", "real": "float32", "double": "float64",
+}  # fmt: skip
+_SPARK = {
+    "bool": "boolean", "int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "uint8": "smallint",
+    "uint16": "int", "uint32": "bigint", "float16": "float", "float32": "float", "float64": "double",
+}  # fmt: skip
+DEFAULT = "array<float>"  # where neither user nor model says
+_OTHERS = ("boolean", "string", "binary")
+_TOKENS = re.compile(r"\s*(`(?:[^`]|``)*`|[\w.]+|[<>:,])")
+EXAMPLES = "'float', 'array<float>', 'string' or 'struct<label:int,scores:array<float>>'"
+
+
+class Type(NamedTuple):
+    """``kind``: number, boolean, string, binary, array or struct. ``dtype``: of numbers. ``items``: of an array.
+    ``fields``: of a struct."""
+
+    kind: str
+    dtype: str = ""
+    items: Type | None = None
+    fields: tuple[tuple[str, Type], ...] = ()
+
+    def __str__(self) -> str:
+        if self.kind == "array":
+            return f"array<{self.items}>"
+        if self.kind == "struct":
+            return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in self.fields)}>"
+        return _SPARK[self.dtype] if self.kind == "number" else self.kind
+
+
+def parse(text: Any) -> Type:
+    """The type that ``text`` means: Spark's DDL ("array<float>", "a int, b string") or a Spark DataType. SettingsError
+    for others."""
+    words = text if isinstance(text, str) else text.simpleString() if hasattr(text, "simpleString") else None
+    if words is None:
+        raise SettingsError(f"returns={text!r} is a {type(text).__name__}: give a type as Spark writes it, {EXAMPLES}")
+    tokens = _tokens(words)
+    try:
+        found, rest = _type(tokens) if len(tokens) < 2 or tokens[1] in "<>," else _fields(tokens, "")
+    except IndexError:
+        raise SettingsError(f"returns={words!r} ends too early; give a type as in {EXAMPLES}") from None
+    if rest:
+        raise SettingsError(f"returns={words!r}: {''.join(rest)!r} follows the type; give one as in {EXAMPLES}")
+    return found
+
+
+def of(shape: Sequence[int | None], dtype: Any) -> Type:
+    """The type of one row's array. One number in an array of its own stands for itself."""
+    name = np.dtype(dtype).name
+    found = Type("number", _NUMBERS[_SPARK.get(name, "float")]) if name != "bool" else Type("boolean")
+    if np.dtype(dtype).kind in "UO":
+        found = Type("string")
+    for _ in () if tuple(shape) == (1,) else shape:
+        found = Type("array", items=found)
+    return found
+
+
+def _tokens(words: str) -> list[str]:
+    found, place = [], 0
+    while words[place:].strip():
+        match = _TOKENS.match(words, place)
+        if match is None:
+            raise SettingsError(f"returns={words!r}: {words[place:].strip()!r} is no type; give one as in {EXAMPLES}")
+        found.append(match[1])
+        place = match.end()
+    return found
+
+
+def _type(tokens: list[str]) -> tuple[Type, list[str]]:
+    word, rest = tokens[0].lower(), tokens[1:]
+    if word == "array":
+        _expect(rest, "<")
+        items, rest = _type(rest[1:])
+        _expect(rest, ">")
+        return Type("array", items=items), rest[1:]
+    if word == "struct":
+        _expect(rest, "<")
+        found, rest = _fields(rest[1:], ">")
+        return found, rest[1:]
+    if word in _NUMBERS:
+        return Type("number", _NUMBERS[word]), rest
+    if word in _OTHERS:
+        return Type(word), rest
+    known = [*_NUMBERS, *_OTHERS, "array", "struct"]
+    raise SettingsError(
+        f"returns: {tokens[0]!r} is no type of predictions; known: {', '.join(known)}{did_you_mean(word, known)}"
+    )
+
+
+def _fields(tokens: list[str], end: str) -> tuple[Type, list[str]]:
+    fields = []
+    while True:
+        name, rest = tokens[0].strip("`").replace("``", "`"), tokens[1:]
+        kind, tokens = _type(rest[1:] if rest[0] == ":" else rest)
+        fields.append((name, kind))
+        if not tokens or tokens[0] == end:
+            return Type("struct", fields=tuple(fields)), tokens
+        _expect(tokens, ",")
+        tokens = tokens[1:]
+
+
+def _expect(tokens: list[str], wanted: str) -> None:
+    if tokens[0] != wanted:
+        raise SettingsError(f"returns: {tokens[0]!r} stands where {wanted!r} belongs; give a type as in {EXAMPLES}")
+
+
+def arrow_type(kind: Type) -> Any:
+    """pyarrow's type, with the names that Spark gives to fields."""
+    pa = need("pyarrow", _PURPOSE)
+    if kind.kind == "array":
+        assert kind.items is not None
+        return pa.list_(pa.field("element", arrow_type(kind.items)))
+    if kind.kind == "struct":
+        return pa.struct([pa.field(name, arrow_type(each)) for name, each in kind.fields])
+    if kind.kind == "number":
+        return pa.from_numpy_dtype(np.dtype(kind.dtype))
+    return {"boolean": pa.bool_(), "string": pa.string(), "binary": pa.binary()}[kind.kind]
+
+
+def to_arrow(output: Any, kind: Type, rows: int, name: str = "the model") -> Any:
+    """What a model gave for ``rows`` rows, as an Arrow array.
+
+    ``output``: an array ``[rows, ...]``, a list of one value per row, or several of them as a dict or tuple for a
+    struct. Raises DataError for another number of rows, another shape, or numbers that the type does not hold.
+    """
+    pa = need("pyarrow", _PURPOSE)
+    if kind.kind == "struct":
+        parts = [
+            to_arrow(each, inner, rows, f"{name}'s {field!r}") for each, field, inner in _parts(output, kind, name)
+        ]
+        return pa.StructArray.from_arrays(parts, fields=list(arrow_type(kind)))
+    output = _single(output, name)
+    if len(output) != rows:
+        raise DataError(f"{name} gave {len(output)} rows for {rows}: it must give one for each")
+    if kind.kind in ("string", "binary") or not isinstance(output, np.ndarray) or output.dtype == object:
+        return _from_values(output, kind, name)
+    return _from_numbers(output, kind, name)
+
+
+def _parts(output: Any, kind: Type, name: str) -> list[tuple[Any, str, Type]]:
+    names = [field for field, _ in kind.fields]
+    if isinstance(output, Mapping):
+        if missing := [field for field in names if field not in output]:
+            raise DataError(f"{name} gave {', '.join(map(str, output))}, but no {missing[0]!r}, which returns= names")
+        return [(output[field], field, inner) for field, inner in kind.fields]
+    if isinstance(output, (tuple, list)) and len(output) == len(names):
+        return [(each, field, inner) for each, (field, inner) in zip(output, kind.fields, strict=True)]
+    if len(names) == 1:
+        return [(output, *kind.fields[0])]
+    what = f"{len(output)} outputs" if isinstance(output, (tuple, list)) else f"one {type(output).__name__}"
+    raise DataError(f"{name} gave {what}, where returns='{kind}' names {len(names)}: give a dict or tuple of these")
+
+
+def _single(output: Any, name: str) -> Any:
+    if isinstance(output, Mapping) or (isinstance(output, tuple) and all(map(_is_array, output))):
+        if len(output) == 1:
+            return next(iter(output.values() if isinstance(output, Mapping) else output))
+        what = ", ".join(map(str, output)) if isinstance(output, Mapping) else f"{len(output)} arrays"
+        raise DataError(f"{name} gave several outputs ({what}): declare them with returns='struct<name:type,...>'")
+    if not hasattr(output, "__len__") or getattr(output, "shape", None) == ():
+        raise DataError(f"{name} gave a {type(output).__name__}, {output!r:.80}: it must give a value for each row")
+    return output
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape")
+
+
+def _from_values(output: Any, kind: Type, name: str) -> Any:
+    pa = need("pyarrow", _PURPOSE)
+    try:
+        return pa.array(output.tolist() if hasattr(output, "tolist") else list(output), arrow_type(kind))
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"{name} gave values that are no '{kind}': {error}. Declare the type with returns=") from error
+
+
+def _from_numbers(output: Array, kind: Type, name: str) -> Any:
+    depth, inner = 0, kind
+    while inner.kind == "array":
+        assert inner.items is not None
+        depth, inner = depth + 1, inner.items
+    if output.ndim == depth + 2 and output.shape[-1] == 1:  # a column of one number per row
+        output = output[..., 0]
+    if output.ndim != depth + 1 or inner.kind not in ("number", "boolean"):
+        fitting = of(output.shape[1:], output.dtype)
+        raise DataError(
+            f"{name} gave {output.dtype.name} of shape {output.shape}, rows first, which is no column of '{kind}': "
+            f"give returns='{fitting}', or another shape"
+        )
+    return _nested(_cast(output, inner, name), kind)
+
+
+def _nested(output: Array, kind: Type) -> Any:
+    pa = need("pyarrow", _PURPOSE)
+    if kind.kind != "array":
+        return pa.array(output, arrow_type(kind))
+    assert kind.items is not None
+    rows, length = output.shape[:2]
+    inner = _nested(output.reshape(rows * length, *output.shape[2:]), kind.items)
+    offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * np.int32(length))
+    return pa.ListArray.from_arrays(offsets, inner, type=arrow_type(kind))
+
+
+def _cast(output: Array, kind: Type, name: str) -> Array:
+    wanted = np.dtype(kind.dtype or "bool")
+    if output.dtype == wanted:
+        return np.ascontiguousarray(output)
+    if not np.can_cast(output.dtype, wanted, "same_kind"):
+        raise DataError(
+            f"{name} gave {output.dtype.name}, which is no '{kind}': give returns='{of((), output.dtype)}', or convert "
+            "it in the model"
+        )
+    found = output.astype(wanted)
+    if wanted.kind == "i" and not np.array_equal(found, output):
+        raise DataError(f"{name} gave {output.dtype.name} that '{kind}' does not hold: give returns= a wider type")
+    return np.ascontiguousarray(found)

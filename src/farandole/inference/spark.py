@@ -1,0 +1,280 @@
+"""Predictions as a column of a Spark DataFrame."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from farandole.data.extras import need
+from farandole.data.parquet.columns import Wanted, check_names
+from farandole.errors import SettingsError
+from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
+from farandole.inference.returns import DEFAULT, Type, parse
+from farandole.inference.stream import BATCH_SIZE, ERROR, PREDICTION, Chunk, How, check_batch_size, predictions
+
+_PURPOSE = "inference"
+ARCHIVE = "farandole-inference.zip"
+_sent_along: dict[
+    str, Any
+] = {}  # by Spark application: the folder of its archive, which executors fetch when they start
+ByColumn = Mapping[str, Any] | Sequence[Any]
+
+
+class _Job(NamedTuple):
+    """What a task needs to know, beside the content of the model."""
+
+    model: Model
+    returns: Type
+    batch_size: int
+    inputs: tuple[str, ...] | None
+    options: dict[str, Any]  # shapes, dtypes, fill and decode: by name, or one for each column
+    errors: str
+    key: bool
+    stack: bool
+    threads: int | None
+    device: str | None
+
+
+def predict_udf(
+    model: Any, *, returns: Any = None, batch_size: int = BATCH_SIZE, inputs: Sequence[str] | None = None,
+    shapes: ByColumn | None = None, dtypes: ByColumn | None = None, fill: ByColumn | None = None,
+    decode: ByColumn | None = None, stack: bool = False, errors: str = "raise", key: bool = False,
+    threads: int | None = None, device: str | None = None, **options: Any,
+) -> Any:  # fmt: skip
+    """A model as a function of columns: ``df.withColumn("scores", predict_udf(model)("features"))``.
+
+    ``model``: a torch module, a Keras or ONNX model, a function on arrays (columns are its arguments), a function
+    without arguments that gives one of these, or a path: a file of torch, ``.keras``, ``.onnx``, the folder of a
+    SavedModel. It is sent to each executor once, and opened once in each Python worker.
+    ``returns``: the type of a row's prediction, as Spark writes it. Default: what the model tells, otherwise
+    "array<float>".
+    ``batch_size``: rows that the model gets at once, whatever Arrow's batches are.
+    ``inputs``: names for the columns, by which Keras, ONNX and SavedModels find their inputs.
+    ``shapes``, ``dtypes``, ``fill``, ``decode``: of columns, by their names in ``inputs``, or one for each in order;
+    see ``farandole.data.from_parquet``. Floating numbers get the model's own dtype.
+    ``stack``: columns are numbers, and together one array ``[rows, columns]``.
+    ``errors``: "raise" ends the query with one error, which names the row; "column" gives a struct of prediction and
+    error, one of which is null.
+    ``key``: the last column does not go to the model, but into messages, as the name of a row.
+    ``threads``: of the model, and to decode; default: spark.task.cpus. ``device``: default: the GPU that Spark gave to
+    the task, otherwise "cpu".
+    ``options``: ``custom_objects`` (Keras), ``signature`` (SavedModel), ``trust_pickle`` (files that name code to run).
+
+    Raises SettingsError for a model or options that cannot be used.
+    """
+    if errors not in ("raise", "column"):
+        raise SettingsError(f"errors={errors!r} must be 'raise' or 'column'")
+    packed = pack(model, **options)
+    given = {"shapes": shapes, "dtypes": dtypes, "fill": fill, "decode": decode}
+    job = _Job(
+        packed._replace(content=b""), parse(returns or packed.returns or DEFAULT), check_batch_size(batch_size),
+        None if inputs is None else tuple(inputs), {name: value for name, value in given.items() if value is not None},
+        errors, key, stack, threads, device,
+    )  # fmt: skip
+    if inputs is not None:
+        _how(job, len(inputs) + key, 1)  # here, so that what is wrong is told early
+    kind = str(job.returns)
+    column = kind if errors == "raise" else f"struct<{PREDICTION}:{kind},{ERROR}:string>"
+    return _udf(_task(cloudpickle.dumps(job), _sent(packed.content), _archive()), column)
+
+
+def transform(
+    frame: Any, model: Any, *, inputs: str | Sequence[str], output: str | Sequence[str] = PREDICTION,
+    key: str | None = None, errors: str = "raise", **options: Any,
+) -> Any:  # fmt: skip
+    """A DataFrame with predictions beside its columns.
+
+    ``inputs``: the names of the columns that the model gets. ``output``: the name of the new column; several, where
+    ``returns`` is a struct: one for each of its fields. ``key``: a column that names rows in errors. With
+    ``errors="column"`` there is one more column, "prediction_error" (the first output's name with "_error").
+    ``options``: those of ``predict_udf``.
+    """
+    from pyspark.sql import functions
+
+    names = [inputs] if isinstance(inputs, str) else list(inputs)
+    outputs = [output] if isinstance(output, str) else list(output)
+    packed = pack(model, **{name: options.pop(name) for name in MODEL_OPTIONS if name in options})
+    kind = parse(options.pop("returns", None) or packed.returns or DEFAULT)
+    fields = [name for name, _ in kind.fields]
+    if not isinstance(output, str) and len(fields) != len(outputs):
+        raise SettingsError(
+            f"output={outputs} names {len(outputs)} columns, and returns='{kind}' has {len(fields)} fields"
+        )
+    function = predict_udf(packed, returns=str(kind), inputs=names, key=key is not None, errors=errors, **options)
+    found = function(*(functions.col(_quoted(name)) for name in [*names, *([] if key is None else [key])]))
+    if errors == "raise" and isinstance(output, str):
+        return frame.withColumn(output, found)
+    whole = "__farandole_prediction"
+    top = _quoted(whole) if errors == "raise" else f"{whole}.{PREDICTION}"
+    columns = {outputs[0]: top}
+    if not isinstance(output, str):
+        columns = {name: f"{top}.{_quoted(field)}" for name, field in zip(outputs, fields, strict=True)}
+    if errors == "column":
+        columns[f"{outputs[0]}_error"] = f"{whole}.{ERROR}"
+    frame = frame.withColumn(whole, found)
+    return frame.withColumns({name: functions.col(path) for name, path in columns.items()}).drop(whole)
+
+
+def task(job_bytes: bytes, content: Any, batches: Iterator[Any]) -> Iterator[Any]:
+    """Of a Python worker: the columns of one partition to its predictions. ``batches``: what Spark gives to an Arrow
+    or pandas function in the form of iterators; what comes out is of the same kind."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    job: _Job = cloudpickle.loads(job_bytes)
+    first = next(batches, None)
+    if first is None:
+        return
+    threads = job.threads or context.cpus()
+    arrow = _is_arrow(first if not isinstance(first, tuple) else first[0])
+    how = _how(job, len(first) if isinstance(first, tuple) else 1, threads)
+    place = Place(threads, job.device or _device(context))
+    predict = open_model(job.model, place, _folder(), lambda: _content(content))
+    found = predictions(_chunks(first, batches, arrow), predict, how, f"partition {context.partitionId()}")
+    yield from found if arrow else map(_pandas, found)
+
+
+def _how(job: _Job, columns: int, threads: int) -> How:
+    names = job.inputs or tuple(f"input {number}" for number in range(columns - job.key))
+    if len(names) + job.key != columns:
+        raise SettingsError(
+            f"{columns} columns are given to predict_udf, and inputs={list(names)}{' and a key' * job.key} names "
+            f"{len(names) + job.key}"
+        )
+    options = {name: _by_name(name, job.options.get(name, {}), names) for name in Wanted._fields}
+    wanted = Wanted(**options)
+    check_names(wanted, names)
+    return How(names, job.returns, job.batch_size, wanted, job.errors, job.key, job.stack, threads)
+
+
+def _by_name(option: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise SettingsError(f"{option}={value!r} must be a dict by column, or a list with one for each column")
+    if len(value) != len(names):
+        raise SettingsError(f"{option}={value!r} has {len(value)} for {len(names)} columns ({', '.join(names)})")
+    return {name: each for name, each in zip(names, value, strict=True) if each is not None}
+
+
+# The driver's side.
+
+
+def _udf(function: Callable[..., Any], kind: str) -> Any:
+    """Spark 4.1 and later hand over Arrow's arrays, others what pandas makes of them."""
+    from pyspark.sql import functions
+
+    if hasattr(functions, "arrow_udf"):
+        return functions.arrow_udf(function, kind, functions.ArrowUDFType.SCALAR_ITER)
+    return functions.pandas_udf(function, kind, functions.PandasUDFType.SCALAR_ITER)
+
+
+def _task(job: bytes, content: Any, archive: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For the executors. A function inside a function is sent whole: Farandole need not be there to read it."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        import importlib.util
+        import sys
+
+        if archive and importlib.util.find_spec("farandole") is None:
+            from pyspark import SparkFiles
+
+            sys.path.insert(0, SparkFiles.get(archive))
+        from farandole.inference.spark import task
+
+        return task(job, content, batches)
+
+    return run
+
+
+def _context() -> Any:
+    """The SparkContext; None with Spark Connect, and without a session."""
+    try:
+        from pyspark import SparkContext
+    except ImportError:  # of Spark Connect's client alone
+        return None
+    return SparkContext._active_spark_context
+
+
+def _sent(content: bytes) -> Any:
+    context = _context()
+    return content if context is None or not content else context.broadcast(content)
+
+
+def _archive() -> str:
+    """The name of a file with Farandole itself, which executors on other machines get."""
+    context = _context()
+    if context is None or context.master.startswith("local"):
+        return ""
+    if context.applicationId not in _sent_along:
+        from farandole.launch.agents.bundle import archive
+
+        folder = tempfile.TemporaryDirectory(prefix="farandole-spark-")
+        path = os.path.join(folder.name, ARCHIVE)
+        with open(path, "wb") as file:
+            file.write(archive())
+        context.addFile(path)
+        _sent_along[context.applicationId] = folder
+    return ARCHIVE
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+# The workers' side.
+
+
+def _content(content: Any) -> bytes:
+    """The model's file, of which this process keeps no copy."""
+    if isinstance(content, bytes):
+        return content
+    found: bytes = content.value
+    with contextlib.suppress(AttributeError):
+        del content._value  # Spark reads its own file again, should another model ask
+    return found
+
+
+def _folder() -> str | None:
+    """The one that Spark has for files of this application on this executor, and removes with it."""
+    from pyspark import SparkFiles
+
+    found = str(SparkFiles.getRootDirectory())
+    return found if os.access(found, os.W_OK) else None
+
+
+def _device(context: Any) -> str:
+    gpu = context.resources().get("gpu")
+    return f"cuda:{gpu.addresses[0]}" if gpu is not None and gpu.addresses else "cpu"
+
+
+def _is_arrow(column: Any) -> bool:
+    return isinstance(column, need("pyarrow", _PURPOSE).Array)
+
+
+def _chunks(first: Any, batches: Iterator[Any], arrow: bool) -> Iterator[Chunk]:
+    while first is not None:
+        columns = first if isinstance(first, tuple) else (first,)
+        yield columns if arrow else [_arrow(column) for column in columns]
+        first = next(batches, None)
+
+
+def _arrow(column: Any) -> Any:
+    """A column as pandas has it: a Series, and for structs a DataFrame."""
+    pa = need("pyarrow", _PURPOSE)
+    if hasattr(column, "columns"):
+        return pa.StructArray.from_arrays([_arrow(column[name]) for name in column.columns], [*column.columns])
+    return pa.Array.from_pandas(column)
+
+
+def _pandas(array: Any) -> Any:
+    """What Spark takes from a pandas function: a Series, and for structs a DataFrame."""
+    pa = need("pyarrow", _PURPOSE)
+    if pa.types.is_struct(array.type):
+        return pa.Table.from_arrays(array.flatten(), [field.name for field in array.type]).to_pandas()
+    return array.to_pandas()

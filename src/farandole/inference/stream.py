@@ -1,0 +1,272 @@
+"""Arrow columns in, a column of predictions out: re-cut into the model's batches, with failing rows found.
+
+Nothing here knows Spark, or any framework.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from farandole.data.extras import need
+from farandole.data.parquet.columns import (
+    Column,
+    Wanted,
+    Where,
+    column_of,
+    decoded,
+    first_null,
+    null_error,
+    values,
+)
+from farandole.errors import DataError, SettingsError
+from farandole.inference.isolate import Part, WholeError, parts
+from farandole.inference.recut import Batch, recut
+from farandole.inference.returns import Type, arrow_type, to_arrow
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+_PURPOSE = "inference"
+BATCH_SIZE = 256  # rows, unless the user says
+ERROR, PREDICTION = "error", "prediction"  # the fields of a column with errors
+
+
+class Predictor(Protocol):
+    """A model, opened. Called with arrays ``[rows, ...]`` by the names of the columns, in their order."""
+
+    floating: str | None
+    """The dtype that the model's floating inputs have; None: as they come."""
+
+    def __call__(self, inputs: dict[str, Array]) -> Any: ...
+
+
+class How(NamedTuple):
+    """What to do with columns. ``inputs``: their names, for messages and for models whose inputs have names.
+    ``errors``: "raise" or "column". ``key``: one more column comes last, which names rows in errors. ``stack``: all
+    columns are numbers, and one array [rows, columns] for the model."""
+
+    inputs: tuple[str, ...]
+    returns: Type
+    batch_size: int
+    wanted: Wanted
+    errors: str = "raise"
+    key: bool = False
+    stack: bool = False
+    threads: int = 1  # that decode
+
+    @property
+    def type(self) -> Any:
+        """pyarrow's type of the column that comes out."""
+        pa = need("pyarrow", _PURPOSE)
+        kind = arrow_type(self.returns)
+        return kind if self.errors == "raise" else pa.struct([pa.field(PREDICTION, kind), pa.field(ERROR, pa.string())])
+
+
+Chunk = Sequence[Any]  # of Arrow arrays, one for each column
+
+
+def check_batch_size(rows: Any) -> int:
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise SettingsError(f"batch_size={rows!r} must be a whole number of rows, at least 1")
+    return rows
+
+
+def predictions(chunks: Iterator[Chunk], predict: Predictor, how: How, source: str, first: int = 0) -> Iterator[Any]:
+    """The predictions for all rows of ``chunks``, in order, as Arrow arrays of any lengths.
+
+    ``source``: where the rows are, for messages ("partition 3", a file), and ``first``: which one is the first. Raises
+    DataError that names the first failing row, unless ``how.errors`` is "column".
+    """
+    stream = _Stream(predict, how, source, first)
+    try:
+        yield from stream.run(chunks)
+    finally:
+        stream.close()
+
+
+class _Prepared(NamedTuple):
+    """A batch as Arrow columns; ``arrays``: as the model takes them, or the error of the conversion."""
+
+    batch: Batch[Chunk]
+    columns: Chunk
+    arrays: dict[str, Array] | None
+
+
+class _Stream:
+    def __init__(self, predict: Predictor, how: How, source: str, first: int) -> None:
+        self._predict, self._how, self._source, self._first = predict, how, source, first
+        self._columns: tuple[Column, ...] | None = None
+        decodes = bool(how.wanted.decode)
+        self._decoders = ThreadPoolExecutor(how.threads, "farandole-decode") if decodes and how.threads > 1 else None
+        self._ahead = ThreadPoolExecutor(1, "farandole-ahead") if decodes else None
+        self._largest = 0  # rows of a chunk
+
+    def close(self) -> None:
+        for pool in (self._ahead, self._decoders):
+            if pool is not None:
+                pool.shutdown(cancel_futures=True)
+
+    def run(self, chunks: Iterator[Chunk]) -> Iterator[Any]:
+        """Predictions are given out as many at once as rows came in: few large arrays are cheaper than many."""
+        pa = need("pyarrow", _PURPOSE)
+        done: list[Any] = []
+        rows = 0
+        for prepared in self._prepared(recut(self._counted(chunks), _rows, self._how.batch_size)):
+            done += self._predicted(prepared)
+            rows += prepared.batch.rows
+            if rows >= self._largest:
+                yield pa.concat_arrays(done) if len(done) > 1 else done[0]
+                done, rows = [], 0
+        if done:
+            yield pa.concat_arrays(done)
+
+    def _counted(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        for chunk in chunks:
+            self._largest = max(self._largest, _rows(chunk))
+            yield chunk
+
+    def _prepared(self, batches: Iterator[Batch[Chunk]]) -> Iterator[_Prepared]:
+        """With something to decode, a batch is made while the model has the one before."""
+        if self._ahead is None:
+            yield from map(self._prepare, batches)
+            return
+        waiting: deque[Future[_Prepared]] = deque()
+        for batch in batches:
+            waiting.append(self._ahead.submit(self._prepare, batch))
+            if len(waiting) > 1:
+                yield waiting.popleft().result()
+        for future in waiting:
+            yield future.result()
+
+    def _prepare(self, batch: Batch[Chunk]) -> _Prepared:
+        columns = _joined(batch)
+        try:
+            return _Prepared(batch, columns, self._arrays(columns, batch.row))
+        except (DataError, WholeError):  # the search tells which rows
+            return _Prepared(batch, columns, None)
+
+    def _predicted(self, prepared: _Prepared) -> Iterator[Any]:
+        batch, columns = prepared.batch, prepared.columns
+
+        def call(begin: int, end: int) -> Any:
+            if end - begin == batch.rows and prepared.arrays is not None:
+                arrays = prepared.arrays
+            else:
+                chosen = [column.slice(begin, end - begin) for column in columns]
+                arrays = self._arrays(chosen, batch.row + begin)
+            return self._predict(arrays)
+
+        try:
+            for part in parts(call, 0, batch.rows):
+                yield self._result(part, prepared)
+        except WholeError as error:
+            raise error.args[0] from None
+
+    def _result(self, part: Part, prepared: _Prepared) -> Any:
+        pa = need("pyarrow", _PURPOSE)
+        rows = part.end - part.begin
+        if part.error is not None and self._how.errors == "raise":
+            raise self._error(part, prepared) from part.error
+        if self._how.errors == "raise":
+            return to_arrow(part.found, self._how.returns, rows)
+        if part.error is None:
+            found, why = to_arrow(part.found, self._how.returns, rows), pa.nulls(rows, pa.string())
+        else:
+            found, why = pa.nulls(rows, arrow_type(self._how.returns)), pa.array([_text(part.error)], pa.string())
+        return pa.StructArray.from_arrays([found, why], fields=list(self._how.type))
+
+    def _error(self, part: Part, prepared: _Prepared) -> DataError:
+        row = self._first + prepared.batch.row + part.begin
+        place = f"row {row} of {self._source}"
+        if self._how.key:
+            place = f"the row with key {prepared.columns[-1][part.begin].as_py()!r} ({place})"
+        return DataError(
+            f"prediction failed on {place}: {_text(part.error)}. Rows like it become null, with the error beside, with "
+            "errors='column'"
+        )
+
+    # Arrow columns as the model's arrays.
+
+    def _arrays(self, columns: Chunk, row: int) -> dict[str, Array]:
+        where = Where(self._source, self._first + row)
+        chosen = columns[: len(self._how.inputs)]
+        if self._columns is None:
+            self._columns = self._described(chosen, where)
+        found = {
+            column.name: self._value(array, column, where) for array, column in zip(chosen, self._columns, strict=True)
+        }
+        if self._how.stack:
+            return {self._how.inputs[0]: np.stack(list(found.values()), axis=1)}
+        return found
+
+    def _described(self, columns: Chunk, where: Where) -> tuple[Column, ...]:
+        found = []
+        for name, array in zip(self._how.inputs, columns, strict=True):
+            if array.null_count and name not in self._how.wanted.fill:
+                raise null_error(name, first_null(array), where)
+            column = self._column(name, array, where)
+            floating = np.dtype(column.dtype).kind == "f" and name not in self._how.wanted.dtypes
+            found.append(column._replace(dtype=self._predict.floating or column.dtype) if floating else column)
+        return tuple(found)
+
+    def _column(self, name: str, array: Any, where: Where) -> Column:
+        try:
+            column = column_of(name, array.type, self._how.wanted, _first(array), where)
+        except DataError as error:
+            if name in self._how.wanted.decode:
+                raise  # of these bytes
+            raise WholeError(error) from None  # of the type, which all rows have
+        if self._how.stack and column.kind != "number":
+            text = f"{array.type} is no number, and stack=True makes one array of columns of numbers"
+            raise WholeError(where.error(name, None, text))
+        return column
+
+    def _value(self, array: Any, column: Column, where: Where) -> Array:
+        found = values(array, column, where)
+        if column.kind != "encoded":
+            return found
+        every = self._decoders.map if self._decoders else map
+        return np.stack([*every(lambda number: self._decoded(found[number], column, where, number), range(len(found)))])
+
+    def _decoded(self, value: Any, column: Column, where: Where, number: int) -> Array:
+        try:
+            return decoded(value, column).astype(column.dtype, copy=False)
+        except DataError as error:
+            raise where.error(column.name, number, str(error)) from error.__cause__
+
+
+def _first(array: Any) -> Callable[[], Any]:
+    def first() -> Any:
+        row = 0 if not array.null_count else int(np.argmax(np.asarray(array.is_valid())))
+        return array[row].as_py() if len(array) else None
+
+    return first
+
+
+def _rows(chunk: Chunk) -> int:
+    return len(chunk[0])
+
+
+def _joined(batch: Batch[Chunk]) -> Chunk:
+    """The columns of a batch; without a copy where it lies in one chunk."""
+    if len(batch.slices) == 1:
+        one = batch.slices[0]
+        return [column.slice(one.begin, one.end - one.begin) for column in one.chunk]
+    pa = need("pyarrow", _PURPOSE)
+    count = len(batch.slices[0].chunk)
+    return [
+        pa.concat_arrays([each.chunk[place].slice(each.begin, each.end - each.begin) for each in batch.slices])
+        for place in range(count)
+    ]
+
+
+def _text(error: BaseException | None) -> str:
+    """In one line, without the names of our own errors."""
+    kind = "" if isinstance(error, DataError) else f"{type(error).__name__}: "
+    return f"{kind}{error}".strip().replace(os.linesep, " ")

@@ -1,0 +1,163 @@
+"""Which batch size and how many threads suit a model, found on a sample of its rows."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from farandole.data.extras import need
+from farandole.data.parquet.columns import Wanted, check_names
+from farandole.errors import DataError
+from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
+from farandole.inference.returns import DEFAULT, parse
+from farandole.inference.stream import How, Predictor, predictions
+
+SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_ENOUGH = 0.97  # of the best rate: a smaller batch needs less memory
+_TIMES = 3  # a setting is measured, in turn with the others
+_LEAST = 0.02  # seconds of one measurement
+
+
+class Measured(NamedTuple):
+    """``rate``: rows per second of one process, the median of the measurements."""
+
+    batch_size: int
+    threads: int
+    rate: float
+
+
+class Tuned(NamedTuple):
+    """What was measured, and the choice. ``options`` goes to ``predict_udf``, ``transform`` or ``predict_parquet``:
+    ``predict_udf(model, **tuned.options)``."""
+
+    batch_size: int
+    threads: int
+    arrow_rows: int
+    tasks: int
+    measured: tuple[Measured, ...]
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"batch_size": self.batch_size, "threads": self.threads}
+
+    @property
+    def conf(self) -> dict[str, str]:
+        """Settings of Spark: threads of a task are its cores, and Arrow batches hold at least one of the model's."""
+        return {
+            "spark.task.cpus": str(self.threads),
+            "spark.sql.execution.arrow.maxRecordsPerBatch": str(self.arrow_rows),
+        }
+
+    def __str__(self) -> str:
+        best = max(each.rate for each in self.measured)
+        lines = ["batch size  threads  rows/s of one process"]
+        for each in self.measured:
+            mark = "  <- chosen" if (each.batch_size, each.threads) == (self.batch_size, self.threads) else ""
+            lines.append(f"{each.batch_size:>10}  {each.threads:>7}  {each.rate:>12.0f} ({each.rate / best:.0%}){mark}")
+        lines.append(f"{self.tasks} tasks of {self.threads} thread{'s' * (self.threads > 1)} fill this machine")
+        return "\n".join(lines)
+
+
+def tune(
+    model: Any, sample: Any, *, inputs: Sequence[str] | None = None, returns: Any = None, seconds: float = 20.0,
+    sizes: Sequence[int] = SIZES, threads: Sequence[int] | None = None, device: str = "cpu",
+    shapes: Mapping[str, Any] | None = None, dtypes: Mapping[str, Any] | None = None,
+    fill: Mapping[str, Any] | None = None, decode: Mapping[str, Callable[[bytes], Any]] | None = None,
+    stack: bool = False, **options: Any,
+) -> Tuned:  # fmt: skip
+    """Measure a model on a sample of its rows, on this machine, and choose the batch size and the threads of a process.
+
+    ``sample``: an Arrow table, a pandas or Spark DataFrame (its first 10,000 rows), or a dict of columns. ``inputs``:
+    columns that the model gets; default: all. ``seconds``: about how long it takes. ``sizes``, ``threads``: that are
+    tried; default: powers of 2, and 1, 2, 4 ... cores. Measure on a machine like the executors, and a quiet one.
+    Other arguments: those of ``predict_udf``.
+
+    The choice is the highest rate of rows per core; of batch sizes within 3 percent of it, the smallest. Raises what
+    ``predict_udf`` raises, and DataError for an empty sample.
+    """
+    packed = pack(model, **{name: options.pop(name) for name in MODEL_OPTIONS if name in options})
+    if options:
+        raise TypeError(f"tune() has no argument {next(iter(options))!r}")
+    table = _table(sample)
+    names = tuple(inputs or table.column_names)
+    if not table.num_rows:
+        raise DataError("the sample has no rows")
+    wanted = Wanted(dict(shapes or {}), dict(dtypes or {}), dict(fill or {}), dict(decode or {}))
+    check_names(wanted, names)
+    how = How(names, parse(returns or packed.returns or DEFAULT), 1, wanted, stack=stack)
+    columns = [table.column(name).combine_chunks() for name in names]
+    cores = len(os.sched_getaffinity(0))
+    counts = threads or [count for count in (1, 2, 4, 8, 16, 32) if count <= cores]
+    settings = [(size, count) for count in counts for size in sizes]
+    rates = _rates(packed, columns, how, settings, seconds, device)
+    measured = tuple(Measured(size, count, rates[size, count]) for size, count in settings if (size, count) in rates)
+    chosen = choose(measured)
+    return Tuned(chosen.batch_size, chosen.threads, max(chosen.batch_size, 10_000), cores // chosen.threads, measured)
+
+
+def choose(measured: Sequence[Measured]) -> Measured:
+    """The highest rate per thread, and of nearly equal ones the smallest batch: pure."""
+    best = max(each.rate / each.threads for each in measured)
+    good = [each for each in measured if each.rate / each.threads >= _ENOUGH * best]
+    return min(good, key=lambda each: (each.threads, each.batch_size))
+
+
+def _rates(
+    model: Model, columns: Sequence[Any], how: How, settings: Sequence[tuple[int, int]], seconds: float, device: str
+) -> dict[tuple[int, int], float]:
+    """Rows per second of each setting; settings take turns, so that what disturbs them disturbs all. Threads of a
+    process are set once by some frameworks: the settings of one number follow each other."""
+    began, found = time.monotonic(), {}
+    counts = list(dict.fromkeys(count for _, count in settings))
+    for number, count in enumerate(counts):
+        mine = [size for size, each in settings if each == count]
+        predict = open_model(model, Place(count, device))
+        until = began + seconds * (number + 1) / len(counts)
+        samples: dict[int, list[float]] = {size: [] for size in mine}
+        for turn in range(_TIMES + 1):
+            for size in mine:
+                if turn > 1 and time.monotonic() > until:
+                    continue
+                rate = _rate(predict, columns, how._replace(batch_size=size, threads=count))
+                if turn:  # the first one warms up
+                    samples[size].append(rate)
+        found.update({(size, count): statistics.median(rates) for size, rates in samples.items()})
+    return found
+
+
+def _rate(predict: Predictor, columns: Sequence[Any], how: How) -> float:
+    """Of as many rows as one batch has, at least, and for as long as can be measured."""
+    rows, began = 0, time.perf_counter()
+    while not rows or time.perf_counter() - began < _LEAST:
+        rows += sum(len(each) for each in predictions(_once(columns, how.batch_size), predict, how, "the sample"))
+    return rows / (time.perf_counter() - began)
+
+
+def _once(columns: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """One batch of rows of the sample, which begins anew where it ends."""
+    rows = len(columns[0])
+    yield [column.take(np.arange(size) % rows) if size > rows else column.slice(0, size) for column in columns]
+
+
+def _table(sample: Any) -> Any:
+    pa = need("pyarrow", "tune()")
+    if isinstance(sample, pa.Table):
+        return sample
+    if isinstance(sample, Mapping):
+        return pa.table(
+            {name: column if isinstance(column, pa.Array) else _column(column) for name, column in sample.items()}
+        )
+    if hasattr(sample, "sparkSession"):
+        sample = sample.limit(10_000)
+        return sample.toArrow() if hasattr(sample, "toArrow") else pa.Table.from_pandas(sample.toPandas())
+    return pa.Table.from_pandas(sample, preserve_index=False)
+
+
+def _column(values: Any) -> Any:
+    pa = need("pyarrow", "tune()")
+    return pa.array(list(values) if getattr(values, "ndim", 1) > 1 else values)

@@ -1,0 +1,128 @@
+"""Models of each framework: sent as a file, opened once, and called with arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole.errors import SettingsError
+from farandole.inference import models
+from farandole.inference.models import Model, Place, is_loader, open_model, pack
+
+torch = pytest.importorskip("torch")
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+HERE = Place(1, "cpu")
+
+
+def called(model: Model, *arrays: Any, names: str = "x y") -> Any:
+    """Opened from what is sent, in a process that has nothing else."""
+    models._opened.clear()
+    return open_model(model, HERE)(dict(zip(names.split(), arrays, strict=False)))
+
+
+class Scaled(torch.nn.Module):  # type: ignore[misc,name-defined]
+    """A class of the program, with two inputs and two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = torch.nn.Dropout(0.9)
+        self.weight = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return {"product": self.drop(x) * self.weight, "sum": (x.sum(1) + y).to(torch.bfloat16)}
+
+
+def layers() -> Any:
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+
+
+def test_a_torch_module_is_sent_with_its_class_and_evaluated() -> None:
+    module = Scaled()
+    found = called(pack(module), X, np.ones(3, np.float32))
+    np.testing.assert_array_equal(found["product"], 2 * X)
+    np.testing.assert_array_equal(found["sum"], X.sum(axis=1) + 1)
+    assert module.training, "the program's own module stays as it is"
+
+
+def test_files_of_torch(tmp_path: Path) -> None:
+    module = layers().eval()
+    expected = module(torch.from_numpy(X)).detach().numpy()
+    torch.save(module, tmp_path / "layers.pt")
+    torch.jit.save(torch.jit.trace(module, torch.from_numpy(X)), tmp_path / "script.pt")
+    rows = {"input": {0: torch.export.Dim("rows")}}
+    torch.export.save(torch.export.export(module, (torch.from_numpy(X),), dynamic_shapes=rows), tmp_path / "out.pt2")
+    for name in ("layers.pt", "script.pt", "out.pt2"):
+        np.testing.assert_allclose(called(pack(tmp_path / name), X), expected, rtol=1e-6)
+    assert called(pack(tmp_path / "out.pt2"), X[:2]).shape == (2, 2)
+
+
+def test_a_pickle_of_other_code_is_opened_only_if_it_is_trusted(tmp_path: Path) -> None:
+    path = tmp_path / "own.pt"
+    torch.save(Scaled(), path)
+    with pytest.raises(SettingsError, match=r"asks for .*Scaled: opening it runs code .* trust_pickle=True"):
+        called(pack(path), X, X[:, 0])
+    assert called(pack(path, trust_pickle=True), X, X[:, 0])["product"].shape == X.shape
+    torch.save(layers().state_dict(), path)
+    with pytest.raises(SettingsError, match="holds a OrderedDict, no module"):
+        called(pack(path), X)
+
+
+def test_the_weights_of_torch_are_mapped(tmp_path: Path) -> None:
+    weight = torch.nn.Linear(512, 512)
+    model = pack(weight)._replace(content=b"")
+    content = pack(weight).content
+    models._opened.clear()
+    predict = open_model(model, HERE, str(tmp_path), lambda: content)
+    (path,) = tmp_path.iterdir()
+    address = predict._module.weight.data_ptr()  # type: ignore[attr-defined]
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    (found,) = [row for row in maps if int(row[0].split("-")[0], 16) <= address < int(row[0].split("-")[1], 16)]
+    assert found[-1] == str(path)
+    models._opened.clear()
+    open_model(model, HERE, str(tmp_path), pytest.fail)  # another process of the host: the file is there
+
+
+def test_a_model_is_opened_once(tmp_path: Path) -> None:
+    opened = []
+
+    def load() -> Any:
+        opened.append(1)
+        return lambda x: x * 2
+
+    with pytest.MonkeyPatch.context() as patch:  # the function would be a copy, whose list nobody sees
+        patch.setattr("cloudpickle.loads", lambda _: load)
+        packed = pack(load)
+        models._opened.clear()
+        assert open_model(packed, HERE) is open_model(packed, HERE)
+        assert open_model(packed, HERE) is not open_model(packed, Place(2, "cpu"))
+    assert len(opened) == 2
+    path = tmp_path / "layers.pt"
+    torch.save(layers(), path)
+    first = open_model(pack(path), HERE)
+    torch.save(torch.nn.Sequential(layers(), torch.nn.Linear(2, 30)), path)
+    assert open_model(pack(path), HERE) is not first, "another file of the same name"
+
+
+def test_functions_without_arguments_load_models() -> None:
+    assert [is_loader(each) for each in (lambda: 1, lambda path="x": path)] == [True, True]
+    assert [is_loader(each) for each in (lambda x: x, lambda *x: x, np.exp, layers().forward)] == [False] * 4
+    np.testing.assert_array_equal(called(pack(lambda x, y: x + y), X, X), 2 * X)
+    np.testing.assert_array_equal(called(pack(lambda: Scaled()), X, X[:, 0])["product"], 2 * X)
+    np.testing.assert_array_equal(called(pack(np.exp), X), np.exp(X))
+
+
+def test_what_is_no_model_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="is a int: give a torch module"):
+        pack(3)
+    with pytest.raises(SettingsError, match=r"'.doc' is no known kind of file"):
+        pack("model.doc")
+    with pytest.raises(SettingsError, match=r"is a folder without saved_model.pb"):
+        pack(tmp_path)
+    with pytest.raises(SettingsError, match=r"is not there on .*: name a path that all hosts reach"):
+        called(pack(tmp_path / "none.pt"), X)
+    with pytest.raises(SettingsError, match="there is no option 'batchsize'; did you mean 'batch_size'"):
+        pack(layers(), batchsize=3)

@@ -1,0 +1,103 @@
+"""Types as Spark writes them, and a model's arrays as Arrow's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from farandole.errors import DataError, SettingsError
+from farandole.inference.returns import Type, arrow_type, of, parse, to_arrow
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("float", "float"), ("LONG", "bigint"), ("array<array<double>>", "array<array<double>>"), ("string", "string"),
+        ("struct<a:int,b:array<float>>", "struct<`a`:int,`b`:array<float>>"),
+        ("a int, `b c` array<float>", "struct<`a`:int,`b c`:array<float>>"), ("label: int", "struct<`label`:int>"),
+    ],
+)  # fmt: skip
+def test_types_are_read_as_spark_writes_them(text: str, same: str) -> None:
+    assert str(parse(text)) == same
+    assert parse(same) == parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("array<flaot>", "did you mean 'float'"), ("array<float", "ends too early"), ("float>", "follows"),
+        ("date", "'date' is no type"), ("a#int", "'#int' is no type"), ("struct<a:int b:int>", "where ',' belongs"),
+    ],
+)  # fmt: skip
+def test_what_is_no_type_is_told(text: str, why: str) -> None:
+    with pytest.raises(SettingsError, match=why.replace("'", ".")):
+        parse(text)
+
+
+def test_the_type_of_an_array() -> None:
+    kinds = [
+        of((), "float32"),
+        of((1,), "int64"),
+        of((10,), "float16"),
+        of((2, 3), "uint8"),
+        of((), "bool"),
+        of((), "<U3"),
+    ]
+    assert [str(kind) for kind in kinds] == [
+        "float",
+        "bigint",
+        "array<float>",
+        "array<array<smallint>>",
+        "boolean",
+        "string",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        (np.array([1.5, 2.5], np.float32), "float"), (np.array([[1.5], [2.5]]), "float"), (np.array([3, 4]), "int"),
+        (np.arange(6.0).reshape(2, 3), "array<double>"), (np.arange(12).reshape(2, 3, 2), "array<array<bigint>>"),
+        (np.arange(2.0).reshape(2, 1), "array<double>"), (["a", "b"], "string"), (np.array(["a", "b"]), "string"),
+        ([[1.0], [1.0, 2.0]], "array<float>"), (np.array([True, False]), "boolean"), ({"scores": np.ones(2)}, "double"),
+    ],
+)  # fmt: skip
+def test_arrays_become_columns(output: Any, kind: str) -> None:
+    found = to_arrow(output, parse(kind), 2)
+    assert found.type == arrow_type(parse(kind))
+    output = next(iter(output.values())) if isinstance(output, dict) else output
+    expected = np.squeeze(output, -1) if kind in ("float",) and np.ndim(output) == 2 else output
+    assert found.to_pylist() == (expected.tolist() if isinstance(expected, np.ndarray) else expected)
+
+
+def test_several_outputs_become_a_struct() -> None:
+    kind = parse("label int, scores array<float>")
+    parts = {"scores": np.ones((2, 2), np.float32), "label": np.array([4, 5])}
+    expected = [{"label": 4, "scores": [1, 1]}, {"label": 5, "scores": [1, 1]}]
+    assert to_arrow(parts, kind, 2).to_pylist() == expected
+    assert to_arrow((parts["label"], parts["scores"]), kind, 2).to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "kind", "why"),
+    [
+        (np.ones((3, 2)), "array<float>", "gave 3 rows for 2"), (np.ones((2, 3)), "float", "returns='array<double>'"),
+        (np.ones(2), "array<float>", "returns='double'"), (np.array([1.5, 2.0]), "int", "returns='double'"),
+        (np.array([1, 300]), "tinyint", "a wider type"), (np.float32(1), "float", "a value for each row"),
+        ((np.ones(2), np.ones(2)), "float", "2 arrays"), (np.ones(2), "a float, b float", "one ndarray"),
+        ({"x": np.ones(2)}, "a float, b float", "no 'a'"), (["a", 1], "string", "no 'string'"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_told(output: Any, kind: str, why: str) -> None:
+    with pytest.raises(DataError, match=why.replace("<", ".").replace("'", ".")):
+        to_arrow(output, parse(kind), 2)
+
+
+def test_columns_are_made_without_a_copy() -> None:
+    output = np.arange(6, dtype=np.float32).reshape(2, 3)
+    values = to_arrow(output, Type("array", items=Type("number", "float32")), 2).values
+    assert values.buffers()[1].address == output.ctypes.data
+    assert isinstance(values, pa.FloatArray)

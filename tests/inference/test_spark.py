@@ -1,0 +1,174 @@
+"""Predictions as columns of DataFrames, on two executors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow")
+torch = pytest.importorskip("torch")
+
+from pyspark.errors import PythonException  # noqa: E402
+from pyspark.ml.linalg import Vectors  # noqa: E402
+from pyspark.sql import functions as F  # noqa: E402
+
+from farandole.errors import SettingsError  # noqa: E402
+from farandole.inference import predict_udf, transform  # noqa: E402
+
+
+def numbers(spark: Any, rows: int = 1000, partitions: int = 2) -> Any:
+    return spark.range(0, rows, 1, partitions)
+
+
+def test_batches_have_the_models_size_across_arrow_batches(spark: Any) -> None:
+    sizes = predict_udf(lambda x: np.full(len(x), len(x)), returns="int", batch_size=300)
+    found = numbers(spark).repartition(2).select("id", sizes("id").alias("rows")).groupBy("rows").count().collect()
+    assert {row["rows"]: row["count"] for row in found} == {300: 600, 200: 400}
+
+
+def test_a_torch_module_gives_what_it_gives_without_spark(spark: Any) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+    frame = numbers(spark).withColumn("x", F.array(*(F.sin(F.col("id") * number) for number in (1, 2, 3))))
+    rows = transform(frame, module, inputs="x", output="scores", batch_size=64).orderBy("id").collect()
+    assert [row.id for row in rows] == list(range(1000))
+    with torch.inference_mode():
+        expected = module(torch.tensor([row.x for row in rows], dtype=torch.float32)).numpy()
+    np.testing.assert_allclose([row.scores for row in rows], expected, atol=1e-6)
+
+
+def test_each_row_is_predicted_once_where_a_struct_becomes_columns(spark: Any) -> None:
+    def model(a: Any, b: Any) -> Any:
+        drawn = np.random.default_rng().random(len(a))
+        return {"sum": a + b, "pair": np.stack([drawn, b], axis=1), "drawn": drawn}
+
+    frame = numbers(spark, 300, 3).withColumn("b", F.lit(0.5)).withColumn("dotted.name", F.col("id"))
+    found = transform(
+        frame, model, inputs=["dotted.name", "b"], output=["total", "d.rawn", "pair"],
+        returns="sum double, drawn double, pair array<double>",
+    )  # fmt: skip
+    assert found.columns == ["id", "b", "dotted.name", "total", "d.rawn", "pair"]
+    for row in found.collect():
+        assert row["total"] == row["id"] + 0.5
+        assert row["pair"] == [row["d.rawn"], 0.5], "two calls would have drawn two numbers"
+
+
+def test_rows_that_fail(spark: Any) -> None:
+    def model(x: Any) -> Any:
+        if (x == 77).any():
+            raise ArithmeticError("no such age")
+        return x + 1
+
+    frame = numbers(spark, 200).select(
+        F.concat(F.lit("row "), "id").alias("name"), F.when(F.col("id") != 150, F.col("id")).alias("x")
+    )
+    kept = transform(frame, model, inputs="x", output="y", returns="bigint", key="name", errors="column")
+    assert kept.columns == ["name", "x", "y", "y_error"]
+    rows = {row["name"]: row for row in kept.collect()}
+    failed = {name for name, row in rows.items() if row["y"] is None}
+    assert (len(rows), failed) == (200, {"row 77", "row 150"})
+    assert rows["row 77"]["y_error"] == "ArithmeticError: no such age"
+    assert "null" in rows["row 150"]["y_error"]
+    assert [rows[f"row {number}"]["y"] for number in (0, 76, 199)] == [1, 77, 200]
+    assert rows["row 0"]["y_error"] is None
+    with pytest.raises(PythonException, match=r"prediction failed on the row with key 'row 77'.*no such age"):
+        transform(frame.limit(100), model, inputs="x", returns="bigint", key="name").collect()
+
+
+def test_vectors_dense_and_sparse_are_arrays(spark: Any) -> None:
+    rows = [(Vectors.dense([1.0, 2.0, 3.0]),), (Vectors.sparse(3, {1: 5.0}),)]
+    frame = spark.createDataFrame(rows, ["features"])
+    found = transform(frame, lambda x: x * 2, inputs="features", returns="array<double>").collect()
+    assert [row["prediction"] for row in found] == [[2.0, 4.0, 6.0], [0.0, 10.0, 0.0]]
+
+
+def test_a_model_is_opened_once_in_each_worker(spark: Any, tmp_path: Path) -> None:
+    def load() -> Any:
+        with open(tmp_path / "opened", "a") as file:
+            file.write(f"{os.getpid()}\n")
+        return lambda x: x
+
+    predict = predict_udf(load, returns="bigint")
+    for _ in range(3):
+        assert numbers(spark, 100, 4).select(predict("id").alias("x")).groupBy().sum("x").collect()[0][0] == 4950
+    opened = (tmp_path / "opened").read_text().split()
+    assert sorted(opened) == sorted(set(opened))
+
+
+def test_an_executor_that_is_killed_costs_no_row_and_doubles_none(spark: Any, tmp_path: Path) -> None:
+    def model(x: Any) -> Any:
+        import psutil
+
+        if (x > 800).any():
+            try:
+                (tmp_path / "killed").touch(exist_ok=False)
+            except FileExistsError:
+                return x
+            executor = next(each for each in psutil.Process().parents() if each.name() == "java")
+            executor.kill()
+        return x
+
+    predict = predict_udf(model, returns="bigint", batch_size=100)
+    out = str(tmp_path / "out.parquet")
+    numbers(spark, 1000, 4).select("id", predict("id").alias("x")).write.parquet(out)
+    rows = spark.read.parquet(out).collect()
+    assert (tmp_path / "killed").exists()
+    assert sorted((row["id"], row["x"]) for row in rows) == [(number, number) for number in range(1000)]
+
+
+def test_sql_and_older_sparks_that_hand_over_pandas(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(x: Any, n: Any) -> Any:
+        return {"total": x.sum(axis=(1, 2)) + n, "half": x[:, 0] / 2}
+
+    options: dict[str, Any] = {"returns": "total double, half array<double>", "shapes": [(2, 2), None]}
+    query = "SELECT p.total, p.half FROM (SELECT predict(array(id, 1, 2, 3), id) AS p FROM range(3))"
+    expected = [(6 + 2 * number, [number / 2, 0.5]) for number in range(3)]
+    for _ in range(2):
+        spark.udf.register("predict", predict_udf(model, **options))
+        assert sorted(map(tuple, spark.sql(query).collect())) == expected
+        monkeypatch.delattr(F, "arrow_udf", raising=False)
+    frame = spark.createDataFrame([(Vectors.dense([1.0]), "a"), (Vectors.dense([2.0]), None)], ["v", "s"])
+    kept = transform(frame, lambda v, s: v[:, 0] + len(s), inputs=["v", "s"], returns="double", errors="column")
+    first, second = kept.orderBy("s").collect()
+    assert (first["prediction"], second["prediction"]) == (None, 2.0)
+    assert "null" in first["prediction_error"]
+
+
+def test_keras_models_tell_their_types_and_images_are_decoded(spark: Any) -> None:
+    keras = pytest.importorskip("keras")
+    image, weight = keras.Input((2, 2, 1), name="image"), keras.Input((1,), name="weight")
+    summed = keras.layers.GlobalAveragePooling2D()(image)
+    model = keras.Model([image, weight], [keras.layers.Multiply(name="product")([summed, weight]), summed])
+    frame = spark.createDataFrame([(bytes([4, 4, 4, row]), [2.0]) for row in range(0, 40, 4)], ["image", "weight"])
+    decode = {"image": lambda value: np.frombuffer(value, np.uint8).reshape(2, 2, 1).astype("float32")}
+    found = transform(
+        frame, model, inputs=["weight", "image"], output=["product", "mean"], decode=decode, batch_size=4,
+    ).collect()  # fmt: skip
+    assert [(row["product"], row["mean"]) for row in found] == [(2 * (3 + row), 3 + row) for row in range(10)]
+
+
+def test_the_benchmark_compares_equal_predictions(spark: Any, tmp_path: Path) -> None:
+    from benchmarks import inference as benchmark
+
+    benchmark.write(tmp_path / "data", 300, (16,))
+    frame = spark.read.parquet(str(tmp_path / "data"))
+    turns = benchmark.contenders(benchmark.WORKS[0], frame)
+    found = {name: benchmark.predictions(turn()) for name, turn in turns.items()}
+    assert len(found) == 3
+    benchmark.check(found, 300)
+
+
+def test_what_cannot_work_is_told_on_the_driver() -> None:
+    with pytest.raises(SettingsError, match="errors='ignore' must be 'raise' or 'column'"):
+        predict_udf(len, errors="ignore")
+    with pytest.raises(SettingsError, match="batch_size=0 must be"):
+        predict_udf(len, batch_size=0)
+    with pytest.raises(SettingsError, match=r"shapes=\[\(1,\)\] has 1 for 2 columns \(a, b\)"):
+        predict_udf(len, inputs=["a", "b"], shapes=[(1,)])
+    with pytest.raises(ValueError, match=r"shapes=\{'c': ...\}: that column is not read"):
+        predict_udf(len, inputs=["a"], shapes={"c": (1,)})
+    with pytest.raises(SettingsError, match="names 2 columns, and returns='float' has 0 fields"):
+        transform(None, len, inputs="a", output=["b", "c"], returns="float")

@@ -1,0 +1,132 @@
+"""Arrow columns to predictions, without Spark."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from farandole.data.parquet.columns import Wanted
+from farandole.errors import DataError
+from farandole.inference.returns import parse
+from farandole.inference.stream import How, predictions
+
+
+class Function:
+    """A model that keeps what it was called with."""
+
+    def __init__(self, function: Callable[..., Any], floating: str | None = None) -> None:
+        self.function, self.floating = function, floating
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(self, inputs: dict[str, Any]) -> Any:
+        self.calls.append(inputs)
+        return self.function(*inputs.values())
+
+
+def how(inputs: Sequence[str], returns: str, batch_size: int = 4, **options: Any) -> How:
+    wanted = Wanted(*(options.pop(name, {}) for name in Wanted._fields))
+    return How(tuple(inputs), parse(returns), batch_size, wanted, **options)
+
+
+def run(chunks: Sequence[Sequence[Any]], model: Function, options: How) -> list[Any]:
+    found = list(predictions(iter(chunks), model, options, "partition 0"))
+    assert all(each.type == options.type for each in found)
+    return [value for each in found for value in each.to_pylist()]
+
+
+def column(*values: Any, kind: Any = None) -> Any:
+    return pa.array(list(values), kind)
+
+
+def test_batches_are_recut_across_chunks_and_numbers_get_the_models_dtype() -> None:
+    model = Function(lambda x, n: x.sum(axis=1) * n, floating="float32")
+    rows = [([float(row), 1.0], row) for row in range(11)]
+    chunks = [
+        (column(*(x for x, _ in part)), column(*(n for _, n in part))) for part in (rows[:3], rows[3:4], rows[4:])
+    ]
+    chunks.insert(1, (column(kind=pa.list_(pa.float64())), column(kind=pa.int64())))
+    assert run(chunks, model, how(["x", "n"], "float")) == [(row + 1) * row for row in range(11)]
+    assert [call["x"].shape for call in model.calls] == [(4, 2), (4, 2), (3, 2)]
+    assert (model.calls[0]["x"].dtype, model.calls[0]["n"].dtype) == ("float32", "int64")
+
+
+def test_few_large_columns_come_out_of_many_small_batches() -> None:
+    chunks = [(column(*range(10)),), (column(*range(10)),)]
+    found = list(predictions(iter(chunks), Function(lambda x: x), how(["x"], "bigint", 2), ""))
+    assert [len(each) for each in found] == [10, 10]
+
+
+def test_columns_of_numbers_are_stacked() -> None:
+    model = Function(lambda x: x @ np.array([1.0, 10.0]))
+    chunks = [(column(1.0, 2.0), column(3, 4))]
+    assert run(chunks, model, how(["a", "b"], "double", stack=True)) == [31, 42]
+    with pytest.raises(DataError, match="stack=True makes one array of columns of numbers"):
+        run([(column(1.0), column("a"))], model, how(["a", "b"], "double", stack=True))
+
+
+def failing(x: Any) -> Any:
+    if (x == 5).any():
+        raise ArithmeticError("five\nis odd")
+    return x * 2.0
+
+
+def test_a_row_that_fails_is_named_by_its_key() -> None:
+    chunks = [(column(0.0, 1.0, 5.0), column("a", "b", "c")), (column(5.0), column("d"))]
+    with pytest.raises(DataError) as error:
+        run(chunks, Function(failing), how(["x"], "double", key=True))
+    assert "the row with key 'c' (row 2 of partition 0): ArithmeticError: five is odd" in str(error.value)
+    assert isinstance(error.value.__cause__, ArithmeticError)
+    with pytest.raises(
+        DataError, match="failed on row 2 of partition 0: partition 0, row 2, column 'x': null; give fill"
+    ):
+        run([(column(0.0, 1.0, None),)], Function(failing), how(["x"], "double"))
+
+
+def test_rows_that_fail_become_null_beside_their_errors() -> None:
+    chunks = [(column(None, 1.0, 5.0),), (column(3.0, 4.0, 5.0, 6.0),)]
+    found = run(chunks, Function(failing), how(["x"], "double", errors="column"))
+    assert [row["prediction"] for row in found] == [None, 2, None, 6, 8, None, 12]
+    errors = [row["error"] for row in found]
+    assert [error is None for error in errors] == [False, True, False, True, True, False, True]
+    assert "column 'x': null" in errors[0]
+    assert errors[2] == "ArithmeticError: five is odd"
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_bytes_are_decoded_ahead_and_bad_ones_fail_alone(threads: int) -> None:
+    def decode(value: bytes) -> Any:
+        return np.frombuffer(value, np.uint8).reshape(2, 2)
+
+    good = [bytes([row] * 4) for row in range(9)]
+    chunks = [(column(b"tor", *good[:4]),), (column(*good[4:], b"torn!"),)]
+    model = Function(lambda x: x.sum(axis=(1, 2)).astype("int64"))
+    options = how(["x"], "bigint", errors="column", decode={"x": decode}, threads=threads)
+    found = run(chunks, model, options)
+    assert [row["prediction"] for row in found] == [None, *(4 * row for row in range(9)), None]
+    assert "row 10, column 'x': decode failed on 5 bytes" in found[-1]["error"]
+
+
+def test_a_type_that_no_row_can_have_is_one_error() -> None:
+    model = Function(lambda x: x)
+    with pytest.raises(DataError, match="binary is no type that becomes an array"):
+        run([(column(b"a", b"b"),)], model, how(["x"], "float", errors="column"))
+    with pytest.raises(DataError, match="gave 3 rows for 2"):
+        run([(column(1.0, 2.0),)], Function(lambda x: np.zeros(3)), how(["x"], "float", errors="column"))
+    assert model.calls == []
+
+
+def test_who_stops_early_leaves_no_thread() -> None:
+    def chunks() -> Iterator[Any]:
+        while True:
+            yield (column(b"a", b"b"),)
+
+    options = how(["x"], "int", 2, decode={"x": lambda value: np.ones(1)}, threads=2)
+    stream = predictions(chunks(), Function(lambda x: x[:, 0].astype(int)), options, "")
+    assert next(stream).to_pylist() == [1, 1]
+    stream.close()
+    assert not [each.name for each in threading.enumerate() if each.name.startswith("farandole-")]
