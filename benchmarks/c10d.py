@@ -72,6 +72,9 @@ def measure(rank: int, size: int, folder: str, quick: bool) -> None:
     for model in () if quick else ("mlp", "conv_net"):
         samples = interleave(steps(model, groups, rank), repetitions=repetitions, per_sample=4, before=before)
         tell(rank, Case("step", f"DDP, {model}", samples, 4))
+    for what, turns in () if quick else split_models(groups, rank, size).items():
+        samples = interleave(turns, repetitions=repetitions, per_sample=4, before=before)
+        tell(rank, Case("c10d", what, samples, 4))
     before()
     dist.destroy_process_group()
 
@@ -140,6 +143,56 @@ def steps(model: str, groups: Mapping[str, Any], rank: int) -> dict[str, Callabl
         OURS: wrapped[OURS],
         DDP: wrapped[GLOO],
     }
+
+
+def split_models(groups: Mapping[str, Any], rank: int, size: int) -> dict[str, dict[str, Callable[[], object]]]:
+    """Steps of models that are split over the ranks, by name: what each contender does."""
+    makers = {f"pipeline of {size} stages, 4 micro-batches": _pipeline, "FSDP2, mlp": _fsdp}
+    return {what: {name: make(group, rank, size) for name, group in groups.items()} for what, make in makers.items()}
+
+
+def _pipeline(group: Any, rank: int, size: int) -> Callable[[], object]:
+    import torch
+    from torch import nn
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    torch.manual_seed(rank)
+    rows = torch.randn(64, 1024)
+    layers = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU())
+    run = Schedule1F1B(PipelineStage(layers, rank, size, torch.device("cpu"), group=group), 4, nn.MSELoss())
+    optimizer = torch.optim.SGD(layers.parameters(), lr=1e-3)
+    given, last = [rows] if rank == 0 else [], rank == size - 1
+
+    def step() -> None:
+        optimizer.zero_grad()
+        run.step(*given, target=rows if last else None, losses=[] if last else None)
+        optimizer.step()
+
+    return step
+
+
+def _fsdp(group: Any, rank: int, size: int) -> Callable[[], object]:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    from benchmarks.steps.torch import MODELS
+
+    make, shape = MODELS["mlp"]
+    torch.manual_seed(0)
+    net, images, labels = make(), torch.randn(shape), torch.randint(10, shape[:1])
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for layer in net:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(images), labels).backward()
+        optimizer.step()
+
+    return step
 
 
 def tell(rank: int, case: Case) -> None:
