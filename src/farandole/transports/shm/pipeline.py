@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from numpy import multiply
+from numpy import may_share_memory, multiply
 
 from farandole.collectives.kernels import reducer
 from farandole.transports.shm import memory
@@ -86,17 +86,20 @@ def deal(total: int, size: int, chunk: int) -> list[list[Range]]:
 
 
 class Reduction:
-    """One reduction in the making. ``source`` and ``target``: by step and owner."""
+    """One reduction in the making. ``source`` and ``target``: by step and owner. ``direct``: in each step this rank has
+    one piece, apart from all sources, and it is reduced where it is to stand."""
 
     def __init__(
-        self, segment: Segment, slots: Slots, source: Cuts, target: Cuts, op: ReduceOp, dtype: DType, scale: float
-    ) -> None:
+        self, segment: Segment, slots: Slots, source: Cuts, target: Cuts, op: ReduceOp, dtype: DType, scale: float,
+        *, direct: bool = False,
+    ) -> None:  # fmt: skip
         self.segment, self.slots, self.source, self.target = segment, slots, source, target
         self.small = _PACK_BELOW // dtype.itemsize
         # Plain floats are scaled while they are copied out, which costs nothing; the others where they are summed.
-        late = dtype.is_float and not dtype.is_half
+        late = dtype.is_float and not dtype.is_half and not direct
         self.reducer = reducer(op, dtype, 1.0 if late else scale)
         self.scale = scale if late else 1.0
+        self.direct = direct
 
     def run(self) -> None:
         """Given 0, given 1, reduced 0, given 2, reduced 1, taken 0, given 3, reduced 2, taken 1, ...
@@ -132,6 +135,8 @@ class Reduction:
         me, given = self.segment.rank, self.slots.taken[step % SETS]
         out, pieces = self.slots.reduced[step % SETS][me], self.source[step][me]
         length = pieces[-1][2] if pieces else 0
+        if self.direct and length:
+            out = self.target[step][me][0][0]
         if length > len(pieces) * self.small:
             for piece, start, end in pieces:
                 parts = [slot[start:end] for slot in given]
@@ -142,7 +147,8 @@ class Reduction:
                 given[me][start:end] = piece
             self.reducer(out[:length], [slot[:length] for slot in given])
         self.segment.publish()
-        self._take(step, me)
+        if not self.direct:
+            self._take(step, me)
 
     def _take_others(self, step: int, stage: int) -> None:
         for owner in self.segment.others:
@@ -178,4 +184,5 @@ def reducescatter(
     ranges = [[(min(last, at + first), min(last, at + first + chunk)) for at, last in marks] for first in firsts]
     mine = [[(start - marks[me][0], stop - marks[me][0])] for start, stop in (step[me] for step in ranges)]
     target = [[kept if owner == me else [] for owner in range(segment.size)] for (kept,) in cut([buffer.out], mine)]
-    Reduction(segment, slots, cut([buffer.data], ranges), target, op, buffer.dtype, scale).run()
+    direct = not may_share_memory(buffer.data, buffer.out)
+    Reduction(segment, slots, cut([buffer.data], ranges), target, op, buffer.dtype, scale, direct=direct).run()
