@@ -21,7 +21,8 @@ PACKAGE = ROOT / "src" / "farandole"
 # From top to bottom. A room imports only from rooms on lines below its own.
 ROOMS = """
 __init__
-estimators jobs doctor spark
+estimators
+jobs doctor spark
 cli worker compat
 inference
 keras
@@ -47,18 +48,19 @@ LEVEL = {room: number for number, line in enumerate(ROOMS.split("\n")) for room 
 
 # Rooms that stand already; the others of ROOMS are to come.
 BUILT = [
-    "spark", "cli", "worker", "compat", "autoload", "inference", "keras", "torch", "tensorflow", "jax", "mxnet",
-    "numpy", "data", "strategies", "frontend", "context", "engine", "groups", "observe", "surroundings", "launch",
-    "report", "collectives", "transports", "kernels", "store", "config", "registry", "log", "handshake", "liveness",
-    "network", "contracts", "types", "errors",
+    "estimators", "spark", "cli", "worker", "compat", "autoload", "inference", "keras", "torch", "tensorflow", "jax",
+    "mxnet", "numpy", "data", "strategies", "frontend", "context", "engine", "groups", "observe", "surroundings",
+    "launch", "report", "collectives", "transports", "kernels", "store", "config", "registry", "log", "handshake",
+    "liveness", "network", "contracts", "types", "errors",
 ]  # fmt: skip
 
 # A heavy package, and the names of the files (or folders) that may import it.
 HEAVY = {
-    "torch": "torch torchrun", "tensorflow": "tensorflow tf_keras", "keras": "keras", "tf_keras": "tf_keras keras",
-    "jax": "jax", "mxnet": "mxnet", "pyspark": "spark", "ray": "ray", "mpi4py": "mpi", "mlflow": "mlflow",
-    "lightning": "lightning", "sklearn": "", "matplotlib": "figures", "pandas": "", "scipy": "", "IPython": "",
-    "torchvision": "", "transformers": "", "pyarrow": "parquet", "fsspec": "store", "onnxruntime": "onnx",
+    "torch": "torch torchrun lightning", "tensorflow": "tensorflow tf_keras", "keras": "keras",
+    "tf_keras": "tf_keras keras", "jax": "jax", "mxnet": "mxnet", "pyspark": "spark", "ray": "ray", "mpi4py": "mpi",
+    "mlflow": "mlflow", "lightning": "lightning", "sklearn": "", "matplotlib": "figures", "pandas": "", "scipy": "",
+    "IPython": "", "torchvision": "", "transformers": "", "pyarrow": "parquet", "fsspec": "store",
+    "onnxruntime": "onnx",
 }  # fmt: skip
 
 

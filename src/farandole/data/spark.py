@@ -139,7 +139,7 @@ def from_spark(
 def _write(frame: Any, names: Sequence[str], how: _How) -> _Written:
     _sweep(how.parent)
     own = f"{_PREFIX}-{socket.gethostname()}-{os.getpid()}-{_started(os.getpid())}-{next(_numbers)}"
-    path = f"{_spark_url(how.parent)}/{own}"
+    path = f"{spark_url(how.parent)}/{own}"
     columns = ["`" + name.replace("`", "``") + "`" for name in names]
     writer = frame.select(*columns).write.option("parquet.block.size", how.row_group)
     if how.compression:
@@ -166,7 +166,7 @@ def _parent(session: Any) -> str:
     return str(found)
 
 
-def _spark_url(parent: str) -> str:
+def spark_url(parent: str) -> str:
     """What Spark calls the folder: without a scheme it would look on the cluster's default file system."""
     parent = parent.rstrip("/")
     if parent.startswith("/dbfs/"):

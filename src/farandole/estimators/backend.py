@@ -1,0 +1,72 @@
+"""Where the ranks of a training run: Spark tasks, processes of this machine, or whatever a subclass knows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from farandole.launch.api import run as run_locally
+from farandole.spark.run import run as run_on_spark
+
+
+class Backend:
+    """Runs a function on ranks. Subclasses give both methods."""
+
+    def run(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[Any]:  # fmt: skip
+        """Call ``fn(*args, **kwargs)`` on every rank, with the variables ``env``; the results, in rank order."""
+        raise NotImplementedError
+
+    def num_processes(self) -> int:
+        """How many ranks there are."""
+        raise NotImplementedError
+
+
+class LocalBackend(Backend):
+    """``num_proc`` processes of this machine. ``options``: those of ``farandole.run``."""
+
+    def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any) -> None:
+        self._num_proc, self._env, self._options = num_proc or 1, dict(env or {}), options
+
+    def run(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[Any]:  # fmt: skip
+        return run_locally(fn, args, kwargs, np=self._num_proc, env={**self._env, **(env or {})}, **self._options)
+
+    def num_processes(self) -> int:
+        return self._num_proc
+
+
+class SparkBackend(Backend):
+    """``num_proc`` Spark tasks that start together; default: Spark's default parallelism. ``options``: those of
+    ``farandole.spark.run``."""
+
+    def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any) -> None:
+        self._num_proc, self._env, self._options = num_proc, dict(env or {}), options
+
+    def run(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[Any]:  # fmt: skip
+        given = {**self._env, **(env or {})}
+        return run_on_spark(fn, args, kwargs, num_proc=self.num_processes(), env=given, **self._options)
+
+    def num_processes(self) -> int:
+        return self._num_proc or self.default_num_proc()
+
+    @staticmethod
+    def default_num_proc() -> int:
+        from farandole.launch.launchers.spark import Spark
+
+        return Spark().default_parallelism()
+
+
+def spark_runs() -> bool:
+    """Whether this process has a Spark session."""
+    found = sys.modules.get("pyspark")
+    context = None if found is None else found.SparkContext._active_spark_context
+    return context is not None and context._jsc is not None

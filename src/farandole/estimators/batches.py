@@ -1,0 +1,140 @@
+"""A rank's batches for an estimator: columns as inputs, labels and weights, numpy arrays for any framework."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from farandole.data import ParquetData
+from farandole.data.extras import need
+from farandole.data.steps import Step, Steps
+from farandole.errors import DataError
+from farandole.estimators.spec import Columns, Reading
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class Batch(NamedTuple):
+    """``rows``: how many count; one of a rank that has none left holds another rank's row, and counts 0.
+    ``share``: by which the mean over this rank's rows is multiplied, so that the average over ranks is that over rows.
+    """
+
+    inputs: tuple[Array, ...]
+    labels: tuple[Array, ...]
+    weight: Array | None
+    rows: int
+    share: float
+
+
+class Batches:
+    """Each ``for`` loop is an epoch: all rows, or as many steps as were asked for, which go on in the next loop."""
+
+    def __init__(self, data: ParquetData, columns: Columns, reading: Reading, rank: int, size: int) -> None:
+        self._data, self._columns, self._reading = data, columns, reading
+        self._rank, self._size = rank, size
+        self._next: dict[str, int] | None = None  # where the next loop begins
+        self._reader = data.numpy(
+            reading.batch_size, shuffle=reading.shuffle, seed=reading.seed, rank=rank, size=size,
+            threads=reading.threads, memory=reading.memory,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return self._reading.steps or len(self._reader)
+
+    @property
+    def rows(self) -> int:
+        """Of all ranks, in an epoch, about."""
+        steps = self._reading.steps
+        return self._data.rows if not steps else steps * self._reading.batch_size * self._size
+
+    @property
+    def uneven(self) -> bool:
+        """Whether some batches' share is not 1."""
+        return bool(self._data.rows % self._size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._next is not None:
+            self._reader.load_state_dict(self._next)
+        left = len(self)
+        while left:
+            self._next, deal, done = None, self._deal(), 0
+            with contextlib.closing(iter(self._reader)) as batches:
+                for arrays in batches:
+                    done += 1
+                    last = done == left
+                    if last:  # known before the batch is handed out: who prefetches may not ask for another one
+                        self._next = self._reader.state_dict(done)
+                    yield self._batch(arrays, deal[done - 1])
+                    if last:
+                        return
+            left -= done
+
+    def state(self) -> dict[str, int]:
+        """Where the next loop begins, once the last batch of this one has been handed out."""
+        return dict(self._next or self._reader.state_dict(0))
+
+    def load(self, state: Mapping[str, int]) -> None:
+        self._next = dict(state)
+
+    def rewind(self) -> None:
+        """The next loop begins with the first rows."""
+        self._next = {**self._reader.state_dict(0), "epoch": 0, "position": 0}
+
+    def _deal(self) -> Steps:
+        left = self._data.rows - self._reader.position
+        return Steps(left, self._reading.batch_size, self._rank, self._size, "exact")
+
+    def _batch(self, arrays: Mapping[str, Array], step: Step) -> Batch:
+        share = step.rows * self._size / step.everybody
+        return batch_of(arrays, self._columns, step.rows, share)
+
+
+def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: float = 1.0) -> Batch:
+    """Arrays by name, as a batch. DataError for text."""
+    if columns.transform is not None:
+        arrays = _transformed(arrays, columns)
+    for name in columns.all:
+        if name not in arrays:
+            raise DataError(f"transformation_fn gives no column {name!r}; it gives {', '.join(arrays)}")
+        if arrays[name].dtype == object:
+            raise DataError(f"column {name!r} holds text, which is no input of a model: index it first (StringIndexer)")
+    weight = None if columns.weight is None else arrays[columns.weight].astype(np.float32).reshape(-1)
+    inputs, labels = (tuple(arrays[name] for name in names) for names in (columns.features, columns.labels))
+    return Batch(inputs, labels, weight, rows, share)
+
+
+def _transformed(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
+    """What the user's function makes of the rows, as a pandas DataFrame with an object for each value that is no
+    number."""
+    pandas = need("pandas", "transformation_fn")
+    frame = pandas.DataFrame({name: list(array) if array.ndim > 1 else array for name, array in arrays.items()})
+    assert columns.transform is not None
+    changed = columns.transform(frame).drop(columns=[*columns.removed], errors="ignore")
+    if len(changed) != len(frame):
+        raise DataError(
+            f"transformation_fn makes {len(changed)} rows of {len(frame)}: it may change columns, not the number of "
+            "rows; leave rows out of the DataFrame before fit()"
+        )
+    edited = {str(field[0]): field for field in columns.edited}
+    found = {}
+    for name in changed.columns:
+        values = changed[name].to_numpy()
+        array = np.stack([np.asarray(value) for value in values]) if values.dtype == object and len(values) else values
+        if name in edited:
+            _, dtype, shape, *_ = edited[name]
+            array = array.astype(dtype, copy=False)
+            array = array.reshape(len(array), *shape) if shape is not None else array
+        found[str(name)] = array
+    return found
+
+
+def first(data: ParquetData, columns: Columns, rows: int = 2) -> Batch:
+    """The first rows of all, for a look before training starts."""
+    reader = data.numpy(rows, shuffle=False, rank=0, size=1, threads=0)
+    with contextlib.closing(iter(reader)) as batches:
+        arrays: Any = next(batches)
+    return batch_of(arrays, columns, len(next(iter(arrays.values()))))

@@ -1,0 +1,52 @@
+"""Checkpoints of a run in its store: after each epoch one file with all that is needed to go on."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from typing import Any, NamedTuple
+
+from farandole.data import Store
+from farandole.errors import DataError
+
+KEPT = 2  # on some file systems a crash may leave a part of the last one
+
+
+class Checkpoint(NamedTuple):
+    """``epoch``: the last one that is done. ``state``: the framework's; ``data``: the reader's; ``best``: the weights
+    of the best epoch, if one is better than others."""
+
+    epoch: int
+    history: list[dict[str, Any]]
+    data: dict[str, int]
+    state: bytes
+    best: bytes | None
+
+
+def write(store: Store, run_id: str, checkpoint: Checkpoint) -> None:
+    facts = {"epoch": checkpoint.epoch, "history": checkpoint.history, "data": checkpoint.data}
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("facts.json", json.dumps(facts))
+        archive.writestr("state", checkpoint.state)
+        if checkpoint.best is not None:
+            archive.writestr("best", checkpoint.best)
+    store.write(f"{store.get_run_path(run_id)}/epoch-{checkpoint.epoch}.ckpt", file.getvalue())
+    store.retain_checkpoints(run_id, KEPT)
+
+
+def last_of(store: Store, run_id: str) -> Checkpoint | None:
+    """The last checkpoint of a run. DataError if the last ones cannot be read."""
+    errors = []
+    for path in reversed(store.get_checkpoints(run_id)):
+        try:
+            with zipfile.ZipFile(io.BytesIO(store.read(path))) as archive:
+                facts = json.loads(archive.read("facts.json"))
+                best = archive.read("best") if "best" in archive.namelist() else None
+                return Checkpoint(facts["epoch"], facts["history"], facts["data"], archive.read("state"), best)
+        except (zipfile.BadZipFile, KeyError, ValueError) as error:
+            errors.append(f"{path} is no checkpoint of an estimator ({error})")
+    if errors:
+        raise DataError(f"{'; '.join(errors)}: give another run_id, or remove the run's folder")
+    return None

@@ -1,0 +1,56 @@
+"""A PyTorch model as a function of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+import torch
+
+
+class Loader(NamedTuple):
+    """Called in a worker, once. ``content``: the model's pickle. ``whole``: whether each input is of whole numbers."""
+
+    content: bytes
+    whole: Sequence[bool]
+    shapes: Sequence[Any] | None
+
+    def __call__(self) -> Callable[..., tuple[Any, ...]]:
+        model = cloudpickle.loads(self.content).eval()
+
+        def predict(*arrays: Any) -> tuple[Any, ...]:
+            with torch.inference_mode():
+                inputs = inputs_of(arrays, self.whole, self.shapes, floating(model), torch.device("cpu"))
+                return tuple(each.float().numpy() for each in several(model(*inputs)))
+
+        return predict
+
+
+def inputs_of(arrays: Sequence[Any], whole: Sequence[bool], shapes: Any, dtype: Any, device: Any) -> list[Any]:
+    """Arrays as the model's inputs: floats of ``dtype``, or whole numbers; of ``shapes``, where -1 stands for rows."""
+    found = []
+    for place, array in enumerate(arrays):
+        tensor = tensor_of(array).to(device=device, dtype=torch.int64 if whole[place] else dtype)
+        if shapes is not None and shapes[place] is not None:
+            tensor = tensor.reshape(shapes[place])
+        found.append(tensor)
+    return found
+
+
+def tensor_of(array: Any) -> Any:
+    """An array that may be written to, as tensors may."""
+    return torch.from_numpy(np.ascontiguousarray(array if array.flags.writeable else array.copy()))
+
+
+def floating(model: Any) -> Any:
+    """The type of the model's numbers."""
+    return next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
+
+
+def several(outputs: Any) -> list[Any]:
+    """A model's outputs, as a list."""
+    if isinstance(outputs, Mapping):
+        return list(outputs.values())
+    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]

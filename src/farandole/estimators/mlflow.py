@@ -1,0 +1,23 @@
+"""The metrics of a training in MLflow, where the program has a run of MLflow's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from farandole.estimators.progress import flat
+from farandole.log import logger
+
+
+def track(history: Sequence[dict[str, Any]]) -> None:
+    """Log each epoch's numbers to the active run, if MLflow is loaded and has one."""
+    module = sys.modules.get("mlflow")
+    run = None if module is None else module.active_run()
+    if module is None or run is None:
+        return
+    try:
+        for record in history:
+            module.log_metrics(flat(record), step=record["epoch"])
+    except Exception as error:  # of the tracking server: no reason to lose a model
+        logger.warning("MLflow did not take the metrics of the training: %s", error)

@@ -1,0 +1,144 @@
+"""A training as its epochs go by, whatever its framework: history, checkpoints, the best epoch, the end, a line for the
+user. Every rank has the same numbers, so all decide alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from farandole.errors import SettingsError
+from farandole.estimators.checkpoint import Checkpoint, last_of, write
+from farandole.estimators.spec import Result, Spec, Watching
+from farandole.frontend.objects import broadcast_object
+from farandole.report import messages
+
+EVERY = 1.0  # seconds between reports to the status line
+
+
+class Best:
+    """The best epoch so far. Pure."""
+
+    def __init__(self, watching: Watching) -> None:
+        self.watching = watching
+        self.epoch: int | None = None
+        self.value = 0.0
+        self.last = -1
+
+    def update(self, epoch: int, numbers: Mapping[str, float]) -> bool:
+        """Whether ``epoch`` is the best one now."""
+        self.last = epoch
+        name = self.watching.monitor
+        if not name:
+            return False
+        if name not in numbers and not self.watching.required:
+            return False
+        if name not in numbers:
+            raise SettingsError(f"monitor={name!r} is no metric of this training; it has {', '.join(sorted(numbers))}")
+        value, delta = numbers[name], self.watching.min_delta
+        gain = self.value - value if self.watching.mode == "min" else value - self.value
+        better = self.epoch is None or gain > delta or self.value != self.value  # not a number
+        if better and value == value:
+            self.epoch, self.value = epoch, value
+            return True
+        return False
+
+    @property
+    def stop(self) -> bool:
+        """Whether there were as many epochs without a better one as patience allows."""
+        patience = self.watching.patience
+        return patience is not None and self.last - (-1 if self.epoch is None else self.epoch) >= patience
+
+
+class Progress:
+    """``begin`` once, ``end_epoch`` after each epoch, ``result`` at the end; on all ranks."""
+
+    def __init__(self, spec: Spec, rank: int, rows: int) -> None:
+        self._spec, self._rank, self._rows = spec, rank, rows
+        self.history: list[dict[str, Any]] = []
+        self._best = Best(spec.watching)
+        self._best_weights: bytes | None = None
+        self._saves = spec.store if spec.store is not None and spec.store.saving_runs() else None
+        self._began = self._epoch_began = self._reported = time.monotonic()
+        self._first = 0
+
+    def begin(self) -> Checkpoint | None:
+        """The last checkpoint of this run, if there is one, on all ranks."""
+        found: Checkpoint | None = None
+        if self._saves is not None and self._rank == 0:
+            found = last_of(self._saves, self._spec.run_id)
+        found = broadcast_object(found, 0)
+        if found is not None:
+            self.history = list(found.history)
+            for record in self.history:
+                self._best.update(record["epoch"], flat(record))
+            self._best_weights = found.best
+            self._first = found.epoch + 1
+        self._began = self._epoch_began = time.monotonic()
+        return found
+
+    @property
+    def first(self) -> int:
+        """The epoch with which training begins: ``epochs`` if nothing is left to do."""
+        return self._spec.epochs if self._best.stop else self._first
+
+    def step(self, epoch: int, step: int, rows: int) -> None:
+        """Tell the status line, now and then. ``rows``: of all ranks."""
+        if self._rank or time.monotonic() - self._reported < EVERY:
+            return
+        self._reported = now = time.monotonic()
+        messages.progress(epoch=epoch, step=step, rate=rows * (step + 1) / max(now - self._epoch_began, 1e-9))
+
+    def end_epoch(
+        self, epoch: int, train: Mapping[str, Any], validation: Mapping[str, Any] | None,
+        state: Callable[[], bytes], weights: Callable[[], bytes], data: Mapping[str, int] | None = None,
+    ) -> bool:  # fmt: skip
+        """Note an epoch's numbers, keep a checkpoint, say so; whether training should stop. ``state``: all that is
+        needed to go on; ``weights``: the model's; ``data``: where the reader stands."""
+        record = {"epoch": epoch, "train": dict(train)}
+        if validation is not None:
+            record["validation"] = dict(validation)
+        self.history.append(record)
+        better = self._best.update(epoch, flat(record))
+        if self._rank == 0:
+            self._keep(epoch, better, state, weights, data)
+            self._say(epoch, flat(record))
+        self._epoch_began = time.monotonic()
+        return self._best.stop
+
+    def result(self, weights: Callable[[], bytes]) -> Result | None:
+        """On rank 0."""
+        if self._rank:
+            return None
+        best = self._best_weights
+        return Result(self.history, weights() if best is None else best, self._best.epoch)
+
+    def _keep(
+        self, epoch: int, better: bool, state: Callable[[], bytes], weights: Callable[[], bytes],
+        data: Mapping[str, int] | None,
+    ) -> None:  # fmt: skip
+        if better:
+            self._best_weights = weights()
+        if self._saves is not None:
+            kept = Checkpoint(epoch, self.history, dict(data or {}), state(), self._best_weights)
+            write(self._saves, self._spec.run_id, kept)
+
+    def _say(self, epoch: int, numbers: Mapping[str, float]) -> None:
+        if not self._spec.verbose:
+            return
+        now, epochs = time.monotonic(), self._spec.epochs
+        rate = self._rows / max(now - self._epoch_began, 1e-9)
+        left = round((now - self._began) / (epoch + 1 - self._first) * (epochs - epoch - 1))
+        shown = "".join(f" {name} {value:.4g}," for name, value in numbers.items())
+        messages.log(f"epoch {epoch + 1}/{epochs}:{shown} {rate:,.0f} rows/s, {left // 60}:{left % 60:02d} min left")
+
+
+def flat(record: Mapping[str, Any]) -> dict[str, float]:
+    """A record's numbers by name, those of validation with "val_" before it."""
+    parts = (("", record["train"]), ("val_", record.get("validation") or {}))
+    return {
+        f"{prefix}{name}": float(value)
+        for prefix, part in parts
+        for name, value in part.items()
+        if isinstance(value, int | float)
+    }

@@ -1,0 +1,231 @@
+"""The estimator of every framework: from a DataFrame, or Parquet files, to a model."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyspark.ml import Estimator
+
+from farandole.data import ParquetData, Store, from_parquet
+from farandole.errors import DataError, SettingsError, did_you_mean
+from farandole.estimators import mlflow
+from farandole.estimators.backend import Backend, LocalBackend, SparkBackend, spark_runs
+from farandole.estimators.batches import Batch, first
+from farandole.estimators.spark.frames import prepared
+from farandole.estimators.spark.params import EstimatorParams
+from farandole.estimators.spark.persistence import Persistent
+from farandole.estimators.spec import Columns, Reading, Result, Spec, Watching
+from farandole.report import pickling
+
+MEMORY = 256 << 20
+POOLS = ("thread", "dummy", "process")
+
+
+class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ignore[misc]
+    """What the estimators of all frameworks share. A subclass gives ``train`` (the function for ranks), ``payload``,
+    ``check`` and ``model_of``."""
+
+    train: Callable[[Spec], Result | None]
+    _prefix = "run"  # of run ids
+
+    def __init__(self, **values: Any) -> None:
+        Estimator.__init__(self)
+        EstimatorParams.__init__(self, **values)
+
+    # What a framework gives.
+
+    def payload(self) -> dict[str, Any]:
+        """The model and all that belongs to it, for the ranks. ValueError for what is missing or does not fit."""
+        raise NotImplementedError
+
+    def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
+        """Run the model and the loss on ``batch``, on the driver; the shape of a row of each output."""
+        raise NotImplementedError
+
+    def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> Any:
+        """The trained model as a Spark ML model."""
+        raise NotImplementedError
+
+    def env(self) -> dict[str, str]:
+        """Variables for the ranks."""
+        return {}
+
+    # Training.
+
+    def fit_on_parquet(
+        self, train: Any = None, validation: Any = None, params: Mapping[Any, Any] | None = None,
+        dataset_idx: int | None = None,
+    ) -> Any:  # fmt: skip
+        """Train on Parquet files; the model.
+
+        ``train``, ``validation``: a path, as ``from_parquet`` takes it, or data of ``farandole.data``; default: the
+        store's folders for prepared data (``dataset_idx`` numbers them). Ranks are Spark tasks if there is a session,
+        else ``num_proc`` processes of this machine; ``backend`` has its own.
+        """
+        if isinstance(train, Mapping):  # Horovod's first argument
+            train, params = None, train
+        if params:
+            return self.copy(params).fit_on_parquet(train, validation, dataset_idx=dataset_idx)
+        columns, store = self._columns(), self._value("store")
+        if train is None:
+            if store is None:
+                raise SettingsError("fit_on_parquet() needs the path of training data, or a store that holds some")
+            train, held = store.get_train_data_path(dataset_idx), store.get_val_data_path(dataset_idx)
+            validation = held if validation is None and self._value("validation") and store.exists(held) else validation
+        if validation is None and self._value("validation"):
+            raise SettingsError(
+                f"validation={self._value('validation')!r} splits DataFrames; of Parquet files give those for "
+                "validation: fit_on_parquet(train, validation)"
+            )
+        data, other = (self._opened(each, columns) for each in (train, validation))
+        assert data is not None
+        return self._train(data, other, self._backend())
+
+    def _fit(self, dataset: Any) -> Any:
+        columns, store = self._columns(), self._value("store")
+        parent = None if store is None else store.get_train_data_path()
+        options = dict(self._value("data_options") or {})
+        if store is not None and "://" in store.prefix_path and store.storage_options:
+            options.setdefault("storage_options", store.storage_options)
+        validation = self._value("validation")
+        self.payload()  # what is wrong with the model is told before Spark computes
+        backend = self._backend(spark=True)
+        with prepared(dataset, columns, validation, parent, options, self._seed()) as (data, other):
+            return self._train(data, other, backend)
+
+    def _train(self, data: ParquetData, validation: ParquetData | None, backend: Backend) -> Any:
+        spec = self._spec(data, validation)
+        try:
+            outputs = self.check(spec, first(data, spec.columns))
+        except ImportError:  # of pyarrow: the ranks look
+            outputs = None
+        results = backend.run(_alone, args=(self.train, pickling.pack(spec, "the training")), env=self.env())
+        result: Result = results[0]
+        mlflow.track(result.history)
+        shapes = {column.name: list(column.shape) for column in data.columns}
+        dtypes = {column.name: column.dtype for column in data.columns}
+        metadata = {"outputs": outputs, "shapes": shapes, "dtypes": dtypes}
+        return self.model_of(result, spec, metadata)
+
+    def _spec(self, data: ParquetData, validation: ParquetData | None) -> Spec:
+        value, seed = self._value, self._seed()
+        memory = 1 << 50 if value("inmemory_cache_all") else MEMORY
+        size = value("batch_size")
+
+        def threads(name: str) -> int:
+            return 0 if value("reader_pool_type") == "dummy" else value(name)
+
+        return Spec(
+            train=data, validation=validation, columns=self._columns(),
+            train_reading=Reading(size, value("train_steps_per_epoch"), threads("train_reader_num_workers"), memory,
+                                  value("shuffle"), seed),
+            validation_reading=Reading(value("val_batch_size") or size, value("validation_steps_per_epoch"),
+                                       threads("val_reader_num_workers"), memory),
+            epochs=value("epochs"), seed=seed, watching=self._watching(validation is not None), store=value("store"),
+            run_id=value("run_id") or f"{self._prefix}_{int(time.time())}", verbose=value("verbose"),
+            use_gpu=value("use_gpu"), scale_lr=value("scale_lr"), backward_passes=value("backward_passes_per_step"),
+            compression=value("gradient_compression"), payload=self.payload(),
+        )  # fmt: skip
+
+    # Parameters.
+
+    def _value(self, name: str) -> Any:
+        return self.getOrDefault(name)
+
+    def _seed(self) -> int:
+        return int(self._value("random_seed") or 0)
+
+    def _columns(self) -> Columns:
+        """The columns, once all parameters have been looked at."""
+        self._check_params()
+        features, labels = self._value("feature_cols"), self._value("label_cols")
+        edited = self._value("transformation_edit_fields") or ()
+        return Columns(
+            tuple(features), tuple(labels), self._value("sample_weight_col"), self._value("transformation_fn"),
+            tuple(edited), tuple(self._value("transformation_removed_fields") or ()),
+        )  # fmt: skip
+
+    def _check_params(self) -> None:
+        value = self._value
+        if value("model") is None:
+            raise SettingsError("Model parameter is required")
+        for name in ("feature_cols", "label_cols"):
+            if not value(name):
+                raise SettingsError(
+                    f"Parameter {name.replace('_cols', '_columns')} cannot be None or empty: set {name}"
+                )
+        if (value("num_proc") or 1) < 1 or value("partitions_per_process") < 1:
+            raise SettingsError(
+                f"num_proc={value('num_proc')} and partitions_per_process={value('partitions_per_process')} must both "
+                "be > 0"
+            )
+        for name in ("batch_size", "val_batch_size", "train_steps_per_epoch", "validation_steps_per_epoch", "patience",
+                     "epochs", "backward_passes_per_step"):  # fmt: skip
+            if value(name) is not None and value(name) < 1:
+                raise SettingsError(f"{name}={value(name)} must be at least 1")
+        self._check_choices()
+        weights = value("loss_weights")
+        if weights is not None and len(weights) != len(value("label_cols")):
+            raise SettingsError(f"loss_weights={weights} must have one for each label: {value('label_cols')}")
+
+    def _check_choices(self) -> None:
+        validation = self._value("validation")
+        if isinstance(validation, float | int) and not 0 <= validation < 1:
+            raise SettingsError(f"Validation split {validation} must be in the range: [0, 1)")
+        if validation is not None and not isinstance(validation, float | int | str):
+            raise SettingsError(f'Param validation must be of type "float" or "str", found: {type(validation)}')
+        for name, known in (("mode", ("min", "max")), ("reader_pool_type", POOLS)):
+            if self._value(name) not in known:
+                raise SettingsError(f"{name}={self._value(name)!r} must be one of {', '.join(known)}")
+        store = self._value("store")
+        if store is not None and not isinstance(store, Store):
+            raise SettingsError(f"store is a {type(store).__name__}: make one of its path with Store.create(path)")
+        options = {"shapes", "dtypes", "fill", "decode", "storage_options"}
+        for name in self._value("data_options") or {}:
+            if name not in options:
+                raise SettingsError(f"data_options={{{name!r}: ...}} is none{did_you_mean(name, options)}")
+
+    def _watching(self, validated: bool) -> Watching:
+        monitor = self._value("monitor") or ("val_loss" if validated else "")
+        if monitor.startswith("val_") and not validated:
+            raise SettingsError(f"monitor={monitor!r} is of validation, and there is none: set validation")
+        patience = self._value("patience")
+        if patience is not None and not monitor:
+            raise SettingsError(f"patience={patience} needs validation, or monitor, the metric to watch")
+        return Watching(monitor, self._value("mode"), self._value("min_delta"), patience)
+
+    def _backend(self, spark: bool = False) -> Backend:
+        found = self._value("backend")
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+        num_proc, verbose = self._value("num_proc"), self._value("verbose")
+        if spark or spark_runs():
+            return SparkBackend(num_proc, verbose=verbose)
+        return LocalBackend(num_proc)
+
+    def _opened(self, given: Any, columns: Columns) -> ParquetData | None:
+        if given is None:
+            return None
+        path, own = (given.path, given.storage_options) if isinstance(given, ParquetData) else (given, None)
+        store = self._value("store")
+        options = {
+            "storage_options": own or (store.storage_options if store is not None and "://" in str(path) else None)
+        }
+        options.update(self._value("data_options") or {})
+        data = from_parquet(path, columns=columns.all, **options)
+        if not data.rows:
+            raise DataError(f"{path} has no rows")
+        return data
+
+
+def _alone(train: Callable[[Spec], Result | None], spec: bytes) -> Result | None:
+    """On a rank. The spec comes pickled, so that what it holds is checked and packed once."""
+    return train(pickling.unpack(spec))
+
+
+def version_of(name: str) -> str:
+    """Of a module that is loaded."""
+    return str(getattr(sys.modules.get(name), "__version__", ""))

@@ -1,0 +1,130 @@
+"""A DataFrame as data for an estimator: checked, split, written; gone when training ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from farandole.data import ParquetData, from_spark
+from farandole.data.spark import spark_url
+from farandole.errors import DataError
+from farandole.estimators.spec import Columns
+
+_PARTS = 1 << 30  # of the hash that splits rows
+_TEXT = "index it first (StringIndexer), or leave it out"
+
+
+@contextlib.contextmanager
+def prepared(
+    frame: Any, columns: Columns, validation: float | str | None, parent: str | None, options: Mapping[str, Any],
+    seed: int,
+) -> Iterator[tuple[ParquetData, ParquetData | None]]:  # fmt: skip
+    """Training rows and validation rows of a DataFrame, as files that are there until the ``with`` block ends."""
+    check_types(frame, columns, options)
+    if isinstance(validation, str) and validation not in frame.columns:
+        raise DataError(f"Validation column {validation} does not exist in the DataFrame")
+    train, held = split(frame, columns.all, validation, seed)
+    given = {**options, "columns": columns.all}
+    with contextlib.ExitStack() as stack:
+        data = stack.enter_context(_written(train, parent, given, "the DataFrame has no rows for training"))
+        other = None
+        if held is not None:
+            empty = "Validation DataFrame is empty. Increase the validation split, or look at the validation column"
+            other = stack.enter_context(_written(held, parent, given, f"{empty}: validation={validation!r}"))
+        for each in (data, other):
+            if each is not None:
+                check_lists(frame.sparkSession, each, options)
+        yield data, other
+
+
+def _written(frame: Any, parent: str | None, options: Mapping[str, Any], empty: str) -> Any:
+    try:
+        return from_spark(frame, parent=parent, **options)
+    except DataError:
+        if frame.isEmpty():
+            raise DataError(empty) from None
+        raise
+
+
+def split(frame: Any, names: Sequence[str], validation: float | str | None, seed: int) -> tuple[Any, Any]:
+    """Rows for training and for validation. By a fraction: the same rows fall to the same side each time, whatever
+    order they come in, and equal rows together."""
+    quoted = [quote(name) for name in names]
+    if not validation:
+        return frame.select(*quoted), None
+    if isinstance(validation, str):
+        held = F.col(quote(validation)).cast("double") > 0
+        return frame.filter(~held | held.isNull()).select(*quoted), frame.filter(held).select(*quoted)
+    place = F.pmod(F.xxhash64(F.lit(seed), *quoted), F.lit(_PARTS))
+    held = place < F.lit(int(validation * _PARTS))
+    return frame.select(*quoted).filter(~held), frame.select(*quoted).filter(held)
+
+
+def quote(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def check_types(frame: Any, columns: Columns, options: Mapping[str, Any]) -> None:
+    """DataError for a column that is missing, or whose type cannot become a tensor."""
+    fields = {field.name: field.dataType for field in frame.schema.fields}
+    for what, chosen in (("Label", columns.labels), ("Feature", columns.features)):
+        for name in chosen:
+            if name not in fields:
+                raise DataError(f"{what} column {name} does not exist in the DataFrame (it has {', '.join(fields)})")
+    if columns.weight is not None and not isinstance(fields.get(columns.weight), T.NumericType):
+        raise DataError(f"sample_weight_col={columns.weight!r} is no column of numbers in the DataFrame")
+    if columns.transform is not None:
+        return  # which may make numbers of anything
+    for name in columns.all:
+        why = _unusable(fields[name], {*(options.get("decode") or {}), *(options.get("shapes") or {})}, name)
+        if why:
+            what = "label" if name in columns.labels else "feature"
+            raise DataError(f"{what} column {name!r} is of type {fields[name].simpleString()}: {why}")
+
+
+def _unusable(kind: Any, readable: set[str], name: str) -> str:
+    if isinstance(kind, T.NumericType | T.BooleanType) or kind.typeName() in ("vectorudt", "vector"):
+        return ""
+    if isinstance(kind, T.ArrayType):
+        return _unusable(kind.elementType, set(), name)
+    if isinstance(kind, T.StructType) and {"height", "width", "nChannels", "data"} <= {*kind.names}:
+        return ""
+    if isinstance(kind, T.BinaryType):
+        return "" if name in readable else f"give data_options={{'decode': {{{name!r}: function of the bytes}}}}"
+    return _TEXT if isinstance(kind, T.StringType) else "cast it to a number or an array, or leave it out"
+
+
+def check_lists(session: Any, data: ParquetData, options: Mapping[str, Any]) -> None:
+    """DataError if lists or vectors of a column differ in length, or hold null: footers do not tell, and ranks would
+    find out in the middle of an epoch. Spark looks at these columns, in one pass."""
+    from pyspark.ml.functions import vector_to_array
+
+    chosen = [each for each in data.columns if each.kind in ("list", "vector") and each.fill is None]
+    if not chosen:
+        return
+    found = session.read.parquet(spark_url(str(data.path)))
+    numbers = []
+    for place, column in enumerate(chosen):
+        values = F.col(quote(column.name))
+        if column.kind == "vector":
+            values = vector_to_array(values)
+        missing = values.isNull() | F.exists(values, lambda value: value.isNull())
+        numbers += [
+            F.sum(F.when(missing, 1).otherwise(0)).alias(f"missing{place}"),
+            F.min(F.size(values)).alias(f"least{place}"), F.max(F.size(values)).alias(f"most{place}"),
+        ]  # fmt: skip
+    row = found.agg(*numbers).first()
+    for place, column in enumerate(chosen):
+        missing, least, most = (row[f"{what}{place}"] for what in ("missing", "least", "most"))
+        fill = f"data_options={{'fill': {{{column.name!r}: value}}}}"
+        if missing:
+            raise DataError(f"column {column.name!r} holds null in {missing} rows: give {fill}, or leave them out")
+        if least != most:
+            raise DataError(
+                f"the {column.kind}s of column {column.name!r} have from {least} to {most} elements: a model takes "
+                f"rows of one shape; make them equally long, or give {fill} and a shape"
+            )

@@ -1,0 +1,109 @@
+"""The model of every framework: a transformer that adds a column of predictions for each label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark.ml import Model
+from pyspark.ml.functions import array_to_vector, vector_to_array
+from pyspark.ml.param import TypeConverters
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from farandole.errors import DataError, SettingsError
+from farandole.estimators.spark.frames import quote
+from farandole.estimators.spark.params import Declared, Row, declare, names
+from farandole.estimators.spark.persistence import Persistent
+from farandole.estimators.spark.predictions import predicted
+
+MODEL = (
+    Row("history", None, "the numbers of each epoch"),
+    Row("model", None, "the trained model"),
+    Row("feature_columns", None, "columns that are the model's inputs", names, ("FeatureCols",)),
+    Row("label_columns", None, "columns that were the labels", names, ("LabelColoumns", "LabelCols")),
+    Row("output_cols", None, "columns of predictions; default: <label>__output", names),
+    Row("run_id", None, "the run's name in the store", TypeConverters.toString),
+    Row("batch_size", 1024, "rows that the model is given at a time", TypeConverters.toInt),
+    Row("_metadata", None, "shapes of columns and outputs, as training saw them", TypeConverters.identity,
+        ("Metadata",)),
+)  # fmt: skip
+
+
+@declare(MODEL)
+class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
+    """What the models of all frameworks share. A subclass gives ``loader``."""
+
+    def __init__(self, **values: Any) -> None:
+        Model.__init__(self)
+        Declared.__init__(self, **values)
+
+    def loader(self) -> Any:
+        """A function for Spark's workers, without arguments: it gives the model as a function of arrays, one for each
+        input, that gives a tuple of arrays, one for each output."""
+        raise NotImplementedError
+
+    def getOutputCols(self) -> list[str]:
+        """The columns of predictions."""
+        given: Sequence[str] | None = self.getOrDefault("output_cols")
+        return list(given or [f"{name}__output" for name in self.getOrDefault("label_columns")])
+
+    def _transform(self, dataset: Any) -> Any:
+        features, labels = self.getOrDefault("feature_columns"), self.getOrDefault("label_columns")
+        for name in features:
+            if name not in dataset.columns:
+                raise DataError(
+                    f"Feature column {name} does not exist in the DataFrame (it has {', '.join(dataset.columns)})"
+                )
+        outputs = self.getOutputCols()
+        if len(outputs) != len(labels):
+            raise SettingsError(f"output_cols={outputs} must have one for each label: {labels}")
+        columns = [_array(dataset, name) for name in features]
+        shapes = self._shapes(dataset, columns)
+        returns = [_returned(shape) for shape in shapes]
+        rows = self.getOrDefault("batch_size")
+        return predicted(dataset, columns, self.loader(), dict(zip(outputs, returns, strict=True)), rows, {
+            name: self._finished(dataset, label, kind)
+            for name, label, kind in zip(outputs, labels, returns, strict=True)
+        })  # fmt: skip
+
+    def _shapes(self, dataset: Any, columns: Sequence[Any]) -> list[Sequence[int]]:
+        """The shape of a row of each output: as training saw them, or that of the first row."""
+        known = (self.getOrDefault("_metadata") or {}).get("outputs")
+        labels = self.getOrDefault("label_columns")
+        if known is None:
+            row = dataset.select(*columns).first()
+            if row is None:
+                return [()] * len(labels)
+            import numpy as np
+
+            known = [np.asarray(each).shape[1:] for each in self.loader()()(*(np.asarray([value]) for value in row))]
+        if len(known) != len(labels):
+            raise DataError(f"the model has {len(known)} outputs for {len(labels)} label columns: {labels}")
+        return list(known)
+
+    def _finished(self, dataset: Any, label: str, kind: str) -> Callable[[Any], Any]:
+        """Makes of a prediction what fits the label: numbers of its type, and several of them as a vector, which Spark
+        ML's evaluators take, or an array where the label is one."""
+        found = dataset.schema[label].dataType if label in dataset.columns else None
+        if kind == "double":
+            return (lambda column: column.cast("float")) if isinstance(found, T.FloatType) else (lambda column: column)
+        if kind == "array<double>" and not isinstance(found, T.ArrayType):
+            return lambda column: array_to_vector(column)
+        return lambda column: column
+
+
+def _returned(shape: Sequence[int]) -> str:
+    """The type of an output. One number in an array of its own stands for itself."""
+    if tuple(shape) in ((), (1,)):
+        return "double"
+    kind = "double"
+    for _ in shape:
+        kind = f"array<{kind}>"
+    return kind
+
+
+def _array(dataset: Any, name: str) -> Any:
+    kind = dataset.schema[name].dataType
+    column = F.col(quote(name))
+    return vector_to_array(column) if kind.typeName() in ("vectorudt", "vector") else column

@@ -1,0 +1,162 @@
+"""The parameters that all estimators have, by the names, defaults and accessors of Horovod's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pyspark.ml.param import Param, Params, TypeConverters
+
+from farandole.errors import SettingsError, did_you_mean
+
+
+class Row(NamedTuple):
+    """A parameter. ``takes``: converts, and raises TypeError for what it cannot. ``also``: other accessors' names."""
+
+    name: str
+    default: Any
+    doc: str
+    takes: Callable[[Any], Any] = TypeConverters.identity
+    also: tuple[str, ...] = ()
+
+
+_int, _bool, _text = TypeConverters.toInt, TypeConverters.toBoolean, TypeConverters.toString
+_number = TypeConverters.toFloat
+
+
+def names(value: Any) -> list[str]:
+    """One name or several."""
+    return [value] if isinstance(value, str) else list(TypeConverters.toListString(value))
+
+
+def shapes(value: Any) -> list[Any]:
+    return [None if shape is None else TypeConverters.toListInt(shape) for shape in value]
+
+
+COMMON = (
+    Row("num_proc", None, "ranks; default: Spark's default parallelism, without Spark 1", _int),
+    Row("store", None, "where checkpoints of runs are, and data while training lasts"),
+    Row("backend", None, "where ranks run, in the place of num_proc"),
+    Row("model", None, "the model"),
+    Row("optimizer", None, "the optimizer"),
+    Row("loss", None, "the loss, or one for each label"),
+    Row("loss_weights", None, "factors of the losses", TypeConverters.toListFloat),
+    Row("sample_weight_col", None, "column: how much a row counts", _text),
+    Row("metrics", [], "metrics"),
+    Row("feature_cols", None, "columns that are the model's inputs, in their order", names),
+    Row("label_cols", None, "columns that are the labels, in the order of the model's outputs", names),
+    Row("continuous_cols", None, "columns that are numbers: floats for the model", names),
+    Row("categorical_cols", None, "columns that are categories: whole numbers for the model", names),
+    Row("validation", None, "part of the rows (from 0 to 1) for validation, or a column: those above 0"),
+    Row("gradient_compression", None, "a Compression of the framework's module"),
+    Row("compress_sparse_cols", False, "no effect: sparse vectors stay sparse on the way", _bool),
+    Row("batch_size", 32, "rows of a batch of one rank", _int),
+    Row("val_batch_size", None, "that of validation; default: batch_size", _int),
+    Row("epochs", 1, "epochs", _int),
+    Row("verbose", 1, "0: say nothing; 1: a line for each epoch", _int),
+    Row("callbacks", [], "callbacks of the framework"),
+    Row("random_seed", None, "seed of order, split and random layers; default: 0", _int),
+    Row("shuffle_buffer_size", None, "no effect: rows are shuffled as well as memory allows", _int,
+        ("ShufflingBufferSize",)),
+    Row("shuffle", True, "whether each epoch has another order", _bool),
+    Row("partitions_per_process", 10, "no effect: ranks share rows exactly, whatever the files", _int),
+    Row("run_id", None, "name of the run; one that is in the store is continued", _text),
+    Row("train_steps_per_epoch", None, "batches of an epoch; default: all", _int),
+    Row("validation_steps_per_epoch", None, "batches of a validation; default: all", _int),
+    Row("transformation_fn", None, "function of a pandas DataFrame with a batch's rows that gives a changed one"),
+    Row("transformation_edit_fields", None, "columns that it makes: (name, dtype, shape, nullable)"),
+    Row("transformation_removed_fields", None, "columns that it takes away", names),
+    Row("train_reader_num_workers", 2, "threads that read ahead", _int, ("TrainReaderNumWorker",)),
+    Row("val_reader_num_workers", 2, "threads that read ahead for validation", _int, ("ValReaderNumWorker",)),
+    Row("reader_pool_type", "thread", "'thread'; 'dummy': read when a batch is asked for", _text),
+    Row("label_shapes", None, "shapes of labels, with -1 or without the rows", shapes),
+    Row("inmemory_cache_all", False, "keep a rank's rows in memory, whatever their size", _bool, ("InMemoryCacheAll",)),
+    Row("use_gpu", True, "use the GPU of the rank's task, or that of its number, if there is one", _bool),
+    Row("mp_start_method", None, "no effect: readers are threads", _text),
+    Row("backward_passes_per_step", 1, "batches whose gradients make a step", _int),
+    Row("tensorflow_dataset_prefetch_buffer_size", 0, "no effect: see train_reader_num_workers", _int),
+    # Farandole's own.
+    Row("scale_lr", True, "multiply the learning rate by the number of ranks, as Horovod does", _bool),
+    Row("monitor", None, "metric that says which epoch is best; default: val_loss, where there is validation", _text),
+    Row("mode", "min", "'min' or 'max': which values of monitor are better", _text),
+    Row("patience", None, "end after so many epochs without a better one", _int),
+    Row("min_delta", 0.0, "by how much an epoch must be better", _number),
+    Row("data_options", None, "arguments for reading columns: shapes, dtypes, fill, decode, storage_options"),
+)  # fmt: skip
+
+
+def camel(name: str) -> str:
+    """``num_proc`` as ``NumProc``."""
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+
+
+def declare(rows: tuple[Row, ...]) -> Callable[[type], type]:
+    """A class decorator: a Param, ``setX`` and ``getX`` for each row."""
+
+    def declared(cls: type) -> type:
+        for row in rows:
+            setattr(cls, row.name, Param(Params._dummy(), row.name, row.doc, row.takes))
+            for accessor in (camel(row.name), *row.also):
+                for name, made in ((f"set{accessor}", _setter), (f"get{accessor}", _getter)):
+                    if name not in vars(cls):  # otherwise it has more to say
+                        setattr(cls, name, made(row.name, accessor))
+        cls._rows = (*getattr(cls, "_rows", ()), *rows)  # type: ignore[attr-defined]
+        return cls
+
+    return declared
+
+
+def _setter(name: str, accessor: str) -> Callable[[Any, Any], Any]:
+    def setter(self: Any, value: Any) -> Any:
+        self._set_checked({name: value})
+        return self
+
+    setter.__name__, setter.__doc__ = f"set{accessor}", f"Set ``{name}``; the object."
+    return setter
+
+
+def _getter(name: str, accessor: str) -> Callable[[Any], Any]:
+    def getter(self: Any) -> Any:
+        return self.getOrDefault(name)
+
+    getter.__name__, getter.__doc__ = f"get{accessor}", f"The value of ``{name}``."
+    return getter
+
+
+class Declared(Params):  # type: ignore[misc]
+    """Params that ``declare`` made: defaults, and values by keyword."""
+
+    _rows: tuple[Row, ...] = ()
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__()
+        for row in self._rows:
+            self._defaultParamMap[getattr(self, row.name)] = row.default
+        self._set_checked(values)
+
+    def _set_checked(self, values: dict[str, Any]) -> None:
+        known = [row.name for row in self._rows]
+        for name, value in values.items():
+            if name not in known:
+                near = did_you_mean(name, known)
+                raise TypeError(f"{type(self).__name__} has no parameter {name!r}{near}")
+            if value is None:
+                self.clear(getattr(self, name))
+            else:
+                self._set(**{name: value})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("set", "get")):
+            near = did_you_mean(name, [each for each in dir(type(self)) if each.startswith(name[:3])])
+            raise AttributeError(f"{type(self).__name__} has no {name}{near}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+@declare(COMMON)
+class EstimatorParams(Declared):
+    """What all estimators share."""
+
+    def _set_checked(self, values: dict[str, Any]) -> None:
+        super()._set_checked(values)
+        if self.isSet("backend") and self.isSet("num_proc"):
+            raise SettingsError('At most one of parameters "backend" and "num_proc" may be specified')

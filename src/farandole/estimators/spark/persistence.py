@@ -1,0 +1,60 @@
+"""``write()`` and ``read()`` of estimators and models: Spark ML's metadata, with all parameters in one pickle, so that
+an optimizer still has the parameters of its model."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import cloudpickle
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
+
+_PARAMS = "params"
+
+
+class Persistent(MLWritable, MLReadable):  # type: ignore[misc]
+    """Mixed into classes of ``Params``. ``pack`` and ``unpack``: for values that pickle does not know."""
+
+    def write(self) -> Any:
+        return _Writer(self)
+
+    @classmethod
+    def read(cls) -> Any:
+        return _Reader(cls)
+
+    def pack(self, values: dict[str, Any]) -> dict[str, Any]:
+        return values
+
+    @classmethod
+    def unpack(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return values
+
+
+class _Writer(MLWriter):  # type: ignore[misc]
+    def __init__(self, instance: Any) -> None:
+        super().__init__()
+        self.instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        values = {param.name: value for param, value in self.instance._paramMap.items()}
+        packed = base64.b64encode(cloudpickle.dumps(self.instance.pack(values))).decode()
+        DefaultParamsWriter.saveMetadata(self.instance, path, _context(self), paramMap={_PARAMS: packed})
+
+
+class _Reader(MLReader):  # type: ignore[misc]
+    def __init__(self, cls: Any) -> None:
+        super().__init__()
+        self.cls = cls
+
+    def load(self, path: str) -> Any:
+        metadata = DefaultParamsReader.loadMetadata(path, _context(self))
+        values = cloudpickle.loads(base64.b64decode(metadata["paramMap"][_PARAMS]))
+        found = self.cls(**self.cls.unpack(values))
+        found._resetUid(metadata["uid"])
+        return found
+
+
+def _context(of: Any) -> Any:
+    """The Spark context; of Spark Connect, which has none, the session, which Spark 4 takes as well."""
+    session = of.sparkSession
+    return getattr(session, "_sc", None) or session

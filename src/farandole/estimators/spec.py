@@ -1,0 +1,78 @@
+"""What every rank of a training must know. Made on the driver, checked there, and sent along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from farandole.data import ParquetData, Store
+
+
+class Columns(NamedTuple):
+    """Which columns are what. ``transform``: makes a pandas DataFrame of a batch's; ``edited``: name, dtype, shape and
+    nullability of columns that it makes; ``removed``: those that it takes away."""
+
+    features: tuple[str, ...]
+    labels: tuple[str, ...]
+    weight: str | None = None
+    transform: Callable[[Any], Any] | None = None
+    edited: tuple[Sequence[Any], ...] = ()
+    removed: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self.features, *self.labels, *([self.weight] if self.weight else [])]))
+
+
+class Reading(NamedTuple):
+    """How rows become batches. ``batch_size``: of a rank. ``steps``: batches that make an epoch, None: all."""
+
+    batch_size: int
+    steps: int | None
+    threads: int
+    memory: int
+    shuffle: bool = False
+    seed: int = 0
+
+
+class Watching(NamedTuple):
+    """Which epoch is the best one, and when to stop: ``patience`` epochs without a better one, None: never.
+
+    ``monitor``: a metric; "" is the loss of validation where there is validation, and nothing otherwise.
+    """
+
+    monitor: str = ""
+    mode: str = "min"
+    min_delta: float = 0.0
+    patience: int | None = None
+    required: bool = True  # whether it is an error if there is no such metric
+
+
+class Spec(NamedTuple):
+    """``payload``: the model and all that belongs to it, as its framework has it."""
+
+    train: ParquetData
+    validation: ParquetData | None
+    columns: Columns
+    train_reading: Reading
+    validation_reading: Reading
+    epochs: int
+    seed: int
+    watching: Watching
+    store: Store | None
+    run_id: str
+    verbose: int
+    use_gpu: bool
+    scale_lr: bool
+    backward_passes: int
+    compression: Any
+    payload: Mapping[str, Any]
+
+
+class Result(NamedTuple):
+    """Of rank 0. ``history``: a record for each epoch: epoch, train, validation. ``weights``: of the best epoch, or the
+    last one if none is better than others. ``best_epoch``: None then."""
+
+    history: list[dict[str, Any]]
+    weights: bytes
+    best_epoch: int | None

@@ -1,0 +1,140 @@
+"""``TorchEstimator``: a PyTorch model, trained on a DataFrame."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import torch
+
+from farandole.errors import SettingsError
+from farandole.estimators.batches import Batch
+from farandole.estimators.loaders.torch import Loader
+from farandole.estimators.spark.estimator import DistributedEstimator
+from farandole.estimators.spark.model import DistributedModel
+from farandole.estimators.spark.params import Row, declare, shapes
+from farandole.estimators.spec import Result, Spec
+from farandole.estimators.trainers import torch as trainer
+
+EXTRA = (
+    Row("input_shapes", None, "shapes of inputs, with -1 for the rows", shapes),
+    Row("loss_constructors", None, "functions that give the losses, in the place of loss"),
+    Row("train_minibatch_fn", None, "function of model, optimizer, transform_outputs, loss_fn, inputs, labels and "
+        "sample_weights, which makes a step and gives outputs and loss"),
+    Row("data_module", None, "no effect: farandole.data reads"),
+)  # fmt: skip
+
+
+@declare(EXTRA)
+class TorchEstimator(DistributedEstimator):
+    """Trains ``model``, a ``torch.nn.Module``, with ``optimizer`` (of its parameters, or a function of them) and
+    ``loss`` (a function of output and label, or the name of one in torch.nn.functional). The parameters are those of
+    ``farandole.estimators.spark.params.COMMON``, and ``EXTRA`` here."""
+
+    train = staticmethod(trainer.train)
+    _prefix = "pytorch"
+
+    def payload(self) -> dict[str, Any]:
+        value = self.getOrDefault
+        model, labels = value("model"), value("label_cols")
+        if not isinstance(model, torch.nn.Module):
+            raise SettingsError(f"model has to be an instance of torch.nn.Module, not {type(model).__name__}")
+        if value("loss") is not None and value("loss_constructors"):
+            raise SettingsError("only one of loss_constructors and loss parameters can be specified.")
+        losses = value("loss")
+        if value("loss_constructors"):
+            losses = [make() for make in _several(value("loss_constructors"))]
+        if losses is None:
+            raise SettingsError("Loss parameter is required: loss=torch.nn.functional.cross_entropy, for instance")
+        model, optimizer = _on_cpu(model, _optimizer(value("optimizer"), model))
+        return {
+            "model": model, "optimizer": optimizer, "losses": _for_each(trainer.losses(_several(losses)), labels),
+            "loss_weights": value("loss_weights"), "metrics": _metrics(value("metrics"), labels),
+            "labels": tuple(labels), "input_shapes": value("input_shapes"), "label_shapes": value("label_shapes"),
+            "categories": tuple(value("categorical_cols") or ()), "callbacks": list(value("callbacks") or ()),
+            "minibatch": value("train_minibatch_fn"),
+        }  # fmt: skip
+
+    def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
+        return trainer.check(spec, batch)
+
+    def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> TorchModel:
+        model, optimizer = copy.deepcopy((spec.payload["model"], spec.payload["optimizer"]))
+        found = torch.load(io.BytesIO(result.weights), weights_only=False)
+        model.load_state_dict(found["model"])
+        optimizer.load_state_dict(found["optimizer"])
+        return TorchModel(
+            history=result.history, model=model, optimizer=optimizer, feature_columns=list(spec.columns.features),
+            label_columns=list(spec.columns.labels), input_shapes=self.getOrDefault("input_shapes"), run_id=spec.run_id,
+            _metadata={**metadata, "categories": spec.payload["categories"]}, loss=self.getOrDefault("loss"),
+            loss_constructors=self.getOrDefault("loss_constructors"),
+        )  # fmt: skip
+
+
+@declare((
+    Row("optimizer", None, "the optimizer, as training left it"), EXTRA[0], Row("loss", None, "the loss"), EXTRA[1],
+))  # fmt: skip
+class TorchModel(DistributedModel):
+    """A trained PyTorch model: ``transform(df)`` adds predictions."""
+
+    def loader(self) -> Loader:
+        model, _ = _on_cpu(self.getOrDefault("model"), None)
+        categories = (self.getOrDefault("_metadata") or {}).get("categories", ())
+        whole = [name in categories for name in self.getOrDefault("feature_columns")]
+        return Loader(cloudpickle.dumps(model), whole, self.getOrDefault("input_shapes"))
+
+
+def _several(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _for_each(losses: list[Any], labels: list[str]) -> list[Any]:
+    """One loss for all labels, or one for each."""
+    if len(losses) == 1:
+        return losses * len(labels)
+    if len(losses) != len(labels):
+        raise SettingsError(f"List of losses must be length {len(labels)}, one for each label, not {len(losses)}")
+    return losses
+
+
+def _metrics(metrics: Any, labels: list[str]) -> list[list[Callable[..., Any]]]:
+    """Functions of output and label, for each label."""
+    given = _several(metrics or [])
+    found = given if given and all(isinstance(each, list | tuple) for each in given) else [given] * len(labels)
+    if len(found) != len(labels):
+        raise SettingsError(f"List of metrics must be length {len(labels)}, one for each label, not {len(found)}")
+    for each in (each for group in found for each in group):
+        if not callable(each):
+            raise SettingsError(f"metrics: {each!r} is no function of output and label")
+    return [list(group) for group in found]
+
+
+def _optimizer(given: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
+    if given is None:
+        raise SettingsError("Optimizer is required: optimizer=torch.optim.SGD(model.parameters(), lr=0.01)")
+    made = given if isinstance(given, torch.optim.Optimizer) else given(model.parameters()) if callable(given) else None
+    if not isinstance(made, torch.optim.Optimizer):
+        raise SettingsError(f"optimizer is {type(given).__name__}: give a torch optimizer, or a function of parameters")
+    own = {id(parameter) for parameter in model.parameters()}
+    for group in made.param_groups:
+        if any(id(parameter) not in own for parameter in group["params"]):
+            raise SettingsError(
+                "the optimizer has parameters that are not this model's: make it of model.parameters(), or give a "
+                "function: optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01)"
+            )
+    return made
+
+
+def _on_cpu(model: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, Any]:
+    """Both as they are if they are in host memory, otherwise a copy there."""
+    tensors = [*model.parameters(), *model.buffers()]
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return model, optimizer
+    model, optimizer = copy.deepcopy((model, optimizer))
+    model.cpu()
+    if optimizer is not None:
+        optimizer.load_state_dict(optimizer.state_dict())  # moves its state to its parameters
+    return model, optimizer

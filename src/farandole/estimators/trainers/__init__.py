@@ -1,0 +1,1 @@
+"""What a rank does: one module for each framework, without Spark."""

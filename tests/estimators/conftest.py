@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.keras.conftest import _end_the_pools as _end_the_pools
+
+
+@pytest.fixture(scope="package")
+def spark() -> Iterator[Any]:
+    """A session of two task slots, which ends before tests of other folders start theirs."""
+    from tests.spark.tools import session
+
+    with session("local[2]", **{"spark.sql.shuffle.partitions": "2"}) as found:
+        yield found
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary folder, in which nothing may be left."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder

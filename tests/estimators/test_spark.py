@@ -1,0 +1,156 @@
+"""Estimators in Spark ML: Params, Pipeline, CrossValidator, write and read, bad DataFrames, leftovers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
+
+from farandole.data import Store
+from farandole.errors import DataError, JobFailedError
+from farandole.estimators import TorchEstimator, TorchModel
+from tests.estimators.test_torch import estimator, net, weights
+from tests.estimators.tools import Pool, frame
+
+pytestmark = pytest.mark.timeout(300)  # a session and its workers start slowly on a busy machine
+
+
+def test_a_pipeline_is_fitted_written_and_read(spark: Any, tmp_path: Path, scratch: Path) -> None:
+    rows = frame(spark)
+    assembler = VectorAssembler(inputCols=["y", "z"], outputCol="features")
+    model = net(1, inputs=2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    trained = estimator(model, optimizer=optimizer, feature_cols=["features"], epochs=5, validation=0.3)
+    pipeline = Pipeline(stages=[assembler, trained])
+    fitted = pipeline.fit(rows)
+    expected = fitted.transform(rows).select("y__output").toPandas()["y__output"]
+    assert len(fitted.stages[1].getHistory()[0]["validation"]) == 2
+    fitted.write().overwrite().save(str(tmp_path / "model"))
+    read = PipelineModel.load(str(tmp_path / "model"))
+    assert isinstance(read.stages[1], TorchModel)
+    found = read.stages[1].setOutputCols(["found"]).transform(assembler.transform(rows))
+    np.testing.assert_array_equal(found.toPandas()["found"], expected)
+    pipeline.write().overwrite().save(str(tmp_path / "pipeline"))
+    again = Pipeline.load(str(tmp_path / "pipeline")).getStages()[1]
+    assert isinstance(again, TorchEstimator)
+    assert (again.getBatchSize(), again.uid) == (trained.getBatchSize(), trained.uid)
+    again.setBackend(Pool(1))
+    refitted = Pipeline(stages=[assembler, again]).fit(rows)
+    np.testing.assert_array_equal(weights(refitted.stages[1].getModel()), weights(fitted.stages[1].getModel()))
+    assert list(scratch.iterdir()) == []
+
+
+def test_cross_validation_and_a_split_choose_among_parameters(spark: Any, scratch: Path) -> None:
+    rows = frame(spark)
+    made = estimator(epochs=1)
+    grid = ParamGridBuilder().addGrid(made.epochs, [1, 8]).build()
+    evaluator = RegressionEvaluator(predictionCol="y__output", labelCol="y")
+    found = CrossValidator(estimator=made, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, seed=1).fit(rows)
+    assert found.avgMetrics[1] < found.avgMetrics[0]
+    assert len(found.bestModel.getHistory()) == 8
+    split = TrainValidationSplit(estimator=made, estimatorParamMaps=grid, evaluator=evaluator, seed=1).fit(rows)
+    assert len(split.bestModel.getHistory()) == 8
+    assert list(scratch.iterdir()) == []
+
+
+def test_vectors_of_scores_and_rows_for_validation_by_a_column(spark: Any) -> None:
+    rows = frame(spark).selectExpr("x", "k", "cast(k as double) as label", "z > 0 as held")
+    model = net(3)
+    trained = estimator(
+        model, optimizer=torch.optim.Adam(model.parameters(), lr=0.1), loss=torch.nn.CrossEntropyLoss(), epochs=30,
+        label_cols=["label"], validation="held", monitor="val_loss",
+    ).fit(rows)  # fmt: skip
+    found = trained.transform(rows)
+    assert dict(found.dtypes)["label__output"] == "vector"
+    given = found.toPandas()
+    scores = np.stack([each.toArray() for each in given["label__output"]])
+    assert (scores.argmax(axis=1) == given["k"]).mean() > 0.9
+
+
+def test_every_parameter_has_its_default_and_accessors() -> None:
+    made = TorchEstimator()
+    for row in made._rows:
+        name = "".join(part.capitalize() for part in row.name.split("_"))
+        for accessor in (name, *row.also):
+            assert getattr(made, f"get{accessor}")() == row.default
+    made.setNumProc(2).setTrainReaderNumWorker(3).setShufflingBufferSize(7)
+    assert (made.getNumProc(), made.getTrainReaderNumWorkers(), made.getShuffleBufferSize()) == (2, 3, 7)
+    model = TorchModel(label_columns=["y"])
+    assert model.setLabelColoumns(["a", "b"]).getOutputCols() == ["a__output", "b__output"]
+    copied = made.copy({made.epochs: 5})
+    assert (copied.getEpochs(), made.getEpochs(), copied.getNumProc()) == (5, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: TorchEstimator(epoch=2), "TorchEstimator has no parameter 'epoch'; did you mean 'epochs'"),
+        (lambda: TorchEstimator(epochs="two"), "epochs"),
+        (lambda: TorchEstimator(num_proc=2, backend=Pool(1)), '"backend" and "num_proc" may be specified'),
+        (lambda: TorchEstimator().setEpoch(2), "TorchEstimator has no setEpoch; did you mean 'setEpochs'"),
+        (lambda: TorchEstimator(2), "positional"),
+    ],
+)
+def test_a_parameter_that_does_not_exist_or_fit_is_named(call: Any, says: str) -> None:
+    with pytest.raises((TypeError, ValueError, AttributeError), match=says):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("change", "params", "says"),
+    [
+        (("x", "y", "k"), {"label_cols": ["q"]}, r"Label column q does not exist in the DataFrame \(it has x, y, k\)"),
+        (("x", "string(y) as y"), {}, "label column 'y' is of type string: index it first"),
+        (("x", "map('a', y) as y"), {}, "label column 'y' is of type map<string,double>: cast it"),
+        (("x", "if(z > 1, null, y) as y"), {}, r"column 'y': null"),
+        (("if(z > 1, slice(x, 1, 2), x) as x", "y"), {}, "lists of column 'x' have from 2 to 3 elements"),
+        (("if(z > 1, null, x) as x", "y"), {}, "column 'x'( holds null in |: the first row is null)"),
+        (("x", "y", "y as other"), {"feature_cols": ["x", "other"]}, "the model cannot take the features"),
+        (("x", "y"), {"validation": "held"}, "Validation column held does not exist"),
+        (("x", "y", "0 as held"), {"validation": "held"}, "Validation DataFrame is empty"),
+        (
+            ("x", "y", "cast(k as string) as k"),
+            {"sample_weight_col": "k"},
+            "sample_weight_col='k' is no column of numbers",
+        ),
+    ],
+    ids=["missing", "text", "map", "null label", "lengths", "null list", "features", "no column", "empty", "weight"],
+)
+def test_a_bad_dataframe_is_one_error_before_training(
+    spark: Any, scratch: Path, change: tuple[str, ...], params: dict[str, Any], says: str
+) -> None:
+    class Never(Pool):
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError("training has started")
+
+    with pytest.raises(DataError, match=says):
+        estimator(**{"backend": Never(1), **params}).fit(frame(spark).selectExpr(*change))
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_rank_that_fails_is_one_error_and_leaves_no_data(spark: Any, scratch: Path, tmp_path: Path) -> None:
+    def failing(*_: Any) -> Any:
+        raise ArithmeticError("no step today")
+
+    store = Store.create(str(tmp_path / "store"))
+    with pytest.raises(JobFailedError, match="ArithmeticError: no step today"):
+        estimator(num_proc=2, train_minibatch_fn=failing, store=store).fit(frame(spark))
+    assert list(scratch.iterdir()) == []
+    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+
+
+def test_empty_partitions_and_more_ranks_than_rows(spark: Any) -> None:
+    rows = frame(spark, 1).repartition(7)
+    trained = estimator(backend=Pool(2), epochs=2).fit(rows)
+    assert len(trained.getHistory()) == 2
+    assert trained.transform(rows).count() == 1
+    assert trained.transform(rows.filter("y > 1e9")).count() == 0
+    with pytest.raises(DataError, match="the DataFrame has no rows for training"):
+        estimator().fit(rows.filter("y > 1e9"))

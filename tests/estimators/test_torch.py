@@ -1,0 +1,283 @@
+"""TorchEstimator: what it trains is what a plain loop of PyTorch trains on the same rows."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from farandole.data import Store, from_parquet, from_spark
+from farandole.errors import DataError, SettingsError
+from farandole.estimators import Callback, TorchEstimator
+from tests.estimators.tools import ROWS, Pool, columns, frame, written
+
+RATE, BATCH, EPOCHS = 0.1, 8, 3
+functions = torch.nn.functional
+pytestmark = pytest.mark.timeout(300)  # a session and its workers start slowly on a busy machine
+
+
+def net(outputs: int = 1, inputs: int = 3) -> torch.nn.Module:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(inputs, 4), torch.nn.Tanh(), torch.nn.Linear(4, outputs))
+
+
+def estimator(given_model: torch.nn.Module | None = None, **params: Any) -> TorchEstimator:
+    model = net() if given_model is None else given_model
+    given: dict[str, Any] = {
+        "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9), "loss": "mse_loss",
+        "feature_cols": ["x"], "label_cols": ["y"], "batch_size": BATCH, "epochs": EPOCHS, "random_seed": 5,
+        "scale_lr": False, "verbose": 0, "backend": Pool(1),
+    }  # fmt: skip
+    if "num_proc" in params:
+        del given["backend"]
+    return TorchEstimator(**{**given, **params})
+
+
+def plain(data: Any, batch: int = BATCH, epochs: int = EPOCHS, rate: float = RATE, shuffle: bool = True) -> Any:
+    """A loop of the user's own, on one process: the model, and the loss of each epoch."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    reader, losses = data.numpy(batch, seed=5, shuffle=shuffle, rank=0, size=1), []
+    for _ in range(epochs):
+        total = 0.0
+        for rows in reader:
+            optimizer.zero_grad()
+            x, y = torch.tensor(rows["x"]).float(), torch.tensor(rows["y"]).float()
+            loss = functions.mse_loss(model(x).reshape(-1), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(y)
+        losses.append(total / data.rows)
+    return model, losses
+
+
+def weights(model: Any) -> np.ndarray:
+    return np.concatenate([each.detach().numpy().ravel() for each in model.parameters()])
+
+
+def losses(model: Any, part: str = "train") -> list[float]:
+    return [record[part]["loss"] for record in model.getHistory()]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_training_on_parquet_is_that_of_a_plain_loop(ranks: int, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    expected, numbers = plain(from_parquet(path, columns=["x", "y"]), batch=2 * (BATCH // 2))
+    model = estimator(backend=Pool(ranks), batch_size=BATCH // ranks).fit_on_parquet(path)
+    np.testing.assert_allclose(weights(model.getModel()), weights(expected), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(losses(model), numbers, rtol=1e-5)
+    assert model.getHistory()[0]["epoch"] == 0
+
+
+def test_ranks_on_spark_tasks_train_as_one_process_and_predict(spark: Any, scratch: Path) -> None:
+    rows = frame(spark)
+    with from_spark(rows, columns=["x", "y"]) as data:
+        expected, numbers = plain(data)
+    given = net()
+    before = weights(given)
+    model = estimator(given, num_proc=2, batch_size=BATCH // 2).fit(rows)
+    np.testing.assert_allclose(weights(model.getModel()), weights(expected), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(losses(model), numbers, rtol=1e-5)
+    assert np.array_equal(weights(given), before)  # the user's own is as it was
+    found = model.transform(rows).select("x", "y__output", "y").toPandas()
+    assert len(found) == ROWS
+    x = torch.tensor(np.stack(found["x"])).float()
+    np.testing.assert_allclose(found["y__output"], model.getModel()(x).detach().numpy().ravel(), rtol=1e-5)
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rate_per_rank_is_scaled_while_training_and_comes_back(ranks: int, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    expected, _ = plain(from_parquet(path, columns=["x", "y"]), rate=RATE * ranks)
+    model = estimator(backend=Pool(ranks), batch_size=BATCH // ranks, scale_lr=True).fit_on_parquet(path)
+    np.testing.assert_allclose(weights(model.getModel()), weights(expected), rtol=1e-4, atol=1e-6)
+    assert model.getOptimizer().param_groups[0]["lr"] == RATE
+
+
+def test_weights_of_rows_count_as_rows_that_are_there_as_often(tmp_path: Path) -> None:
+    """A whole epoch is one batch, so that its mean is that over all rows."""
+    path, given = written(tmp_path), columns()
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    x, y, w = (torch.tensor(given[name]).float() for name in ("x", "y", "w"))
+    for _ in range(2):
+        optimizer.zero_grad()
+        (functions.mse_loss(model(x).reshape(-1), y, reduction="none") * w).mean().backward()
+        optimizer.step()
+    mine = net()
+    for ranks, loss in ((1, "mse_loss"), (2, torch.nn.MSELoss())):
+        trained = estimator(
+            mine, optimizer=torch.optim.SGD(mine.parameters(), lr=RATE), loss=loss, backend=Pool(ranks), epochs=2,
+            batch_size=ROWS, sample_weight_col="w", shuffle=False,
+        ).fit_on_parquet(path)  # fmt: skip
+        np.testing.assert_allclose(weights(trained.getModel()), weights(model), rtol=1e-4, atol=1e-6)
+
+
+class TwoInputs(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.line, self.classes = torch.nn.Embedding(3, 2), torch.nn.Linear(5, 1), torch.nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        both = torch.cat([x.reshape(-1, 3), self.embedding(k)], dim=1)
+        return self.line(both), self.classes(both)
+
+
+def accuracy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    return (output.argmax(dim=1) == label).float().mean()
+
+
+def test_several_inputs_outputs_losses_and_metrics(tmp_path: Path) -> None:
+    path, model = written(tmp_path), TwoInputs()
+    made = estimator(
+        model, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.05), feature_cols=["x", "k"],
+        label_cols=["y", "k"], categorical_cols=["k"], input_shapes=[[-1, 1, 3], None], loss_weights=[0.5, 2.0],
+        loss_constructors=[torch.nn.MSELoss, torch.nn.CrossEntropyLoss], loss=None, metrics=[[], [accuracy]], epochs=12,
+        validation=None, backend=Pool(2),
+    )  # fmt: skip
+    trained = made.fit_on_parquet(path, path)
+    last = trained.getHistory()[-1]
+    assert last["train"].keys() == {"loss", "k_accuracy", "all_metrics"}
+    assert last["validation"]["k_accuracy"] == 1.0
+    assert last["validation"]["all_metrics"] == [[], [1.0]]
+    given = columns()
+    x, k = torch.tensor(given["x"]).float(), torch.tensor(given["k"])
+    line, classes = trained.getModel()(x, k)
+    y = torch.tensor(given["y"]).float().reshape(-1, 1)
+    expected = 0.5 * functions.mse_loss(line, y) + 2.0 * functions.cross_entropy(classes, k)
+    assert min(losses(trained, "validation")) == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_best_epoch_is_the_model_and_patience_ends_training(tmp_path: Path) -> None:
+    train, held = written(tmp_path), written(tmp_path, 20, "held.parquet")
+    wild = net()
+    grows = torch.optim.SGD(wild.parameters(), lr=0.01)
+
+    class Wilder(Callback):
+        """Each epoch from the fourth on is worse."""
+
+        def on_epoch_begin(self, epoch: int) -> None:
+            self.optimizer.param_groups[0]["lr"] = 0.01 if epoch < 3 else 30.0
+
+    trained = estimator(
+        wild, optimizer=grows, callbacks=[Wilder()], epochs=20, patience=2, backend=Pool(2), batch_size=4
+    ).fit_on_parquet(train, held)  # fmt: skip
+    found = losses(trained, "validation")
+    assert len(found) == 5
+    assert int(np.nanargmin(found)) == 2
+    given = columns(20)
+    output = trained.getModel()(torch.tensor(given["x"]).float()).reshape(-1)
+    assert functions.mse_loss(output, torch.tensor(given["y"]).float()).item() == pytest.approx(found[2], rel=1e-5)
+
+
+def test_a_callback_of_one_rank_ends_training_on_all(tmp_path: Path) -> None:
+    class Enough(Callback):
+        def on_epoch_end(self, epoch: int, logs: Any) -> None:
+            import farandole.torch as hvd
+
+            self.stop_training = hvd.rank() == 1 and epoch == 1
+
+    trained = estimator(callbacks=[Enough()], epochs=9, backend=Pool(2)).fit_on_parquet(written(tmp_path))
+    assert len(trained.getHistory()) == 2
+
+
+def test_a_run_goes_on_after_its_last_checkpoint(tmp_path: Path) -> None:
+    path, store = written(tmp_path), Store.create(str(tmp_path / "store"))
+    options: dict[str, Any] = {"run_id": "first", "store": store, "train_steps_per_epoch": 5, "batch_size": 4}
+    whole = estimator(**{**options, "run_id": "whole"}, epochs=4, backend=Pool(2)).fit_on_parquet(path, path)
+    estimator(**options, epochs=2, backend=Pool(2)).fit_on_parquet(path, path)
+    assert [Path(each).name for each in store.get_checkpoints("first")] == ["epoch-0.ckpt", "epoch-1.ckpt"]
+    rest = estimator(**options, epochs=4, backend=Pool(2)).fit_on_parquet(path, path)
+    assert rest.getHistory() == whole.getHistory()
+    assert np.array_equal(weights(rest.getModel()), weights(whole.getModel()))
+    again = estimator(**options, epochs=4, backend=Pool(1)).fit_on_parquet(path, path)  # nothing is left to do
+    assert again.getHistory() == whole.getHistory()
+    assert again.getRunId() == "first"
+
+
+def test_several_batches_make_a_step_and_the_users_own_step_is_used(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    data = from_parquet(path, columns=["x", "y"])
+    expected, _ = plain(data, batch=32, shuffle=False)
+
+    def own(model: Any, optimizer: Any, transform: Any, loss_fn: Any, inputs: Any, labels: Any, weights: Any) -> Any:
+        optimizer.zero_grad()
+        outputs, labels = transform(model(*inputs), labels)
+        loss = loss_fn(outputs, labels, weights)
+        loss.backward()
+        optimizer.step()
+        return outputs, loss
+
+    mine = estimator(batch_size=16, shuffle=False, train_minibatch_fn=own, backend=Pool(2)).fit_on_parquet(path)
+    np.testing.assert_allclose(weights(mine.getModel()), weights(expected), rtol=1e-4, atol=1e-6)
+    passes = estimator(batch_size=8, backward_passes_per_step=3, backend=Pool(2)).fit_on_parquet(path)
+    assert losses(passes)[-1] < losses(passes)[0]
+
+
+def test_columns_that_a_function_changes(tmp_path: Path) -> None:
+    def changed(rows: Any) -> Any:
+        rows["x"] = [list(each[:2]) for each in rows["x"]]
+        rows["y"] = 2 * rows["y"]
+        return rows
+
+    path, model = written(tmp_path), net(1, inputs=2)
+    made = estimator(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05), epochs=1, batch_size=ROWS, shuffle=False,
+        transformation_fn=changed, transformation_edit_fields=[("x", np.float32, (2,), False)],
+    )  # fmt: skip
+    given, before = columns(), copy.deepcopy(model)
+    output = before(torch.tensor(given["x"][:, :2]).float()).reshape(-1)
+    expected = functions.mse_loss(output, 2 * torch.tensor(given["y"]).float()).item()
+    assert losses(made.fit_on_parquet(path)) == pytest.approx([expected], rel=1e-5)
+    with pytest.raises(DataError, match="transformation_fn makes 1 rows of 2"):
+        made.setTransformationFn(lambda rows: rows.head(1)).fit_on_parquet(path)
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"label_cols": ["q"]}, "Column q does not exist in .*it has x, y, k, w, z"),
+        ({"loss": "mse_los"}, "loss='mse_los' is no loss of torch.nn.functional; did you mean 'mse_loss'"),
+        ({"loss": None}, "Loss parameter is required"),
+        ({"optimizer": torch.optim.SGD(net().parameters(), lr=1.0)}, "parameters that are not this model's"),
+        ({"feature_cols": ["x", "z"]}, r"the model cannot take the features x float64\[3\], z float64\[\]"),
+        ({"label_cols": ["y", "z"]}, "the model has 1 outputs for 2 label columns"),
+        ({"label_cols": ["x"], "loss": torch.nn.BCELoss()}, r"the loss cannot take outputs of .*\(1,\).* and labels x"),
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"validation": 1.5}, r"Validation split 1.5 must be in the range: \[0, 1\)"),
+        ({"validation": 0.5}, "validation=0.5 splits DataFrames"),
+        ({"monitor": "val_loss"}, "monitor='val_loss' is of validation, and there is none"),
+        ({"patience": 1}, "patience=1 needs validation, or monitor"),
+        ({"model": "net"}, "model has to be an instance of torch.nn.Module, not str"),
+        ({"loss_constructors": [torch.nn.MSELoss]}, "only one of loss_constructors and loss parameters can be"),
+        ({"loss_weights": [1.0, 2.0]}, "loss_weights=.* must have one for each label"),
+        ({"reader_pool_type": "threads"}, "reader_pool_type='threads' must be one of thread, dummy, process"),
+        ({"sample_weight_col": "w", "loss": lambda o, t: (o - t).mean()}, "give a loss with an argument reduction"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_bad_input_is_one_error_before_ranks_start(params: dict[str, Any], says: str, tmp_path: Path) -> None:
+    class Never(Pool):
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError("training has started")
+
+    with pytest.raises((DataError, SettingsError), match=says):
+        estimator(**{"backend": Never(1), **params}).fit_on_parquet(written(tmp_path))
+
+
+def test_local_ranks_without_a_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("farandole.estimators.spark.estimator.spark_runs", lambda: False)
+    found = estimator(num_proc=2, epochs=2, verbose=1).fit_on_parquet(written(tmp_path))
+    assert len(found.getHistory()) == 2
+    lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("epoch ")]
+    assert [line.partition(": ")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
+    assert " loss " in lines[0]
+    assert "rows/s" in lines[0]

@@ -1,0 +1,66 @@
+"""What tests of estimators share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from farandole.estimators import Backend
+from tests.job import job
+from tests.keras import backends
+
+ROWS = 61  # which neither ranks nor batches divide
+
+
+class Pool(Backend):
+    """Ranks in warm processes of the tests; those that have a backend of Keras, if it is named."""
+
+    def __init__(self, ranks: int, keras: str = "") -> None:
+        self.ranks, self._keras = ranks, keras
+
+    def run(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[Any]:  # fmt: skip
+        def body(_: int) -> Any:
+            return fn(*args, **(kwargs or {}))
+
+        return backends.on(self._keras, self.ranks, body) if self._keras else job(self.ranks, body)
+
+    def num_processes(self) -> int:
+        return self.ranks
+
+
+def columns(rows: int = ROWS) -> dict[str, np.ndarray]:
+    """x: three numbers; y: what a line makes of them; k: a class of three; w: a weight."""
+    numbers = np.random.RandomState(1)
+    x = numbers.randn(rows, 3)
+    return {
+        "x": x, "y": x @ [1.0, -2.0, 0.5] + 0.3, "k": np.argmax(x, axis=1), "w": numbers.randint(1, 4, rows) / 2.0,
+        "z": numbers.randn(rows),
+    }  # fmt: skip
+
+
+def table(rows: int = ROWS) -> pa.Table:
+    return pa.table({name: list(values) if values.ndim > 1 else values for name, values in columns(rows).items()})
+
+
+def written(folder: Path, rows: int = ROWS, name: str = "train.parquet") -> str:
+    pq.write_table(table(rows), folder / name, row_group_size=16)
+    return str(folder / name)
+
+
+def frame(spark: Any, rows: int = ROWS) -> Any:
+    """The same as a DataFrame."""
+    found = columns(rows)
+    values = [
+        (found["x"][row].tolist(), float(found["y"][row]), int(found["k"][row]), float(found["w"][row]),
+         float(found["z"][row]))
+        for row in range(rows)
+    ]  # fmt: skip
+    return spark.createDataFrame(values, "x array<double>, y double, k int, w double, z double").coalesce(2)
