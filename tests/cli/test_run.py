@@ -260,7 +260,7 @@ class TestOthers:
     def test_a_misspelt_command(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["rnu", "-np", "2"]) == 2
         assert (
-            "there is no command 'rnu' (commands: run, hosts, env, config, timeline, bench, completion); "
+            "there is no command 'rnu' (commands: run, predict, hosts, env, config, timeline, bench, completion); "
             "did you mean 'run'?" in capsys.readouterr().err
         )
 

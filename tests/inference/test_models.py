@@ -10,7 +10,8 @@ import pytest
 
 from farandole.errors import SettingsError
 from farandole.inference import models
-from farandole.inference.models import Model, Place, is_loader, open_model, pack
+from farandole.inference.isolate import WholeError
+from farandole.inference.models import Model, Place, is_loader, kind_of, open_model, pack
 
 torch = pytest.importorskip("torch")
 
@@ -126,3 +127,80 @@ def test_what_is_no_model_is_told(tmp_path: Path) -> None:
         called(pack(tmp_path / "none.pt"), X)
     with pytest.raises(SettingsError, match="there is no option 'batchsize'; did you mean 'batch_size'"):
         pack(layers(), batchsize=3)
+
+
+def test_keras_models_with_several_inputs_outputs_and_layers_of_the_program() -> None:
+    keras = pytest.importorskip("keras")
+
+    class Doubled(keras.layers.Layer):  # type: ignore[misc,name-defined]
+        def call(self, x: Any) -> Any:
+            return 2 * x
+
+    one, two = keras.Input((4,), name="one"), keras.Input((4,), name="two")
+    named = {"far": keras.layers.Subtract()([one, two]), "near": Doubled()(one)}
+    model = keras.Model({"one": one, "two": two}, named)
+    packed = pack(model)
+    for names, arrays in (("one two", (X, X + 1)), ("two one", (X + 1, X)), ("x y", (X, X + 1))):
+        found = called(packed, *arrays, names=names)
+        np.testing.assert_array_equal(found["far"], -np.ones_like(X))
+        np.testing.assert_array_equal(found["near"], 2 * X)
+    single = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    assert pack(single).returns == "float"
+    np.testing.assert_allclose(called(pack(single), X.astype("float64")), single.predict(X, verbose=0), rtol=1e-6)
+    assert kind_of(single) == "keras"
+
+
+def test_saved_models(tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+
+    class Module(tf.Module):  # type: ignore[misc,name-defined]
+        @tf.function(
+            input_signature=[
+                tf.TensorSpec((None, 4), tf.float32, name="a"),
+                tf.TensorSpec((None,), tf.float32, name="b"),
+            ]
+        )  # type: ignore[untyped-decorator,unused-ignore]
+        def serve(self, a: Any, b: Any) -> Any:
+            return {"rows": tf.reduce_sum(a, axis=1) - b}
+
+    module = Module()
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures={"serving_default": module.serve})
+    packed = pack(tmp_path / "saved")
+    expected = X.sum(axis=1) - 1
+    np.testing.assert_allclose(called(packed, X.astype("float64"), np.ones(3))["rows"], expected)
+    np.testing.assert_allclose(called(packed, np.ones(3), X, names="b a")["rows"], expected)
+    with pytest.raises(WholeError) as error:
+        called(packed, X)
+    assert "the SavedModel takes a, b, and 1 columns are given" in str(error.value)
+    with pytest.raises(SettingsError, match=r"has no signature 'serving'.*did you mean 'serving_default'"):
+        called(pack(tmp_path / "saved", signature="serving"), X)
+    with pytest.raises(SettingsError, match="cannot be sent: give the path"):
+        pack(tf.saved_model.load(str(tmp_path / "saved")))
+
+
+def test_onnx_models(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    helper, kind = onnx.helper, onnx.TensorProto
+    inputs = [helper.make_tensor_value_info(name, kind.FLOAT, ["rows", 4]) for name in "ab"]
+    outputs = [
+        helper.make_tensor_value_info("difference", kind.FLOAT, ["rows", 4]),
+        helper.make_tensor_value_info("first", kind.INT64, ["rows"]),
+    ]
+    nodes = [
+        helper.make_node("Sub", ["a", "b"], ["difference"]),
+        helper.make_node("ArgMax", ["a"], ["first"], axis=1, keepdims=0),
+    ]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", inputs, outputs), opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+    )
+    packed = pack(model)
+    assert packed.returns == "struct<`difference`:array<float>,`first`:bigint>"
+    onnx.save(model, tmp_path / "model.onnx")
+    for each in (packed, pack(tmp_path / "model.onnx"), pack(lambda: model)):
+        found = called(each, X, X.astype("float64") + 1, names="a b")
+        np.testing.assert_array_equal(found["difference"], -np.ones_like(X))
+        assert found["first"].tolist() == [3, 3, 3]
+    np.testing.assert_array_equal(called(packed, X + 1, X, names="b a")["difference"], -np.ones_like(X))
+    with pytest.raises(WholeError, match="takes a, b, and 1 columns are given"):
+        called(packed, X)

@@ -143,6 +143,7 @@ def test_keras_models_tell_their_types_and_images_are_decoded(spark: Any) -> Non
     summed = keras.layers.GlobalAveragePooling2D()(image)
     model = keras.Model([image, weight], [keras.layers.Multiply(name="product")([summed, weight]), summed])
     frame = spark.createDataFrame([(bytes([4, 4, 4, row]), [2.0]) for row in range(0, 40, 4)], ["image", "weight"])
+    frame = frame.coalesce(1)  # one worker has to import Keras
     decode = {"image": lambda value: np.frombuffer(value, np.uint8).reshape(2, 2, 1).astype("float32")}
     found = transform(
         frame, model, inputs=["weight", "image"], output=["product", "mean"], decode=decode, batch_size=4,
@@ -154,7 +155,7 @@ def test_the_benchmark_compares_equal_predictions(spark: Any, tmp_path: Path) ->
     from benchmarks import inference as benchmark
 
     benchmark.write(tmp_path / "data", 300, (16,))
-    frame = spark.read.parquet(str(tmp_path / "data"))
+    frame = spark.read.parquet(str(tmp_path / "data")).coalesce(1)
     turns = benchmark.contenders(benchmark.WORKS[0], frame)
     found = {name: benchmark.predictions(turn()) for name, turn in turns.items()}
     assert len(found) == 3

@@ -15,6 +15,7 @@ from farandole.errors import JobFailedError, SettingsError, did_you_mean
 USAGE = "farandole run -np N [options] [--] python train.py [arguments]"
 COMMANDS = {
     "run": "start a program on N processes",
+    "predict": "a model's predictions for Parquet files",
     "hosts": "check whether hosts can run a job together, and what joins them",
     "env": "facts about this machine and what is installed, for a report",
     "config": "every setting: flag, variable, default, meaning",

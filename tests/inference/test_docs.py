@@ -1,0 +1,14 @@
+"""docs/inference.md: its programs run, and print what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.test_docs import ROOT, run_page
+
+
+@pytest.mark.timeout(300)
+def test_the_page(tmp_path: Path) -> None:
+    run_page(ROOT / "docs" / "inference.md", tmp_path)

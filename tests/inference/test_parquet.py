@@ -1,0 +1,199 @@
+"""Predictions for Parquet files: by one process and several, after a crash, and by the command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole import cli
+from farandole.errors import DataError, JobFailedError, SettingsError
+from farandole.inference import predict_parquet
+from farandole.inference.pieces import PIECE_BYTES, Source, pieces, share
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, PIECE_BYTES)), max_size=5),
+    st.integers(1, 60),
+    st.integers(1, 4),
+)
+def test_each_row_is_in_one_piece_of_one_rank(files: list[tuple[int, int]], rows: int, size: int) -> None:
+    sources = [Source(str(number), count, bytes_) for number, (count, bytes_) in enumerate(files)]
+    every = pieces(sources, rows)
+    found = [(piece.file, row) for piece in every for row in range(piece.begin, piece.end)]
+    assert found == [(file, row) for file, (count, _) in enumerate(files) for row in range(count)]
+    assert [piece.number for piece in every] == list(range(len(every)))
+    assert sorted(piece for rank in range(size) for piece in share(every, rank, size)) == every
+
+
+def test_large_rows_make_small_pieces() -> None:
+    assert [piece.end for piece in pieces([Source("a", 10, 5 * PIECE_BYTES)], 1000)] == [2, 4, 6, 8, 10]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """1000 rows in two files of a folder."""
+    folder = tmp_path / "in.parquet"
+    for year, rows in ((2024, range(600)), (2025, range(600, 1000))):
+        (folder / f"year={year}").mkdir(parents=True)
+        made = pa.table(
+            {"id": list(rows), "x": [[float(row), 1.0] for row in rows], "name": [f"n{row}" for row in rows]}
+        )
+        pq.write_table(made, folder / f"year={year}" / "a.parquet", row_group_size=130)
+    return folder
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return list(pq.read_table(path).to_pylist())
+
+
+def total(x: Any) -> Any:
+    return x.sum(axis=1)
+
+
+def test_the_output_has_each_row_once_in_order_for_any_number_of_processes(table: Path, tmp_path: Path) -> None:
+    for np_ in (1, 3):
+        out = tmp_path / f"out{np_}.parquet"
+        done = predict_parquet(total, str(table), str(out), np=np_, returns="float", rows_per_file=150, batch_size=64)
+        assert (done.rows, done.files, done.resumed) == (1000, 7, 0)
+        rows = read(out)
+        assert [row["id"] for row in rows] == list(range(1000))
+        assert all(row["prediction"] == row["id"] + 1 and row["name"] == f"n{row['id']}" for row in rows)
+        assert {row["year"] for row in rows} == {2024, 2025}
+        assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
+
+
+def test_columns_of_a_struct_kept_ones_and_rows_that_fail(table: Path, tmp_path: Path) -> None:
+    def model(x: Any, number: Any) -> Any:
+        if (number == 700).any():
+            raise KeyError("700")
+        return {"sum": x.sum(axis=1), "twice": 2 * number}
+
+    options: dict[str, Any] = {"inputs": ["x", "id"], "keep": ["id"], "key": "name", "returns": "twice int, sum double"}
+    out = tmp_path / "out"
+    predict_parquet(model, str(table), str(out), output_columns=["double", "total"], errors="column", **options)
+    rows = read(out)
+    assert list(rows[0]) == ["id", "double", "total", "double_error"]
+    assert rows[699] == {"id": 699, "double": 1398, "total": 700.0, "double_error": None}
+    assert rows[700] == {"id": 700, "double": None, "total": None, "double_error": "KeyError: '700'"}
+    with pytest.raises(
+        DataError, match=r"the row with key 'n700' \(row 100 of .*year=2025/a.parquet\): KeyError: '700'"
+    ):
+        predict_parquet(model, str(table), str(tmp_path / "other"), **options)
+
+
+def test_a_crash_costs_no_row_and_doubles_none(table: Path, tmp_path: Path) -> None:
+    out, crash, seen = tmp_path / "out", tmp_path / "crash", tmp_path / "seen"
+    crash.touch()
+    seen.mkdir()
+
+    def model(x: Any) -> Any:
+        first = int(x[0, 0])
+        if crash.exists() and first >= 300:
+            os.kill(os.getpid(), 9)
+        (seen / f"{first}-{os.getpid()}").touch()
+        return x.sum(axis=1)
+
+    options: dict[str, Any] = {"returns": "double", "inputs": "x", "rows_per_file": 100, "batch_size": 100}
+    with pytest.raises(JobFailedError, match=r"SIGKILL|signal 9"):
+        predict_parquet(model, str(table), str(out), np=2, **options)
+    crash.unlink()
+    whole = sorted(path.name for path in out.glob("part-*"))
+    assert whole
+    assert len(whole) < 10
+    (out / whole[0]).write_bytes((out / whole[0]).read_bytes()[:-7])  # the machine went down, too
+    before = {path.name for path in seen.iterdir()}
+    done = predict_parquet(model, str(table), str(out), np=1, **options)
+    assert (done.files, done.resumed) == (10, len(whole) - 1)
+    assert [row["prediction"] for row in read(out)] == [row + 1 for row in range(1000)]
+    again = {int(path.name.split("-")[0]) for path in seen.iterdir() if path.name not in before}
+    assert len(again) == 10 - (len(whole) - 1), "only what was missing is predicted again"
+
+
+def test_an_output_of_something_else_is_not_touched(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options: dict[str, Any] = {"returns": "double", "inputs": "x"}
+    predict_parquet(total, str(table), str(out), **options)
+    with pytest.raises(SettingsError, match=r"holds predictions of another call: its columns was.*say overwrite"):
+        predict_parquet(total, str(table), str(out), returns="float", inputs="x")
+    predict_parquet(total, str(table), str(out), returns="float", inputs="x", overwrite=True)
+    assert pq.read_schema(next(out.glob("part-*"))).field("prediction").type == pa.float32()
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").touch()
+    for overwrite in (True, False):
+        with pytest.raises(SettingsError, match=r"holds other files|was not written by"):
+            predict_parquet(total, str(table), str(mine), overwrite=overwrite, **options)
+    with pytest.raises(SettingsError, match=r"it has id, x, name, year.*did you mean 'name'"):
+        predict_parquet(total, str(table), str(tmp_path / "o"), inputs=["nam"])
+    with pytest.raises(SettingsError, match="has a column 'name' already"):
+        predict_parquet(total, str(table), str(tmp_path / "o"), output_columns="name")
+    assert not (tmp_path / "o").exists()
+
+
+def test_an_input_without_rows(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": pa.array([], pa.float64())}), tmp_path / "in.parquet")
+    done = predict_parquet(np.exp, str(tmp_path / "in.parquet"), str(tmp_path / "out"), returns="float")
+    assert (done.rows, read(tmp_path / "out")) == (0, [])
+    assert pq.read_table(tmp_path / "out").column_names == ["x", "prediction"]
+
+
+def test_the_command(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Linear(2, 1)
+    torch.save(module, tmp_path / "m.pt")
+    out = tmp_path / "out.parquet"
+    command = [
+        sys.executable,
+        "-m",
+        "farandole.cli",
+        "predict",
+        "--model",
+        str(tmp_path / "m.pt"),
+        "--input",
+        str(table),
+    ]
+    done = subprocess.run(
+        [*command, "--output", str(out), "-np", "2", "--keep", "id", "--returns", "float", "--rows-per-file", "300"],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1000 rows in 4 files, ")
+    rows = read(out)
+    expected = module(torch.tensor([[float(row), 1.0] for row in range(1000)])).detach().numpy()[:, 0]
+    np.testing.assert_allclose([row["prediction"] for row in rows], expected, rtol=1e-5)
+    assert list(rows[0]) == ["id", "prediction"]
+
+    (tmp_path / "own.py").write_text(
+        "def load():\n    return lambda x, n: x[:, 0] + n\n\n\ndef bad(x, n):\n    return x[0]\n"
+    )
+    other = [
+        "predict",
+        "--input",
+        str(table),
+        "--output",
+        str(tmp_path / "o"),
+        "--columns",
+        "x,id",
+        "--returns",
+        "double",
+    ]
+    assert cli.main([*other, "--model", f"{tmp_path}/own.py:load", "--shape", "x=2", "--fill", "id=0"]) == 0
+    assert capsys.readouterr().out.startswith("1000 rows in 2 files")
+    for wrong, why in (
+        (["--model", f"{tmp_path}/own.py:none"], "has no function 'none'"),
+        (["--model", f"{tmp_path}/own.py:bad", "--overwrite"], "gave 2 rows for 256"),
+        (["--model", f"{tmp_path}/own.py:load", "--shape", "x"], "--shape x must be COLUMN=VALUE"),
+        (["--model", f"{tmp_path}/own.py:load", "-np", "0"], "-np 0 must be at least 1"),
+    ):
+        assert cli.main([*other, *wrong]) == 2
+        assert why in capsys.readouterr().err
