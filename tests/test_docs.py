@@ -40,14 +40,14 @@ ELSEWHERE = [
     "mxnet.md",
     "spark.md",
     "data.md",
+    "estimators.md",
     "inference.md",
 ]  # run by tests/<framework>/test_docs.py
 TASKS = [
     "start.md", "concepts.md", "run.md", "launching.md", "torch.md", "tensorflow.md", "keras.md", "jax.md", "mxnet.md",
     "numpy.md",
-    "spark.md", "migration.md", "data.md", "inference.md", "timeline.md", "bench.md", "scaling.md",
-    "settings.md", "architecture.md",
-    "checks.md", "from_ddp.md", "torch-distributed.md",
+    "spark.md", "migration.md", "data.md", "estimators.md", "inference.md", "timeline.md", "bench.md", "scaling.md",
+    "settings.md", "architecture.md", "checks.md", "from_ddp.md", "torch-distributed.md",
 ]  # fmt: skip
 SETTINGS = ROOT / "docs" / "settings.md"
 README, RUNS = ROOT / "README.md", ROOT / "docs" / "bench.json"

@@ -46,7 +46,14 @@ grouped_reducescatter
 """
 SPARK = (
     "horovod.spark.run horovod.spark.run_elastic horovod.spark.task.get_available_devices sparkdl.HorovodRunner "
-    "sparkdl.horovod.log_to_driver sparkdl.horovod.tensorflow.keras.LogCallback"
+    "sparkdl.horovod.log_to_driver sparkdl.horovod.tensorflow.keras.LogCallback horovod.spark.keras.KerasEstimator "
+    "horovod.spark.keras.KerasModel horovod.spark.torch.TorchEstimator horovod.spark.torch.TorchModel "
+    "horovod.spark.lightning.TorchEstimator horovod.spark.lightning.TorchModel horovod.spark.common.backend.Backend "
+    "horovod.spark.common.backend.SparkBackend horovod.spark.common.store.Store "
+    "horovod.spark.common.store.FilesystemStore horovod.spark.common.store.HDFSStore "
+    "horovod.spark.common.store.LocalStore horovod.spark.common.store.DBFSLocalStore "
+    "horovod.spark.common.util.prepare_data horovod.spark.common.util.clear_training_cache "
+    "sparkdl.estimators.HorovodEstimator"
 )
 NOT_OF_TORCH = """
 TensorFlowKerasState TensorFlowState KerasState CommitStateCallback UpdateBatchStateCallback UpdateEpochStateCallback
@@ -60,7 +67,10 @@ def names(row: list[str]) -> list[str]:
 
 def is_here(module: str) -> bool:
     """Is the framework installed that the module is about, if it is about one? tests/<framework> look at the others."""
-    about = [part for part in module.split(".")[1:] if part in ("torch", "tensorflow", "keras", "mxnet")]
+    parts = module.split(".")[1:]
+    about = [part for part in parts if part in ("torch", "tensorflow", "keras", "mxnet", "lightning")]
+    if (parts[:1] == ["spark"] and {*parts[1:]} & {"common", "keras", "lightning", "torch"}) or parts == ["estimators"]:
+        about += ["pyspark", "pyarrow"]
     return all(find_spec(framework) is not None for framework in about)
 
 

@@ -9,24 +9,20 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import NoReturn
 
-_SPARK_TODAY = (
-    "horovod.spark.run and sparkdl.HorovodRunner run a function on Spark tasks; write the DataFrame to Parquet, of "
-    "which each rank reads its part"
-)
 _SERVICE = (
     "the tf.data service",
     "let each rank read its own part of the data: dataset.shard(hvd.size(), hvd.rank())",
 )
-_ESTIMATORS = ("Spark's Estimators and Store", _SPARK_TODAY)
+_ESTIMATORS = (
+    "the estimators of that module",
+    "sparkdl.estimators.HorovodEstimator, horovod.spark.keras, horovod.spark.torch, and sparkdl.HorovodRunner, which "
+    "runs any function",
+)
 _XGBOOST = ("XGBoost", "xgboost.spark.SparkXGBClassifier and SparkXGBRegressor, of xgboost itself")
 
 # Module -> its purpose, and its substitute today. A module's submodules share its fate.
 LATER: dict[str, tuple[str, str]] = {
     "horovod.ray": ("running on Ray (RayExecutor)", "horovodrun and horovod.run start ranks on this machine"),
-    "horovod.spark.common": _ESTIMATORS,
-    "horovod.spark.keras": _ESTIMATORS,
-    "horovod.spark.torch": _ESTIMATORS,
-    "horovod.spark.lightning": _ESTIMATORS,
     "horovod.spark.data_loaders": (
         "the data loaders of Spark's Estimators",
         "horovod.data has loaders for plain loops",
@@ -34,12 +30,15 @@ LATER: dict[str, tuple[str, str]] = {
     "horovod.spark.tensorflow": _SERVICE,
     "horovod.tensorflow.data": _SERVICE,
     "sparkdl.xgboost": _XGBOOST,
-    "sparkdl.estimators": _ESTIMATORS,
 }
 # Horovod's own machinery, which programs had no business in: nothing of it comes later.
 PRIVATE = {
     "horovod.runner": "common driver elastic gloo_run http js_run mpi_run run_task task task_fn util",
     "horovod.spark": "conf driver gloo_run mpi_run runner",
+    "horovod.spark.common": "cache constants datamodule serialization",
+    "horovod.spark.keras": "bare datamodule optimizer remote tensorflow util",
+    "horovod.spark.lightning": "datamodule legacy remote util",
+    "horovod.spark.torch": "datamodule remote util",
     "horovod.spark.task": "gloo_exec_fn mpirun_exec_fn task_info task_service",
     "horovod.torch": "mpi_lib mpi_lib_impl mpi_lib_v2",
     "horovod.tensorflow": "mpi_lib",
@@ -74,7 +73,7 @@ def attribute_of_sparkdl(name: str) -> NoReturn:
     """``sparkdl.__getattr__``: what Databricks' module had besides HorovodRunner, long ago."""
     if name in _OF_SPARKDL:
         what, today = _ESTIMATORS
-        raise ImportError(f"sparkdl.{name}: this version of Farandole does not have {what} yet. Today: {today}.")
+        raise ImportError(f"sparkdl.{name}: this version of Farandole does not have {what}. Today: {today}.")
     raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
 
 

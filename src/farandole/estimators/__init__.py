@@ -8,14 +8,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from farandole.estimators.backend import Backend, LocalBackend, SparkBackend
     from farandole.estimators.callback import Callback
+    from farandole.estimators.keras import KerasEstimator, KerasModel
+    from farandole.estimators.lightning import LightningEstimator, LightningModel
+    from farandole.estimators.model_function import HorovodEstimator
     from farandole.estimators.torch import TorchEstimator, TorchModel
 
-__all__ = ["Backend", "Callback", "LocalBackend", "SparkBackend", "TorchEstimator", "TorchModel"]
+__all__ = [
+    "Backend", "Callback", "HorovodEstimator", "KerasEstimator", "KerasModel", "LightningEstimator",
+    "LightningModel", "LocalBackend", "SparkBackend", "TorchEstimator", "TorchModel",
+]  # fmt: skip
 
 # Imported when they are used: each brings its framework.
 _LATER = {
     "backend": ("Backend", "LocalBackend", "SparkBackend"),
     "callback": ("Callback",),
+    "keras": ("KerasEstimator", "KerasModel"),
+    "model_function": ("HorovodEstimator",),
+    "lightning": ("LightningEstimator", "LightningModel"),
     "torch": ("TorchEstimator", "TorchModel"),
 }
 

@@ -15,17 +15,18 @@ KEPT = 2  # on some file systems a crash may leave a part of the last one
 
 class Checkpoint(NamedTuple):
     """``epoch``: the last one that is done. ``state``: the framework's; ``data``: the reader's; ``best``: the weights
-    of the best epoch, if one is better than others."""
+    of ``best_epoch``, if one is better than others."""
 
     epoch: int
     history: list[dict[str, Any]]
     data: dict[str, int]
     state: bytes
     best: bytes | None
+    best_epoch: int | None
 
 
 def write(store: Store, run_id: str, checkpoint: Checkpoint) -> None:
-    facts = {"epoch": checkpoint.epoch, "history": checkpoint.history, "data": checkpoint.data}
+    facts = {name: getattr(checkpoint, name) for name in ("epoch", "history", "data", "best_epoch")}
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("facts.json", json.dumps(facts))
@@ -44,7 +45,9 @@ def last_of(store: Store, run_id: str) -> Checkpoint | None:
             with zipfile.ZipFile(io.BytesIO(store.read(path))) as archive:
                 facts = json.loads(archive.read("facts.json"))
                 best = archive.read("best") if "best" in archive.namelist() else None
-                return Checkpoint(facts["epoch"], facts["history"], facts["data"], archive.read("state"), best)
+                return Checkpoint(
+                    facts["epoch"], facts["history"], facts["data"], archive.read("state"), best, facts["best_epoch"]
+                )  # fmt: skip
         except (zipfile.BadZipFile, KeyError, ValueError) as error:
             errors.append(f"{path} is no checkpoint of an estimator ({error})")
     if errors:

@@ -73,6 +73,8 @@ class Progress:
             for record in self.history:
                 self._best.update(record["epoch"], flat(record))
             self._best_weights = found.best
+            if self._best.epoch != found.best_epoch:  # another metric is watched, and its best weights were not kept
+                self._best, self._best_weights = Best(self._spec.watching), None
             self._first = found.epoch + 1
         self._began = self._epoch_began = time.monotonic()
         return found
@@ -120,7 +122,7 @@ class Progress:
         if better:
             self._best_weights = weights()
         if self._saves is not None:
-            kept = Checkpoint(epoch, self.history, dict(data or {}), state(), self._best_weights)
+            kept = Checkpoint(epoch, self.history, dict(data or {}), state(), self._best_weights, self._best.epoch)
             write(self._saves, self._spec.run_id, kept)
 
     def _say(self, epoch: int, numbers: Mapping[str, float]) -> None:

@@ -1,0 +1,3 @@
+from farandole.estimators import KerasEstimator, KerasModel
+
+__all__ = ["KerasEstimator", "KerasModel"]

@@ -1,0 +1,6 @@
+"""``horovod.spark.lightning`` on Farandole: Lightning 2."""
+
+from farandole.estimators import LightningEstimator as TorchEstimator
+from farandole.estimators import LightningModel as TorchModel
+
+__all__ = ["TorchEstimator", "TorchModel"]

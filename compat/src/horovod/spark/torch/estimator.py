@@ -1,0 +1,3 @@
+from farandole.estimators import TorchEstimator, TorchModel
+
+__all__ = ["TorchEstimator", "TorchModel"]

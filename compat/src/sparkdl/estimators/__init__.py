@@ -1,0 +1,5 @@
+"""Databricks' ``HorovodEstimator``, on Farandole."""
+
+from farandole.estimators import HorovodEstimator
+
+__all__ = ["HorovodEstimator"]

@@ -1,0 +1,3 @@
+from farandole.estimators import HorovodEstimator
+
+__all__ = ["HorovodEstimator"]

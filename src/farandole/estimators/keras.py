@@ -1,0 +1,147 @@
+"""``KerasEstimator``: a Keras model (Keras 3 on any backend, or tf_keras), trained on a DataFrame."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cloudpickle
+
+from farandole.errors import SettingsError
+from farandole.estimators.batches import Batch
+from farandole.estimators.loaders.keras import Loader, Packed, backend_of, pack
+from farandole.estimators.spark.estimator import DistributedEstimator
+from farandole.estimators.spark.model import DistributedModel
+from farandole.estimators.spark.params import Row, declare
+from farandole.estimators.spec import Result, Spec
+from farandole.estimators.trainers import keras as trainer
+
+EXTRA = (
+    Row("custom_objects", {}, "classes and functions of the model, by name"),
+    Row("checkpoint_callback", None, "a BestModelCheckpoint, in the place of monitor and mode"),
+    Row("data_module", None, "no effect: farandole.data reads"),
+    Row("backend_env", {}, "variables for the ranks"),
+)  # fmt: skip
+
+
+@declare(EXTRA)
+class KerasEstimator(DistributedEstimator):
+    """Trains ``model``, a Keras model. ``optimizer``, ``loss``, ``loss_weights`` and ``metrics``: as ``compile`` takes
+    them; default: those that the model is compiled with. The parameters are those of
+    ``farandole.estimators.spark.params.COMMON``, and ``EXTRA`` here."""
+
+    train = staticmethod(trainer.train)
+    _prefix = "keras"
+
+    def payload(self) -> dict[str, Any]:
+        value = self.getOrDefault
+        model = value("model")
+        backend_of(model)
+        compiled = _compile_config(model)
+        options = {name: value(name) for name in ("optimizer", "loss", "loss_weights")}
+        options["metrics"] = value("metrics") or None
+        if options["optimizer"] is None and "optimizer" not in compiled:
+            raise SettingsError("Optimizer must be provided either as a parameter or as part of a compiled model")
+        if options["loss"] is None and not compiled.get("loss"):
+            raise SettingsError("Loss parameter is required for the model to compile")
+        packed = pack(model, value("custom_objects") or {})
+        if options["optimizer"] is not None:
+            options["optimizer"] = packed.package().optimizers.serialize(
+                packed.package().optimizers.get(options["optimizer"])
+            )
+        return {
+            "model": packed, "compiled": compiled, "options": options, "callbacks": list(value("callbacks") or ()),
+            "categories": tuple(value("categorical_cols") or ()), "label_shapes": value("label_shapes"),
+        }  # fmt: skip
+
+    def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
+        return trainer.check(spec, batch, spec.payload["model"].open())
+
+    def env(self) -> dict[str, str]:
+        given = {name: str(value) for name, value in (self.getOrDefault("backend_env") or {}).items()}
+        backend = backend_of(self.getOrDefault("model"))
+        return {**Packed(b"", b"", backend).env(), **given}
+
+    def _watching(self, validated: bool) -> Any:
+        found = super()._watching(validated)
+        best = self.getOrDefault("checkpoint_callback")
+        monitor = getattr(best, "monitor", None)
+        if monitor is None:
+            return found
+        if monitor.startswith("val_") and not validated:
+            raise SettingsError(f"checkpoint_callback watches {monitor!r}, and there is no validation: set validation")
+        rises = getattr(getattr(best, "monitor_op", None), "__name__", "") == "greater"
+        return found._replace(monitor=monitor, mode="max" if rises else "min")
+
+    def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> KerasModel:
+        packed = spec.payload["model"]
+        keras, model = packed.package(), packed.open()
+        with keras.utils.custom_object_scope(cloudpickle.loads(packed.custom)):
+            model.compile(**trainer.compiled(keras, spec.payload))
+        trainer.load(model, result.weights)
+        return KerasModel(
+            history=_history(result), model=model, feature_columns=list(spec.columns.features),
+            label_columns=list(spec.columns.labels), custom_objects=self.getOrDefault("custom_objects"),
+            run_id=spec.run_id, _metadata={**metadata, "categories": spec.payload["categories"]},
+            _floatx=keras.backend.floatx(),
+        )  # fmt: skip
+
+    def pack(self, values: dict[str, Any]) -> dict[str, Any]:
+        found = dict(values)
+        if "model" in found:
+            found["model"] = _whole(found["model"], self.getOrDefault("custom_objects"))
+        return found
+
+    @classmethod
+    def unpack(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return _unpacked(values)
+
+
+@declare((
+    EXTRA[0], Row("_floatx", "float32", "Keras' type of numbers", also=("Floatx",)),
+))  # fmt: skip
+class KerasModel(DistributedModel):
+    """A trained Keras model: ``transform(df)`` adds predictions. ``getHistory()`` is Keras': numbers by name."""
+
+    def loader(self) -> Loader:
+        packed = pack(self.getOrDefault("model"), self.getOrDefault("custom_objects") or {})
+        categories = (self.getOrDefault("_metadata") or {}).get("categories", ())
+        return Loader(packed, self.getOrDefault("feature_columns"), categories)
+
+    def pack(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {**values, "model": _whole(values["model"], self.getOrDefault("custom_objects"))}
+
+    @classmethod
+    def unpack(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return _unpacked(values)
+
+
+def _compile_config(model: Any) -> dict[str, Any]:
+    """What a model was compiled with; empty if it was not."""
+    if not getattr(model, "optimizer", None):
+        return {}
+    found = model.get_compile_config() or {}
+    kept = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics")
+    return {name: found[name] for name in kept if found.get(name) is not None}
+
+
+def _history(result: Result) -> dict[str, list[float]]:
+    from farandole.estimators.progress import flat
+
+    found: dict[str, list[float]] = {}
+    for record in result.history:
+        for name, number in flat(record).items():
+            found.setdefault(name, []).append(number)
+    return found
+
+
+def _whole(model: Any, custom: Any) -> tuple[Packed, dict[str, Any]]:
+    return pack(model, custom or {}), _compile_config(model)
+
+
+def _unpacked(values: dict[str, Any]) -> dict[str, Any]:
+    packed, compiled = values["model"]
+    model, keras = packed.open(), packed.package()
+    if compiled:
+        with keras.utils.custom_object_scope(cloudpickle.loads(packed.custom)):
+            model.compile(**trainer.compiled(keras, {"compiled": compiled, "options": {}}))
+    return {**values, "model": model}

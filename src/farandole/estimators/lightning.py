@@ -1,0 +1,105 @@
+"""``LightningEstimator``: a LightningModule (Lightning 2), trained on a DataFrame."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from farandole.errors import DataError, SettingsError
+from farandole.estimators.batches import Batch
+from farandole.estimators.loaders.torch import several
+from farandole.estimators.spark.params import Row, declare
+from farandole.estimators.spec import Result, Spec, Watching
+from farandole.estimators.torch import TorchEstimator, TorchModel
+from farandole.estimators.trainers import lightning as trainer
+from farandole.estimators.trainers import torch as plain
+
+EXTRA = (
+    Row("num_gpus", None, "no effect: a rank has one device"),
+    Row("logger", None, "a logger of Lightning's, for rank 0"),
+    Row("log_every_n_steps", 50, "steps between two lines of the logger"),
+    Row("loader_num_epochs", None, "no effect: data are read epoch by epoch"),
+    Row("terminate_on_nan", False, "end training where a gradient is no number"),
+    Row("profiler", None, "a profiler of Lightning's"),
+    Row("trainer_args", None, "more arguments for lightning.pytorch.Trainer"),
+    Row("debug_data_loader", False, "no effect"),
+    Row("train_async_data_loader_queue_size", None, "no effect: see train_reader_num_workers"),
+    Row("val_async_data_loader_queue_size", None, "no effect: see val_reader_num_workers"),
+)
+
+
+@declare(EXTRA)
+class LightningEstimator(TorchEstimator):
+    """Trains ``model``, a LightningModule with ``configure_optimizers`` and ``training_step``. A batch is a dict of
+    tensors by the names of the columns. A plain ``torch.nn.Module`` is trained as TorchEstimator does."""
+
+    _prefix = "lightning"
+
+    @property
+    def train(self) -> Callable[[Spec], Result | None]:  # type: ignore[override]
+        return trainer.train if self._module() is not None else plain.train
+
+    def _module(self) -> Any:
+        model = self.getOrDefault("model")
+        return model if isinstance(model, pl.LightningModule) else None
+
+    def payload(self) -> dict[str, Any]:
+        if self._module() is None:
+            return super().payload()
+        value = self.getOrDefault
+        for name in ("optimizer", "loss", "loss_weights", "loss_constructors", "train_minibatch_fn"):
+            if value(name) is not None:
+                raise SettingsError(f"Parameter `{name}` cannot be specified with a `LightningModule`: it has its own")
+        if value("backward_passes_per_step") != 1:
+            raise SettingsError("backward_passes_per_step: give trainer_args={'accumulate_grad_batches': n}")
+        return {
+            "model": self._module(), "categories": tuple(value("categorical_cols") or ()),
+            "input_shapes": value("input_shapes"), "callbacks": list(value("callbacks") or ()),
+            "trainer_args": dict(value("trainer_args") or {}), "terminate_on_nan": value("terminate_on_nan"),
+            **{name: value(name) for name in ("logger", "log_every_n_steps", "profiler")},
+        }  # fmt: skip
+
+    def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
+        if self._module() is None:
+            return super().check(spec, batch)
+        model = copy.deepcopy(self._module()).eval()
+        try:
+            with torch.no_grad():
+                columns = trainer.given(batch, spec, model)
+                found = several(model(*(columns[name] for name in spec.columns.features)))
+        except Exception as error:
+            raise DataError(
+                f"the model's forward cannot take the features {', '.join(spec.columns.features)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if len(found) != len(spec.columns.labels):
+            raise DataError(f"the model has {len(found)} outputs for {len(spec.columns.labels)} label columns")
+        return [tuple(each.shape[1:]) for each in found]
+
+    def _watching(self, validated: bool) -> Watching:
+        """Modules log what they like: validation need not have a loss."""
+        return super()._watching(validated)._replace(required=self.isSet("monitor"))
+
+    def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> TorchModel:
+        if self._module() is None:
+            return super().model_of(result, spec, metadata)
+        model = copy.deepcopy(self._module())
+        model.load_state_dict(torch.load(io.BytesIO(result.weights), weights_only=False)["model"])
+        return LightningModel(
+            history=result.history, model=model, feature_columns=list(spec.columns.features),
+            label_columns=list(spec.columns.labels), input_shapes=self.getOrDefault("input_shapes"), run_id=spec.run_id,
+            _metadata={**metadata, "categories": spec.payload["categories"]},
+        )  # fmt: skip
+
+
+class LightningModel(TorchModel):
+    """A trained module: ``transform(df)`` adds predictions of its ``forward``."""
+
+    def get_prediction_fn(self) -> Callable[..., Any]:
+        """The model as a function of arrays, one for each input, that gives a tuple of arrays."""
+        return self.loader()()

@@ -1,0 +1,129 @@
+"""A Keras model (Keras 3 on any backend, or tf_keras) as a file, and as a function of arrays."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+
+from farandole.errors import SettingsError
+
+
+class Packed(NamedTuple):
+    """``content``: a .keras file. ``custom``: the pickle of custom objects. ``backend``: of Keras 3; "tf_keras"."""
+
+    content: bytes
+    custom: bytes
+    backend: str
+
+    def env(self) -> dict[str, str]:
+        """Variables of a process that opens it."""
+        if self.backend == "tf_keras":
+            return {"TF_USE_LEGACY_KERAS": "1"}
+        return {"KERAS_BACKEND": self.backend}
+
+    def package(self) -> Any:
+        """The Keras that the model is of."""
+        if "keras" not in sys.modules and "tf_keras" not in sys.modules:
+            for name, value in self.env().items():
+                os.environ.setdefault(name, value)
+        return importlib.import_module("tf_keras" if self.backend == "tf_keras" else "keras")
+
+    def open(self) -> Any:
+        keras = self.package()
+        with tempfile.TemporaryDirectory(prefix="farandole-model-") as folder:
+            path = Path(folder) / "model.keras"
+            path.write_bytes(self.content)
+            custom = cloudpickle.loads(self.custom)
+            return keras.models.load_model(path, custom_objects=custom, compile=False, safe_mode=False)
+
+
+def pack(model: Any, custom: Mapping[str, Any]) -> Packed:
+    """A model and the custom objects it needs."""
+    found = {**_own(model), **custom}
+    with tempfile.TemporaryDirectory(prefix="farandole-model-") as folder:
+        path = Path(folder) / "model.keras"
+        try:
+            model.save(path)
+        except Exception as error:
+            raise SettingsError(f"the model cannot be saved, as it must be to reach the ranks: {error}") from error
+        return Packed(path.read_bytes(), cloudpickle.dumps(found), backend_of(model))
+
+
+def backend_of(model: Any) -> str:
+    """Of Keras 3, or "tf_keras"; SettingsError for what is no Keras model."""
+    kinds = type(model).__mro__
+    if any(kind.__module__.startswith("tf_keras.") and kind.__name__ == "Model" for kind in kinds):
+        return "tf_keras"
+    if any(kind.__module__.startswith("keras.") and kind.__name__ == "Model" for kind in kinds):
+        return str(sys.modules["keras"].backend.backend())
+    raise SettingsError(f"model has to be an instance of tensorflow.keras.Model, not {type(model).__name__}")
+
+
+def _own(model: Any) -> dict[str, Any]:
+    """Classes of the program among the model's layers, by their names."""
+    layers = [model, *model._flatten_layers()]
+    kinds = {type(each) for each in layers}
+    return {kind.__name__: kind for kind in kinds if kind.__module__.split(".")[0] not in ("keras", "tf_keras")}
+
+
+class Loader(NamedTuple):
+    """Called in a worker, once."""
+
+    packed: Packed
+    names: Sequence[str]
+    categories: Sequence[str]
+
+    def __call__(self) -> Callable[..., tuple[Any, ...]]:
+        model = self.packed.open()
+
+        def predict(*arrays: Any) -> tuple[Any, ...]:
+            given = inputs_of(model, self.names, arrays, self.categories)
+            found = several(model.predict_on_batch(given))
+            return tuple(np.asarray(each, np.float32) for each in found)
+
+        return predict
+
+
+def inputs_of(model: Any, names: Sequence[str], arrays: Sequence[Any], categories: Sequence[str]) -> Any:
+    """Arrays as the model takes them: floats, but for categories and inputs that are declared as whole numbers; of the
+    shape that the model declares; by name where the inputs are named like the columns."""
+    declared = list(getattr(model, "inputs", None) or [])
+    own = [str(each.name).partition(":")[0] for each in declared]
+    if len(names) > 1 and sorted(own) == sorted(names):
+        declared = [declared[own.index(name)] for name in names]
+    elif len(declared) != len(names):
+        declared = [None] * len(names)
+    found = [_input(array, each, name in categories) for array, each, name in zip(arrays, declared, names, strict=True)]
+    if len(found) == 1:
+        return found[0]
+    if isinstance(getattr(model, "_inputs_struct", None), dict):
+        return dict(zip(own if sorted(own) != sorted(names) else names, found, strict=True))
+    if own and sorted(own) == sorted(names):
+        return [found[list(names).index(name)] for name in own]
+    return found
+
+
+def _input(array: Any, declared: Any, category: bool) -> Any:
+    dtype = "int64" if category else "float32"
+    if declared is not None:
+        name = getattr(declared.dtype, "name", str(declared.dtype))
+        dtype = name if np.issubdtype(np.dtype(name) if name != "bfloat16" else np.float32, np.integer) else dtype
+        shape = tuple(declared.shape)[1:]
+        if None not in shape and array.shape[1:] != shape and np.prod(shape) == np.prod(array.shape[1:]):
+            array = array.reshape(len(array), *shape)
+    return array.astype(dtype, copy=False)
+
+
+def several(outputs: Any) -> list[Any]:
+    """A model's outputs, as a list."""
+    if isinstance(outputs, Mapping):
+        return list(outputs.values())
+    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]

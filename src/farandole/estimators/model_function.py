@@ -1,0 +1,107 @@
+"""``HorovodEstimator``: Databricks' estimator of 2019, whose model function makes a Keras model today."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from farandole.data import Store
+from farandole.errors import DataError, SettingsError
+from farandole.estimators.keras import KerasEstimator, KerasModel
+from farandole.estimators.spark.mllib import Estimator
+from farandole.estimators.spark.params import Declared, Row, declare
+from farandole.estimators.spark.persistence import Persistent
+
+MOST_EPOCHS = 20  # checkpoints and validations of a training
+RUN = "model"  # its folder below modelDir
+TOO_OLD = (
+    "modelFn has the arguments {arguments}, those of TensorFlow 1's estimators, which TensorFlow 2.16 has no longer. "
+    "Today it is modelFn(params) and gives a compiled Keras model, with an input for each value of featureMapping. Of "
+    "an EstimatorSpec, loss and train_op are model.compile(loss=..., optimizer=...), eval_metric_ops are "
+    "compile(metrics=...), predictions are the model's outputs. mode, hooks, scaffolds and export_outputs have no "
+    "successor: layers know whether they train, and KerasEstimator takes callbacks"
+)
+
+PARAMS = (
+    Row("modelFn", None, "function of params that gives a compiled Keras model"),
+    Row("featureMapping", None, "column -> input of the model"),
+    Row("modelDir", None, "folder for checkpoints; training goes on from those that are there"),
+    Row("labelCol", "label", "column of labels"),
+    Row("batchSize", 128, "rows of a batch of one rank"),
+    Row("maxSteps", 1000, "batches of training, in all"),
+    Row("isValidationCol", None, "column: rows for validation are above 0"),
+    Row("modelFnParams", {}, "params"),
+    Row("saveCheckpointsSecs", 600, "no effect: there are up to 20 checkpoints of a training"),
+    Row("saveCheckpointsSteps", None, "batches between checkpoints"),
+    Row("numProc", None, "ranks; default: Spark's default parallelism"),
+    Row("backend", None, "where ranks run"),
+)
+
+
+@declare(PARAMS)
+class HorovodEstimator(Estimator, Declared, Persistent):  # type: ignore[misc]
+    """``HorovodEstimator(modelFn=..., featureMapping={"image": "features"}, modelDir=..., labelCol="label",
+    batchSize=64, maxSteps=5000, isValidationCol="isVal").fit(df)``: a thin layer over KerasEstimator."""
+
+    def __init__(self, **values: Any) -> None:
+        Estimator.__init__(self)
+        Declared.__init__(self, **values)
+
+    def _fit(self, dataset: Any) -> KerasModel:
+        value = self.getOrDefault
+        made = model_of(value("modelFn"), value("modelFnParams"))
+        if not value("modelDir"):
+            raise SettingsError("modelDir is required: the folder for checkpoints")
+        steps, epochs = rounds(value("maxSteps"), value("saveCheckpointsSteps"))
+        ranks = {"backend": value("backend")} if value("backend") is not None else {"num_proc": value("numProc")}
+        estimator = KerasEstimator(
+            model=made, feature_cols=columns_of(made, value("featureMapping")), label_cols=[value("labelCol")],
+            batch_size=value("batchSize"), epochs=epochs, train_steps_per_epoch=steps,
+            validation=value("isValidationCol"), store=Store.create(value("modelDir")), run_id=RUN, **ranks,
+        )  # fmt: skip
+        return estimator.fit(dataset)  # type: ignore[no-any-return]
+
+
+def model_of(function: Callable[..., Any] | None, params: Mapping[str, Any]) -> Any:
+    """The model of a model function. SettingsError, with all that has changed, for one of 2019."""
+    if function is None:
+        raise SettingsError("modelFn is required: a function of params that gives a compiled Keras model")
+    arguments = list(inspect.signature(function).parameters)
+    if len(arguments) > 1 or "features" in arguments:
+        raise SettingsError(TOO_OLD.format(arguments=", ".join(arguments)))
+    found = function(dict(params)) if arguments else function()
+    if not getattr(found, "optimizer", None):
+        raise SettingsError(
+            f"modelFn gives {type(found).__name__}, where a Keras model is needed on which compile() was called"
+        )
+    return found
+
+
+def columns_of(model: Any, mapping: Mapping[str, str] | None) -> list[str]:
+    """The columns, in the order of the model's inputs."""
+    if not mapping:
+        raise SettingsError("featureMapping is required: a dict from columns to the names of the model's inputs")
+    names = [str(each.name).partition(":")[0] for each in getattr(model, "inputs", None) or []]
+    columns = {name: column for column, name in mapping.items()}
+    if len(names) == len(columns) == 1:
+        return list(mapping)
+    if sorted(columns) != sorted(names):
+        raise DataError(f"featureMapping={dict(mapping)} leads to other inputs than the model's, {', '.join(names)}")
+    return [columns[name] for name in names]
+
+
+def rounds(steps: int, each: int | None = None) -> tuple[int, int]:
+    """Steps of an epoch, and epochs: exactly ``steps`` in all, and at most 20 epochs, unless ``each`` says how long
+    they are."""
+    if steps < 1:
+        raise SettingsError(f"maxSteps={steps} must be at least 1")
+    if each is not None:
+        if each < 1 or steps % each:
+            raise SettingsError(f"saveCheckpointsSteps={each} must divide maxSteps={steps}")
+        return each, steps // each
+    epochs = next(count for count in range(min(MOST_EPOCHS, steps), 0, -1) if steps % count == 0)
+    return steps // epochs, epochs
+
+
+__all__ = ["HorovodEstimator", "columns_of", "model_of", "rounds"]

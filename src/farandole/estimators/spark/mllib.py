@@ -1,0 +1,7 @@
+"""What of Spark ML other modules derive from."""
+
+from __future__ import annotations
+
+from pyspark.ml import Estimator, Model
+
+__all__ = ["Estimator", "Model"]

@@ -1,0 +1,69 @@
+"""``prepare_data``: a DataFrame written to a store's folders, for ``fit_on_parquet`` without arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from farandole.data import Store
+from farandole.data.spark import ROW_GROUP, spark_url
+from farandole.errors import DataError, SettingsError
+from farandole.estimators.spark.frames import check_types, split
+from farandole.estimators.spec import Columns
+
+_prepared: list[tuple[Any, tuple[Any, ...], Store, int]] = []  # the DataFrame, how, and where
+
+
+@contextlib.contextmanager
+def prepare_data(
+    num_processes: int, store: Store, df: Any, label_columns: Sequence[str], feature_columns: Sequence[str],
+    validation: float | str | None = None, sample_weight_col: str | None = None, compress_sparse: bool = False,
+    partitions_per_process: int = 10, verbose: int = 0,
+) -> Iterator[int]:  # fmt: skip
+    """Write training rows, and those for validation, to the store's folders; gives the number of the data set, for
+    ``fit_on_parquet(dataset_idx=...)``. The same DataFrame with the same columns is written once.
+
+    ``compress_sparse``, ``verbose``: no effect. The files stay until ``clear_training_cache``.
+    """
+    if num_processes < 1 or partitions_per_process < 1:
+        raise SettingsError(
+            f"num_proc={num_processes} and partitions_per_process={partitions_per_process} must both be > 0"
+        )
+    if not label_columns:
+        raise SettingsError("Parameter label_columns cannot be None or empty")
+    columns = Columns(tuple(feature_columns or df.columns), tuple(label_columns), sample_weight_col)
+    check_types(df, columns, {})
+    how = (columns, validation, store.prefix_path)
+    found = next((number for frame, same, _, number in _prepared if frame is df and same == how), None)
+    if found is None:
+        found = _write(df, columns, validation, store)
+        _prepared.append((df, how, store, found))
+    yield found
+
+
+def clear_training_cache() -> None:
+    """Remove what ``prepare_data`` wrote."""
+    while _prepared:
+        _, _, store, number = _prepared.pop()
+        store.delete(store.get_train_data_path(number))
+        store.delete(store.get_val_data_path(number))
+
+
+def _write(df: Any, columns: Columns, validation: float | str | None, store: Store) -> int:
+    number = next(each for each in itertools.count() if not store.exists(store.get_train_data_path(each)))
+    parts = zip(
+        split(df, columns.all, validation, 0), (store.get_train_data_path, store.get_val_data_path), strict=True
+    )
+    try:
+        for frame, path in parts:
+            if frame is not None:
+                if frame.isEmpty():
+                    raise DataError("Validation DataFrame is empty" if frame is not df else "the DataFrame has no rows")
+                frame.write.option("parquet.block.size", ROW_GROUP).mode("overwrite").parquet(spark_url(path(number)))
+    except BaseException:
+        store.delete(store.get_train_data_path(number))
+        store.delete(store.get_val_data_path(number))
+        raise
+    return number

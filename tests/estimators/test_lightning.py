@@ -1,0 +1,83 @@
+"""LightningEstimator: a module of Lightning 2 is trained as by a plain loop on the same rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from farandole.data import Store, from_parquet
+from farandole.errors import DataError, SettingsError
+from farandole.estimators import LightningEstimator
+from tests.estimators.test_torch import BATCH, EPOCHS, RATE, net, plain, weights
+from tests.estimators.tools import Pool, written
+
+pl = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+functions = torch.nn.functional
+pytestmark = pytest.mark.timeout(300)  # processes that import Lightning start slowly on a busy machine
+
+
+def module(rate: float = RATE) -> Any:
+    class Net(pl.LightningModule):  # not importable on ranks: it is sent
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            loss = functions.mse_loss(self(batch["x"]).reshape(-1), batch["y"])
+            self.log("train_mse", loss, on_step=False, on_epoch=True, batch_size=len(batch["y"]))
+            return loss
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            loss = functions.mse_loss(self(batch["x"]).reshape(-1), batch["y"])
+            self.log("val_loss", loss, batch_size=len(batch["y"]))
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=rate, momentum=0.9)
+            schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+            return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    return Net()
+
+
+def estimator(**params: Any) -> LightningEstimator:
+    given: dict[str, Any] = {
+        "model": module(), "feature_cols": ["x"], "label_cols": ["y"], "batch_size": BATCH, "epochs": EPOCHS,
+        "random_seed": 5, "verbose": 0, "backend": Pool(1),
+    }  # fmt: skip
+    return LightningEstimator(**{**given, **params})
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_training_on_parquet_is_that_of_a_plain_loop(ranks: int, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    expected, losses = plain(from_parquet(path, columns=["x", "y"]))
+    store = Store.create(str(tmp_path / "store"))
+    options: dict[str, Any] = {"backend": Pool(ranks), "batch_size": BATCH // ranks, "store": store, "run_id": "first"}
+    estimator(**options, epochs=1).fit_on_parquet(path, path)
+    found = estimator(**options).fit_on_parquet(path)  # goes on after the first epoch
+    history = found.getHistory()
+    np.testing.assert_allclose([record["train"]["loss"] for record in history], losses, rtol=1e-4)
+    assert history[-1]["train"]["train_mse"] == pytest.approx(losses[-1], rel=1e-4)
+    assert history[0]["validation"]["loss"] < history[0]["train"]["loss"]
+    np.testing.assert_allclose(weights(found.getModel()), weights(expected), rtol=1e-3, atol=1e-5)
+    x = np.ones((2, 3))
+    (line,) = found.get_prediction_fn()(x)
+    np.testing.assert_allclose(line, found.getModel()(torch.ones(2, 3)).detach().numpy(), rtol=1e-5)
+
+
+def test_a_plain_module_and_what_does_not_fit(tmp_path: Path) -> None:
+    path, model = written(tmp_path), net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    found = estimator(model=model, optimizer=optimizer, loss="mse_loss", epochs=1).fit_on_parquet(path)
+    assert len(found.getHistory()) == 1
+    with pytest.raises(SettingsError, match="Parameter `loss` cannot be specified with a `LightningModule`"):
+        estimator(loss="mse_loss").fit_on_parquet(path)
+    with pytest.raises(DataError, match="the model's forward cannot take the features z"):
+        estimator(feature_cols=["z"]).fit_on_parquet(path)

@@ -1,0 +1,54 @@
+"""HorovodEstimator: a pipeline of 2019 with a model function of today."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+from farandole.errors import DataError, SettingsError
+from farandole.estimators.model_function import HorovodEstimator, rounds
+from tests.estimators.tools import Pool, frame
+from tests.keras.backends import QUICK
+
+pytestmark = pytest.mark.timeout(300)  # a session and its workers start slowly on a busy machine
+
+
+def model_fn(params: dict[str, Any]) -> Any:
+    first, second = keras.layers.Input((3,), name="first"), keras.layers.Input((1,), name="second")
+    both = keras.layers.Concatenate()([first, second])
+    model = keras.Model([first, second], keras.layers.Dense(params["classes"])(both))
+    model.compile(keras.optimizers.Adam(0.05), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_a_model_function_is_trained_for_so_many_steps_and_goes_on(spark: Any, tmp_path: Path) -> None:
+    rows = frame(spark).selectExpr("x", "z", "k as label", "int(z > 1) as isVal")
+    made = HorovodEstimator(
+        modelFn=model_fn, featureMapping={"z": "second", "x": "first"}, modelDir=str(tmp_path), batchSize=8,
+        maxSteps=15, isValidationCol="isVal", modelFnParams={"classes": 3}, saveCheckpointsSteps=5,
+        backend=Pool(1, QUICK),
+    )  # fmt: skip
+    fitted = made.fit(rows)
+    assert len(fitted.getHistory()["val_loss"]) == 3
+    assert len(made.setMaxSteps(20).fit(rows).getHistory()["val_loss"]) == 4
+    assert dict(fitted.transform(rows).dtypes)["label__output"] == "vector"
+
+
+def test_a_model_function_of_2019_is_told_all_that_changed() -> None:
+    def old(features: Any, labels: Any, mode: Any, params: Any) -> Any: ...
+
+    options: dict[str, Any] = {"featureMapping": {"x": "first"}, "modelDir": "here"}
+    for function, changed, says in (
+        (old, {}, "modelFn has the arguments features, labels, mode, params, .* Today it is modelFn"),
+        (lambda: 3, {}, "modelFn gives int, where a Keras model is needed"),
+        (None, {}, "modelFn is required"),
+        (model_fn, {"modelDir": None, "modelFnParams": {"classes": 2}}, "modelDir is required"),
+        (model_fn, {"modelFnParams": {"classes": 2}}, "leads to other inputs than the model's, first, second"),
+        (model_fn, {"maxSteps": 0, "modelFnParams": {"classes": 2}}, "maxSteps=0 must be at least 1"),
+    ):
+        with pytest.raises((SettingsError, DataError), match=says):
+            HorovodEstimator(modelFn=function, **{**options, **changed}).fit(None)
+    assert (rounds(1000), rounds(7), rounds(23)) == ((50, 20), (1, 7), (23, 1))
