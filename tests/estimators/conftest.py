@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import tests.spark.conftest  # noqa: F401  what it sets makes JVMs start sooner
 from tests.keras.conftest import _end_the_pools as _end_the_pools
 
 

@@ -1,0 +1,72 @@
+"""The best epoch, the end, checkpoints and MLflow: no rank, no framework."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from farandole.data import Store
+from farandole.errors import DataError, SettingsError
+from farandole.estimators import checkpoint, mlflow
+from farandole.estimators.progress import Best
+from farandole.estimators.spec import Watching
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("watching", "values", "best", "stopped"),
+    [
+        (Watching("m", patience=2), [3.0, 2.0, 2.5, 2.0], 1, 3),
+        (Watching("m", "max", patience=2), [1.0, 3.0, 2.0, 4.0], 3, None),
+        (Watching("m", min_delta=0.5, patience=3), [3.0, 2.6, 2.4, 2.2], 2, None),
+        (Watching("m", patience=2), [NAN, 5.0, NAN, NAN], 1, 3),
+        (Watching("m", patience=1), [NAN, NAN], None, 0),
+        (Watching(""), [3.0, 4.0], None, None),
+    ],
+)
+def test_the_best_epoch_and_the_last(
+    watching: Watching, values: list[float], best: int | None, stopped: int | None
+) -> None:
+    found, ended = Best(watching), None
+    for epoch, value in enumerate(values):
+        found.update(epoch, {"m": value})
+        ended = epoch if ended is None and found.stop else ended
+    assert (found.epoch, ended) == (best, stopped)
+
+
+def test_a_metric_that_nobody_has_is_named() -> None:
+    with pytest.raises(SettingsError, match="monitor='accuracy' is no metric of this training; it has loss"):
+        Best(Watching("accuracy")).update(0, {"loss": 1.0})
+    assert not Best(Watching("val_loss", required=False)).update(0, {"loss": 1.0})
+
+
+def test_the_last_whole_checkpoint_counts(tmp_path: Path) -> None:
+    store = Store.create(str(tmp_path))
+    assert checkpoint.last_of(store, "run") is None
+    for epoch in range(4):
+        made = checkpoint.Checkpoint(epoch, [{"epoch": epoch}], {"position": 1}, b"state", b"best", 0)
+        checkpoint.write(store, "run", made)
+    assert [Path(path).name for path in store.get_checkpoints("run")] == ["epoch-2.ckpt", "epoch-3.ckpt"]
+    assert checkpoint.last_of(store, "run") == made
+    Path(store.get_checkpoints("run")[1]).write_bytes(b"half of it")
+    assert checkpoint.last_of(store, "run") == made._replace(epoch=2, history=[{"epoch": 2}])
+    Path(store.get_checkpoints("run")[0]).write_bytes(b"")
+    with pytest.raises(DataError, match=r"epoch-3.ckpt is no checkpoint of an estimator .*give another run_id"):
+        checkpoint.last_of(store, "run")
+
+
+def test_numbers_go_to_the_active_run_of_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[Any] = []
+    run: list[Any] = [None]
+    fake = SimpleNamespace(active_run=lambda: run[0], log_metrics=lambda numbers, step: logged.append((step, numbers)))
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    history = [{"epoch": 3, "train": {"loss": 2.0, "all_metrics": [[]]}, "validation": {"loss": 1.0}}]
+    mlflow.track(history)
+    run[0] = "run"
+    mlflow.track(history)
+    assert logged == [(3, {"loss": 2.0, "val_loss": 1.0})]
