@@ -118,7 +118,7 @@ def _own_loop(rank: int) -> None:
             optimizer.load_state_dict(state)
         ends.append(stepped(optimizer, variable, 3))
     assert ends[0] == ends[1]
-    with pytest.raises(ValueError, match=r"checkpoint is of strategy 'local_sgd:2,nesterov.*has 'local_sgd:2'"):
+    with pytest.raises(ValueError, match=r"checkpoint is of strategy 'local_sgd:2,outer=nesterov.*has 'local_sgd:2'"):
         begun(LocalSGD(2))[0].load_state_dict(optimizer.state_dict())
 
 

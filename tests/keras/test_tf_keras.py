@@ -98,7 +98,9 @@ def test_local_sgd_is_its_model() -> None:
             optimizer.load_state_dict(kept[name])
         assert [len(state["slots"]) for state in kept.values()] == [0, 2, 0, 0]
         _gossips(rank)
-        with pytest.raises(ValueError, match=r"checkpoint is of strategy 'local_sgd:3,nesterov.*has 'local_sgd:1'"):
+        with pytest.raises(
+            ValueError, match=r"checkpoint is of strategy 'local_sgd:3,outer=nesterov.*has 'local_sgd:1'"
+        ):
             optimizer.load_state_dict(kept["outer"])
         with pytest.raises(ValueError, match="'local_sgd:2' cannot be used with a LossScaleOptimizer"):
             hvd.DistributedOptimizer(

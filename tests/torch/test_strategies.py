@@ -96,7 +96,7 @@ def test_a_resumed_run_goes_on_bit_for_bit() -> None:
                 optimizer.load_state_dict(loaded["optimizer"])
                 other = hvd.DistributedOptimizer(OPTIMIZERS["adam"](net().parameters()), strategy="local_sgd:2")
                 with pytest.raises(
-                    ValueError, match=r"the checkpoint is of strategy 'local_sgd:2,nesterov.*'local_sgd:2'"
+                    ValueError, match=r"the checkpoint is of strategy 'local_sgd:2,outer=nesterov.*'local_sgd:2'"
                 ):
                     other.load_state_dict(loaded["optimizer"])
             steps_of(rank, 2, model, optimizer, 3, 7)

@@ -282,18 +282,19 @@ class Engine:
         batch, self._batch = self._batch, []
         decision = self._rounds.decide(messages, batch)
         placed, items, came = decision.placed, decision.items, decision.attached
-        if decision.responses:
-            for observer in self.observers.agreed:
-                observer.agreed(decision.responses)
-        if self.observers.settled:
-            self._tell(decision)
-        for done, (unit, positions, here) in enumerate(placed):
-            try:
+        done = 0
+        try:
+            if decision.responses:
+                for observer in self.observers.agreed:
+                    observer.agreed(decision.responses)
+            if self.observers.settled:
+                self._tell(decision)
+            for done, (unit, positions, here) in enumerate(placed):  # noqa: B007  # used if it raises
                 self._run(unit, [items[position] for position in positions], messages, here if came else None)
-            except BaseException:  # these fail with the rest
-                left = (items[position] for after in placed[done:] for position in after.positions)
-                self._rounds.waiting.update((item.entry.name, item) for item in left)
-                raise
+        except BaseException:  # these fail with the rest
+            left = (items[position] for after in placed[done:] for position in after.positions)
+            self._rounds.waiting.update((item.entry.name, item) for item in left)
+            raise
 
     def _tell(self, decision: Decision) -> None:
         """Tell the tracers of a round."""

@@ -99,7 +99,7 @@ class LocalWorker:
         except (OSError, ValueError):
             return ""
         if "-m farandole.worker" in command:
-            return f"process {self.pid} has not started the program yet"
+            return f"process {self.pid} has not started the program yet, or runs a function that has not called init()"
         command = command if len(command) <= COMMAND else f"{command[:COMMAND]}..."
         return f"process {self.pid} ({command}) {STATES.get(state, 'runs')}"
 

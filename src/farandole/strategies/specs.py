@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from farandole import registry
@@ -49,6 +49,15 @@ def number(strategy: str, option: str, value: Any, *, at_least: int) -> int:
     if found != float(value) or found < at_least or isinstance(value, bool):
         refuse(strategy, option, value, f"a whole number, at least {at_least}")
     return found
+
+
+def real(strategy: str, option: str, value: Any, fits: Callable[[float], bool], rule: str) -> float:
+    """``value`` (text, too) as a number that ``fits``; ValueError if it is none, or does not."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        refuse(strategy, option, value, rule)
+    return found if fits(found) else refuse(strategy, option, value, rule)
 
 
 def switch(strategy: str, option: str, value: bool | str) -> bool:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 Weight = TypeVar("Weight")
+_UNSENT = ("residual", "owed")  # what codecs keep under these names is sent with the next gradient
 
 
 class EnginePeers:
@@ -264,7 +265,15 @@ class WeightExchange:
         if keeps:
             for array, weight in zip(near, weights, strict=True):
                 np.copyto(array, weight)
+        else:
+            self._forget_unsent()
         self._known = len(near), zlib.crc32(repr((known if alike else 0, step)).encode())
+
+    def _forget_unsent(self) -> None:
+        """What a codec has left out of a distance is still in that distance the next time."""
+        assert self.codec is not None
+        state = self.codec.state_dict()
+        self.codec.load_state_dict({name: kept for name, kept in state.items() if name.split("/")[0] not in _UNSENT})
 
     def _keeps_last(self) -> bool:
         return self.strategy.common == "weights"

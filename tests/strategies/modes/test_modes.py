@@ -202,6 +202,23 @@ def test_a_codec_compresses_how_far_ranks_are_from_the_centre_that_they_make() -
                 np.testing.assert_allclose(weight, best, atol=0.15, err_msg=codec)
 
 
+def test_what_a_codec_leaves_out_of_a_distance_does_not_count_twice() -> None:
+    """It is in the next distance, too: a centre that got the sum would run away from all ranks."""
+
+    def fn(rank: int) -> float:
+        weights = [np.ones(50)]
+        exchange = WeightExchange("test", GradientOptions(codec="topk:0.02"), EASGD(1))
+        slots = exchange.slots([np.zeros(50)])
+        most = 0.0
+        for step in range(1, 151):
+            exchange(weights, slots, step)
+            most = max(most, float(np.abs(slots[0][0]).max()), float(np.abs(weights[0]).max()))
+        assert float(np.abs(slots[0][0] - weights[0]).max()) < 0.5, "they have come together"
+        return most
+
+    assert max(job(2, fn)) <= 1.0
+
+
 def test_a_rank_without_data_in_the_first_epoch_exchanges_in_the_second() -> None:
     def fn(rank: int) -> None:
         weights = [np.full(2, float(rank))]
@@ -260,15 +277,21 @@ def test_after_as_many_turns_as_two_to_the_number_of_ranks_all_have_the_mean() -
     ("spec", "full"),
     [
         ("local_sgd:8", "local_sgd:8"), ("local_sgd", "local_sgd:8"), ("local_sgd:epoch", "local_sgd:epoch"),
-        ("bmuf:16", "bmuf:16,momentum,lr=1,momentum=0.5"), ("diloco:50", "diloco:50,nesterov,lr=0.7,momentum=0.9"),
+        ("bmuf:16", "bmuf:16,lr=1,momentum=0.5"), ("diloco:50", "diloco:50,lr=0.7,momentum=0.9"),
         ("easgd:4", "easgd:4,beta=0.9"), ("gossip", "gossip:exponential,every=1"),
-        ("gossip:ring", "gossip:ring,every=1"),
+        ("gossip:ring", "gossip:ring,every=1"), ("local_sgd:3,warmup=2", "local_sgd:3,warmup=2"),
+        ("local_sgd:4,outer=nesterov,lr=0.5", "local_sgd:4,outer=nesterov,lr=0.5,momentum=0.9"),
+        ("easgd:4,beta=0.5", "easgd:4,beta=0.5"),
+        ("ps:2,optimizer=adam", "ps:2,backup=0,optimizer=adam,lr=0.001,momentum=0.9"),
     ],
 )  # fmt: skip
 def test_specs(spec: str, full: str) -> None:
     found = strategy_of(spec)
     assert not isinstance(found, str)
     assert found.spec == full
+    again = strategy_of(full)
+    assert not isinstance(again, str)
+    assert again.spec == full, "what a message shows may be given"
 
 
 @pytest.mark.parametrize(
@@ -276,7 +299,9 @@ def test_specs(spec: str, full: str) -> None:
     [
         ("locl_sgd:8", r"no strategy 'locl_sgd' \(known: allreduce, adasum, local_sgd, bmuf.*local_sgd"),
         ("local_sgd:0", "local_sgd: every='0' must be a whole number, at least 1"),
-        ("local_sgd:x", "local_sgd: every='x' must be"), ("gossip:star", "graph='star' must be ring, torus"),
+        ("local_sgd:x", "local_sgd: every='x' must be"), ("diloco:8,lr=-1", "diloco: lr='-1' must be a number, more"),
+        ("local_sgd:4,nesterov", "must be a first argument, then others by name, like local_sgd:8,warmup=100"),
+        ("easgd:4,beta=x", "easgd: beta='x' must be more than 0"), ("gossip:star", "graph='star' must be ring, torus"),
         ("allreduce:3", "takes nothing after a colon"), ("local_sgd:", "an argument after the colon"),
         (LocalSGD, "It is a class: call it"),
         (7, "It has no spec, epochs, common, slots"),

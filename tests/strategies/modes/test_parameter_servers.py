@@ -248,8 +248,8 @@ def test_a_rank_that_leaves_while_it_handles_an_exception_has_not_failed() -> No
     [
         ("ps", "ps:1,backup=0"), ("ps:2,backup=1", "ps:2,backup=1"), ("ps_async", "ps_async:1"),
         ("ps:backup=1", "ps:1,backup=1"), ("ps_async:4,damp=1", "ps_async:4,damp=1"), ("ssp:2", "ssp:2,every=1"),
-        ("ssp:0,every=8,optimizer=momentum", "ssp:0,every=8,momentum,lr=1,momentum=0.9"),
-        ("ps_async:1,optimizer=adam", "ps_async:1,adam,lr=0.001,momentum=0.9"),
+        ("ssp:0,every=8,optimizer=momentum", "ssp:0,every=8,optimizer=momentum,lr=1,momentum=0.9"),
+        ("ps_async:1,optimizer=adam", "ps_async:1,optimizer=adam,lr=0.001,momentum=0.9"),
     ],
 )  # fmt: skip
 def test_specs(spec: str, full: str) -> None:
@@ -265,7 +265,7 @@ def test_specs(spec: str, full: str) -> None:
         ("ps:1,2", "ps: strategy='ps:1,2' must be a first argument, then others by name"),
         ("ps_async:backup=1", "ps_async: strategy='ps_async:backup=1' must be"),
         ("ps_async:damp=2", "damp='2' must be 0 or 1"), ("ps:optimizer=lamb", "must be add, sgd, momentum, adagrad"),
-        ("ps:optimizer=sgd,lr=x", "lr='x' must be a number"), ("ps:optimizer=sgd,lr=-1", "lr='-1' must be 0"),
+        ("ps:optimizer=sgd,lr=x", "lr='x' must be a number"), ("ps:optimizer=sgd,lr=-1", "lr='-1' must be a number, 0"),
         ("ps:backup=1,2", "must be a first argument"),
     ],
 )  # fmt: skip

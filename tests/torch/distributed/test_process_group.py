@@ -116,6 +116,17 @@ def what_does_not_fit(rank: int) -> None:
         assert tensor.tolist() == [2.0, 2.0]
     assert "integers" in error_of(lambda: dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND))
     assert "dtypes" in error_of(lambda: dist.all_gather([torch.ones(1), torch.ones(1).int()], torch.ones(1)))
+    wide = torch.ones(1).expand(4)
+    for call in (
+        lambda: dist.all_reduce(wide),
+        lambda: dist.all_gather([wide, wide], torch.ones(4)),
+        lambda: dist.reduce_scatter_tensor(wide, torch.ones(8)),
+        lambda: dist.all_to_all_single(wide, torch.ones(4)),
+    ):
+        assert "expand() made" in error_of(call), "before anything is sent, so the group goes on"
+    given = wide if rank == 0 else torch.zeros(4)
+    dist.broadcast(given, 0)
+    assert given.tolist() == [1.0] * 4
 
 
 def of_another_size(rank: int) -> str:

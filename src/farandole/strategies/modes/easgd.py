@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole.contracts import Peers
-from farandole.strategies.specs import number, refuse
+from farandole.strategies.specs import number, parsed, real
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -20,22 +20,21 @@ class EASGD:
     Raises ValueError for numbers that make no sense.
     """
 
+    name = "easgd"
     epochs, common, slots = False, "slot", ("weights",)
 
-    def __init__(self, every: int | str = 8, *, beta: float = 0.9) -> None:
-        self.every = number("easgd", "every", every, at_least=1)
-        if not 0 < beta <= 1:
-            refuse("easgd", "beta", beta, "more than 0, at most 1")
-        self.beta = float(beta)
+    def __init__(self, every: int | str = 8, *, beta: float | str = 0.9) -> None:
+        self.every = number(self.name, "every", every, at_least=1)
+        self.beta = real(self.name, "beta", beta, lambda value: 0 < value <= 1, "more than 0, at most 1")
 
     @classmethod
     def parse(cls, argument: str) -> EASGD:
-        """Of ``easgd:8``, the 8."""
-        return cls(argument) if argument else cls()
+        """Of ``easgd:8,beta=0.5``, what stands after the colon."""
+        return parsed(cls, argument, "8,beta=0.5")
 
     @property
     def spec(self) -> str:
-        return f"easgd:{self.every},beta={self.beta:g}"
+        return f"{self.name}:{self.every},beta={self.beta:g}"
 
     def due(self, step: Any) -> Any:
         return step % self.every == 0

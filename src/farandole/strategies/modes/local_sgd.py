@@ -7,12 +7,13 @@ The mean weights of all ranks may be taken as they are (Stich, "Local SGD Conver
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from farandole.contracts import Peers
-from farandole.strategies.specs import number, refuse
+from farandole.strategies.specs import number, parsed, real, refuse
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -34,29 +35,29 @@ class LocalSGD:
     name, common = "local_sgd", "weights"
 
     def __init__(
-        self, every: int | str = 8, *, outer: str | None = None, lr: float = 1.0, momentum: float = 0.9, warmup: int = 0
-    ) -> None:
+        self, every: int | str = 8, *, outer: str | None = None, lr: float | str = 1.0, momentum: float | str = 0.9,
+        warmup: int | str = 0,
+    ) -> None:  # fmt: skip
         self.every = EPOCH if every == "epoch" else number(self.name, "every", every, at_least=1)
         if outer not in (None, MOMENTUM, NESTEROV):
             refuse(self.name, "outer", outer, 'None, "momentum" or "nesterov"')
-        if not lr > 0:
-            refuse(self.name, "lr", lr, "more than 0")
-        if not 0 <= momentum < 1:
-            refuse(self.name, "momentum", momentum, "from 0 to less than 1")
-        self.outer, self.lr, self.momentum = outer, float(lr), float(momentum)
+        self.outer = outer
+        self.lr = real(self.name, "lr", lr, lambda value: 0 < value < inf, "a number, more than 0")
+        self.momentum = real(self.name, "momentum", momentum, lambda value: 0 <= value < 1, "from 0 to less than 1")
         self.warmup = number(self.name, "warmup", warmup, at_least=0)
         self.epochs = self.every == EPOCH
         self.slots = () if outer is None else ("weights", "zeros")
 
     @classmethod
     def parse(cls, argument: str) -> LocalSGD:
-        """Of ``local_sgd:8``, the 8."""
-        return cls(argument) if argument else cls()
+        """Of ``local_sgd:8,warmup=100``, what stands after the colon."""
+        return parsed(cls, argument, "8,warmup=100")
 
     @property
     def spec(self) -> str:
         """In full: two ranks with other options have another one."""
-        outer = "" if self.outer is None else f",{self.outer},lr={self.lr:g},momentum={self.momentum:g}"
+        outer = f",outer={self.outer}" if self.outer and type(self) is LocalSGD else ""
+        outer += f",lr={self.lr:g},momentum={self.momentum:g}" if self.outer else ""
         warmup = f",warmup={self.warmup}" if self.warmup else ""
         return f"{self.name}:{self.every or 'epoch'}{outer}{warmup}"
 
@@ -83,7 +84,9 @@ class BMUF(LocalSGD):
 
     name = "bmuf"
 
-    def __init__(self, every: int | str = 8, *, momentum: float = 0.5, lr: float = 1.0, warmup: int = 0) -> None:
+    def __init__(
+        self, every: int | str = 8, *, momentum: float | str = 0.5, lr: float | str = 1.0, warmup: int | str = 0,
+    ) -> None:  # fmt: skip
         super().__init__(every, outer=MOMENTUM, lr=lr, momentum=momentum, warmup=warmup)
 
 
@@ -93,5 +96,7 @@ class DiLoCo(LocalSGD):
 
     name = "diloco"
 
-    def __init__(self, every: int | str = 64, *, lr: float = 0.7, momentum: float = 0.9, warmup: int = 0) -> None:
+    def __init__(
+        self, every: int | str = 64, *, lr: float | str = 0.7, momentum: float | str = 0.9, warmup: int | str = 0,
+    ) -> None:  # fmt: skip
         super().__init__(every, outer=NESTEROV, lr=lr, momentum=momentum, warmup=warmup)

@@ -7,11 +7,12 @@ that it has now.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from farandole.contracts import Peers
 from farandole.ps.clocks import OPTIMIZERS, Rule
-from farandole.strategies.specs import number, parsed, refuse, switch
+from farandole.strategies.specs import number, parsed, real, refuse, switch
 from farandole.strategies.ways import Staleness, go_on_from, ways_of
 
 if TYPE_CHECKING:
@@ -45,19 +46,15 @@ class ParameterServer:
         if optimizer not in OPTIMIZERS:
             refuse(self.name, "optimizer", optimizer, ", ".join(OPTIMIZERS))
         self.optimizer = optimizer
-        self.lr = self._real("lr", lr, 0.0, float("inf"), "0 (the usual one), or more") or _RATES.get(optimizer, 1.0)
-        self.momentum = self._real("momentum", momentum, 0.0, 1.0, "from 0 to less than 1")
+        usual = _RATES.get(optimizer, 1.0)
+        self.lr = (
+            real(self.name, "lr", lr, lambda value: 0 <= value < inf, "a number, 0 (the usual one) or more") or usual
+        )
+        self.momentum = real(
+            self.name, "momentum", momentum, lambda value: 0 <= value < 1, "a number, from 0 to less than 1"
+        )
         self.backup, self.bound, self.damp = 0, -1, False
         self.staleness = Staleness()
-
-    def _real(self, option: str, value: float | str, least: float, below: float, rule: str) -> float:
-        try:
-            found = float(value)
-        except (TypeError, ValueError):
-            refuse(self.name, option, value, f"a number, {rule}")
-        if not least <= found < below:
-            refuse(self.name, option, value, rule)
-        return found
 
     @classmethod
     def parse(cls, argument: str) -> ParameterServer:
@@ -72,7 +69,9 @@ class ParameterServer:
     @property
     def spec(self) -> str:
         """In full: two ranks with other options have another one."""
-        steps = "" if self.optimizer == "add" else f",{self.optimizer},lr={self.lr:g},momentum={self.momentum:g}"
+        steps = (
+            "" if self.optimizer == "add" else f",optimizer={self.optimizer},lr={self.lr:g},momentum={self.momentum:g}"
+        )
         return f"{self.name}:{self._argument()}{steps}"
 
     def _argument(self) -> str:

@@ -47,7 +47,7 @@ def allreduce(group: Group, tensors: Sequence[Any], op: Any) -> Operation:
     if first.layout is not torch.strided:
         return Operation("all_reduce", lambda: allreduce_sparse(group, tensors, op), tensors)
     asked = reduction(op, group.size, first.dtype)
-    inputs = [elements(tensor, asked.factor) for tensor in tensors]
+    inputs = [elements(tensor, asked.factor, taken=True) for tensor in tensors]
     outputs = inputs if asked.factor is None else [elements(tensor) for tensor in tensors]
     pairs = zip(inputs, outputs, strict=True)
     buffers = [Buffer(given.array, taken.array, dtype) for (given, dtype), (taken, _) in pairs]
@@ -67,7 +67,7 @@ def reduce(group: Group, tensors: Sequence[Any], op: Any, root: int) -> Operatio
     first = _first(tensors, "reduce")
     asked = reduction(op, group.size, first.dtype)
     given, dtype = elements(first, asked.factor)
-    taken = elements(first)[0] if group.rank == root else Memory(np.empty_like(given.array))
+    taken = elements(first, taken=True)[0] if group.rank == root else Memory(np.empty_like(given.array))
     wants = (Kind.REDUCE, op.op.value, code(first.dtype), root, *_shapes(tensors))
 
     def work() -> None:
@@ -82,7 +82,7 @@ def reduce(group: Group, tensors: Sequence[Any], op: Any, root: int) -> Operatio
 
 def broadcast(group: Group, tensors: Sequence[Any], root: int) -> Operation:
     first = _first(tensors, "broadcast")
-    memories = [raw(tensor) for tensor in tensors]
+    memories = [raw(tensor, taken=group.rank != root) for tensor in tensors]
     wants = (Kind.BROADCAST, root, code(first.dtype), *(tensor.numel() for tensor in tensors))
 
     def work() -> None:
@@ -106,7 +106,7 @@ def allgather(group: Group, outputs: Sequence[Sequence[Any]], inputs: Sequence[A
                 f"elements; they are {shown(taken)}"
             )
         _check_dtypes("all_gather", [given, *taken])
-    memories = [[raw(tensor) for tensor in taken] for taken in outputs]
+    memories = [[raw(tensor, taken=True) for tensor in taken] for taken in outputs]
     return _allgather(group, inputs, memories, [tensor for taken in outputs for tensor in taken])
 
 
@@ -121,7 +121,7 @@ def allgather_into(group: Group, outputs: Sequence[Any], inputs: Sequence[Any]) 
                 f"{taken.numel()}, the input {given.numel()}"
             )
         _check_dtypes("all_gather_into_tensor", [given, taken])
-        whole = raw(taken)
+        whole = raw(taken, taken=True)
         parts = _cut(whole.array, [given.numel() * given.element_size()] * group.size)
         wholes.append((whole, [Memory(part) for part in parts]))
     operation = _allgather(group, inputs, [parts for _, parts in wholes], outputs)
@@ -151,7 +151,7 @@ def gather(group: Group, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any]
     first = _first(inputs, "gather")
     taken = outputs[0] if group.rank == root else ()
     _check_list("gather", group, taken, root)
-    memories, nothing = [raw(tensor) for tensor in taken], np.empty(0, np.uint8)
+    memories, nothing = [raw(tensor, taken=True) for tensor in taken], np.empty(0, np.uint8)
     given = raw(first)
     sends = [given.array if rank == root else nothing for rank in range(group.size)]
     receives = [memory.array for memory in memories] or [nothing] * group.size
@@ -169,7 +169,7 @@ def scatter(group: Group, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]
     first = _first(outputs, "scatter")
     given = inputs[0] if group.rank == root else ()
     _check_list("scatter", group, given, root)
-    memory, nothing = raw(first), np.empty(0, np.uint8)
+    memory, nothing = raw(first, taken=True), np.empty(0, np.uint8)
     parts = [raw(tensor) for tensor in given]
     sends = [part.array for part in parts] or [nothing] * group.size
     receives = [memory.array if rank == root else nothing for rank in range(group.size)]
@@ -225,7 +225,7 @@ class _Part(NamedTuple):
 
 
 def _reduce_scatter(group: Group, jobs: Sequence[_Part], op: Any) -> Operation:
-    targets: list[tuple[Memory, DType]] = [elements(job.taken) for job in jobs]
+    targets: list[tuple[Memory, DType]] = [elements(job.taken, taken=True) for job in jobs]
     results = [job.taken for job in jobs]
 
     def work() -> None:
@@ -247,7 +247,7 @@ def alltoall_base(
 ) -> Operation:
     """The rows of one tensor to all ranks, and theirs into one. Splits: rows for and from each; none: equal."""
     _check_dtypes("all_to_all_single", [input, output])
-    given, taken = raw(input), raw(output)
+    given, taken = raw(input), raw(output, taken=True)
     sends = _cut(given.array, _bytes_of_splits(group, input, input_splits, "input"))
     receives = _cut(taken.array, _bytes_of_splits(group, output, output_splits, "output"))
     wants = (Kind.ALLTOALL, code(input.dtype))
@@ -268,7 +268,7 @@ def alltoall(group: Group, outputs: Sequence[Any], inputs: Sequence[Any]) -> Ope
             f"{len(inputs)} and {len(outputs)}"
         )
     _check_dtypes("all_to_all", [*inputs, *outputs])
-    memories = [raw(tensor) for tensor in outputs]
+    memories = [raw(tensor, taken=True) for tensor in outputs]
     given = [raw(tensor) for tensor in inputs]
     sends, receives = [memory.array for memory in given], [memory.array for memory in memories]
     wants = (Kind.ALLTOALL, code(first.dtype))

@@ -364,7 +364,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def _receive(self, tensors: Any, src: int | None, tag: int) -> Any:
         (tensor,) = tensors
-        state, memory = self.state, raw(tensor)
+        state, memory = self.state, raw(tensor, taken=True)
         last = None if memory.home is None else memory.write_back
         message = state.messages.receive(src, tag, memory.array, code(tensor.dtype), state.timeout, last)
         return FarandoleWork(message, lambda limit: state.messages.wait(message, limit), tensors, "recv")

@@ -65,13 +65,24 @@ def code(dtype: Any) -> int:
     return found
 
 
-def raw(tensor: Any) -> Memory:
-    """Its bytes. Those of a tensor with gaps are there after ``refresh``."""
+def raw(tensor: Any, *, taken: bool = False) -> Memory:
+    """Its bytes. Those of a tensor with gaps are there after ``refresh``. ``taken``: it is for a result; ValueError if
+    it cannot hold one."""
     tensor = tensor.detach()
     if _is_plain(tensor):
         return Memory(_bytes(tensor))
+    if taken:
+        _check_room(tensor)
     copy = _room_for(tensor)
     return Memory(_bytes(copy), (tensor, copy))
+
+
+def _check_room(tensor: Any) -> None:
+    if any(length > 1 and not stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise ValueError(
+            f"a tensor of shape {list(tensor.shape)} that expand() made has one place for several elements, and can "
+            "take no result: give tensor.clone()"
+        )
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -105,8 +116,9 @@ def _flat(tensor: Any, kind: str, count: int) -> Array:
     return np.asarray(_Held(tensor, kind, count))[:] if count else np.empty(0, kind)
 
 
-def elements(tensor: Any, factor: Any = None) -> tuple[Memory, DType]:
-    """Its elements, as wires reduce them; complex numbers are two. Raises ValueError for dtypes that they do not.
+def elements(tensor: Any, factor: Any = None, *, taken: bool = False) -> tuple[Memory, DType]:
+    """Its elements, as wires reduce them; complex numbers are two. Raises ValueError for dtypes that they do not, and
+    for one that is to hold a result (``taken``) and cannot.
 
     Those of a tensor with gaps, or times ``factor``, are there after ``refresh``.
     """
@@ -114,6 +126,8 @@ def elements(tensor: Any, factor: Any = None) -> tuple[Memory, DType]:
     dtype = DTYPES.get(tensor.dtype)
     home: Any = None
     if factor is not None or not _is_plain(tensor):
+        if taken:
+            _check_room(tensor)
         copy = _room_for(tensor)
         home, tensor = (tensor, copy), copy
     if dtype is None:
