@@ -71,7 +71,7 @@ def test_vectors_of_scores_and_rows_for_validation_by_a_column(spark: Any) -> No
     assert dict(found.dtypes)["label__output"] == "vector"
     given = found.toPandas()
     scores = np.stack([each.toArray() for each in given["label__output"]])
-    assert (scores.argmax(axis=1) == given["k"]).mean() > 0.9
+    assert (scores.argmax(axis=1) == given["k"]).mean() > 0.8
 
 
 def test_every_parameter_has_its_default_and_accessors() -> None:
