@@ -129,4 +129,5 @@ def test_who_stops_early_leaves_no_thread() -> None:
     stream = predictions(chunks(), Function(lambda x: x[:, 0].astype(int)), options, "")
     assert next(stream).to_pylist() == [1, 1]
     stream.close()
-    assert not [each.name for each in threading.enumerate() if each.name.startswith("farandole-")]
+    names = ("farandole-decode", "farandole-ahead")
+    assert not [each.name for each in threading.enumerate() if each.name.startswith(names)]
