@@ -108,6 +108,20 @@ def test_a_model_is_opened_once(tmp_path: Path) -> None:
     assert open_model(pack(path), HERE) is not first, "another file of the same name"
 
 
+def test_a_model_has_the_threads_of_its_place() -> None:
+    class Counts(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, x: Any) -> Any:
+            return torch.full((len(x),), torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    try:
+        packed = pack(Counts())
+        three, two = open_model(packed, Place(3)), open_model(packed, Place(2))
+        assert [int(each({"x": X})[0]) for each in (three, two, three)] == [3, 2, 3]
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_functions_without_arguments_load_models() -> None:
     assert [is_loader(each) for each in (lambda: 1, lambda path="x": path)] == [True, True]
     assert [is_loader(each) for each in (lambda x: x, lambda *x: x, np.exp, layers().forward)] == [False] * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: E402
 
 from farandole.errors import SettingsError  # noqa: E402
 from farandole.inference import predict_udf, transform  # noqa: E402
+from farandole.inference.spark import device_of  # noqa: E402
 
 
 def numbers(spark: Any, rows: int = 1000, partitions: int = 2) -> Any:
@@ -160,6 +162,13 @@ def test_the_benchmark_compares_equal_predictions(spark: Any, tmp_path: Path) ->
     found = {name: benchmark.predictions(turn()) for name, turn in turns.items()}
     assert len(found) == 3
     benchmark.check(found, 300)
+
+
+def test_a_task_computes_on_the_gpu_that_spark_gave_to_it() -> None:
+    def context(*addresses: str) -> Any:
+        return SimpleNamespace(resources=lambda: {"gpu": SimpleNamespace(addresses=addresses)} if addresses else {})
+
+    assert [device_of(context("3", "4")), device_of(context())] == ["cuda:3", "cpu"]
 
 
 def test_what_cannot_work_is_told_on_the_driver() -> None:

@@ -133,7 +133,7 @@ def task(job_bytes: bytes, content: Any, batches: Iterator[Any]) -> Iterator[Any
     threads = job.threads or context.cpus()
     arrow = _is_arrow(first if not isinstance(first, tuple) else first[0])
     how = _how(job, len(first) if isinstance(first, tuple) else 1, threads)
-    place = Place(threads, job.device or _device(context))
+    place = Place(threads, job.device or device_of(context))
     predict = open_model(job.model, place, _folder(), lambda: _content(content))
     found = predictions(_chunks(first, batches, arrow), predict, how, f"partition {context.partitionId()}")
     yield from found if arrow else map(_pandas, found)
@@ -248,7 +248,8 @@ def _folder() -> str | None:
     return found if os.access(found, os.W_OK) else None
 
 
-def _device(context: Any) -> str:
+def device_of(context: Any) -> str:
+    """The GPU that Spark assigned to the task, or the CPU."""
     gpu = context.resources().get("gpu")
     return f"cuda:{gpu.addresses[0]}" if gpu is not None and gpu.addresses else "cpu"
 
