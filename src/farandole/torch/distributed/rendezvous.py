@@ -89,10 +89,11 @@ def whereabouts(store: Any, meeting: Meeting, rank: int) -> Whereabouts | None:
         except (distributed.DistError, RuntimeError):  # its server has gone
             return None
 
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):
         return Whereabouts(
-            meeting.secret, meeting.scope, rank, client.host, lambda said: client.set(f"{key}/{rank}", said), look
-        )
+            meeting.secret, meeting.scope, rank, meeting.transport.size, client.host,
+            lambda said: client.set(f"{key}/{rank}", said), look,
+        )  # fmt: skip
     return None
 
 
