@@ -21,6 +21,7 @@ from farandole.data.parquet.columns import (
     column_of,
     decoded,
     first_null,
+    fitting,
     null_error,
     values,
 )
@@ -236,7 +237,7 @@ class _Stream:
 
     def _decoded(self, value: Any, column: Column, where: Where, number: int) -> Array:
         try:
-            return decoded(value, column).astype(column.dtype, copy=False)
+            return fitting(decoded(value, column), column)
         except DataError as error:
             raise where.error(column.name, number, str(error)) from error.__cause__
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from farandole.data.extras import need
+from farandole.data.parquet.casts import cast, is_number, rule
 from farandole.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -66,6 +68,13 @@ def check_names(wanted: Wanted, columns: Sequence[str]) -> None:
 
 def column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], where: Where) -> Column:
     """What the Arrow type ``kind`` holds. ``first()``: the value of the first row, for a shape that nobody declared."""
+    column = _column_of(name, kind, wanted, first, where)
+    if column.fill is not None:
+        _check_fill(column, kind, where)
+    return column
+
+
+def _column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], where: Where) -> Column:
     pa = need("pyarrow", _PURPOSE)
     types, fill, decode = pa.types, wanted.fill.get(name), wanted.decode.get(name)
     declared = wanted.shapes.get(name)
@@ -78,16 +87,21 @@ def column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], wh
             return Column(name, "bytes", _dtype(wanted, name, "uint8"), shape or (), fill)
         return _encoded(name, decode, first, wanted, where)
     if types.is_string(kind) or types.is_large_string(kind):
+        if _dtype(wanted, name, "object") != "object":
+            raise _no_number(name, kind, wanted, where)
         return Column(name, "text", "object", (), fill)
     if fields >= _VECTOR:
-        return Column(name, "vector", _dtype(wanted, name, "float64"), shape or _size(name, first(), where), fill)
+        return Column(
+            name, "vector", _numeric(wanted, name, "float64", kind, where), shape or _size(name, first(), where), fill
+        )
     if fields >= _IMAGE:
         if shape is None:
             value = _present(name, first(), where)
             shape = (value["height"], value["width"], value["nChannels"])
         return Column(name, "image", _dtype(wanted, name, "uint8"), shape, fill)
     inner = _innermost(types, kind)
-    dtype = _dtype(wanted, name, _number(types, inner))
+    found = _number(types, inner)
+    dtype = found and _numeric(wanted, name, found, kind, where)
     if dtype and inner is kind:
         return Column(name, "number", dtype, (), fill)
     if dtype:
@@ -132,13 +146,57 @@ def _dtype(wanted: Wanted, name: str, found: str) -> str:
     chosen = wanted.dtypes.get(name)
     if chosen is None:
         return found
-    dtype = np.dtype(chosen)
+    try:
+        dtype = np.dtype(chosen)
+    except TypeError as error:
+        raise DataError(f"dtypes={{{name!r}: {chosen!r}}}: numpy has no such dtype ({error})") from None
     if not dtype.isnative:
         raise DataError(
             f"dtypes={{{name!r}: {chosen!r}}}: batches have the byte order of this machine; for bytes of the other one "
             f"give decode={{{name!r}: a function with np.frombuffer(value, {chosen!r}).astype({dtype.name!r})}}"
         )
     return str(dtype.name)
+
+
+def _numeric(wanted: Wanted, name: str, found: str, kind: Any, where: Where) -> str:
+    """The dtype that is wanted of numbers."""
+    dtype = _dtype(wanted, name, found)
+    if name in wanted.dtypes and not is_number(wanted.dtypes[name]):
+        raise _no_number(name, kind, wanted, where)
+    return dtype
+
+
+def _no_number(name: str, kind: Any, wanted: Wanted, where: Where) -> DataError:
+    text = f"{kind} does not become dtypes={{{name!r}: {wanted.dtypes[name]!r}}}: only numbers become other numbers"
+    return where.error(name, None, f"{text}; convert the column before, or leave its dtype out")
+
+
+def _check_fill(column: Column, kind: Any, where: Where) -> None:
+    """DataError for a ``fill`` that the column's dtype, or the file's type, does not hold."""
+    pa = need("pyarrow", _PURPOSE)
+    if column.kind in ("number", "text"):
+        _scalar(column, kind.value_type if pa.types.is_dictionary(kind) else kind, where)
+    if column.kind in ("encoded", "text") or not is_number(column.dtype):
+        return
+    found = np.asarray(column.fill)
+    if found.dtype == object:  # a Decimal, or an integer beyond 64 bits
+        found = np.asarray([float(value) for value in found.flat])
+    place = cast(found, column.dtype)[1] if is_number(found.dtype) else 0
+    if place >= 0:
+        raise where.error(column.name, None, f"fill={column.fill!r} does not fit: {rule(column.dtype)}")
+
+
+def fitting(found: Array, column: Column) -> Array:
+    """What ``decode`` gave, as the column's dtype. DataError, which does not know the place, if it does not fit."""
+    if not (is_number(found.dtype) and is_number(column.dtype)):
+        return found.astype(column.dtype, copy=False)
+    made, place = cast(found, column.dtype)
+    if place >= 0:
+        raise DataError(
+            f"decode gives {found.flat[place]}, which does not fit: {rule(column.dtype)}; change decode, or give "
+            f"dtypes={{{column.name!r}: a dtype that holds it}}"
+        )
+    return made
 
 
 def _bytes(types: Any, kind: Any) -> bool:
@@ -225,14 +283,35 @@ def null_error(name: str, row: int | None, where: Where) -> DataError:
     return where.error(name, row, f"null; give fill={{{name!r}: value}}, or leave such rows out")
 
 
-def _numbers(array: Any, column: Column, where: Where) -> Array:
+RowOf = Callable[[int], int]  # the row to which an element of flat values belongs
+
+
+def _numbers(array: Any, column: Column, where: Where, row_of: RowOf = int) -> Array:
     pa = need("pyarrow", _PURPOSE)
     if array.null_count:
         array = array.fill_null(_scalar(column, array.type, where))
     if pa.types.is_decimal(array.type):
-        array = array.cast(pa.float64())
-    found = plain(array)
-    return found.astype(column.dtype, copy=False)
+        array = _of_decimals(array, column)
+    return _cast(plain(array), column, where, row_of)
+
+
+def _of_decimals(array: Any, column: Column) -> Any:
+    """Exactly, where integers are wanted and the values are some."""
+    pa = need("pyarrow", _PURPOSE)
+    if np.dtype(column.dtype).kind in "iu":
+        with contextlib.suppress(pa.ArrowException):
+            return array.cast(pa.int64())
+    return array.cast(pa.float64())
+
+
+def _cast(found: Array, column: Column, where: Where, row_of: RowOf) -> Array:
+    """Numbers as the column's dtype. DataError for the first that it does not hold."""
+    made, place = cast(found, column.dtype)
+    if place >= 0:
+        text = f"{found[place]} does not fit into {column.dtype}: {rule(column.dtype)}"
+        cure = f"give dtypes={{{column.name!r}: a dtype that holds it}}, or leave such rows out"
+        raise where.error(column.name, row_of(place), f"{text}; {cure}")
+    return made
 
 
 def _scalar(column: Column, kind: Any, where: Where) -> Any:
@@ -244,19 +323,19 @@ def _scalar(column: Column, kind: Any, where: Where) -> Any:
 
 
 def _lists(array: Any, column: Column, where: Where) -> Array:
-    return _nested(array, column.shape, column, where, 1)
+    return _nested(array, column.shape, column, where, int)
 
 
-def _nested(array: Any, shape: tuple[int, ...], column: Column, where: Where, per_row: int) -> Array:
-    """Lists of lists: ``per_row`` of the array's elements belong to one row."""
+def _nested(array: Any, shape: tuple[int, ...], column: Column, where: Where, row_of: RowOf) -> Array:
+    """Lists of lists. ``row_of``: the row of each of the array's elements."""
     pa, pc = need("pyarrow", _PURPOSE), need("pyarrow.compute", _PURPOSE)
     if not shape or not _is_list(pa.types, array.type):
         if shape or _is_list(pa.types, array.type):
             raise where.error(column.name, None, f"its lists are not nested as shape {column.shape} says")
         if array.null_count and column.fill is None:
-            row = first_null(array) // per_row
+            row = row_of(first_null(array))
             raise where.error(column.name, row, f"null in a list; give fill={{{column.name!r}: value}}")
-        return _numbers(array, column, where)
+        return _numbers(array, column, where, row_of)
     inner = array.flatten()
     if pa.types.is_fixed_size_list(array.type):
         lengths = np.where(plain(array.is_valid()), array.type.list_size, 0)
@@ -268,28 +347,30 @@ def _nested(array: Any, shape: tuple[int, ...], column: Column, where: Where, pe
         expected, shape = int(np.prod(shape)), (int(np.prod(shape)),)
     wrong = np.flatnonzero((lengths > expected) if column.fill is not None else (lengths != expected))
     if wrong.size:
-        row, length = int(wrong[0]) // per_row, int(lengths[wrong[0]])
+        row, length = row_of(int(wrong[0])), int(lengths[wrong[0]])
         cure = "" if column.fill is not None or length > expected else f", or fill={{{column.name!r}: value}}"
         raise where.error(
             column.name, row, f"a list of {length}, where shape {column.shape} asks for {expected}; "
             f"declare another one with shapes={{{column.name!r}: ...}}{cure}",
         )  # fmt: skip
-    found = _flat(inner, shape[1:], column, where, per_row, lengths, expected)
+    found = _flat(inner, shape[1:], column, where, row_of, lengths, expected)
     return found.reshape(len(array), *(column.shape if flat_list else shape))
 
 
 def _flat(
-    inner: Any, shape: tuple[int, ...], column: Column, where: Where, per_row: int, lengths: Array, expected: int
+    inner: Any, shape: tuple[int, ...], column: Column, where: Where, row_of: RowOf, lengths: Array, expected: int
 ) -> Array:
     if (lengths == expected).all():
-        return _nested(inner, shape, column, where, per_row * max(expected, 1))
-    ends = np.cumsum(lengths)
-    if inner.null_count and column.fill is None:
-        element = first_null(inner)
-        raise null_error(column.name, int(np.searchsorted(ends, element, "right")) // per_row, where)
+        return _nested(inner, shape, column, where, lambda element: row_of(element // max(expected, 1)))
     found = np.full((len(lengths), expected, *shape), column.fill, column.dtype)
-    found[np.arange(expected) < lengths[:, None]] = _nested(inner, shape, column, where, 1)
+    ragged = _nested(inner, shape, column, where, lambda element: row_of(_owner(lengths, element)))
+    found[np.arange(expected) < lengths[:, None]] = ragged
     return found
+
+
+def _owner(lengths: Array, element: int) -> int:
+    """Which of lists laid end to end has the element."""
+    return int(np.searchsorted(np.cumsum(lengths), element, "right"))
 
 
 def _vectors(array: Any, column: Column, where: Where) -> Array:
@@ -317,9 +398,9 @@ def _vectors(array: Any, column: Column, where: Where) -> Array:
             f"with shapes={{{column.name!r}: ...}}, or leave such rows out",
         )  # fmt: skip
     flat = plain(numbers.flatten().fill_null(float("nan")))
+    flat = _cast(flat, column, where, lambda element: _owner(counts, element))
     if dense.all():
-        whole: Array = flat.reshape(rows, size).astype(column.dtype, copy=False)
-        return whole
+        return flat.reshape(rows, size)
     found = np.zeros((rows, size), column.dtype)
     if not there.all():
         found[~there] = column.fill

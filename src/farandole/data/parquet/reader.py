@@ -13,7 +13,7 @@ from farandole.config import Placement
 from farandole.data.loader import _Ahead
 from farandole.data.order import Order, lanes_for
 from farandole.data.parquet.chunks import Arrays, Chunks
-from farandole.data.parquet.columns import Column, Where, decoded
+from farandole.data.parquet.columns import Column, Where, decoded, fitting
 from farandole.data.parquet.data import Files, ParquetData, RowGroup
 from farandole.data.steps import EVEN, Step, Steps
 from farandole.errors import DataError, SettingsError
@@ -223,7 +223,7 @@ class _Iteration:
         arrays = {name: array[row : row + 1] for name, array in self._reader._block(block).items()}
         for column in self._columns:
             if column.kind == "encoded":
-                arrays[column.name] = np.stack([self._decoded(arrays[column.name][0], column)]).astype(column.dtype)
+                arrays[column.name] = np.stack([self._decoded(arrays[column.name][0], column)])
         return arrays
 
     def _weight(self, batch: Arrays, step: Step) -> Array | None:
@@ -263,7 +263,7 @@ class _Iteration:
                 f"decode gives {found.dtype}, where the first row has {column.dtype}; "
                 f"give dtypes={{{column.name!r}: {found.dtype.name!r}}}"
             )
-        return found
+        return fitting(found, column)
 
     def _where(self, place: int) -> tuple[Where, int]:
         """The file of the rank's row, and the row in it."""
