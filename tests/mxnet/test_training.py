@@ -432,6 +432,15 @@ def test_ranks_that_exchange_weights() -> None:
         trainer = hvd.DistributedTrainer(net.collect_params(), kind, options, strategy=DiLoCo(2))
         found = trained(net, trainer.step, rank, 2)
         told = network()
+        trainer = hvd.DistributedTrainer(told.collect_params(), kind, options, strategy="diloco:1")
+        frozen = next(iter(told.collect_params().values()))
+        for grad_req in ("write", "null", "write"):  # also for a while
+            frozen.grad_req = grad_req
+            before = weights(told)
+            backward(told, *rows(0, rank, 2))
+            trainer.step(BATCH // 2)
+            alike = [np.array_equal(old, new) for old, new in zip(before, weights(told), strict=True)]
+            assert sum(alike) == (grad_req == "null")
         trainer = hvd.DistributedTrainer(told.collect_params(), kind, options, strategy="local_sgd:epoch")
         trained(told, trainer.step, rank, 2)
         for tell in (trainer.end_of_epoch, trainer.average_weights):

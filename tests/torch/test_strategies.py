@@ -134,6 +134,81 @@ def test_half_types_groups_that_come_later_buffers_and_the_mean_in_the_end() -> 
     job(2, fn)
 
 
+def test_frozen_parameters_are_left_alone_also_those_that_are_frozen_for_a_while() -> None:
+    """All are of one shape, so that what is kept of one would fit another. What has not been trained yet has other
+    values on each rank with the codec."""
+    ends = {
+        "local_sgd:1": 3.0, "local_sgd:1 int8": 3.0, "bmuf:1": 3.0, "diloco:1": 2.34, "easgd:1": None,
+        "gossip:complete": 3.0, "gossip_async:complete": 3.0, "ps": 3.0, "ps_async": -1.0, "ssp:1": -1.0,
+    }  # fmt: skip
+
+    def fn(rank: int) -> list[Any]:
+        import farandole.torch as hvd
+
+        found = []
+        for spec in ends:
+            strategy, _, codec = spec.partition(" ")
+            begin = 5.0 + (rank - 1 if codec else 0)
+            frozen, first, late = (torch.nn.Parameter(torch.full((3,), value)) for value in (0.1 * rank, 0.0, begin))
+            frozen.requires_grad_(False)
+            late.requires_grad_(False)
+            told = [("frozen", frozen), ("first", first), ("late", late)]
+            saved: dict[str, Any] = {}
+            for step in range(3):
+                if step in (0, 1):
+                    plain = torch.optim.SGD([frozen, first, late], lr=1.0)
+                    optimizer = hvd.DistributedOptimizer(plain, told, strategy=strategy, codec=codec)
+                if step == 1:
+                    file = io.BytesIO()
+                    torch.save(saved, file)
+                    optimizer.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
+                elif step == 2:
+                    late.requires_grad_(True)
+                    first.requires_grad_(False).copy_(torch.full((3,), 7.0 + rank))
+                optimizer.zero_grad()
+                ((late if step == 2 else first) * (rank + 1.0)).sum().backward()
+                optimizer.step()
+                saved = optimizer.state_dict()
+            optimizer.average_weights()
+            assert (frozen == 0.1 * rank).all(), spec
+            assert first.tolist() == [7.0 + rank] * 3, spec
+            found.append(late.tolist())
+            kept = optimizer.state_dict()["farandole"]["slots"]
+            assert all([array is None for array in slot] == [True, False, False] for slot in kept), spec
+        return found
+
+    rows = job(3, fn, store=True)
+    for (spec, goal), late in zip(ends.items(), rows[0], strict=True):
+        assert late[0] < 5 if goal is None else late == pytest.approx([goal] * 3, abs=0.02), spec
+    assert rows[0] == rows[1] == rows[2]
+
+
+def test_what_is_frozen_before_an_exchange_takes_part_in_it_and_ranks_that_freeze_others_are_told() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        one, two = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one, two], lr=1.0), strategy="local_sgd:2")
+        for step in range(4):
+            optimizer.zero_grad()
+            one.requires_grad_(step == 0)
+            (sum(parameter.sum() for parameter in (one, two) if parameter.requires_grad) * (rank + 1.0)).backward()
+            optimizer.step()
+            if step == 1:
+                assert one.tolist() == [-1.5] * 2
+                one.copy_(torch.full((2,), float(rank)))
+        assert (one.tolist(), two.tolist()) == ([rank] * 2, [-6.0] * 2)
+        for strategy in ("local_sgd:1", "gossip", "ps"):
+            one.requires_grad_(rank == 0)
+            two.requires_grad_(rank == 1)
+            told = [("one", one), ("two", two)]
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one, two], lr=1.0), told, strategy=strategy)
+            with pytest.raises((ValueError, hvd.HorovodInternalError), match=r"one.*two|two.*one"):
+                optimizer.step()
+
+    job(2, fn, store=True)
+
+
 def test_the_strategy_of_the_job_and_that_of_the_program() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,8 @@ class TrainerExchange:
     def before_step(self, parameters: Sequence[Any], optimizer: Any) -> None:
         """Raises ValueError where ``optimizer`` would undo exchanges."""
         if not self._kept.begun:
-            trained = _trained(parameters)
-            self._check_precision(trained, optimizer)
-            self._kept.begin(trained, _read)
+            self._check_precision(parameters, optimizer)
+        self._kept.begin(parameters, _read, _trained(parameters), stepping=True)
 
     def after_step(self, parameters: Sequence[Any]) -> None:
         self._kept.exchange.stepped()
@@ -43,9 +43,11 @@ class TrainerExchange:
 
     def average(self, parameters: Sequence[Any]) -> None:
         """Give every rank the mean of all ranks' weights."""
+        self._kept.begin(parameters, _read, _trained(parameters))
         self._change(parameters, self._kept.average)
 
-    def _check_precision(self, trained: Sequence[Any], optimizer: Any) -> None:
+    def _check_precision(self, parameters: Sequence[Any], optimizer: Any) -> None:
+        trained = itertools.compress(parameters, _trained(parameters))
         half = [parameter.name for parameter in trained if np.dtype(parameter.dtype) == np.float16]
         if half and getattr(optimizer, "multi_precision", False):
             raise ValueError(
@@ -58,7 +60,7 @@ class TrainerExchange:
         self._change(parameters, lambda weights, names: self._kept(weights, self._step, names))
 
     def _change(self, parameters: Sequence[Any], change: Callable[[list[Array], list[str]], None]) -> None:
-        trained = _trained(parameters)
+        trained = self._kept.chosen(parameters)
         weights = [_read(parameter) for parameter in trained]
         change(weights, list(canonical(parameter.name for parameter in trained)))
         for parameter, weight in zip(trained, weights, strict=True):
@@ -66,8 +68,8 @@ class TrainerExchange:
                 data[:] = weight
 
 
-def _trained(parameters: Sequence[Any]) -> list[Any]:
-    return [parameter for parameter in parameters if parameter.grad_req != "null"]
+def _trained(parameters: Sequence[Any]) -> list[bool]:
+    return [parameter.grad_req != "null" for parameter in parameters]
 
 
 def _read(parameter: Any) -> Array:

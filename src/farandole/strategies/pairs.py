@@ -25,7 +25,7 @@ class Pairs:
         self._engine, self._name, self._ranks, self._tell = engine, name, ranks, tell
         self._group: PeerGroup | None = None
         self._groups = 0  # so far
-        self._held: list[tuple[Any, ...]] = []  # shape and type of what the group has
+        self._held: list[tuple[Any, ...]] | None = None  # shape and type of what the group has
         self._addresses: list[str] = []
         self._joins = -1  # of the engine, when addresses were exchanged
 
@@ -45,6 +45,10 @@ class Pairs:
             server = context.peer_server()
             self._group = PeerGroup(server, name, self._addresses, self._ranks, first, len(statistics), self._tell)
         return self._group
+
+    def other_weights(self) -> None:
+        """Those of the next call are others, maybe of the same shapes."""
+        self._held = None
 
     def close(self) -> None:
         """Show nothing any more."""

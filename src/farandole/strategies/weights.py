@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from farandole.ps.peer import PeerGroup
     from farandole.types import Array
 
+Item = TypeVar("Item")
 Weight = TypeVar("Weight")
 _UNSENT = ("residual", "owed")  # what codecs keep under these names is sent with the next gradient
 
@@ -50,7 +51,7 @@ class EnginePeers:
         self._compared = False  # the weights that are swapped
         self._centre: Group | None = None
         self._centres = 0  # so far
-        self._held: list[tuple[Any, ...]] = []  # shape and type of what the centre holds
+        self._held: list[tuple[Any, ...]] | None = None  # shape and type of what the centre holds
         self._pushed: Sequence[Array] = ()  # statistics
         summed = GradientOptions(ReduceOp.SUM, process_set=options.process_set)
         self._reducer = GradientListReducer(name, summed)
@@ -153,6 +154,12 @@ class EnginePeers:
     def close(self) -> None:
         if self._pairs is not None:
             self._pairs.close()
+
+    def other_weights(self) -> None:
+        """See ``WeightExchange.other_weights``."""
+        self._held = None
+        if self._pairs is not None:
+            self._pairs.other_weights()
 
     def _shown(self, anchors: Sequence[Array], statistics: Sequence[Array]) -> PeerGroup:
         if self._pairs is None:
@@ -317,6 +324,12 @@ class WeightExchange:
             self._peers[1].close()
             self._peers = None
 
+    def other_weights(self) -> None:
+        """The next exchange is of others of the optimizer's weights, maybe of the same shapes."""
+        self._known = None
+        if self._peers is not None:
+            self._peers[1].other_weights()
+
     def _check_alike(self, engine: Engine, name: str, number: int) -> None:
         ranks = self._options.process_set.ranks or range(engine.size)
         spec = self.strategy.spec + (f" with the codec {self.codec.spec}" if self.codec is not None else "")
@@ -333,11 +346,18 @@ class WeightExchange:
 
 
 class KeptExchange:
-    """A ``WeightExchange`` that keeps the strategy's slots in host memory: where a framework has no place for them."""
+    """A ``WeightExchange`` that keeps the strategy's slots in host memory: where a framework has no place for them.
+
+    Weights that are frozen take no part. Slots have a place for each of the optimizer's weights, ``None`` where it has
+    not been trained, so that others may be trained from one step to the next.
+    """
 
     def __init__(self, label: str, options: GradientOptions, strategy: Strategy) -> None:
         self.strategy, self.exchange = strategy, WeightExchange(label, options, strategy)
-        self._slots: list[list[Array]] | None = None  # None: they have not begun
+        self._slots: list[list[Array | None]] | None = None  # None: they have not begun
+        self._places: list[int] | None = None  # of the weights that take part; None: all of them
+        self._total = 0  # weights of the optimizer
+        self._exchanged = False  # after the last step
 
     @property
     def begun(self) -> bool:
@@ -348,45 +368,71 @@ class KeptExchange:
         """The number of weights for which something is kept; 0: nothing is."""
         return len(self._slots[0]) if self._slots else 0
 
-    def begin(self, weights: Sequence[Weight], array_of: Callable[[Weight], Array]) -> None:
-        """Begin what is not there: all slots, those of weights that are new (they stand behind the others), or those of
-        a kind that a checkpoint did not have."""
-        kept, count = self._slots or [], len(self.exchange.kinds)
-        if self._slots is not None and len(kept) == count and all(len(slot) >= len(weights) for slot in kept):
+    def begin(
+        self, weights: Sequence[Weight], array_of: Callable[[Weight], Array], trained: Sequence[bool] | None = None,
+        *, stepping: bool = False,
+    ) -> None:  # fmt: skip
+        """Begin what is not there: all slots, those of weights that are new (they stand behind the others) or trained
+        for the first time, or those of a kind that a checkpoint did not have.
+
+        ``weights``: all of the optimizer; ``trained``: which of them are not frozen (None: all). What is frozen later
+        takes part until ranks have exchanged what they made of it. ``stepping``: a step comes.
+        """
+        now = [place for place in range(len(weights)) if trained is None or trained[place]]
+        done, self._exchanged = stepping and self._exchanged, self._exchanged and not stepping
+        places = now if done or self._places is None else sorted({*self._places, *now})
+        kept, kinds = self._slots, len(self.exchange.kinds)
+        if kept is not None and (places, len(weights), kinds) == (self._places, self._total, len(kept)):
             return
-        fresh = self.exchange.slots([array_of(weight) for weight in weights])
-        kept = [*kept, *([] for _ in fresh[len(kept) :])]
-        self._slots = [[*slot, *new[len(slot) :]] for slot, new in zip(kept, fresh, strict=True)]
+        if self._places is not None and places != self._places:
+            self.exchange.other_weights()
+        self._places, self._total = places, len(weights)
+        self._slots = [[*slot, *[None] * (len(weights) - len(slot))] for slot in kept or ()]
+        self._slots += [[None] * len(weights) for _ in range(kinds - len(self._slots))]
+        lacking = [place for place in places if any(slot[place] is None for slot in self._slots)]
+        fresh = self.exchange.slots([array_of(weights[place]) for place in lacking]) if lacking else ()
+        for slot, begun in zip(self._slots, fresh, strict=bool(lacking)):
+            for place, array in zip(lacking, begun, strict=True):
+                slot[place] = array if slot[place] is None else slot[place]
+
+    def chosen(self, items: Sequence[Item]) -> list[Item]:
+        """Those of ``items``, of which there is one for each of the optimizer's weights, whose weights take part."""
+        return list(items) if self._places is None else [items[place] for place in self._places]
 
     def begin_anew(self) -> None:
-        self._slots = None
+        self._slots = self._places = None
         self.exchange.begin_anew()
 
     def __call__(
         self, weights: Sequence[Array], step: int, names: Sequence[str] | None = None, statistics: Sequence[Array] = ()
     ) -> None:
-        """See ``WeightExchange``."""
+        """See ``WeightExchange``. ``weights``: those that take part."""
         assert self._slots is not None
-        if self._slots and len(self._slots[0]) != len(weights):
+        total = len(weights) if self._places is None else self._total
+        if self._slots and len(self._slots[0]) != total:
             raise ValueError(
                 f"strategy {self.strategy.spec!r} keeps something for {len(self._slots[0])} weights, and the optimizer "
-                f"has {len(weights)}: load the state of a run with the same model"
+                f"has {total}: load the state of a run with the same model"
             )
-        self.exchange(weights, self._slots, step, names, statistics)
+        self.exchange(weights, self._taking_part(), step, names, statistics)
+        self._exchanged = True
 
     def average(
         self, weights: Sequence[Array], names: Sequence[str] | None = None, statistics: Sequence[Array] = ()
     ) -> None:
-        """See ``WeightExchange.average``."""
-        if isinstance(self.strategy, Settling):  # other ranks may have taken steps already
+        """See ``WeightExchange.average``. ``weights``: those that take part."""
+        if isinstance(self.strategy, Settling) and not self.begun:  # other ranks may have taken steps already
             self.begin(weights, lambda weight: weight)
-        self.exchange.average(weights, self._slots or (), names, statistics)
+        self.exchange.average(weights, self._taking_part(), names, statistics)
+
+    def _taking_part(self) -> list[list[Array]]:
+        return [[array for array in self.chosen(slot) if array is not None] for slot in self._slots or ()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the slots, and of which strategy they are."""
+        """Copies of the slots (``None`` for weights that nobody has trained), and of which strategy they are."""
         return {
             "strategy": self.strategy.spec,
-            "slots": [[array.copy() for array in slot] for slot in self._slots or ()],
+            "slots": [[None if array is None else array.copy() for array in slot] for slot in self._slots or ()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -398,4 +444,5 @@ class KeptExchange:
             )
         self.exchange.begin_anew()
         slots = state["slots"][: len(self.exchange.kinds)]
-        self._slots = [[array.copy() for array in slot] for slot in slots] or None
+        self._slots = [[None if array is None else array.copy() for array in slot] for slot in slots] or None
+        self._places = None

@@ -40,7 +40,7 @@ class WeightState:
         if original is not None and "step" in original.__dict__:  # a scheduler watches that one
             original._opt_called = True
         if self._exchange.needed():
-            self._keep()
+            self._keep(stepping=True)
 
     def after_step(self) -> None:
         self._exchange.stepped()
@@ -64,7 +64,7 @@ class WeightState:
 
     def state_dict(self) -> dict[str, Any]:
         kept = self._kept.state_dict()
-        slots = [[torch.from_numpy(array) for array in slot] for slot in kept["slots"]]
+        slots = [[None if array is None else torch.from_numpy(array) for array in slot] for slot in kept["slots"]]
         return {**kept, "step": self._step, "slots": slots}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
@@ -72,7 +72,7 @@ class WeightState:
         self._step = 0
         self._kept.begin_anew()
         if state is not None:
-            slots = [[tensor.numpy() for tensor in slot] for slot in state["slots"]]
+            slots = [[None if tensor is None else tensor.numpy() for tensor in slot] for slot in state["slots"]]
             self._kept.load_state_dict({**state, "slots": slots})
             self._step = state["step"]
 
@@ -86,8 +86,10 @@ class WeightState:
             if parameter.is_floating_point()
         ]
 
-    def _keep(self) -> None:
-        self._kept.begin(self._parameters(), lambda named: Held(named[1]).array)
+    def _keep(self, *, stepping: bool = False) -> None:
+        named = self._parameters()
+        trained = [parameter.requires_grad for _, parameter in named]
+        self._kept.begin(named, lambda one: Held(one[1]).array, trained, stepping=stepping)
 
     def _run(self, step: int) -> None:
         self._keep()
@@ -95,7 +97,7 @@ class WeightState:
 
     def _over(self, change: Callable[[list[Array], list[str], list[Array]], None]) -> None:
         """Have weights (with their names) and statistics changed as arrays."""
-        named = self._parameters()
+        named = self._kept.chosen(self._parameters())
         weights, statistics = [Held(parameter) for _, parameter in named], [Held(buffer) for buffer in self._buffers]
         change([one.array for one in weights], [name for name, _ in named], [one.array for one in statistics])
         for one in (*weights, *statistics):

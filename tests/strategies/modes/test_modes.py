@@ -349,3 +349,9 @@ def test_what_is_kept_begins_with_new_weights_and_is_of_one_model() -> None:
     other.load_state_dict(kept.state_dict())
     with pytest.raises(ValueError, match="keeps something for 2 weights, and the optimizer has 1: load the state of"):
         other([one], 2)
+    other.begin([one, two, one * 3], np.copy, [False, True, False])  # the checkpoint knew of no frozen ones
+    assert [weights[0] for weights in other.state_dict()["slots"]] == [pytest.approx(one), pytest.approx(0 * one)]
+    assert [weights[2] for weights in other.state_dict()["slots"]] == [None, None]
+    assert other.chosen("abc") == ["b"]
+    other.begin([one, two, one * 3], lambda weight: weight, [True, False, False], stepping=True)
+    assert other.chosen("abc") == ["a", "b"]  # nothing was exchanged yet
