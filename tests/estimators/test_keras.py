@@ -12,6 +12,8 @@ import pytest
 from farandole.data import Store, from_parquet
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import KerasEstimator, KerasModel
+from farandole.estimators.trainers import keras as trainer
+from farandole.keras.callbacks import BestModelCheckpoint
 from tests.estimators.tools import Pool, columns, frame, written
 from tests.keras.backends import QUICK
 
@@ -138,3 +140,53 @@ def test_bad_input_is_one_error_before_ranks_start(params: dict[str, Any], says:
     with pytest.raises((DataError, SettingsError), match=says):
         estimator(**{"backend": Never(1), **params}).fit_on_parquet(written(tmp_path))
     assert columns()["x"].shape[1] == 3
+
+
+@keras.saving.register_keras_serializable("tests")
+class Two(keras.Model):
+    """Has no weights until it sees rows."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.first, self.second = keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.second(self.first(x))
+
+
+def test_models_that_are_not_built_come_back_trained(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    for model in (keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)]), Two()):
+        found = estimator(model, optimizer=keras.optimizers.Adam(0.05), epochs=6).fit_on_parquet(path)
+        x, y = (columns()[name].astype("float32") for name in ("x", "y"))
+        loss = float(np.mean((np.asarray(found.getModel()(x)).ravel() - y) ** 2))
+        assert loss < found.getHistory()["loss"][-1] * 1.5 < found.getHistory()["loss"][0]
+
+
+def test_gradients_of_several_batches_make_a_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = written(tmp_path)
+    options: dict[str, Any] = {"shuffle": False, "train_steps_per_epoch": 2, "epochs": 1}
+    one = estimator(**options, batch_size=8).fit_on_parquet(path)
+    whole = estimator(
+        optimizer=keras.optimizers.SGD(RATE, momentum=0.9), shuffle=False, train_steps_per_epoch=1, epochs=1,
+        batch_size=16,
+    ).fit_on_parquet(path)  # fmt: skip
+    both = estimator(**options, batch_size=8, backward_passes_per_step=2).fit_on_parquet(path)
+    np.testing.assert_allclose(weights(both.getModel()), weights(whole.getModel()), rtol=1e-4, atol=1e-6)
+    assert not np.allclose(weights(both.getModel()), weights(one.getModel()), rtol=1e-3)
+    trainer._tell_left(3, 10)
+    assert "the gradients of the last 1 make no step" in caplog.text
+    caplog.clear()
+    trainer._tell_left(3, 9)
+    assert caplog.text == ""
+
+
+def test_the_direction_of_a_checkpoint_callback_is_kept() -> None:
+    for monitor, mode, expected in (
+        ("val_accuracy", "max", "max"), ("val_auc", "auto", "max"), ("loss", "auto", "min"), ("score", "max", "max"),
+    ):  # fmt: skip
+        best = BestModelCheckpoint(monitor=monitor, mode=mode)
+        assert estimator(checkpoint_callback=best)._watching(True).mode == expected
+    with pytest.raises(SettingsError, match="does not know which values of 'score' are better"):
+        estimator(checkpoint_callback=BestModelCheckpoint(monitor="score"))._watching(True)
+    assert estimator(monitor="val_k_accuracy", mode="auto")._watching(True).mode == "max"

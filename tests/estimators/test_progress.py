@@ -13,7 +13,7 @@ from farandole.data import Store
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import checkpoint, mlflow
 from farandole.estimators.progress import Best
-from farandole.estimators.spec import Watching
+from farandole.estimators.spec import Watching, direction
 
 NAN = float("nan")
 
@@ -43,6 +43,15 @@ def test_a_metric_that_nobody_has_is_named() -> None:
     with pytest.raises(SettingsError, match="monitor='accuracy' is no metric of this training; it has loss"):
         Best(Watching("accuracy")).update(0, {"loss": 1.0})
     assert not Best(Watching("val_loss", required=False)).update(0, {"loss": 1.0})
+
+
+def test_names_of_metrics_tell_their_direction() -> None:
+    rising = ["val_acc", "sparse_categorical_accuracy", "auc_1", "f1_score", "precision_at_recall", "val_kind_recall_2"]
+    falling = ["loss", "val_accuracy_loss", "mean_squared_error", "mse", "val_kl_divergence", "crossentropy"]
+    assert {direction(name) for name in rising} == {"max"}
+    assert {direction(name) for name in falling} == {"min"}
+    with pytest.raises(SettingsError, match="'score' are better: give mode='min' or 'max'"):
+        direction("score")
 
 
 def test_the_last_whole_checkpoint_counts(tmp_path: Path) -> None:

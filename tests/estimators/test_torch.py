@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from farandole.data import Store, from_parquet, from_spark
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import Callback, TorchEstimator
+from farandole.estimators.spec import Result
 from tests.estimators.tools import ROWS, Pool, columns, frame, written
 
 RATE, BATCH, EPOCHS = 0.1, 8, 3
@@ -281,3 +283,18 @@ def test_local_ranks_without_a_session(
     assert [line.partition(": ")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
     assert " loss " in lines[0]
     assert "rows/s" in lines[0]
+
+
+def test_weights_of_a_gpu_reach_a_driver_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gpus(Pool):
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            return [result]
+
+    model, file = net(), io.BytesIO()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    result = Result([], file.getvalue(), None)
+    found = estimator(backend=Gpus(1)).fit_on_parquet(written(tmp_path))
+    assert np.array_equal(weights(found.getModel()), weights(model))

@@ -12,7 +12,7 @@ from farandole.estimators.loaders.keras import Loader, Packed, backend_of, pack
 from farandole.estimators.spark.estimator import DistributedEstimator
 from farandole.estimators.spark.model import DistributedModel
 from farandole.estimators.spark.params import Row, declare
-from farandole.estimators.spec import Result, Spec
+from farandole.estimators.spec import Result, Spec, direction
 from farandole.estimators.trainers import keras as trainer
 
 EXTRA = (
@@ -54,7 +54,12 @@ class KerasEstimator(DistributedEstimator):
         }  # fmt: skip
 
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
-        return trainer.check(spec, batch, spec.payload["model"].open())
+        model = spec.payload["model"].open()
+        known = len(model.weights)
+        found = trainer.check(spec, batch, model)
+        if len(model.weights) != known:  # these rows have built it: ranks, and the result, need all of its weights
+            spec.payload["model"] = pack(model, self.getOrDefault("custom_objects") or {})
+        return found
 
     def env(self) -> dict[str, str]:
         given = {name: str(value) for name, value in (self.getOrDefault("backend_env") or {}).items()}
@@ -69,8 +74,10 @@ class KerasEstimator(DistributedEstimator):
             return found
         if monitor.startswith("val_") and not validated:
             raise SettingsError(f"checkpoint_callback watches {monitor!r}, and there is no validation: set validation")
-        rises = getattr(getattr(best, "monitor_op", None), "__name__", "") == "greater"
-        return found._replace(monitor=monitor, mode="max" if rises else "min")
+        mode = getattr(best, "mode", None)
+        if mode is None:  # tf_keras, which has chosen
+            mode = "max" if getattr(best.monitor_op, "__name__", "") == "greater" else "min"
+        return found._replace(monitor=monitor, mode=direction(monitor) if mode == "auto" else mode)
 
     def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> KerasModel:
         packed = spec.payload["model"]

@@ -89,7 +89,7 @@ class LightningEstimator(TorchEstimator):
         if self._module() is None:
             return super().model_of(result, spec, metadata)
         model = copy.deepcopy(self._module())
-        model.load_state_dict(torch.load(io.BytesIO(result.weights), weights_only=False)["model"])
+        model.load_state_dict(torch.load(io.BytesIO(result.weights), map_location="cpu", weights_only=False)["model"])
         return LightningModel(
             history=result.history, model=model, feature_columns=list(spec.columns.features),
             label_columns=list(spec.columns.labels), input_shapes=self.getOrDefault("input_shapes"), run_id=spec.run_id,

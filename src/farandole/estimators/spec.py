@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from farandole.data import ParquetData, Store
+from farandole.errors import SettingsError
+
+FALLING = ("loss", "error", "entropy", "divergence", "perplexity", "mse", "mae", "mape", "msle", "nll")
+RISING = ("acc", "accuracy", "auc", "auroc", "precision", "recall", "f1", "r2", "iou", "similarity", "specificity")
 
 
 class Columns(NamedTuple):
@@ -48,6 +53,17 @@ class Watching(NamedTuple):
     required: bool = True  # whether it is an error if there is no such metric
 
 
+def direction(metric: str) -> str:
+    """Of a metric of that name: "max" if larger values are better, otherwise "min". The last word that tells decides.
+    SettingsError if none does."""
+    for word in reversed(re.findall("[a-z]+[0-9]*", metric.lower())):
+        if word.endswith(FALLING):
+            return "min"
+        if word.endswith(RISING):
+            return "max"
+    raise SettingsError(f"mode='auto' does not know which values of {metric!r} are better: give mode='min' or 'max'")
+
+
 class Spec(NamedTuple):
     """``payload``: the model and all that belongs to it, as its framework has it."""
 
@@ -66,7 +82,7 @@ class Spec(NamedTuple):
     scale_lr: bool
     backward_passes: int
     compression: Any
-    payload: Mapping[str, Any]
+    payload: dict[str, Any]
 
 
 class Result(NamedTuple):

@@ -63,7 +63,7 @@ class TorchEstimator(DistributedEstimator):
 
     def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> TorchModel:
         model, optimizer = copy.deepcopy((spec.payload["model"], spec.payload["optimizer"]))
-        found = torch.load(io.BytesIO(result.weights), weights_only=False)
+        found = torch.load(io.BytesIO(result.weights), map_location="cpu", weights_only=False)
         model.load_state_dict(found["model"])
         optimizer.load_state_dict(found["optimizer"])
         return TorchModel(

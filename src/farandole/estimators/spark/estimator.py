@@ -17,7 +17,7 @@ from farandole.estimators.batches import Batch, first
 from farandole.estimators.spark.frames import prepared
 from farandole.estimators.spark.params import EstimatorParams
 from farandole.estimators.spark.persistence import Persistent
-from farandole.estimators.spec import Columns, Reading, Result, Spec, Watching
+from farandole.estimators.spec import Columns, Reading, Result, Spec, Watching, direction
 from farandole.report import pickling
 
 MEMORY = 256 << 20
@@ -177,7 +177,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             raise SettingsError(f"Validation split {validation} must be in the range: [0, 1)")
         if validation is not None and not isinstance(validation, float | int | str):
             raise SettingsError(f'Param validation must be of type "float" or "str", found: {type(validation)}')
-        for name, known in (("mode", ("min", "max")), ("reader_pool_type", POOLS)):
+        for name, known in (("mode", ("min", "max", "auto")), ("reader_pool_type", POOLS)):
             if self._value(name) not in known:
                 raise SettingsError(f"{name}={self._value(name)!r} must be one of {', '.join(known)}")
         store = self._value("store")
@@ -195,7 +195,10 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         patience = self._value("patience")
         if patience is not None and not monitor:
             raise SettingsError(f"patience={patience} needs validation, or monitor, the metric to watch")
-        return Watching(monitor, self._value("mode"), self._value("min_delta"), patience)
+        mode = self._value("mode")
+        if mode == "auto":
+            mode = direction(monitor) if monitor else "min"
+        return Watching(monitor, mode, self._value("min_delta"), patience)
 
     def _backend(self, spark: bool = False) -> Backend:
         found = self._value("backend")

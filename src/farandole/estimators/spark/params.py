@@ -78,7 +78,7 @@ COMMON = (
     # Farandole's own.
     Row("scale_lr", True, "multiply the learning rate by the number of ranks, as Horovod does", _bool),
     Row("monitor", None, "metric that says which epoch is best; default: val_loss, where there is validation", _text),
-    Row("mode", "min", "'min' or 'max': which values of monitor are better", _text),
+    Row("mode", "min", "'min' or 'max': which values of monitor are better; 'auto': as its name says", _text),
     Row("patience", None, "end after so many epochs without a better one", _int),
     Row("min_delta", 0.0, "by how much an epoch must be better", _number),
     Row("data_options", None, "arguments for reading columns: shapes, dtypes, fill, decode, storage_options"),

@@ -19,6 +19,7 @@ from farandole.estimators.loaders.keras import Packed, inputs_of, several
 from farandole.estimators.progress import Progress
 from farandole.estimators.spec import Result, Spec
 from farandole.estimators.trainers.device import pin
+from farandole.log import logger
 
 
 def train(spec: Spec) -> Result | None:
@@ -46,6 +47,8 @@ def train(spec: Spec) -> Result | None:
         load(model, found.state)
         batches.load(found.data)
     rates.scale()
+    if hvd.rank() == 0:
+        _tell_left(spec.backward_passes, len(batches) * max(spec.epochs - progress.first, 0))
     rows = Rows(batches, model, spec, share=True)
     epochs = _epochs(keras, progress, spec, rows, rates)
     callbacks = [
@@ -67,6 +70,15 @@ def _fit(model: Any, rows: Rows, spec: Spec, first: int, callbacks: list[Any], r
         model.fit(
             batches, steps_per_epoch=len(rows.batches), initial_epoch=first, epochs=spec.epochs, callbacks=callbacks,
             verbose=0, **given,
+        )  # fmt: skip
+
+
+def _tell_left(passes: int, batches: int) -> None:
+    if batches % passes:
+        logger.warning(
+            "backward_passes_per_step=%s does not divide the %s batches of this training: the gradients of the last %s "
+            "make no step; choose train_steps_per_epoch, epochs or backward_passes_per_step so that it does",
+            passes, batches, batches % passes,
         )  # fmt: skip
 
 
@@ -222,8 +234,14 @@ def saved(model: Any, rates: Rates) -> bytes:
 def load(model: Any, state: bytes) -> None:
     """What ``saved`` gave, into a compiled model."""
     with np.load(io.BytesIO(state)) as arrays:
-        weights = [arrays[f"w{place}"] for place in range(len(model.get_weights()))]
+        weights = [arrays[f"w{place}"] for place in range(sum(name[0] == "w" for name in arrays))]
         optimizer = [arrays[name] for name in sorted((n for n in arrays if n[0] == "o"), key=lambda n: int(n[1:]))]
+    given = len(model.get_weights())
+    if given != len(weights):
+        raise DataError(
+            f"the model that was trained has {len(weights)} arrays of weights, and the one that was given {given}: "
+            "give a model that is built (with an Input layer, or after model.build(shape))"
+        )
     model.set_weights(weights)
     if not getattr(model.optimizer, "built", False):
         model.optimizer.build(model.trainable_variables)
@@ -232,8 +250,20 @@ def load(model: Any, state: bytes) -> None:
 
 
 def _variables(optimizer: Any) -> list[Any]:
+    """Those of an optimizer, but for gradients of this rank that it has added up and not applied."""
     found = optimizer.variables
-    return list(found() if callable(found) else found)
+    pending: set[int] = set()
+    each = optimizer
+    while each is not None:  # optimizers that scale losses have another one
+        pending.update(id(variable) for variable in getattr(each, "_accumulated_gradients", None) or ())
+        each = getattr(each, "inner_optimizer", None)
+    return [variable for variable in (found() if callable(found) else found) if id(variable) not in pending]
+
+
+def _build(model: Any, batch: Batch) -> None:
+    """A sequence of layers that has not seen an input, for any number of rows. Others are built by a call."""
+    if not model.built and type(model).__name__ == "Sequential" and len(batch.inputs) == 1:
+        model.build((None, *batch.inputs[0].shape[1:]))
 
 
 def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
@@ -244,6 +274,7 @@ def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
         f"{name} {each.dtype}{list(each.shape[1:])}" for name, each in zip(names, batch.inputs, strict=True)
     )
     try:
+        _build(model, batch)
         found = several(model(inputs_of(model, names, batch.inputs, spec.payload["categories"]), training=False))
     except Exception as error:
         raise DataError(f"the model cannot take the features {told}: {type(error).__name__}: {error}") from error
