@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -56,9 +58,14 @@ def test_files_of_torch(tmp_path: Path) -> None:
     torch.jit.save(torch.jit.trace(module, torch.from_numpy(X)), tmp_path / "script.pt")
     rows = {"input": {0: torch.export.Dim("rows")}}
     torch.export.save(torch.export.export(module, (torch.from_numpy(X),), dynamic_shapes=rows), tmp_path / "out.pt2")
-    for name in ("layers.pt", "script.pt", "out.pt2"):
+    for name in ("layers.pt", "script.pt"):
         np.testing.assert_allclose(called(pack(tmp_path / name), X), expected, rtol=1e-6)
-    assert called(pack(tmp_path / "out.pt2"), X[:2]).shape == (2, 2)
+    (tmp_path / "out.pt").write_bytes((tmp_path / "out.pt2").read_bytes())
+    for name in ("out.pt2", "out.pt"):
+        np.testing.assert_allclose(called(pack(tmp_path / name, trust_pickle=True), X), expected, rtol=1e-6)
+        with pytest.raises(SettingsError, match=r"reads pickles: opening it .* trust_pickle=True"):
+            called(pack(tmp_path / name), X)
+    assert called(pack(tmp_path / "out.pt2", trust_pickle=True), X[:2]).shape == (2, 2)
 
 
 def test_a_pickle_of_other_code_is_opened_only_if_it_is_trusted(tmp_path: Path) -> None:
@@ -154,10 +161,12 @@ def test_keras_models_with_several_inputs_outputs_and_layers_of_the_program() ->
     named = {"far": keras.layers.Subtract()([one, two]), "near": Doubled()(one)}
     model = keras.Model({"one": one, "two": two}, named)
     packed = pack(model)
-    for names, arrays in (("one two", (X, X + 1)), ("two one", (X + 1, X)), ("x y", (X, X + 1))):
+    for names, arrays in (("one two", (X, X + 1)), ("two one", (X + 1, X))):
         found = called(packed, *arrays, names=names)
         np.testing.assert_array_equal(found["far"], -np.ones_like(X))
         np.testing.assert_array_equal(found["near"], 2 * X)
+    with pytest.raises(WholeError, match=r"the Keras model takes .* in no order, and columns x, y are given"):
+        open_model(packed, HERE)({"x": X, "y": X})
     single = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     assert pack(single).returns == "float"
     np.testing.assert_allclose(called(pack(single), X.astype("float64")), single.predict(X, verbose=0), rtol=1e-6)
@@ -181,11 +190,14 @@ def test_saved_models(tmp_path: Path) -> None:
     tf.saved_model.save(module, str(tmp_path / "saved"), signatures={"serving_default": module.serve})
     packed = pack(tmp_path / "saved")
     expected = X.sum(axis=1) - 1
-    np.testing.assert_allclose(called(packed, X.astype("float64"), np.ones(3))["rows"], expected)
+    found = called(packed, X.astype("float64"), np.ones(3), names="a b")["rows"]
+    np.testing.assert_allclose(found, expected)
     np.testing.assert_allclose(called(packed, np.ones(3), X, names="b a")["rows"], expected)
     with pytest.raises(WholeError) as error:
         called(packed, X)
-    assert "the SavedModel takes a, b, and 1 columns are given" in str(error.value)
+    assert re.search("the SavedModel takes (a, b|b, a), and 1 columns are given", str(error.value))
+    with pytest.raises(WholeError, match="in no order, and columns x, y are given: give them the names"):
+        called(packed, X, np.ones(3))
     with pytest.raises(SettingsError, match=r"has no signature 'serving'.*did you mean 'serving_default'"):
         called(pack(tmp_path / "saved", signature="serving"), X)
     with pytest.raises(SettingsError, match="cannot be sent: give the path"):
@@ -218,3 +230,47 @@ def test_onnx_models(tmp_path: Path) -> None:
     np.testing.assert_array_equal(called(packed, X + 1, X, names="b a")["difference"], -np.ones_like(X))
     with pytest.raises(WholeError, match="takes a, b, and 1 columns are given"):
         called(packed, X)
+
+
+def test_hdf5_files_of_a_keras_that_runs_their_functions_need_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from farandole.inference.frameworks import keras as opener
+
+    asked = []
+    old = SimpleNamespace(
+        __version__="3.10.2", models=SimpleNamespace(load_model=lambda path, **options: asked.append(options))
+    )
+    monkeypatch.setattr(opener, "_keras", lambda *_: old)
+    (tmp_path / "m.h5").write_bytes(b"\x89HDF")
+    with pytest.raises(SettingsError, match=r"Keras 3.10.2 runs functions in others .* trust_pickle=True"):
+        called(pack(tmp_path / "m.h5"), X)
+    assert not asked
+    monkeypatch.setattr(opener, "KerasPredictor", lambda _: lambda inputs: 7)
+    assert called(pack(tmp_path / "m.h5", trust_pickle=True), X) == 7
+    old.__version__ = "3.11.0"
+    assert called(pack(tmp_path / "m.h5"), X) == 7
+    assert [each["safe_mode"] for each in asked] == [False, True]
+
+
+def test_a_model_that_is_written_anew_is_opened_anew(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    for value in (1.0, 2.0):
+        module = torch.nn.Linear(4, 1)
+        torch.nn.init.constant_(module.weight, value)
+        torch.nn.init.zeros_(module.bias)
+        torch.save(module, tmp_path / "m.pt")
+        fsspec.filesystem("memory").pipe("/farandole/m.pt", (tmp_path / "m.pt").read_bytes())
+        predict = open_model(pack("memory://farandole/m.pt"), HERE, str(tmp_path))
+        assert predict({"x": np.ones((1, 4), np.float32)}).tolist() == [[4 * value]]
+    fsspec.filesystem("memory").rm("/farandole/m.pt")
+
+
+def test_a_loader_is_called_anew_by_each_who_gives_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "factor")
+    load = lambda: (lambda factor: lambda x: x * factor)(float(open(path).read()))  # noqa: E731, SIM115
+    for factor in (2.0, 3.0):
+        Path(path).write_text(str(factor))
+        packed = pack(load)
+        assert open_model(packed, HERE)({"x": X[0]}).tolist() == (X[0] * factor).tolist()
+        assert open_model(packed, HERE) is open_model(packed, HERE)

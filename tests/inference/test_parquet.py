@@ -197,3 +197,78 @@ def test_the_command(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     ):
         assert cli.main([*other, *wrong]) == 2
         assert why in capsys.readouterr().err
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Six rows of bytes."""
+    path = tmp_path / "small" / "in.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.table({"x": [bytes([row]) for row in range(6)]}), path)
+    return path
+
+
+def first_byte(value: bytes) -> Any:
+    return np.frombuffer(value, np.uint8)[0]
+
+
+def test_an_output_is_gone_on_with_only_by_what_decides_the_same(small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    custom: dict[str, Any] = {"custom_objects": {"a": 1}}
+    options: dict[str, Any] = {"decode": {"x": first_byte}, "returns": "a float", "rows_per_file": 3, **custom}
+    model = lambda x: {"a": x.astype(np.float32)}  # noqa: E731
+    predict_parquet(model, str(small), str(out), **options)
+    assert predict_parquet(model, str(small), str(out), **options).resumed == 2
+    others = [{"decode": {"x": lambda value: first_byte(value) + 1}}, {"custom_objects": {"a": 2}},
+              {"output_columns": ["prediction"]}]  # fmt: skip
+    for other in others:
+        with pytest.raises(SettingsError, match="holds predictions of another call"):
+            predict_parquet(model, str(small), str(out), **{**options, **other})
+    bare = pq.read_table(out / "part-00001.parquet").replace_schema_metadata(None)
+    pq.write_table(bare, out / "part-00001.parquet")  # of a call that overwrite= put an end to
+    assert predict_parquet(model, str(small), str(out), **options).resumed == 1
+
+
+def test_an_input_that_is_written_anew_meanwhile_is_told(small: Path, tmp_path: Path) -> None:
+    def model(x: Any) -> Any:
+        os.utime(small, ns=(1, 1))
+        return x.astype(np.float32)
+
+    with pytest.raises(DataError, match="was written anew while it was read"):
+        predict_parquet(model, str(small), str(tmp_path / "out"), decode={"x": first_byte}, returns="float")
+
+
+def test_an_input_is_never_deleted_as_an_output(small: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"decode": {"x": first_byte}, "returns": "float"}
+    preds = tmp_path / "preds"
+    predict_parquet(np.sqrt, str(small), str(preds), **options)
+    (preds / ".notes").touch()
+    (preds / ".part-00000.parquet.gone-1").touch()
+    (preds / "._farandole.json.gone-1").touch()
+    predict_parquet(np.sqrt, str(small), str(preds), **options)
+    names = sorted(path.name for path in preds.iterdir())
+    assert names == [".notes", "_farandole.json", "part-00000.parquet"]
+    (tmp_path / "link").symlink_to(preds)
+    for input_, output in (
+        (preds, preds),
+        (preds, tmp_path / "link"),
+        (preds / names[-1], preds),
+        (preds, preds / "o"),
+    ):
+        with pytest.raises(SettingsError, match="lie in each other"):
+            predict_parquet(np.sqrt, str(input_), str(output), overwrite=True, **options)
+    assert sorted(path.name for path in preds.iterdir()) == names
+
+
+def test_the_command_goes_on_with_what_a_function_of_the_same_file_has_made(small: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    text = "import numpy as np\nclass Twice:\n    def __call__(self, x): return 2.0 * x\n"
+    own.write_text(
+        f"{text}def load():\n    return Twice().__call__\ndef first(value):\n    return np.array(value[0])\n"
+    )
+    command = ["predict", "--input", str(small), "--output", str(tmp_path / "out"), "--model", f"{own}:load"]
+    command += ["--decode", f"x={own}:first", "--returns", "double"]
+    assert [cli.main(command), cli.main(command)] == [0, 0]
+    assert [row["prediction"] for row in read(tmp_path / "out")] == [2.0 * row for row in range(6)]
+    own.write_text(own.read_text().replace("2.0", "3.0"))
+    assert cli.main(command) == 2

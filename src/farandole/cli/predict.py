@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib
 import os
 import runpy
@@ -77,9 +78,10 @@ def main(arguments: Sequence[str]) -> int:
         raise SettingsError(f"-np {options.np} must be at least 1")
     from farandole.inference import predict_parquet
 
+    model = _model(options.model, {name: given.pop(name) for name in ("signature", "trust_pickle")})
     try:
         done = predict_parquet(
-            _model(options.model), options.input, options.output, np=options.np, stack=options.stack,
+            model, options.input, options.output, np=options.np, stack=options.stack,
             overwrite=options.overwrite, **{name: value for name, value in given.items() if value not in (None, {})},
         )  # fmt: skip
     except DataError as error:
@@ -87,11 +89,20 @@ def main(arguments: Sequence[str]) -> int:
     return say(f"{done}: {options.output}")
 
 
-def _model(text: str) -> Any:
-    """A path, or the function that FILE.py:FUNCTION or MODULE:FUNCTION names."""
+def _model(text: str, options: dict[str, Any]) -> Any:
+    """A path, or the function that FILE.py:FUNCTION or MODULE:FUNCTION names: that is known by its file and name."""
+    from farandole.inference.models import pack
+
     if os.path.exists(text) or "://" in text or ":" not in text:
-        return text
-    return _function(text)
+        return pack(text, **options)
+    function = _function(text)
+    source = text.rpartition(":")[0]
+    path = source if source.endswith(".py") else getattr(sys.modules[source], "__file__", None)
+    packed = pack(function, **options)
+    if path is None or not os.path.isfile(path):  # a module of C
+        return packed
+    with open(path, "rb") as file:
+        return packed._replace(identity=f"{text} {hashlib.sha256(file.read()).hexdigest()}")
 
 
 def _function(text: str) -> Any:

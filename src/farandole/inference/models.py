@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import threading
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from farandole.data import paths
 from farandole.data.extras import need
 from farandole.errors import SettingsError, did_you_mean
 from farandole.inference.stream import Predictor
+from farandole.inference.versions import version
 
 MODEL_OPTIONS = ("custom_objects", "signature", "trust_pickle")  # that a user may give, beside what all columns have
 _OTHER_OPTIONS = ("returns", "batch_size", "inputs", "shapes", "dtypes", "fill", "decode", "stack", "errors", "key")
@@ -43,7 +45,9 @@ class Place(NamedTuple):
 class Model(NamedTuple):
     """A model that can be sent and opened. ``kind``: the module in ``frameworks`` that opens it. ``content``: of its
     file; empty where ``path`` names it. ``options``: for that module. ``returns``: the type of what it gives, where the
-    model tells."""
+    model tells. ``digest``: of the content, or of the path and the version of its file. ``identity``: of a path's file,
+    or where the user told more than the content does. ``load``: of a function that loads the model: another one each
+    time it is packed, as nobody knows what it will load."""
 
     kind: str
     path: str = ""
@@ -52,6 +56,8 @@ class Model(NamedTuple):
     options: tuple[tuple[str, Any], ...] = ()
     returns: str = ""
     digest: str = ""
+    identity: str = ""
+    load: str = ""
 
     @property
     def file_name(self) -> str:
@@ -84,8 +90,9 @@ def pack(model: Any, **options: Any) -> Model:
         given["custom_objects"] = cloudpickle.dumps(given["custom_objects"])
     if isinstance(model, (str, os.PathLike)):
         path = paths.normalized(os.fspath(model))
-        digest = hashlib.sha256(path.encode()).hexdigest()[:24]
-        return Model(_kind_of_path(path), path, options=tuple(sorted(given.items())), digest=digest)
+        kind, named = _kind_of_path(path), f"{path} {version(path) or uuid.uuid4().hex}"
+        digest = hashlib.sha256(named.encode()).hexdigest()[:24]
+        return Model(kind, path, options=tuple(sorted(given.items())), digest=digest, identity=named)
     with tempfile.TemporaryDirectory(prefix="farandole-model-") as folder:
         packed: Model = _module(kind_of(model)).pack(model, Path(folder), given)
     return packed
@@ -99,7 +106,8 @@ def open_model(
     ``folder``: where its file is put for the processes of this host, which map it; default: a temporary one, which is
     removed when the model is open. ``fetch``: gives the content, if the model came without.
     """
-    key = (model.digest, model.options, place, _stamp(model.path))
+    local = paths.local(model.path) if model.path else None
+    key = (model.digest, model.load, model.options, place, version(local) if local else "")
     with _lock:
         found = _opened.get(key)
         if found is None:
@@ -210,13 +218,3 @@ def _kept(model: Model, folder: str, fetch: Callable[[], bytes]) -> str:
     except OSError:  # a folder that another process was faster with
         shutil.rmtree(temporary, ignore_errors=True)
     return path
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    """Size and time of a file, so that one which was written anew is opened anew."""
-    local = paths.local(path) if path else None
-    with contextlib.suppress(OSError):
-        if local:
-            facts = os.stat(local)
-            return facts.st_size, facts.st_mtime_ns
-    return 0, 0

@@ -9,14 +9,15 @@ PIECE_BYTES = 128 << 20  # of a piece's rows in memory, about
 
 
 class Source(NamedTuple):
-    """An input file. ``bytes``: of its columns in memory, about; ``written``: when, in nanoseconds; -1: nobody says.
-    ``keys``: the values in its path, as in year=2024/part.parquet."""
+    """An input file. ``bytes``: of its columns in memory, about. ``written``: when, in nanoseconds, and ``size``: of
+    the file; -1: nobody says. ``keys``: the values in its path, as in year=2024/part.parquet."""
 
     path: str
     rows: int
     bytes: int
     written: int = -1
     keys: tuple[tuple[str, Any], ...] = ()
+    size: int = -1
 
 
 class Piece(NamedTuple):

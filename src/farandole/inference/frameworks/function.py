@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,8 @@ class FunctionPredictor:
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     path = folder / "function.pkl"
     path.write_bytes(cloudpickle.dumps(model))
-    return Model.of_file("function", path, options)
+    packed = Model.of_file("function", path, options)
+    return packed._replace(load=uuid.uuid4().hex) if is_loader(model) else packed
 
 
 def opened(path: str, options: Mapping[str, Any], place: Place) -> Predictor:

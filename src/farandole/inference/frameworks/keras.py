@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
+from farandole.errors import SettingsError
 from farandole.inference.models import Model, Place
+from farandole.inference.named import named
 from farandole.inference.returns import of
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 class KerasPredictor:
     """``predict_on_batch``. Columns are the model's inputs: by their names if these are theirs, otherwise in their
-    order."""
+    order; a model that takes a dict has none."""
 
     floating: str | None = None  # Keras casts itself
 
@@ -34,9 +36,11 @@ class KerasPredictor:
 
     def __call__(self, inputs: dict[str, Array]) -> Any:
         arrays = list(inputs.values())
-        if len(arrays) > 1 and set(inputs) == set(self._names):
-            arrays = [inputs[name] for name in self._names]
-        given = dict(zip(self._names, arrays, strict=True)) if self._takes_dict(len(arrays)) else arrays
+        given: Any = arrays
+        if self._takes_dict(len(arrays)):
+            given = named(inputs, self._names, "the Keras model", ordered=False)
+        elif len(arrays) > 1 and set(inputs) == set(self._names):
+            given = [inputs[name] for name in self._names]
         return _arrays(self._model.predict_on_batch(given if len(given) > 1 else next(iter(arrays))))
 
     def _takes_dict(self, count: int) -> bool:
@@ -58,10 +62,21 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
 def opened(path: str, options: Mapping[str, Any], place: Place) -> KerasPredictor:
     """Keras' safe mode refuses files with functions in them, which would be run, unless ``trust_pickle`` says so."""
     keras = _keras(path, str(options.get("backend", "")), place)
+    if not options.get("trust_pickle") and not zipfile.is_zipfile(path) and not _safe_hdf5(keras):
+        raise SettingsError(
+            f"{path} is no .keras file, and Keras {keras.__version__} runs functions in others (Lambda layers). If you "
+            "trust whoever made it, say trust_pickle=True (--trust-pickle); or save it as .keras, or have Keras 3.11"
+        )
     model = keras.models.load_model(
         path, custom_objects=_unpickled(options), compile=False, safe_mode=not options.get("trust_pickle")
     )
     return KerasPredictor(model)
+
+
+def _safe_hdf5(keras: Any) -> bool:
+    """Whether ``safe_mode`` counts for HDF5 files, too."""
+    major, minor = (int(part) for part in keras.__version__.split(".")[:2])
+    return (major, minor) >= (3, 11)
 
 
 def wrapped(model: Any, options: Mapping[str, Any], place: Place) -> KerasPredictor:

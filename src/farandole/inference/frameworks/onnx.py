@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime
 
-from farandole.errors import SettingsError
-from farandole.inference.isolate import WholeError
 from farandole.inference.models import Model, Place
+from farandole.inference.named import cast, named
 from farandole.inference.returns import of
 
 if TYPE_CHECKING:
@@ -32,12 +31,8 @@ class OnnxPredictor:
         self._outputs = [each.name for each in session.get_outputs()]
 
     def __call__(self, inputs: dict[str, Array]) -> Any:
-        if len(inputs) != len(self._inputs):
-            raise WholeError(
-                SettingsError(f"the ONNX model takes {', '.join(self._inputs)}, and {len(inputs)} columns are given")
-            )
-        named = inputs if set(inputs) == set(self._inputs) else dict(zip(self._inputs, inputs.values(), strict=True))
-        feeds = {name: np.ascontiguousarray(named[name], dtype) for name, dtype in self._inputs.items()}
+        arrays = named(inputs, [*self._inputs], "the ONNX model", ordered=True)
+        feeds = {name: cast(name, array, self._inputs[name]) for name, array in arrays.items()}
         return dict(zip(self._outputs, self._session.run(None, feeds), strict=True))
 
 

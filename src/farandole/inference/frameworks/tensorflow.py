@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from farandole.errors import SettingsError, did_you_mean
-from farandole.inference.isolate import WholeError
 from farandole.inference.models import Model, Place
+from farandole.inference.named import cast, named
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -20,7 +20,7 @@ SIGNATURE = "serving_default"
 
 
 class SavedModelPredictor:
-    """A signature of a SavedModel. Columns are its inputs: by their names if these are theirs, otherwise in order."""
+    """A signature of a SavedModel. Columns are its inputs: by their names, as a signature has no order."""
 
     floating: str | None = None  # each input has its own
 
@@ -36,12 +36,8 @@ class SavedModelPredictor:
         self._device = place.device.replace("cuda", "gpu") if place.device.startswith("cuda") else ""
 
     def __call__(self, inputs: dict[str, Array]) -> Any:
-        if len(inputs) != len(self._inputs):
-            raise WholeError(
-                SettingsError(f"the SavedModel takes {', '.join(self._inputs)}, and {len(inputs)} columns are given")
-            )
-        named = inputs if set(inputs) == set(self._inputs) else dict(zip(self._inputs, inputs.values(), strict=True))
-        tensors = {name: tf.cast(tf.convert_to_tensor(named[name]), dtype) for name, dtype in self._inputs.items()}
+        arrays = named(inputs, [*self._inputs], "the SavedModel", ordered=False)
+        tensors = {name: _tensor(name, array, self._inputs[name]) for name, array in arrays.items()}
         with tf.device(self._device) if self._device else contextlib.nullcontext():
             return {name: _array(each) for name, each in self._function(**tensors).items()}
 
@@ -69,6 +65,14 @@ def opened(path: str, options: Mapping[str, Any], place: Place) -> SavedModelPre
 
 def wrapped(model: Any, options: Mapping[str, Any], place: Place) -> SavedModelPredictor:
     return SavedModelPredictor(model, place, str(options.get("signature", SIGNATURE)))
+
+
+def _tensor(name: str, array: Array, dtype: Any) -> Any:
+    if dtype == tf.string:
+        return tf.convert_to_tensor(array, dtype)
+    if dtype == tf.bfloat16:
+        return tf.cast(tf.convert_to_tensor(cast(name, array, "float32")), dtype)
+    return tf.convert_to_tensor(cast(name, array, dtype.as_numpy_dtype))
 
 
 def _array(tensor: Any) -> Any:

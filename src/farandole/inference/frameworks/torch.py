@@ -86,6 +86,8 @@ def _load(path: str, trusted: bool) -> Any:
     if "constants.pkl" in names:
         return torch.jit.load(path, map_location="cpu")
     if path.endswith(".pt2") or "archive_format" in names or "serialized_exported_program.json" in names:
+        if not trusted:  # torch unpickles parts of it without limits
+            raise _untrusted(f"{path} is an exported program, in which torch reads pickles")
         return torch.export.load(path).module()
     mapped = bool(names)  # the format of before 2019 is no archive
     if trusted:
@@ -105,13 +107,16 @@ def _load_layers(path: str, mapped: bool) -> Any:
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path) if mapped else ["an old format"]
     layers = {name: found for name in unsafe if (found := _layer(name))}
     if others := sorted(set(unsafe) - layers.keys()):
-        raise SettingsError(
-            f"{path} is a pickle that asks for {', '.join(others[:5])}: opening it runs code that the file names. If "
-            "you trust whoever made it, say trust_pickle=True (--trust-pickle); or save the model as TorchScript "
-            "or with torch.export"
-        )
+        raise _untrusted(f"{path} is a pickle that asks for {', '.join(others[:5])}")
     with torch.serialization.safe_globals(list(layers.values())):
         return torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
+
+
+def _untrusted(what: str) -> SettingsError:
+    return SettingsError(
+        f"{what}: opening it runs code that the file names. If you trust whoever made it, say trust_pickle=True "
+        "(--trust-pickle); or save the model as TorchScript"
+    )
 
 
 def _layer(name: str) -> Any:

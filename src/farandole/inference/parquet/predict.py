@@ -18,12 +18,13 @@ from farandole.config import Placement
 from farandole.data import paths
 from farandole.data.parquet.columns import Wanted, check_names
 from farandole.data.parquet.data import fragments, keys
-from farandole.errors import SettingsError, did_you_mean
+from farandole.errors import DataError, SettingsError, did_you_mean
 from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
-from farandole.inference.parquet.target import Target
+from farandole.inference.parquet.target import Target, check_apart, mark
 from farandole.inference.pieces import Piece, Source, pieces, share
 from farandole.inference.returns import DEFAULT, Type, parse
 from farandole.inference.stream import BATCH_SIZE, PREDICTION, How, check_batch_size, predictions
+from farandole.inference.versions import identity, identity_of
 
 ROWS = 1 << 17  # of a file of the output
 _READ = 1 << 14  # rows that are read at once
@@ -54,6 +55,7 @@ class _Job(NamedTuple):
     names: tuple[str, ...]  # of the new columns
     apart: bool  # the fields of a struct are columns
     output: str
+    mark: str  # of what decides about it
     todo: tuple[Piece, ...]
     folder: str  # with the model's file
     threads: int
@@ -89,6 +91,8 @@ def predict_parquet(
     if options:
         raise TypeError(f"predict_parquet() has no argument {next(iter(options))!r}")
     files, schema = fragments(input, storage_options)
+    given = [input] if isinstance(input, str) else [str(each) for each in input]
+    check_apart(given, [file.path for file in files] if paths.local(given[0]) else [], output)
     columns = _inputs(inputs, schema, key)
     kept = _known(schema.names if keep is None else keep, schema, "keep")
     kind = parse(returns or packed.returns or DEFAULT)
@@ -97,45 +101,68 @@ def predict_parquet(
     check_names(wanted, columns)
     count = threads or max(1, len(os.sched_getaffinity(0)) // np)
     how = How(tuple(columns), kind, check_batch_size(batch_size), wanted, errors, key is not None, stack, count)
-    sources = tuple(_source(file) for file in files)
+    where = (given[0], dict(storage_options or {}))
+    sources = tuple(_source(file, paths.arrow_filesystem(*where)[0]) for file in files)
     every = pieces(sources, rows_per_file)
-    target = Target(output, storage_options)
-    target.begin(_facts(packed, how, sources, kept, names, rows_per_file), overwrite)
+    apart = not isinstance(output_columns, str)
+    facts = _facts(packed, how, sources, kept, names, rows_per_file, apart)
+    target = Target(output, storage_options, mark(facts))
+    target.begin(facts, overwrite)
     todo = tuple(piece for piece in every if not target.has(piece))
     with tempfile.TemporaryDirectory(prefix="farandole-predict-") as folder:
-        where = (input if isinstance(input, str) else str(input[0]), dict(storage_options or {}))
         job = _Job(
             packed._replace(content=b""), how, sources, where, tuple(kept), key, tuple(names),
-            not isinstance(output_columns, str), output, todo, folder, count, device,
+            apart, output, mark(facts), todo, folder, count, device,
         )  # fmt: skip
         if packed.content:
             Path(folder, packed.file_name).write_bytes(packed.content)
         _run(job, min(np, len(todo)))
+    _compare(sources, paths.arrow_filesystem(*where)[0])
     target.finish(every)
     return Summary(sum(each.rows for each in sources), len(every), len(every) - len(todo), time.monotonic() - began)
 
 
 def _facts(
-    model: Model, how: How, sources: Sequence[Source], kept: Sequence[str], names: Sequence[str], rows: int
+    model: Model, how: How, sources: Sequence[Source], kept: Sequence[str], names: Sequence[str], rows: int, apart: bool
 ) -> dict[str, Any]:
-    """What decides about the output, as JSON has it. A model of a file is known by its size and time."""
-    local = paths.local(model.path) if model.path else None
+    """What decides about the output, as JSON has it. A model of a file is known by its version."""
+    chosen = {name: value for name, value in model.options if name not in ("trust_pickle", "backend")}
+    decode = {name: identity_of(function) for name, function in sorted(how.wanted.decode.items())}
     facts = {
-        "model": model.path or model.digest,
-        "file of the model": [*os.stat(local)][6:9:2] if local and os.path.exists(local) else [],
+        "model": model.identity or identity(model.content),
+        "options of the model": {name: _plain(value) for name, value in chosen.items()},
         "input": [each._asdict() for each in sources],
-        "columns": {"inputs": how.inputs, "keep": kept, "output": names, "returns": str(how.returns)},
-        "options": [*map(str, (how.wanted[:3], sorted(how.wanted.decode), how.stack, how.errors, rows))],
+        "columns": {"inputs": how.inputs, "keep": kept, "output": names, "returns": str(how.returns), "apart": apart},
+        "options": [*map(str, (how.wanted[:3], decode, how.stack, how.errors, rows))],
     }
     return dict(json.loads(json.dumps(facts, default=str)))
 
 
-def _source(file: Any) -> Source:
+def _plain(value: Any) -> str:
+    return identity(value) if isinstance(value, bytes) else str(value)
+
+
+def _source(file: Any, system: Any) -> Source:
     metadata = file.metadata
     size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-    local = paths.local(file.path)
-    written = os.stat(local).st_mtime_ns if local and os.path.exists(local) else -1
-    return Source(file.path, metadata.num_rows, size, written, tuple(sorted(keys(file).items())))
+    written, length = _version(file.path, system)
+    return Source(file.path, metadata.num_rows, size, written, tuple(sorted(keys(file).items())), length)
+
+
+def _version(path: str, system: Any) -> tuple[int, int]:
+    """When a file was written, and its size."""
+    found = system.get_file_info(path)
+    return (-1 if found.mtime_ns is None else found.mtime_ns), (-1 if found.size is None else found.size)
+
+
+def _compare(sources: Sequence[Source], system: Any) -> None:
+    """DataError for a file of the input that was written anew while it was read."""
+    for source in sources:
+        if _version(source.path, system) != (source.written, source.size):
+            raise DataError(
+                f"{source.path} was written anew while it was read: some predictions are of its rows before. Say "
+                "overwrite (--overwrite)"
+            )
 
 
 def _known(names: Sequence[str], schema: Any, option: str) -> list[str]:
@@ -199,7 +226,7 @@ def _work(job: _Job, rank: int, size: int) -> None:
         return
     predict = open_model(job.model, Place(job.threads, job.device), job.folder)
     system = paths.arrow_filesystem(*job.where)[0]
-    target = Target(job.output, job.where[1])
+    target = Target(job.output, job.where[1], job.mark)
     for piece in mine:
         source = job.sources[piece.file]
         columns = [*job.how.inputs, *([job.key] if job.key else [])]

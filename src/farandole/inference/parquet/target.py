@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -17,13 +18,41 @@ from farandole.errors import DataError, SettingsError
 from farandole.inference.pieces import Piece
 
 MANIFEST = "_farandole.json"  # readers leave out names that begin so, or with a dot
+_OWN = (".part-", f".{MANIFEST}.")  # files that are not complete
+_MARK = b"farandole"  # in a file of predictions: what it was made of
+
+
+def mark(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def check_apart(inputs: Sequence[str], files: Sequence[str], output: str) -> None:
+    """SettingsError for an output that lies in the input, or the input in it. ``files``: of the input."""
+    target = _place(output)
+    for path in [*inputs, *files]:
+        place = _place(path)
+        if _within(place, target) or _within(target, place):
+            raise SettingsError(
+                f"output={output} and input {path} lie in each other: predictions would be read as input, or take its "
+                "place. Name another folder"
+            )
+
+
+def _place(path: str) -> str:
+    local = paths.local(path)
+    return (paths.normalized(path) if local is None else os.path.realpath(local)).rstrip("/")
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
 
 
 class Target:
-    """``path``: a folder or its URL."""
+    """``path``: a folder or its URL. ``mark``: of what its files are made of."""
 
-    def __init__(self, path: str, storage_options: Mapping[str, Any] | None) -> None:
+    def __init__(self, path: str, storage_options: Mapping[str, Any] | None, mark: str) -> None:
         self._system, self._path = paths.arrow_filesystem(path, storage_options)
+        self._mark = mark.encode()
 
     def begin(self, facts: Mapping[str, Any], overwrite: bool) -> None:
         """Make the folder, or find it with files made of the same. SettingsError if it holds something else."""
@@ -40,25 +69,28 @@ class Target:
         self._put(MANIFEST, json.dumps(facts).encode())
 
     def has(self, piece: Piece) -> bool:
-        """Whether a file holds a piece whole: after a crash of the machine it may be there, and torn."""
+        """Whether a file holds a piece whole: after a crash of the machine it may be there, and torn; a call that had
+        not ended when another one began anew may have left one of other facts."""
         path = f"{self._path}/{piece.name}"
         if self._system.get_file_info(path).type != fs.FileType.File:
             return False
         try:
-            return bool(pq.read_metadata(path, filesystem=self._system).num_rows == piece.end - piece.begin)
+            found = pq.read_metadata(path, filesystem=self._system)
+            same = (found.metadata or {}).get(_MARK) == self._mark
+            return bool(same and found.num_rows == piece.end - piece.begin)
         except (pa.ArrowException, OSError):
             return False
 
     def write(self, piece: Piece, table: Any) -> None:
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink)
+        pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), _MARK: self._mark}), sink)
         self._put(piece.name, sink.getvalue())
 
     def finish(self, every: Sequence[Piece]) -> None:
         """Remove what processes left that were ended. DataError if a piece is missing, or a file too many."""
         wanted = {piece.name for piece in every}
         for path in self._names():
-            if path.startswith("."):
+            if path.startswith(_OWN):
                 self._system.delete_file(f"{self._path}/{path}")
         missing = [piece.name for piece in every if not self.has(piece)]
         more = [name for name in self._names() if name.endswith(".parquet") and name not in wanted]

@@ -1,0 +1,46 @@
+"""Columns as the inputs of a model that has names and dtypes for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from farandole.errors import DataError, SettingsError
+from farandole.inference.isolate import WholeError
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+def named(columns: Mapping[str, Array], names: Sequence[str], what: str, ordered: bool) -> dict[str, Array]:
+    """``columns`` by the model's ``names``: by their own names if these are the model's, otherwise in order. Several
+    inputs that have no order (``ordered``: whether they have) must have the columns' names: WholeError."""
+    if len(columns) != len(names):
+        raise WholeError(SettingsError(f"{what} takes {', '.join(names)}, and {len(columns)} columns are given"))
+    if set(columns) == set(names):
+        return {name: columns[name] for name in names}
+    if len(names) > 1 and not ordered:
+        raise WholeError(
+            SettingsError(
+                f"{what} takes {', '.join(names)}, in no order, and columns {', '.join(columns)} are given: give them "
+                "the names of the inputs, with inputs="
+            )
+        )
+    return dict(zip(names, columns.values(), strict=True))
+
+
+def cast(name: str, array: Array, dtype: Any) -> Array:
+    """With the input's dtype. DataError where that would change numbers, other than round them."""
+    wanted = np.dtype(dtype)
+    if array.dtype == wanted or array.dtype == object or np.can_cast(array.dtype, wanted, "same_kind"):
+        found = np.ascontiguousarray(array, wanted)
+        if array.dtype.kind not in "iu" or wanted.kind not in "iu" or np.array_equal(found, array):
+            return found
+    else:
+        with np.errstate(invalid="ignore"):
+            found = np.ascontiguousarray(array, wanted)
+        if np.array_equal(found, array):
+            return found
+    raise DataError(f"input {name!r} takes {wanted}, which does not hold these {array.dtype}: cast the column")

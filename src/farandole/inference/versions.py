@@ -1,0 +1,82 @@
+"""Which model it is: the version of a file that may be written anew, and what stays equal from process to process."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import zipfile
+from typing import Any
+
+import cloudpickle
+
+from farandole.data import paths
+from farandole.data.extras import need
+
+_CHANGING = ("metadata.json", ".data/serialization_id")  # of Keras: the time; of torch: made of checksums
+_FACTS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created", "generation", "size")
+
+
+def version(path: str) -> str:
+    """Size and time of a file, and of all files of a folder; of a URL: what its file system tells (etag, time, size).
+    "" if nobody knows."""
+    local = paths.local(path)
+    try:
+        if local is None:
+            return _remote(path)
+        return "missing" if not os.path.exists(local) else _digest(sorted(_local(local)))
+    except Exception:  # of any file system, which opening the model tells better
+        return ""
+
+
+def _local(path: str) -> list[tuple[Any, ...]]:
+    found = [path] if not os.path.isdir(path) else [os.path.join(top, n) for top, _, ns in os.walk(path) for n in ns]
+    facts = [(os.path.relpath(name, path), os.stat(name)) for name in found]
+    return [(name, each.st_size, each.st_mtime_ns) for name, each in facts]
+
+
+def _remote(path: str) -> str:
+    system, inside = need("fsspec.core", "loading the model").url_to_fs(path)
+    system.invalidate_cache()
+    info = system.info(inside)
+    files = system.find(inside, detail=True) if info["type"] == "directory" else {inside: info}
+    facts = [(name, [(key, str(each[key])) for key in _FACTS if key in each]) for name, each in sorted(files.items())]
+    return _digest(facts) if all(len(each) > 1 for _, each in facts) else ""  # a size alone tells nothing
+
+
+def _digest(facts: Any) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
+
+
+def identity(content: bytes) -> str:
+    """Of what was pickled or saved: without the numbers that cloudpickle draws for classes of the program, and without
+    the time at which Keras saved it."""
+    digest = hashlib.sha256()
+    for part in _parts(content):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:24]
+
+
+def identity_of(value: Any) -> str:
+    """Of a function or class, which is pickled as it is sent."""
+    return identity(cloudpickle.dumps(value))
+
+
+def _parts(content: bytes) -> list[bytes]:
+    if not zipfile.is_zipfile(io.BytesIO(content)):
+        return [_without_numbers(content)]
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        names = sorted(name for name in archive.namelist() if not name.endswith(_CHANGING))
+        found = [(name, archive.read(name)) for name in names]
+    return [
+        part
+        for name, each in found
+        for part in (name.encode(), _without_numbers(each) if name.endswith("pkl") else each)
+    ]
+
+
+def _without_numbers(content: bytes) -> bytes:
+    drawn = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
+    for number in drawn.values():
+        content = content.replace(number.encode(), b"")
+    return content

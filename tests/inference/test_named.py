@@ -1,0 +1,30 @@
+"""Columns as the inputs of a model that has names and dtypes for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from farandole.errors import DataError
+from farandole.inference.isolate import WholeError
+from farandole.inference.named import cast, named
+
+X, Y = np.ones(2), np.zeros(2)
+
+
+def test_inputs_without_an_order_are_found_by_their_names() -> None:
+    found = named({"b": X, "a": Y}, ["a", "b"], "the model", ordered=False)
+    assert (found["a"] is Y, found["b"] is X) == (True, True)
+    assert named({"x": X}, ["a"], "the model", ordered=False)["a"] is X
+    assert named({"x": X, "y": Y}, ["a", "b"], "the model", ordered=True)["b"] is Y
+    with pytest.raises(WholeError, match="takes a, b, in no order, and columns x, y are given"):
+        named({"x": X, "y": Y}, ["a", "b"], "the model", ordered=False)
+
+
+def test_numbers_are_cast_only_to_what_holds_them() -> None:
+    assert cast("a", np.array([1.5]), "float32").tolist() == [1.5]
+    assert cast("a", np.array([1.0, 2.0]), "int64").tolist() == [1, 2]
+    assert cast("a", np.array([0, 1]), "bool").tolist() == [False, True]
+    for array, dtype in (([1.5], "int64"), ([300], "uint8"), ([2**40], "int32"), ([np.nan], "int64"), ([2], "bool")):
+        with pytest.raises(DataError, match=r"'a' takes .* does not hold these"):
+            cast("a", np.array(array), dtype)
