@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import threading
 from pathlib import Path
@@ -199,6 +200,33 @@ def test_the_handle_travels_with_what_it_knows(data: ParquetData, folder: Path, 
     monkeypatch.setenv("FARANDOLE_SIZE", "2")
     assert ids(there.numpy(50)) == ids(data.numpy(50, rank=1, size=2))
     assert [column.name for column in from_parquet(str(folder), columns=["x"]).columns] == ["x"]
+
+
+def test_a_file_that_changes_is_told_in_the_next_epoch_and_to_who_got_the_handle(tmp_path: Path) -> None:
+    part = tmp_path / "part.parquet"
+
+    def write(begin: int) -> None:
+        table = pa.table({"id": range(begin, begin + 100)})
+        pq.write_table(table, part, row_group_size=10, compression="none", use_dictionary=False)
+
+    write(200)
+    data = from_parquet(str(tmp_path))
+    there = pickle.dumps(data)
+    reader = data.numpy(10, rank=0, size=1, memory=100)
+    assert sum(len(batch["id"]) for batch in reader) == 100
+    before = part.stat()
+    write(900)  # of the same size: only the time tells
+    os.utime(part, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
+    assert part.stat().st_size == before.st_size
+    for each in (reader, pickle.loads(there).numpy(10)):
+        with pytest.raises(DataError, match=r"part\.parquet has changed since the handle was made: it was"):
+            list(each)
+    part.write_bytes(b"no such thing")
+    with pytest.raises(DataError, match=r"part\.parquet has changed since .*, and is 13 bytes of"):
+        list(reader)
+    part.unlink()
+    with pytest.raises(DataError, match=r"part\.parquet has changed since .*, and is none\. Make the handle"):
+        list(data.numpy(10, rank=0, size=1))
 
 
 def test_several_files_and_folders_of_keys(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,12 +13,14 @@ import numpy as np
 from farandole.data import paths
 from farandole.data.extras import need
 from farandole.data.parquet.columns import Column, Wanted, Where, check_names, column_of, first_null, null_error, values
+from farandole.data.parquet.stamps import Stamp, stamp
 from farandole.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     from farandole.types import Array
 
 _PURPOSE = "reading Parquet"
+_ASKING = 16  # threads that ask for facts about files
 _SWOLLEN = 2  # times as large as in its file, a value whose size only the file knows
 
 
@@ -39,6 +42,7 @@ class Scan(NamedTuple):
     keys: tuple[dict[str, Any], ...]  # of each file: the values in its path, as in year=2024/part.parquet
     columns: tuple[Column, ...]
     groups: tuple[RowGroup, ...]
+    stamps: tuple[Stamp, ...]  # of each file, when the handle was made
 
     @property
     def rows(self) -> int:
@@ -176,6 +180,8 @@ def from_parquet(path: str | Sequence[str], **options: Any) -> ParquetData:
 
 def _scan(data: ParquetData) -> Scan:
     files, schema = fragments(data.path, data.storage_options)
+    with ThreadPoolExecutor(min(len(files), _ASKING)) as pool:  # object stores take their time for each
+        stamps = tuple(pool.map(lambda each: _stamp(each.filesystem, each.path), files))
     names = data.selected(schema.names)
     wanted = data._wanted
     check_names(wanted, names)
@@ -190,8 +196,16 @@ def _scan(data: ParquetData) -> Scan:
     columns = tuple(column_of(name, schema.field(name).type, wanted, partial(first, name), where) for name in names)
     _check_types(files, schema, names)
     return Scan(
-        tuple(each.path for each in files), tuple(keys(each) for each in files), columns, _groups(files, columns)
-    )
+        tuple(each.path for each in files), tuple(keys(each) for each in files), columns, _groups(files, columns),
+        stamps,
+    )  # fmt: skip
+
+
+def _stamp(system: Any, path: str) -> Stamp:
+    try:
+        return stamp(system, path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
 
 
 def fragments(path: str | Sequence[str], options: Mapping[str, Any] | None = None) -> tuple[list[Any], Any]:
@@ -309,9 +323,9 @@ class Files:
             file = self._file(group.file).subset(row_group_ids=[group.number])
             table = file.to_table(columns=names, use_threads=False)
         except (pa.ArrowException, OSError) as error:
+            self._check(group.file)
             raise DataError(f"{path}, rows {group.row} to {group.row + group.rows - 1}: {error}") from error
-        if table.num_rows != group.rows:
-            raise DataError(f"{path} has changed: {table.num_rows} rows where it had {group.rows}")
+        self._check(group.file)  # after reading: these rows are of the file that the handle knows
         found = {}
         for column in self._scan.columns:
             if column.name in keys:
@@ -320,6 +334,16 @@ class Files:
             else:
                 found[column.name] = values(table.column(column.name), column, where)
         return found
+
+    def _check(self, number: int) -> None:
+        """DataError if the file is not that which the handle was made of."""
+        path, then = self._scan.files[number], self._scan.stamps[number]
+        now = _stamp(self._system, path)
+        if now != then:
+            raise DataError(
+                f"{path} has changed since the handle was made: it was {then}, and is {now}. Make the handle when "
+                "files are complete, and write new data to a new folder"
+            )
 
     def _file(self, number: int) -> Any:
         with self._lock:
