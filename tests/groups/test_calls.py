@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from farandole.groups.calls import Call, Calls
 
 
@@ -39,7 +41,7 @@ def test_held_calls_run_on_the_thread_of_who_runs_them_all() -> None:
     threads: list[str] = []
     held = [Call(lambda: threads.append(threading.current_thread().name)) for _ in range(3)]
     calls._holding = True  # nobody else takes them
-    calls._thread = threading.current_thread()
+    calls._threads = [threading.current_thread()]
     for call in held:
         calls.start(call, held=True)
     assert not any(call.done for call in held)
@@ -58,4 +60,71 @@ def test_held_calls_run_all_the_same_if_nobody_comes() -> None:
     calls.start(third)  # which nobody holds, nor what is before it
     assert third.sleep(30)
     assert order == [0, 1, 2]
+    calls.close()
+
+
+def test_a_callback_may_wait_for_what_it_calls() -> None:
+    """As PyTorch's hooks for DDP do, in C++, which runs nothing meanwhile; also within what it waits for."""
+    calls = Calls("calls")
+    order: list[tuple[int, ...]] = []
+    waited: list[bool] = []
+
+    def call_and_wait(*name: int) -> None:
+        for step in range(2):
+            told = threading.Event()
+            nested = Call(lambda step=step: order.append((*name, step)))
+            if len(name) < 3:
+                nested.when_done(lambda step=step: call_and_wait(*name, step))
+            nested.when_done(told.set)
+            calls.start(nested)
+            waited.append(told.wait(30))
+
+    begin, both = threading.Event(), [threading.Event(), threading.Event()]
+    for number, told in enumerate(both):
+        call = Call(lambda number=number: order.append((number,)) if begin.wait(30) else None)
+        call.when_done(lambda number=number: call_and_wait(number))
+        call.when_done(told.set)
+        calls.start(call)
+    begin.set()
+    assert all(told.wait(60) for told in both)
+    assert waited == [True] * 28
+    of_callbacks = [name for name in order if len(name) > 1]
+    assert of_callbacks == sorted(of_callbacks)  # one callback after the other: the same on all ranks
+    assert len(order) == 30
+    calls.close()
+
+
+def test_an_interrupt_reaches_the_thread_that_it_was_meant_for() -> None:
+    calls = Calls("calls")
+    calls._threads = [threading.current_thread()]  # nobody else takes them
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    heard: list[str] = []
+    first, second = Call(interrupt), Call(lambda: heard.append("ran"))
+    first.when_done(lambda: heard.append("told"))
+    calls.start(first)
+    calls.start(second)
+    with pytest.raises(KeyboardInterrupt):
+        calls.run_all()
+    assert isinstance(first.error, KeyboardInterrupt)
+    assert heard == ["told"]
+    calls.wait(second)
+    assert heard == ["told", "ran"]
+    calls.close()
+
+
+def test_what_ends_programs_does_not_end_the_thread() -> None:
+    calls = Calls("calls")
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    first, second = Call(leave), Call(lambda: None)
+    calls.start(first)
+    assert first.sleep(30)
+    calls.start(second)
+    assert second.sleep(30)
+    assert isinstance(first.error, SystemExit)
     calls.close()

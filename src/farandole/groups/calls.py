@@ -1,4 +1,8 @@
-"""Calls of a group, run one after the other: by whoever waits for one, else by a thread."""
+"""Calls of a group, run one after the other: by whoever waits for one, else by a thread.
+
+Who asked to hear of a call is told after it, in the order of the calls and one at a time, so that what callbacks call
+is in one order on all ranks. A callback may wait for what it calls: that has a depth, and each depth is told by itself.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+
+from farandole.log import logger
 
 _HOLD = 0.02  # seconds after the last call that is held, before the thread runs them all the same
 
@@ -16,17 +22,23 @@ class Call:
     ``last``: what belongs to a call that went well, and has to happen before anybody takes it for done.
     """
 
-    __slots__ = ("_event", "_hear", "done", "error", "last", "work")
+    __slots__ = ("_event", "_hear", "depth", "done", "error", "last", "work")
 
     def __init__(self, work: Callable[[], None], last: Callable[[], None] | None = None) -> None:
         self.work, self.last = work, last
         self.done = False
+        self.depth = getattr(_here, "depth", 0)  # the number of callbacks within which it was made
         self.error: BaseException | None = None
         self._event: threading.Event | None = None
         self._hear: list[Callable[[], None]] = []
 
     def finish(self) -> None:
         """Once, by whoever ran it; then everybody who asked hears so."""
+        for hear in self.end():
+            hear()
+
+    def end(self) -> list[Callable[[], None]]:
+        """Once, by whoever ran it, who then has to call these: they asked to hear of it."""
         if self.last is not None and self.error is None:
             try:
                 self.last()
@@ -40,8 +52,7 @@ class Call:
         self.work = _nothing  # it may hold large tensors
         if event is not None:
             event.set()
-        for hear in heard:
-            hear()
+        return heard
 
     def when_done(self, hear: Callable[[], None]) -> None:
         """Have ``hear`` called when the call is done: now if it is, else by the thread that has run it."""
@@ -62,10 +73,36 @@ class Call:
 
 
 _finishing = threading.Lock()
+_here = threading.local()  # depth: the number of callbacks of calls within which this thread is
 
 
 def _nothing() -> None:
     pass
+
+
+class _Untold:
+    """Callbacks of one depth, in the order of their calls."""
+
+    def __init__(self, depth: int) -> None:
+        self.waiting: deque[Callable[[], None]] = deque()
+        self._depth, self._telling = depth, threading.Lock()
+
+    def tell(self) -> None:
+        """Call them all, unless another thread is at it: then that one does. What one raises comes after the last."""
+        raised: BaseException | None = None
+        before = getattr(_here, "depth", 0)
+        while self.waiting and self._telling.acquire(blocking=False):
+            _here.depth = self._depth + 1
+            try:
+                while self.waiting:
+                    self.waiting.popleft()()
+            except BaseException as error:
+                raised = raised or error
+            finally:
+                _here.depth = before
+                self._telling.release()
+        if raised is not None:
+            raise raised
 
 
 class Calls:
@@ -75,8 +112,10 @@ class Calls:
         self._name = name
         self._waiting: deque[Call] = deque()
         self._running = threading.Lock()
+        self._untold: list[_Untold] = [_Untold(0)]
         self._news = threading.Semaphore(0)
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()
         self._closed = False
         self._held_until, self._holding, self._hurry = 0.0, False, threading.Event()
 
@@ -85,9 +124,10 @@ class Calls:
         if not self._waiting and self._running.acquire(blocking=False):
             try:
                 _run(call)
+                self._end(call)
             finally:
                 self._running.release()
-            call.finish()
+            self._untold[call.depth].tell()
         else:
             self._waiting.append(call)
             self.wait(call)
@@ -95,16 +135,16 @@ class Calls:
     def start(self, call: Call, *, held: bool = False) -> None:
         """Have ``call`` run in its turn. ``held``: somebody is about to run all that wait; if not, the thread is."""
         self._waiting.append(call)
+        held = held and not call.depth  # else who is about to run them may wait for this one
         self._held_until = time.monotonic() + _HOLD if held else 0.0
         if self._holding and not held:
             self._hurry.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-            self._thread.start()
+        if len(self._threads) <= call.depth:
+            self._serve_up_to(call.depth)
         self._news.release()
 
     def run_all(self) -> None:
-        """Run what waits, on this thread."""
+        """Run what waits, on this thread. A KeyboardInterrupt or SystemExit ends the call, and is raised here."""
         while self._run_next():
             pass
 
@@ -123,10 +163,13 @@ class Calls:
         """The thread ends when all calls have run."""
         self._closed = True
         self._hurry.set()
-        self._news.release()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        with self._starting:
+            threads = list(self._threads)
+        for _ in threads:
+            self._news.release()
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join()
 
     def _run_next(self) -> bool:
         with self._running:
@@ -134,8 +177,26 @@ class Calls:
                 return False
             call = self._waiting.popleft()
             _run(call)
-        call.finish()  # what hears of it may make calls itself
+            self._end(call)
+        self._untold[call.depth].tell()  # with no lock held: callbacks may make calls themselves
+        if call.error is not None and not isinstance(call.error, Exception):
+            raise call.error  # Ctrl-C: it was meant for this thread, whoever waits for the call
         return True
+
+    def _end(self, call: Call) -> None:
+        """Called with ``_running`` held, and ``tell`` after it."""
+        heard = call.end()
+        while len(self._untold) <= call.depth:
+            self._untold.append(_Untold(len(self._untold)))
+        self._untold[call.depth].waiting.extend(heard)
+
+    def _serve_up_to(self, depth: int) -> None:
+        """One thread for each callback that may wait for the call of this depth, and one that runs the call."""
+        with self._starting:
+            while len(self._threads) <= depth:
+                thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
 
     def _hold(self) -> None:
         """Leave calls for a moment to somebody who is about to run them."""
@@ -152,8 +213,17 @@ class Calls:
         while True:
             self._news.acquire()
             self._hold()
-            self.run_all()  # also those before it, that were to be run by others
+            self._run_all_quietly()  # also those before it, that were to be run by others
             if self._closed and not self._waiting:
+                return
+
+    def _run_all_quietly(self) -> None:
+        while True:
+            try:
+                self.run_all()
+            except BaseException as error:  # the call has it; those behind it are to run all the same
+                logger.warning("%s: %s: %s", self._name, type(error).__name__, error)
+            else:
                 return
 
 
