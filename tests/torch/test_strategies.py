@@ -106,6 +106,39 @@ def test_a_resumed_run_goes_on_bit_for_bit() -> None:
     job(2, fn)
 
 
+@pytest.mark.parametrize("strategy", ["allreduce", "diloco:3"])
+def test_what_a_codec_keeps_is_in_the_checkpoint_of_its_rank(strategy: str) -> None:
+    """With the codec of the job. A checkpoint of rank 0 gives the others nothing, nor does one of another codec."""
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        ends = []
+        for resumed in (False, True):
+            model = net()
+            optimizer = hvd.DistributedOptimizer(OPTIMIZERS["momentum"](model.parameters()), strategy=strategy)
+            steps_of(rank, 2, model, optimizer, 0, 4)
+            if resumed:
+                file = io.BytesIO()
+                torch.save([model.state_dict(), optimizer.state_dict()], file)
+                weights, state = torch.load(io.BytesIO(file.getvalue()))
+                model = net()
+                model.load_state_dict(weights)
+                OPTIMIZERS["momentum"](model.parameters()).load_state_dict(state)
+                for spec, kept in (("topk:0.2", [False] * 2), ("", [rank == 0, False]), ("", [True] * 2)):
+                    codec = codec_of(spec or "topk:0.3")
+                    plain = OPTIMIZERS["momentum"](model.parameters())
+                    optimizer = hvd.DistributedOptimizer(plain, strategy=strategy, codec=codec)
+                    own = all(kept)
+                    optimizer.load_state_dict(state if own else hvd.broadcast_object(state))
+                    assert bool(codec.state_dict()) == kept[rank]
+            steps_of(rank, 2, model, optimizer, 4, 8)
+            ends.append(values(model))
+        assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+    job(2, fn, codec="topk:0.3")
+
+
 def test_half_types_groups_that_come_later_buffers_and_the_mean_in_the_end() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd

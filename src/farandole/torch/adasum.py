@@ -6,6 +6,7 @@ So it works with any optimizer: what it made of its gradients (momentum, adaptiv
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,6 +35,10 @@ class AdasumState:
 
     def look_around(self) -> None: ...
     def synchronize(self) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
 
     def before_step(self, with_closure: bool) -> None:
         original, optimizer = self._original(), self._optimizer()

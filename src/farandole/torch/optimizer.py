@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from farandole.frontend.documented import documented
 from farandole.report import pace
 from farandole.strategies.bucket_reducer import BucketReducer
 from farandole.strategies.options import GradientOptions, check_passes, gradient_options
-from farandole.torch import validation
+from farandole.torch import codec_state, validation
 from farandole.torch.adasum import AdasumState
 from farandole.torch.functions import allreduce
 from farandole.torch.gradients import TorchGradient, end_of_backward
@@ -150,6 +150,17 @@ class _Distributed:
         """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective, if the strategy
         exchanges weights; if it exchanges gradients, ranks hold the same weights, and there is nothing to do."""
 
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        """That of the optimizer that was wrapped, and what the strategy and the codec keep on this rank."""
+        state: dict[str, Any] = super().state_dict(*args, **options)  # type: ignore[misc]
+        kept = self._farandole.state_dict()
+        return {**state, "farandole": kept} if kept else state
+
+    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **options: Any) -> None:
+        """Also of a plain optimizer; a strategy then begins anew. What a codec kept goes to the rank whose it is."""
+        super().load_state_dict({**state_dict}, *args, **options)  # type: ignore[misc]
+        self._farandole.load_state_dict(state_dict.get("farandole"))
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Load into the containers that are shared with the optimizer that was wrapped (and with its schedulers)."""
         groups, values = self.param_groups, self.state
@@ -188,7 +199,7 @@ class _Combined(_Distributed):
 
 
 class _WithWeights(_Distributed):
-    """The differences where ranks exchange weights: there are no gradients to wait for, and there is more to save."""
+    """The differences where ranks exchange weights: there are no gradients to wait for."""
 
     _step_supports_amp_scaling = True  # a GradScaler asks for every step then, also those that this rank skips
 
@@ -218,15 +229,6 @@ class _WithWeights(_Distributed):
 
     def average_weights(self) -> None:
         self._farandole.average()
-
-    def state_dict(self) -> dict[str, Any]:
-        """That of the optimizer that was wrapped, and what the strategy keeps."""
-        return {**super().state_dict(), "farandole": self._farandole.state_dict()}  # type: ignore[misc]
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Also of a plain optimizer; a strategy then begins anew."""
-        super().load_state_dict({**state_dict})  # type: ignore[misc]
-        self._farandole.load_state_dict(state_dict.get("farandole"))
 
 
 def _blank(base: type) -> Any:
@@ -295,6 +297,13 @@ class OptimizerState:
             self.look_around()
             self.reducer.before_step()
             self._synchronized = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.reducer is None else codec_state.state_of(self.reducer.codec, self._options.process_set)
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        if self.reducer is not None:
+            codec_state.load(self.reducer.codec, self._options.process_set, state)
 
     def before_step(self, with_closure: bool) -> None:
         original = self._original()

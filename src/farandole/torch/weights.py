@@ -11,6 +11,7 @@ import torch
 from farandole.contracts import Strategy
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import KeptExchange
+from farandole.torch import codec_state
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -29,6 +30,7 @@ class WeightState:
         self._optimizer, self._original = weakref.ref(optimizer), original
         self._strategy, self._kept = strategy, KeptExchange("DistributedOptimizer", options, strategy)
         self._exchange = self._kept.exchange
+        self._set = options.process_set
         self._buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
         self._step = 0
 
@@ -65,16 +67,18 @@ class WeightState:
     def state_dict(self) -> dict[str, Any]:
         kept = self._kept.state_dict()
         slots = [[None if array is None else torch.from_numpy(array) for array in slot] for slot in kept["slots"]]
-        return {**kept, "step": self._step, "slots": slots}
+        residuals = codec_state.state_of(self._exchange.codec, self._set)
+        return {**kept, "step": self._step, "slots": slots, **residuals}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Raises ValueError for the state of another strategy."""
         self._step = 0
         self._kept.begin_anew()
-        if state is not None:
+        if state is not None and "strategy" in state:
             slots = [[None if tensor is None else tensor.numpy() for tensor in slot] for slot in state["slots"]]
             self._kept.load_state_dict({**state, "slots": slots})
             self._step = state["step"]
+        codec_state.load(self._exchange.codec, self._set, state)
 
     def _parameters(self) -> list[tuple[str, Any]]:
         optimizer: Any = self._optimizer()

@@ -1,0 +1,38 @@
+"""What a codec keeps (residuals, say), in the state of its optimizer. It is of one rank: others leave it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.contracts import Codec
+
+
+def state_of(codec: Codec | None, process_set: ProcessSet) -> dict[str, Any]:
+    """``{"codec": ...}``; empty if nothing is kept. Call it between two steps."""
+    if codec is None or not _takes_part(process_set):
+        return {}
+    kept = {name: torch.from_numpy(array) for name, array in codec.state_dict().items()}
+    return {"codec": {**_owner(codec, process_set), "state": kept}} if kept else {}
+
+
+def load(codec: Codec | None, process_set: ProcessSet, state: Mapping[str, Any] | None) -> None:
+    """Load what ``state_of`` gave on this rank of as many, for the same codec; leave the codec alone otherwise."""
+    if codec is None or state is None or "codec" not in state or not _takes_part(process_set):
+        return
+    found, owner = state["codec"], _owner(codec, process_set)
+    if owner == {name: found[name] for name in owner}:
+        codec.load_state_dict({name: tensor.numpy() for name, tensor in found["state"].items()})
+
+
+def _takes_part(process_set: ProcessSet) -> bool:
+    """Not while an elastic job has lost its ranks."""
+    return context.is_initialized() and process_set.included()
+
+
+def _owner(codec: Codec, process_set: ProcessSet) -> dict[str, Any]:
+    return {"spec": codec.spec, "rank": process_set.rank(), "size": process_set.size()}
