@@ -112,9 +112,10 @@ def from_spark(
     folder, which driver and ranks reach by this name; default: the setting spark.farandole.data.dir, and on one machine
     the temporary folder. ``compression``: Spark's name of it, default: Spark's own choice.
 
-    Raises DataError for columns that cannot be used, and for a DataFrame without rows; what Spark raises when it cannot
-    compute the DataFrame comes as it is. Nothing is left behind then.
+    Raises TypeError for what is no DataFrame of Spark, DataError for columns that cannot be used, and for a DataFrame
+    without rows; what Spark raises when it cannot compute the DataFrame comes as it is. Nothing is left behind then.
     """
+    _check_frame(frame)
     if "storage_options" in options and parent is None:
         raise SettingsError("storage_options need parent=, the folder that they are for")
     how = _How(parent or _parent(frame.sparkSession), row_group_bytes, compression)
@@ -134,6 +135,21 @@ def from_spark(
         data.delete()
         raise
     return data
+
+
+def _check_frame(frame: Any) -> None:
+    """TypeError, with the cure, for what is no DataFrame of Spark."""
+    if hasattr(frame, "sparkSession"):
+        return
+    kind = f"{type(frame).__module__}.{type(frame).__qualname__}".removeprefix("builtins.")
+    cure = "give spark.createDataFrame(it), or write it to Parquet and use from_parquet(path)"
+    if isinstance(frame, str | os.PathLike):
+        cure = f"for files give spark.read.parquet(path), or use from_parquet({os.fspath(frame)!r})"
+    elif hasattr(frame, "to_spark"):
+        cure = "give its to_spark()"
+    elif hasattr(frame, "toDF"):
+        cure = "give its toDF()"
+    raise TypeError(f"from_spark takes a DataFrame of Spark, and this is a {kind}: {cure}")
 
 
 def _write(frame: Any, names: Sequence[str], how: _How) -> _Written:

@@ -10,11 +10,12 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from farandole.data import ParquetData, Store, from_parquet
+from farandole.data import ParquetData, Store, from_parquet, from_spark
 from farandole.errors import DataError
 
 VECTOR = pa.struct({"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()),
@@ -274,3 +275,8 @@ def test_a_file_system_of_fsspec() -> None:
             list(data.numpy(7, rank=0, size=1))
     finally:
         system.rm("/farandole-test", recursive=True)
+
+
+def test_a_frame_of_pandas_is_no_dataframe_of_spark() -> None:
+    with pytest.raises(TypeError, match=r"this is a pandas\..*DataFrame: give spark\.createDataFrame\(it\)"):
+        from_spark(pd.DataFrame({"x": [1]}))
