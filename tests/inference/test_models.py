@@ -274,3 +274,15 @@ def test_a_loader_is_called_anew_by_each_who_gives_it(tmp_path: Path) -> None:
         packed = pack(load)
         assert open_model(packed, HERE)({"x": X[0]}).tolist() == (X[0] * factor).tolist()
         assert open_model(packed, HERE) is open_model(packed, HERE)
+
+
+def test_a_model_whose_device_failed_is_not_used_again() -> None:
+    class Broken(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, x: Any) -> Any:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    for packed in (pack(Broken()), pack(lambda x: Broken()(x))):
+        predict = open_model(packed, HERE)
+        with pytest.raises(WholeError, match="device-side assert"):
+            predict({"x": X})
+        assert open_model(packed, HERE) is not predict

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from farandole.errors import DataError, SettingsError
@@ -96,8 +95,21 @@ def test_what_does_not_fit_is_told(output: Any, kind: str, why: str) -> None:
         to_arrow(output, parse(kind), 2)
 
 
-def test_columns_are_made_without_a_copy() -> None:
+def test_columns_stay_when_the_model_uses_its_buffer_again() -> None:
     output = np.arange(6, dtype=np.float32).reshape(2, 3)
-    values = to_arrow(output, Type("array", items=Type("number", "float32")), 2).values
-    assert values.buffers()[1].address == output.ctypes.data
-    assert isinstance(values, pa.FloatArray)
+    found = to_arrow(output, Type("array", items=Type("number", "float32")), 2)
+    output[:] = 9
+    assert found.to_pylist() == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        ([[4.0, 5.0]], "scores array<double>"), ([np.array([4.0, 5.0])], "scores array<double>"),
+        ([np.array([[4.0, 5.0]])], "scores array<double>"), ([[[4.0, 5.0]]], "scores array<double>"),
+        (["abc"], "name string"), ([7], "label int"), ([np.array([7])], "label int"), ((np.array([7]),), "label int"),
+    ],
+)  # fmt: skip
+def test_the_value_of_one_row_is_not_taken_for_a_field(output: Any, kind: str) -> None:
+    (row,) = to_arrow(output, parse(kind), 1).to_pylist()
+    assert list(row.values())[0] in ([4.0, 5.0], "abc", 7)  # noqa: RUF015

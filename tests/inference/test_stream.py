@@ -131,3 +131,44 @@ def test_who_stops_early_leaves_no_thread() -> None:
     stream.close()
     names = ("farandole-decode", "farandole-ahead")
     assert not [each.name for each in threading.enumerate() if each.name.startswith(names)]
+
+
+def test_a_value_that_does_not_fit_fails_alone() -> None:
+    options = how(["x"], "tinyint", errors="column")
+    found = run([(column(1, 300, 2, 3),)], Function(lambda x: x), options)
+    assert [row["prediction"] for row in found] == [1, None, 2, 3]
+    assert "'tinyint' does not hold" in found[1]["error"]
+    with pytest.raises(DataError, match="prediction failed on row 1 of partition 0: the model gave int64"):
+        run([(column(1, 300, 2, 3),)], Function(lambda x: x), how(["x"], "tinyint"))
+
+
+@pytest.mark.parametrize("rows", [[[1.0], [1.0, 2.0], [3.0, 4.0]], [[1.0], None, [1.0, 2.0], [3.0, 4.0]]])
+def test_the_length_that_most_rows_have_is_that_of_lists(rows: list[Any]) -> None:
+    found = run([(column(*rows),)], Function(lambda x: x.sum(axis=1)), how(["x"], "double", errors="column"))
+    assert [row["prediction"] for row in found] == [*[None] * (len(rows) - 2), 3.0, 7.0]
+
+
+def test_stacked_columns_have_the_models_dtype() -> None:
+    model = Function(lambda x: x[:, 0], floating="float32")
+    run([(column(1.0), column(3))], model, how(["a", "b"], "float", stack=True))
+    run([(column(1), column(3))], model, how(["a", "b"], "bigint", stack=True))
+    run([(column(1.0), column(3))], model, how(["a", "b"], "double", stack=True, dtypes={"a": "float64"}))
+    assert [call["a"].dtype.name for call in model.calls] == ["float32", "int64", "float64"]
+
+
+def test_decoded_rows_that_the_first_ones_dtype_does_not_hold_fail() -> None:
+    def decode(value: bytes) -> Any:
+        return np.array([len(value) * 100], "uint8" if len(value) < 3 else "uint16")
+
+    chunks = [(column(b"1", b"22", b"333"),)]
+    found = run(chunks, Function(lambda x: x[:, 0]), how(["x"], "int", errors="column", decode={"x": decode}))
+    assert [row["prediction"] for row in found] == [100, 200, None]
+    assert "row 2, column 'x'" in found[2]["error"]
+    options = how(["x"], "int", decode={"x": decode}, dtypes={"x": "uint16"})
+    assert run(chunks, Function(lambda x: x[:, 0]), options) == [100, 200, 300]
+
+
+def test_batches_of_a_model_with_one_buffer_are_kept() -> None:
+    buffer = np.empty(2)
+    model = Function(lambda x: np.multiply(x, 2.0, out=buffer))
+    assert run([(column(1.0, 2.0, 3.0, 4.0),)], model, how(["x"], "double", 2)) == [2, 4, 6, 8]

@@ -21,6 +21,7 @@ import cloudpickle
 from farandole.data import paths
 from farandole.data.extras import need
 from farandole.errors import SettingsError, did_you_mean
+from farandole.inference.isolate import WholeError
 from farandole.inference.stream import Predictor
 from farandole.inference.versions import version
 
@@ -118,6 +119,20 @@ def open_model(
         while len(_opened) > KEPT:
             _opened.popitem(last=False)
         return found
+
+
+@contextlib.contextmanager
+def computing(predictor: object) -> Iterator[None]:
+    """After an error of CUDA a device computes nothing more: it is no row's error, and the model is not used again."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(text in str(error) for text in ("CUDA error", "device-side assert")):
+            raise
+        with _lock:
+            for key in [key for key, found in _opened.items() if found is predictor]:
+                del _opened[key]
+        raise WholeError(error) from error
 
 
 def wrap(model: Any, options: Mapping[str, Any], place: Place) -> Predictor:

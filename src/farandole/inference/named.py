@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from farandole.data.parquet import casts
 from farandole.errors import DataError, SettingsError
 from farandole.inference.isolate import WholeError
 
@@ -33,14 +34,10 @@ def named(columns: Mapping[str, Array], names: Sequence[str], what: str, ordered
 
 def cast(name: str, array: Array, dtype: Any) -> Array:
     """With the input's dtype. DataError where that would change numbers, other than round them."""
-    wanted = np.dtype(dtype)
-    if array.dtype == wanted or array.dtype == object or np.can_cast(array.dtype, wanted, "same_kind"):
-        found = np.ascontiguousarray(array, wanted)
-        if array.dtype.kind not in "iu" or wanted.kind not in "iu" or np.array_equal(found, array):
-            return found
-    else:
-        with np.errstate(invalid="ignore"):
-            found = np.ascontiguousarray(array, wanted)
-        if np.array_equal(found, array):
-            return found
-    raise DataError(f"input {name!r} takes {wanted}, which does not hold these {array.dtype}: cast the column")
+    if array.dtype == object or np.dtype(dtype) == object:
+        return np.ascontiguousarray(array, dtype)
+    found, place = casts.cast(array, dtype)
+    if place >= 0:
+        value = array.reshape(-1)[place]
+        raise DataError(f"input {name!r} takes {np.dtype(dtype)}, which does not hold {value} of {array.dtype}")
+    return np.ascontiguousarray(found)

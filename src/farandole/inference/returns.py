@@ -30,6 +30,10 @@ _TOKENS = re.compile(r"\s*(`(?:[^`]|``)*`|[\w.]+|[<>:,])")
 EXAMPLES = "'float', 'array<float>', 'string' or 'struct<label:int,scores:array<float>>'"
 
 
+class ShapeError(DataError):
+    """What a model gave has another form than its type: that is of the model, not of single rows."""
+
+
 class Type(NamedTuple):
     """``kind``: number, boolean, string, binary, array or struct. ``dtype``: of numbers. ``items``: of an array.
     ``fields``: of a struct."""
@@ -140,7 +144,8 @@ def to_arrow(output: Any, kind: Type, rows: int, name: str = "the model") -> Any
     """What a model gave for ``rows`` rows, as an Arrow array.
 
     ``output``: an array ``[rows, ...]``, a list of one value per row, or several of them as a dict or tuple for a
-    struct. Raises DataError for another number of rows, another shape, or numbers that the type does not hold.
+    struct. Raises ShapeError for another number of rows or outputs, another shape or kind of number, and DataError for
+    values that the type does not hold. The array is a copy: a model may use its buffer again.
     """
     pa = need("pyarrow", _PURPOSE)
     if kind.kind == "struct":
@@ -150,7 +155,7 @@ def to_arrow(output: Any, kind: Type, rows: int, name: str = "the model") -> Any
         return pa.StructArray.from_arrays(parts, fields=list(arrow_type(kind)))
     output = _single(output, name)
     if len(output) != rows:
-        raise DataError(f"{name} gave {len(output)} rows for {rows}: it must give one for each")
+        raise ShapeError(f"{name} gave {len(output)} rows for {rows}: it must give one for each")
     if kind.kind in ("string", "binary") or not isinstance(output, np.ndarray) or output.dtype == object:
         return _from_values(output, kind, name)
     return _from_numbers(output, kind, name)
@@ -160,14 +165,30 @@ def _parts(output: Any, kind: Type, name: str) -> list[tuple[Any, str, Type]]:
     names = [field for field, _ in kind.fields]
     if isinstance(output, Mapping):
         if missing := [field for field in names if field not in output]:
-            raise DataError(f"{name} gave {', '.join(map(str, output))}, but no {missing[0]!r}, which returns= names")
+            raise ShapeError(f"{name} gave {', '.join(map(str, output))}, but no {missing[0]!r}, which returns= names")
         return [(output[field], field, inner) for field, inner in kind.fields]
-    if isinstance(output, (tuple, list)) and len(output) == len(names):
+    if isinstance(output, (tuple, list)) and len(output) == len(names) and not _is_rows(output, kind):
         return [(each, field, inner) for each, (field, inner) in zip(output, kind.fields, strict=True)]
     if len(names) == 1:
         return [(output, *kind.fields[0])]
     what = f"{len(output)} outputs" if isinstance(output, (tuple, list)) else f"one {type(output).__name__}"
-    raise DataError(f"{name} gave {what}, where returns='{kind}' names {len(names)}: give a dict or tuple of these")
+    raise ShapeError(f"{name} gave {what}, where returns='{kind}' names {len(names)}: give a dict or tuple of these")
+
+
+def _is_rows(output: Any, kind: Type) -> bool:
+    """Whether a list holds the value of one row, not the output that is the only field."""
+    if not isinstance(output, list) or len(output) != 1:
+        return False
+    depth, inner = 0, kind.fields[0][1]
+    while inner.items is not None:
+        depth, inner = depth + 1, inner.items
+    return _depth(output[0]) <= depth
+
+
+def _depth(value: Any) -> int:
+    if isinstance(value, list):
+        return 1 + (_depth(value[0]) if value else 0)
+    return int(getattr(value, "ndim", 0))
 
 
 def _single(output: Any, name: str) -> Any:
@@ -175,9 +196,9 @@ def _single(output: Any, name: str) -> Any:
         if len(output) == 1:
             return next(iter(output.values() if isinstance(output, Mapping) else output))
         what = ", ".join(map(str, output)) if isinstance(output, Mapping) else f"{len(output)} arrays"
-        raise DataError(f"{name} gave several outputs ({what}): declare them with returns='struct<name:type,...>'")
+        raise ShapeError(f"{name} gave several outputs ({what}): declare them with returns='struct<name:type,...>'")
     if not hasattr(output, "__len__") or getattr(output, "shape", None) == ():
-        raise DataError(f"{name} gave a {type(output).__name__}, {output!r:.80}: it must give a value for each row")
+        raise ShapeError(f"{name} gave a {type(output).__name__}, {output!r:.80}: it must give a value for each row")
     return output
 
 
@@ -202,7 +223,7 @@ def _from_numbers(output: Array, kind: Type, name: str) -> Any:
         output = output[..., 0]
     if output.ndim != depth + 1 or inner.kind not in ("number", "boolean"):
         fitting = of(output.shape[1:], output.dtype)
-        raise DataError(
+        raise ShapeError(
             f"{name} gave {output.dtype.name} of shape {output.shape}, rows first, which is no column of '{kind}': "
             f"give returns='{fitting}', or another shape"
         )
@@ -223,9 +244,9 @@ def _nested(output: Array, kind: Type) -> Any:
 def _cast(output: Array, kind: Type, name: str) -> Array:
     wanted = np.dtype(kind.dtype or "bool")
     if output.dtype == wanted:
-        return np.ascontiguousarray(output)
+        return np.array(output, order="C")
     if not np.can_cast(output.dtype, wanted, "same_kind"):
-        raise DataError(
+        raise ShapeError(
             f"{name} gave {output.dtype.name}, which is no '{kind}': give returns='{of((), output.dtype)}', or convert "
             "it in the model"
         )

@@ -6,6 +6,7 @@ Nothing here knows Spark, or any framework.
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,12 +24,13 @@ from farandole.data.parquet.columns import (
     first_null,
     fitting,
     null_error,
+    plain,
     values,
 )
 from farandole.errors import DataError, SettingsError
 from farandole.inference.isolate import Part, WholeError, parts
 from farandole.inference.recut import Batch, recut
-from farandole.inference.returns import Type, arrow_type, to_arrow
+from farandole.inference.returns import ShapeError, Type, arrow_type, to_arrow
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -103,6 +105,7 @@ class _Stream:
     def __init__(self, predict: Predictor, how: How, source: str, first: int) -> None:
         self._predict, self._how, self._source, self._first = predict, how, source, first
         self._columns: tuple[Column, ...] | None = None
+        self._describing = threading.Lock()
         decodes = bool(how.wanted.decode)
         self._decoders = ThreadPoolExecutor(how.threads, "farandole-decode") if decodes and how.threads > 1 else None
         self._ahead = ThreadPoolExecutor(1, "farandole-ahead") if decodes else None
@@ -161,7 +164,11 @@ class _Stream:
             else:
                 chosen = [column.slice(begin, end - begin) for column in columns]
                 arrays = self._arrays(chosen, batch.row + begin)
-            return self._predict(arrays)
+            found = self._predict(arrays)
+            try:
+                return to_arrow(found, self._how.returns, end - begin)
+            except ShapeError as error:
+                raise WholeError(error) from None
 
         try:
             for part in parts(call, 0, batch.rows):
@@ -175,9 +182,9 @@ class _Stream:
         if part.error is not None and self._how.errors == "raise":
             raise self._error(part, prepared) from part.error
         if self._how.errors == "raise":
-            return to_arrow(part.found, self._how.returns, rows)
+            return part.found
         if part.error is None:
-            found, why = to_arrow(part.found, self._how.returns, rows), pa.nulls(rows, pa.string())
+            found, why = part.found, pa.nulls(rows, pa.string())
         else:
             found, why = pa.nulls(rows, arrow_type(self._how.returns)), pa.array([_text(part.error)], pa.string())
         return pa.StructArray.from_arrays([found, why], fields=list(self._how.type))
@@ -197,24 +204,33 @@ class _Stream:
     def _arrays(self, columns: Chunk, row: int) -> dict[str, Array]:
         where = Where(self._source, self._first + row)
         chosen = columns[: len(self._how.inputs)]
-        if self._columns is None:
-            self._columns = self._described(chosen, where)
+        with self._describing:
+            if self._columns is None:
+                self._columns = self._described(chosen, where)
+            described = self._columns
         found = {
-            column.name: self._value(array, column, where) for array, column in zip(chosen, self._columns, strict=True)
+            column.name: self._value(array, column, where) for array, column in zip(chosen, described, strict=True)
         }
         if self._how.stack:
             return {self._how.inputs[0]: np.stack(list(found.values()), axis=1)}
         return found
 
     def _described(self, columns: Chunk, where: Where) -> tuple[Column, ...]:
+        """What the columns are. Rows that are null are told later, one by one."""
         found = []
         for name, array in zip(self._how.inputs, columns, strict=True):
-            if array.null_count and name not in self._how.wanted.fill:
+            if array.null_count == len(array) and name not in self._how.wanted.fill:
                 raise null_error(name, first_null(array), where)
-            column = self._column(name, array, where)
-            floating = np.dtype(column.dtype).kind == "f" and name not in self._how.wanted.dtypes
-            found.append(column._replace(dtype=self._predict.floating or column.dtype) if floating else column)
-        return tuple(found)
+            found.append(self._column(name, array, where))
+        floating = [np.dtype(column.dtype).kind == "f" for column in found]
+        if self._how.stack and any(floating):  # one array of all
+            floating = [True] * len(found)
+        return tuple(
+            column._replace(dtype=self._predict.floating or column.dtype)
+            if of_model and column.name not in self._how.wanted.dtypes
+            else column
+            for column, of_model in zip(found, floating, strict=True)
+        )
 
     def _column(self, name: str, array: Any, where: Where) -> Column:
         try:
@@ -243,11 +259,30 @@ class _Stream:
 
 
 def _first(array: Any) -> Callable[[], Any]:
+    """A row that shows the shape: the first one that is there, and has the length that most have."""
+
     def first() -> Any:
-        row = 0 if not array.null_count else int(np.argmax(np.asarray(array.is_valid())))
-        return array[row].as_py() if len(array) else None
+        if not len(array):
+            return None
+        there = plain(array.is_valid())
+        lengths = _lengths(array)
+        if lengths is not None and there.any():
+            found, counts = np.unique(lengths[there], return_counts=True)
+            there = there & (lengths == found[np.argmax(counts)])
+        return array[int(np.argmax(there))].as_py()
 
     return first
+
+
+def _lengths(array: Any) -> Array | None:
+    """Of lists and of Spark's vectors; None for others."""
+    pa, pc = need("pyarrow", _PURPOSE), need("pyarrow.compute", _PURPOSE)
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        return plain(pc.list_value_length(array).fill_null(0))
+    if pa.types.is_struct(array.type) and {"size", "values"} <= {field.name for field in array.type}:
+        values_there = pc.list_value_length(pc.struct_field(array, "values"))
+        return plain(pc.coalesce(pc.struct_field(array, "size"), values_there).fill_null(0))
+    return None
 
 
 def _rows(chunk: Chunk) -> int:

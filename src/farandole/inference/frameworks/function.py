@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from farandole.inference.models import Model, Place, is_loader, wrap
+from farandole.inference.models import Model, Place, computing, is_loader, wrap
 
 if TYPE_CHECKING:
     from farandole.inference.stream import Predictor
@@ -25,7 +25,8 @@ class FunctionPredictor:
         self._function = function
 
     def __call__(self, inputs: dict[str, Array]) -> Any:
-        return self._function(*inputs.values())
+        with computing(self):
+            return self._function(*inputs.values())
 
 
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:

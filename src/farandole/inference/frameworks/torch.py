@@ -13,7 +13,7 @@ import cloudpickle
 import torch
 
 from farandole.errors import SettingsError
-from farandole.inference.models import Model, Place
+from farandole.inference.models import Model, Place, computing
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -38,7 +38,7 @@ class TorchPredictor:
 
     def __call__(self, inputs: dict[str, Array]) -> Any:
         fit(self._place)
-        with torch.inference_mode():
+        with computing(self), torch.inference_mode():
             return _arrays(self._module(*(self._tensor(array) for array in inputs.values())))
 
     def _tensor(self, array: Array) -> Any:
