@@ -117,7 +117,7 @@ class Messages:
     def cancel(self, message: Message) -> None:
         """Nobody waits for it any more."""
         with self._changing:
-            if not message.done:
+            if not message.ended:
                 message.error = HorovodInternalError("it was given up")
                 self._drop(message)
         self._tell()
@@ -337,25 +337,43 @@ class Messages:
 
     def _look(self, now: float) -> None:
         """End what waits in vain: its time is over, or its peer has gone."""
-        stalled: StalledError | None = None
+        stalled: list[tuple[Message, StalledError]] = []
         with self._changing:
             for message in self._all():
                 error = self._why_not(message, now)
-                if error is None:
-                    continue
-                if isinstance(error, StalledError) and stalled is None:
-                    if message.peer is not None:
-                        error = StalledError(f"{error}{self._where([message.peer])}", message.peer)
-                    stalled = self._failure = error
-                message.error = error
-                self._drop(message)
-        if stalled is not None:
-            self._streams.abort(str(stalled))
+                if isinstance(error, StalledError):
+                    stalled.append((message, error))
+                    self._take_out(message)
+                elif error is not None:
+                    message.error = error
+                    self._drop(message)
+        if stalled:
+            self._stall(stalled)
+
+    def _stall(self, stalled: list[tuple[Message, StalledError]]) -> None:
+        """End these, and the group. The peer of one is asked where it stands: with no lock held, for it takes seconds;
+        whoever drives waits meanwhile."""
+        message, error = stalled[0]
+        if message.peer is not None:
+            error = StalledError(f"{error}{self._where([message.peer])}", message.peer)
+            stalled[0] = message, error
+        with self._changing:
+            self._failure = self._failure or error
+            if not self._closed:
+                self._streams.abort(str(error))
+            for message, why in stalled:
+                if not message.ended:  # it was not given up meanwhile
+                    message.error = why
+                    self._end(message)
 
     def _all(self) -> list[Message]:
         return [*self._wanted, *[message for queue in self._outbox.values() for message in queue]]
 
     def _drop(self, message: Message) -> None:
+        self._take_out(message)
+        self._end(message)
+
+    def _take_out(self, message: Message) -> None:
         if message in self._wanted:
             self._wanted.remove(message)
         for queue in self._outbox.values():
@@ -364,7 +382,6 @@ class Messages:
         for inbox in self._inboxes:
             if inbox.message is message:
                 inbox.message = None
-        self._end(message)
 
     def _why_not(self, message: Message, now: float) -> BaseException | None:
         streams, peer = self._streams, message.peer

@@ -8,6 +8,7 @@ import signal
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -411,6 +412,30 @@ def with_another_secret(_: int) -> None:
     finally:
         os.environ.pop("FARANDOLE_SECRET")
         os.environ.update({} if before is None else {"FARANDOLE_SECRET": before})
+
+
+def test_nobody_answers_for_a_group_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where it could not begin, nor where its end was interrupted."""
+    from farandole.torch.distributed import process_group
+
+    meeting, answers = Mock(), Mock()
+    monkeypatch.setattr(process_group.rendezvous, "meet", lambda *_: meeting)
+    monkeypatch.setattr(process_group.rendezvous, "whereabouts", lambda *_: answers)
+    monkeypatch.setattr(process_group, "Group", Mock(side_effect=OSError("too many open files")))
+    with pytest.raises(OSError, match="too many open files"):
+        process_group.FarandoleProcessGroup(Mock(), 0, 2, 1.0)
+    assert answers not in process_group._asked
+    answers.close.assert_called_once_with()
+    meeting.transport.close.assert_called_once_with()
+    state = Mock()
+    state.close.side_effect = KeyboardInterrupt
+    monkeypatch.setattr(process_group, "Group", lambda *_: state)
+    group = process_group.FarandoleProcessGroup(Mock(), 0, 2, 1.0)
+    assert answers in process_group._asked
+    with pytest.raises(KeyboardInterrupt):
+        group.shutdown()
+    assert answers not in process_group._asked
+    assert answers.close.call_count == 2
 
 
 def test_the_word_alone_suffices() -> None:

@@ -74,7 +74,12 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._whereabouts = None if ranks or size == 1 else rendezvous.whereabouts(store, meeting, rank)
         if self._whereabouts is not None:
             _asked.append(self._whereabouts)
-        self.state = Group(meeting.transport, ranks or range(size), title, timeout, _where)
+        try:
+            self.state = Group(meeting.transport, ranks or range(size), title, timeout, _where)
+        except BaseException:
+            self._stop_answering()
+            meeting.transport.close()
+            raise
         self._rank, self._size = rank, size
         self._spare = spare_cores(Settings.from_env(), int(os.environ.get("LOCAL_WORLD_SIZE", size)))
         self._backward, self._draining = -1, False  # the graph at whose end calls run; are they running?
@@ -159,13 +164,19 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Leave when the calls that were made have ended."""
-        self.state.close()
-        if self._whereabouts is not None:
-            self._whereabouts.close()
-            _asked.remove(self._whereabouts)
-            self._whereabouts = None
+        try:
+            self.state.close()
+        finally:
+            self._stop_answering()
         for backend in self._accelerators.values():
             backend.shutdown()
+
+    def _stop_answering(self) -> None:
+        """Others can no longer ask where this rank stands."""
+        if self._whereabouts is not None:
+            _asked.remove(self._whereabouts)
+            self._whereabouts.close()
+            self._whereabouts = None
 
     def split_group(
         self, new_ranks: Sequence[int], timeout: timedelta | None = None, opts: Any = None,
