@@ -17,7 +17,7 @@ from farandole.keras.tf_keras.elastic import (
     UpdateBatchStateCallback,
     UpdateEpochStateCallback,
 )
-from farandole.keras.tf_keras.optimizer import average_weights, exchange_of, local_of, slots_of
+from farandole.keras.tf_keras.optimizer import average_weights, exchange_of, local_of, make_slots, slots_of
 from farandole.observe.replicas import combined
 from farandole.tensorflow.broadcasting import broadcast_variables
 from farandole.tensorflow.differentiable import allreduce
@@ -30,8 +30,8 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives every rank ``root_rank``'s weights and optimizer state: before the first step what is there by then (all
-    weights, if the model is built), and after it everything."""
+    """Gives every rank ``root_rank``'s weights and optimizer state: before the first step, if the model is built by
+    then, and after it. So one rank alone may load a checkpoint."""
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
         super().__init__()
@@ -45,6 +45,7 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if not self.broadcast_done and self.model.built:
+            self._make_slots()
             self._broadcast()
             self.broadcast_done = exchange_of(self.model.optimizer) is not None  # each rank has steps of its own
 
@@ -67,6 +68,12 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
 
     def on_train_end(self, logs: Any = None) -> None:
         average_weights(self.model, self._local)
+
+    def _make_slots(self) -> None:
+        """A rank that loaded the model has slots, and the others make theirs in the first step only."""
+        if readable():
+            with self.model.distribute_strategy.scope():
+                make_slots(self.model.optimizer, self.model.trainable_variables)
 
     def _broadcast(self) -> None:
         optimizer = self.model.optimizer

@@ -111,6 +111,14 @@ def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
     return [slot for slot in inner.variables if slot.name.endswith(ends)] if ends else []
 
 
+def make_slots(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Give ``optimizer`` the state that its first step on ``variables`` would make. What it has stays as it is."""
+    if hasattr(optimizer, "_create_all_weights"):  # an old one
+        optimizer._create_all_weights(variables)
+    elif hasattr(optimizer, "build"):
+        optimizer.build(variables)
+
+
 def _array_of(variable: Any) -> Any:
     return variable.numpy()
 
@@ -298,7 +306,7 @@ class _Distributed:
         variables = [variable for _, variable in pairs]
         if state.passes > 1:  # variables of the optimizer cannot be made inside of a branch
             with tf.init_scope():
-                self._make_slots(variables)
+                make_slots(self, variables)
         state.applying = True
         try:
             return state.helper.apply_gradients(
@@ -306,9 +314,3 @@ class _Distributed:
             )
         finally:
             state.applying = False
-
-    def _make_slots(self, variables: Sequence[Any]) -> None:
-        if hasattr(self, "_create_all_weights"):
-            self._create_all_weights(variables)
-        elif hasattr(self, "build"):
-            self.build(variables)
