@@ -2,7 +2,8 @@
 
 MXNet computes in the background: an operation returns arrays at once, and whoever reads one waits. A collective does
 the same: its outputs are promised to MXNet's engine as being written, and the promise is kept when all ranks have
-come. So ranks may call in different orders, and small tensors of one step travel together.
+come. So small tensors of one step travel together, and ranks may call in different orders, if they compute with results
+after the last call only: operations of MXNet that wait hold temporary spaces, which others need.
 """
 
 from __future__ import annotations
