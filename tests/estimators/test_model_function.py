@@ -8,8 +8,10 @@ from typing import Any
 import keras
 import pytest
 
+from farandole.data import Store
 from farandole.errors import DataError, SettingsError
-from farandole.estimators.model_function import HorovodEstimator, rounds
+from farandole.estimators.checkpoint import Checkpoint, write
+from farandole.estimators.model_function import RUN, HorovodEstimator, rounds, rounds_left
 from tests.estimators.tools import Pool, frame
 from tests.keras.backends import QUICK
 
@@ -51,4 +53,16 @@ def test_a_model_function_of_2019_is_told_all_that_changed() -> None:
     ):
         with pytest.raises((SettingsError, DataError), match=says):
             HorovodEstimator(modelFn=function, **{**options, **changed}).fit(None)
+    with pytest.raises(SettingsError, match="must divide the 7 steps of training"):
+        rounds(7, 2)
     assert (rounds(1000), rounds(7), rounds(23)) == ((50, 20), (1, 7), (23, 1))
+
+
+def test_more_steps_than_a_checkpoint_has_are_trained(tmp_path: Path) -> None:
+    store = Store.create(str(tmp_path))
+    assert rounds_left(store, 1000) == (50, 20)
+    write(store, RUN, Checkpoint(19, [], {}, b"", None, None, steps=1000))
+    assert rounds_left(store, 2000) == (50, 40)
+    assert rounds_left(store, 1007) == (1, 27)
+    assert rounds_left(store, 1500, 250) == (250, 22)
+    assert rounds_left(store, 500)[1] == 20  # nothing is left

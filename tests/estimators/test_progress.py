@@ -11,9 +11,9 @@ import pytest
 
 from farandole.data import Store
 from farandole.errors import DataError, SettingsError
-from farandole.estimators import checkpoint, mlflow
+from farandole.estimators import checkpoint, mlflow, progress
 from farandole.estimators.progress import Best
-from farandole.estimators.spec import Watching, direction
+from farandole.estimators.spec import Reading, Spec, Watching, direction
 
 NAN = float("nan")
 
@@ -67,6 +67,32 @@ def test_the_last_whole_checkpoint_counts(tmp_path: Path) -> None:
     Path(store.get_checkpoints("run")[0]).write_bytes(b"")
     with pytest.raises(DataError, match=r"epoch-3.ckpt is no checkpoint of an estimator .*give another run_id"):
         checkpoint.last_of(store, "run")
+
+
+def test_a_run_that_has_ended_is_not_the_answer_of_another_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(progress, "broadcast_object", lambda value, root: value)
+    store = Store.create(str(tmp_path))
+    spec = Spec(**dict.fromkeys(Spec._fields))._replace(  # type: ignore[arg-type]
+        store=store, run_id="run", resume=True, fingerprint={"rows": 61, "lr": 0.1}, epochs=2, watching=Watching(),
+        verbose=0, train_reading=Reading(8, 5, 0, 1),
+    )  # fmt: skip
+    first = progress.Progress(spec, 0, 61)
+    assert first.begin() is None
+    for epoch in range(2):
+        first.end_epoch(epoch, {"loss": 1.0}, None, lambda: b"state", lambda: b"weights")
+    again = progress.Progress(spec, 0, 61)
+    found = again.begin()
+    assert found is not None
+    assert (again.first, found.steps, found.fingerprint) == (2, 10, spec.fingerprint)
+    other = spec._replace(fingerprint={"rows": 61, "lr": 0.2})
+    with pytest.raises(DataError, match=r"run 'run' has ended, and was another training: lr was 0.1 and is 0.2"):
+        progress.Progress(other, 0, 61).begin()
+    longer = progress.Progress(other._replace(epochs=3), 0, 61)
+    assert longer.begin() == found
+    assert "run goes on from a checkpoint of another training: lr was 0.1" in caplog.text
+    assert progress.Progress(spec._replace(resume=False), 0, 61).begin() is None
 
 
 def test_numbers_go_to_the_active_run_of_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:

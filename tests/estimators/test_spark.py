@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationS
 from farandole.data import Store
 from farandole.errors import DataError, JobFailedError
 from farandole.estimators import TorchEstimator, TorchModel
+from farandole.estimators.spark.persistence import public
 from tests.estimators.test_torch import estimator, net, weights
 from tests.estimators.tools import Pool, frame
 
@@ -61,17 +63,29 @@ def test_cross_validation_and_a_split_choose_among_parameters(spark: Any, scratc
 
 
 def test_vectors_of_scores_and_rows_for_validation_by_a_column(spark: Any) -> None:
-    rows = frame(spark).selectExpr("x", "k", "cast(k as double) as label", "z > 0 as held")
+    rows = frame(spark).selectExpr("if(z > 1.5, null, x) as x", "k", "cast(k as double) as label", "z > 0 as held")
     model = net(3)
     trained = estimator(
         model, optimizer=torch.optim.Adam(model.parameters(), lr=0.1), loss=torch.nn.CrossEntropyLoss(), epochs=30,
         label_cols=["label"], validation="held", monitor="val_loss",
+        data_options={"fill": {"x": 0.0}, "shapes": {"x": [3]}},
     ).fit(rows)  # fmt: skip
     found = trained.transform(rows)
     assert dict(found.dtypes)["label__output"] == "vector"
     given = found.toPandas()
     scores = np.stack([each.toArray() for each in given["label__output"]])
     assert (scores.argmax(axis=1) == given["k"]).mean() > 0.8
+
+
+def test_secrets_of_file_systems_are_not_written(caplog: pytest.LogCaptureFixture) -> None:
+    store = Store("memory://here", storage_options={"key": "secret"})
+    given = {"store": store, "data_options": {"fill": {"x": 0}, "storage_options": {"key": "secret"}}, "epochs": 2}
+    found = public(given)
+    assert b"secret" not in cloudpickle.dumps(found)
+    assert (found["store"].prefix_path, found["data_options"]) == (store.prefix_path, {"fill": {"x": 0}})
+    assert (store.storage_options, given["data_options"]["storage_options"]) == ({"key": "secret"}, {"key": "secret"})
+    assert "storage_options are not written" in caplog.text
+    assert public({"epochs": 2}) == {"epochs": 2}
 
 
 def test_every_parameter_has_its_default_and_accessors() -> None:

@@ -14,6 +14,7 @@ import torch
 from farandole.data import Store, from_parquet, from_spark
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import Callback, TorchEstimator
+from farandole.estimators.spark.estimator import reading
 from farandole.estimators.spec import Result
 from tests.estimators.tools import ROWS, Pool, columns, frame, written
 
@@ -298,3 +299,27 @@ def test_weights_of_a_gpu_reach_a_driver_without_one(tmp_path: Path, monkeypatch
     result = Result([], file.getvalue(), None)
     found = estimator(backend=Gpus(1)).fit_on_parquet(written(tmp_path))
     assert np.array_equal(weights(found.getModel()), weights(model))
+
+
+def test_runs_have_names_of_their_own_and_tell_what_they_come_from(tmp_path: Path) -> None:
+    data = from_parquet(written(tmp_path), columns=["x", "y"])
+    first, second = (estimator()._spec(data, None) for _ in range(2))
+    assert first.run_id != second.run_id
+    assert not first.resume
+    assert first.fingerprint == second.fingerprint
+    model = net()
+    slower = estimator(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), run_id="named")._spec(data, None)
+    assert slower.resume
+    assert slower.fingerprint["optimizer"] != first.fingerprint["optimizer"]
+    fewer = from_parquet(written(tmp_path, 50, "fewer.parquet"), columns=["x", "y"])
+    assert estimator()._spec(fewer, None).fingerprint["rows"] == 50
+
+
+def test_options_of_data_reach_training_and_predictions(tmp_path: Path) -> None:
+    given = from_parquet(written(tmp_path), columns=["x", "y"], dtypes={"x": "float32"}, fill={"y": 1.0})
+    made = estimator(data_options={"fill": {"x": 0.0}})
+    columns = made._columns()
+    opened = made._opened(given, columns)
+    assert opened is not None
+    assert opened.wanted == ({}, {"x": "float32"}, {"y": 1.0, "x": 0.0}, {})
+    assert reading(opened, columns) == {"dtypes": ["float32"], "fill": [0.0]}

@@ -13,6 +13,7 @@ from farandole.data.extras import need
 from farandole.data.steps import Step, Steps
 from farandole.errors import DataError
 from farandole.estimators.spec import Columns, Reading
+from farandole.log import logger
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -78,7 +79,14 @@ class Batches:
         return dict(self._next or self._reader.state_dict(0))
 
     def load(self, state: Mapping[str, int]) -> None:
-        self._next = dict(state)
+        """Go on there. Data whose rows come in another order begin with the first rows of the epoch."""
+        try:
+            self._reader.load_state_dict(state)
+            self._next = dict(state)
+        except DataError as error:
+            if state.get("position"):
+                logger.warning("the epoch begins anew, some rows of it come twice: %s", error)
+            self._next = {**self._reader.state_dict(0), "epoch": state.get("epoch", 0), "position": 0}
 
     def rewind(self) -> None:
         """The next loop begins with the first rows."""

@@ -15,7 +15,8 @@ KEPT = 2  # on some file systems a crash may leave a part of the last one
 
 class Checkpoint(NamedTuple):
     """``epoch``: the last one that is done. ``state``: the framework's; ``data``: the reader's; ``best``: the weights
-    of ``best_epoch``, if one is better than others."""
+    of ``best_epoch``, if one is better than others. ``steps``: batches of all epochs, where their number was given;
+    ``fingerprint``: that of the training."""
 
     epoch: int
     history: list[dict[str, Any]]
@@ -23,10 +24,14 @@ class Checkpoint(NamedTuple):
     state: bytes
     best: bytes | None
     best_epoch: int | None
+    steps: int = 0
+    fingerprint: dict[str, Any] | None = None
 
 
 def write(store: Store, run_id: str, checkpoint: Checkpoint) -> None:
-    facts = {name: getattr(checkpoint, name) for name in ("epoch", "history", "data", "best_epoch")}
+    facts = {
+        name: getattr(checkpoint, name) for name in ("epoch", "history", "data", "best_epoch", "steps", "fingerprint")
+    }
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("facts.json", json.dumps(facts))
@@ -45,10 +50,8 @@ def last_of(store: Store, run_id: str) -> Checkpoint | None:
             with zipfile.ZipFile(io.BytesIO(store.read(path))) as archive:
                 facts = json.loads(archive.read("facts.json"))
                 best = archive.read("best") if "best" in archive.namelist() else None
-                return Checkpoint(
-                    facts["epoch"], facts["history"], facts["data"], archive.read("state"), best, facts["best_epoch"]
-                )  # fmt: skip
-        except (zipfile.BadZipFile, KeyError, ValueError) as error:
+                return Checkpoint(**facts, state=archive.read("state"), best=best)
+        except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
             errors.append(f"{path} is no checkpoint of an estimator ({error})")
     if errors:
         raise DataError(f"{'; '.join(errors)}: give another run_id, or remove the run's folder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import cloudpickle
@@ -52,6 +53,14 @@ class KerasEstimator(DistributedEstimator):
             "model": packed, "compiled": compiled, "options": options, "callbacks": list(value("callbacks") or ()),
             "categories": tuple(value("categorical_cols") or ()), "label_shapes": value("label_shapes"),
         }  # fmt: skip
+
+    def facts(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        options, compiled = payload["options"], payload["compiled"]
+        loss = options["loss"] if options["loss"] is not None else compiled.get("loss")
+        kinds = [
+            each if isinstance(each, str) else getattr(each, "__name__", type(each).__name__) for each in _list(loss)
+        ]
+        return {"optimizer": options["optimizer"] or compiled.get("optimizer"), "loss": kinds}
 
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
         model = spec.payload["model"].open()
@@ -120,6 +129,10 @@ class KerasModel(DistributedModel):
     @classmethod
     def unpack(cls, values: dict[str, Any]) -> dict[str, Any]:
         return _unpacked(values)
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _compile_config(model: Any) -> dict[str, Any]:

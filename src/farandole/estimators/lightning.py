@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -63,6 +63,14 @@ class LightningEstimator(TorchEstimator):
             "trainer_args": dict(value("trainer_args") or {}), "terminate_on_nan": value("terminate_on_nan"),
             **{name: value(name) for name in ("logger", "log_every_n_steps", "profiler")},
         }  # fmt: skip
+
+    def facts(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        if self._module() is None:
+            return super().facts(payload)
+        given = dict(self._module().hparams)
+        return {
+            "hparams": {name: value for name, value in given.items() if isinstance(value, bool | int | float | str)}
+        }
 
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
         if self._module() is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from farandole.data import Store
 from farandole.errors import DataError, SettingsError
+from farandole.estimators.checkpoint import last_of
 from farandole.estimators.keras import KerasEstimator, KerasModel
 from farandole.estimators.spark.mllib import Estimator
 from farandole.estimators.spark.params import Declared, Row, declare
@@ -53,12 +54,13 @@ class HorovodEstimator(Estimator, Declared, Persistent):  # type: ignore[misc]
         made = model_of(value("modelFn"), value("modelFnParams"))
         if not value("modelDir"):
             raise SettingsError("modelDir is required: the folder for checkpoints")
-        steps, epochs = rounds(value("maxSteps"), value("saveCheckpointsSteps"))
+        store = Store.create(value("modelDir"))
+        steps, epochs = rounds_left(store, value("maxSteps"), value("saveCheckpointsSteps"))
         ranks = {"backend": value("backend")} if value("backend") is not None else {"num_proc": value("numProc")}
         estimator = KerasEstimator(
             model=made, feature_cols=columns_of(made, value("featureMapping")), label_cols=[value("labelCol")],
             batch_size=value("batchSize"), epochs=epochs, train_steps_per_epoch=steps,
-            validation=value("isValidationCol"), store=Store.create(value("modelDir")), run_id=RUN, **ranks,
+            validation=value("isValidationCol"), store=store, run_id=RUN, **ranks,
         )  # fmt: skip
         return estimator.fit(dataset)  # type: ignore[no-any-return]
 
@@ -91,6 +93,18 @@ def columns_of(model: Any, mapping: Mapping[str, str] | None) -> list[str]:
     return [columns[name] for name in names]
 
 
+def rounds_left(store: Store, steps: int, each: int | None = None) -> tuple[int, int]:
+    """Steps of an epoch, and epochs in all, so that there are ``steps`` with those that a checkpoint has already."""
+    made = rounds(steps, each)
+    found = last_of(store, RUN)
+    if found is None:
+        return made
+    if found.steps >= steps:
+        return made[0], found.epoch + 1
+    length, epochs = rounds(steps - found.steps, each)
+    return length, found.epoch + 1 + epochs
+
+
 def rounds(steps: int, each: int | None = None) -> tuple[int, int]:
     """Steps of an epoch, and epochs: exactly ``steps`` in all, and at most 20 epochs, unless ``each`` says how long
     they are."""
@@ -98,10 +112,10 @@ def rounds(steps: int, each: int | None = None) -> tuple[int, int]:
         raise SettingsError(f"maxSteps={steps} must be at least 1")
     if each is not None:
         if each < 1 or steps % each:
-            raise SettingsError(f"saveCheckpointsSteps={each} must divide maxSteps={steps}")
+            raise SettingsError(f"saveCheckpointsSteps={each} must divide the {steps} steps of training that are left")
         return each, steps // each
     epochs = next(count for count in range(min(MOST_EPOCHS, steps), 0, -1) if steps % count == 0)
     return steps // epochs, epochs
 
 
-__all__ = ["HorovodEstimator", "columns_of", "model_of", "rounds"]
+__all__ = ["HorovodEstimator", "columns_of", "model_of", "rounds", "rounds_left"]

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from farandole.errors import SettingsError
+from farandole.errors import DataError, SettingsError
 from farandole.estimators.checkpoint import Checkpoint, last_of, write
 from farandole.estimators.spec import Result, Spec, Watching
 from farandole.frontend.objects import broadcast_object
+from farandole.log import logger
 from farandole.report import messages
 
 EVERY = 1.0  # seconds between reports to the status line
@@ -60,12 +61,12 @@ class Progress:
         self._best_weights: bytes | None = None
         self._saves = spec.store if spec.store is not None and spec.store.saving_runs() else None
         self._began = self._epoch_began = self._reported = time.monotonic()
-        self._first = 0
+        self._first = self._steps = 0
 
     def begin(self) -> Checkpoint | None:
         """The last checkpoint of this run, if there is one, on all ranks."""
         found: Checkpoint | None = None
-        if self._saves is not None and self._rank == 0:
+        if self._saves is not None and self._rank == 0 and self._spec.resume:
             found = last_of(self._saves, self._spec.run_id)
         found = broadcast_object(found, 0)
         if found is not None:
@@ -75,9 +76,25 @@ class Progress:
             self._best_weights = found.best
             if self._best.epoch != found.best_epoch:  # another metric is watched, and its best weights were not kept
                 self._best, self._best_weights = Best(self._spec.watching), None
-            self._first = found.epoch + 1
+            self._first, self._steps = found.epoch + 1, found.steps
+            self._compare(found.fingerprint)
         self._began = self._epoch_began = time.monotonic()
         return found
+
+    def _compare(self, kept: Mapping[str, Any] | None) -> None:
+        """With the training of the checkpoint. DataError if that was another one, and nothing is left to do."""
+        mine = self._spec.fingerprint
+        other = [name for name in mine if kept is not None and kept.get(name) != mine[name]]
+        if not other or kept is None:
+            return
+        told = "; ".join(f"{name} was {kept.get(name)!r} and is {mine[name]!r}" for name in other)
+        if self.first >= self._spec.epochs:
+            raise DataError(
+                f"run {self._spec.run_id!r} has ended, and was another training: {told}. Its model would be the answer "
+                "to another question: give another run_id (or none), or more epochs to go on from it"
+            )
+        if self._rank == 0:
+            logger.warning("run %s goes on from a checkpoint of another training: %s", self._spec.run_id, told)
 
     @property
     def first(self) -> int:
@@ -122,7 +139,11 @@ class Progress:
         if better:
             self._best_weights = weights()
         if self._saves is not None:
-            kept = Checkpoint(epoch, self.history, dict(data or {}), state(), self._best_weights, self._best.epoch)
+            steps = self._steps + (epoch + 1 - self._first) * (self._spec.train_reading.steps or 0)
+            kept = Checkpoint(
+                epoch, self.history, dict(data or {}), state(), self._best_weights, self._best.epoch, steps,
+                self._spec.fingerprint,
+            )  # fmt: skip
             write(self._saves, self._spec.run_id, kept)
 
     def _say(self, epoch: int, numbers: Mapping[str, float]) -> None:

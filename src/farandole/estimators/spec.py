@@ -77,6 +77,8 @@ class Spec(NamedTuple):
     watching: Watching
     store: Store | None
     run_id: str
+    resume: bool  # from a checkpoint of that run, if there is one
+    fingerprint: dict[str, Any]  # of what a model comes from: numbers of the data, hyperparameters; as JSON has them
     verbose: int
     use_gpu: bool
     scale_lr: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import cloudpickle
@@ -57,6 +57,15 @@ class TorchEstimator(DistributedEstimator):
             "categories": tuple(value("categorical_cols") or ()), "callbacks": list(value("callbacks") or ()),
             "minibatch": value("train_minibatch_fn"),
         }  # fmt: skip
+
+    def facts(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        optimizer = payload["optimizer"]
+        groups = [
+            {name: value for name, value in group.items() if isinstance(value, bool | int | float | str | tuple)}
+            for group in optimizer.param_groups
+        ]
+        losses = [getattr(loss, "__name__", type(loss).__name__) for loss in payload["losses"]]
+        return {"optimizer": [type(optimizer).__name__, groups], "loss": losses}
 
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
         return trainer.check(spec, batch)

@@ -98,6 +98,11 @@ class ParquetData:
         return _scan(self)
 
     @property
+    def wanted(self) -> Wanted:
+        """``shapes``, ``dtypes``, ``fill`` and ``decode``, as they were given."""
+        return self._wanted
+
+    @property
     def rows(self) -> int:
         """Of all ranks."""
         return self.scan.rows

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +23,10 @@ from farandole.estimators.spec import Columns, Reading, Result, Spec, Watching, 
 from farandole.report import pickling
 
 MEMORY = 256 << 20
+FINGERPRINT = (
+    "batch_size", "feature_cols", "label_cols", "sample_weight_col", "categorical_cols", "loss_weights", "random_seed",
+    "shuffle", "scale_lr", "backward_passes_per_step",
+)  # fmt: skip
 POOLS = ("thread", "dummy", "process")
 
 
@@ -48,6 +54,10 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
     def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> Any:
         """The trained model as a Spark ML model."""
         raise NotImplementedError
+
+    def facts(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Hyperparameters among the payload: plain values by name, the same for each object made alike."""
+        return {}
 
     def env(self) -> dict[str, str]:
         """Variables for the ranks."""
@@ -107,7 +117,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         mlflow.track(result.history)
         shapes = {column.name: list(column.shape) for column in data.columns}
         dtypes = {column.name: column.dtype for column in data.columns}
-        metadata = {"outputs": outputs, "shapes": shapes, "dtypes": dtypes}
+        metadata = {"outputs": outputs, "shapes": shapes, "dtypes": dtypes, "options": reading(data, spec.columns)}
         return self.model_of(result, spec, metadata)
 
     def _spec(self, data: ParquetData, validation: ParquetData | None) -> Spec:
@@ -118,6 +128,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         def threads(name: str) -> int:
             return 0 if value("reader_pool_type") == "dummy" else value(name)
 
+        run_id, payload = value("run_id"), self.payload()
         return Spec(
             train=data, validation=validation, columns=self._columns(),
             train_reading=Reading(size, value("train_steps_per_epoch"), threads("train_reader_num_workers"), memory,
@@ -125,10 +136,17 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             validation_reading=Reading(value("val_batch_size") or size, value("validation_steps_per_epoch"),
                                        threads("val_reader_num_workers"), memory),
             epochs=value("epochs"), seed=seed, watching=self._watching(validation is not None), store=value("store"),
-            run_id=value("run_id") or f"{self._prefix}_{int(time.time())}", verbose=value("verbose"),
+            run_id=run_id or f"{self._prefix}_{int(time.time())}_{uuid.uuid4().hex[:8]}", resume=bool(run_id),
+            fingerprint=self._fingerprint(data, payload), verbose=value("verbose"),
             use_gpu=value("use_gpu"), scale_lr=value("scale_lr"), backward_passes=value("backward_passes_per_step"),
-            compression=value("gradient_compression"), payload=self.payload(),
+            compression=value("gradient_compression"), payload=payload,
         )  # fmt: skip
+
+    def _fingerprint(self, data: ParquetData, payload: Mapping[str, Any]) -> dict[str, Any]:
+        facts = {name: self._value(name) for name in FINGERPRINT}
+        columns = {column.name: [column.dtype, list(column.shape)] for column in data.columns}
+        facts.update(self.facts(payload), rows=data.rows, columns=columns)
+        return dict(json.loads(json.dumps(facts, default=str)))
 
     # Parameters.
 
@@ -212,12 +230,16 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
     def _opened(self, given: Any, columns: Columns) -> ParquetData | None:
         if given is None:
             return None
-        path, own = (given.path, given.storage_options) if isinstance(given, ParquetData) else (given, None)
+        path, own, options = given, None, dict[str, Any]()
+        if isinstance(given, ParquetData):
+            path, own, options = given.path, given.storage_options, given.wanted._asdict()
         store = self._value("store")
-        options = {
-            "storage_options": own or (store.storage_options if store is not None and "://" in str(path) else None)
-        }
-        options.update(self._value("data_options") or {})
+        for name, value in (self._value("data_options") or {}).items():
+            options[name] = {**options.get(name, {}), **value} if value else options.get(name)
+        if not options.get("storage_options"):
+            options["storage_options"] = own or (
+                store.storage_options if store is not None and "://" in str(path) else None
+            )
         data = from_parquet(path, columns=columns.all, **options)
         if not data.rows:
             raise DataError(f"{path} has no rows")
@@ -227,6 +249,16 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
 def _alone(train: Callable[[Spec], Result | None], spec: bytes) -> Result | None:
     """On a rank. The spec comes pickled, so that what it holds is checked and packed once."""
     return train(pickling.unpack(spec))
+
+
+def reading(data: ParquetData, columns: Columns) -> dict[str, list[Any]]:
+    """How features were read, for each of them in order, as ``predict_udf`` takes it; None where nothing was said."""
+    options = data.wanted._asdict()
+    return {
+        option: [by_name.get(name) for name in columns.features]
+        for option, by_name in options.items()
+        if any(name in by_name for name in columns.features)
+    }
 
 
 def version_of(name: str) -> str:

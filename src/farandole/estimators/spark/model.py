@@ -65,7 +65,7 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         return predicted(dataset, columns, self.loader(), dict(zip(outputs, returns, strict=True)), rows, {
             name: self._finished(dataset, label, kind)
             for name, label, kind in zip(outputs, labels, returns, strict=True)
-        })  # fmt: skip
+        }, (self.getOrDefault("_metadata") or {}).get("options", {}))  # fmt: skip
 
     def _shapes(self, dataset: Any, columns: Sequence[Any]) -> list[Sequence[int]]:
         """The shape of a row of each output: as training saw them, or that of the first row."""

@@ -63,7 +63,8 @@ COMMON = (
     Row("run_id", None, "name of the run; one that is in the store is continued", _text),
     Row("train_steps_per_epoch", None, "batches of an epoch; default: all", _int),
     Row("validation_steps_per_epoch", None, "batches of a validation; default: all", _int),
-    Row("transformation_fn", None, "function of a pandas DataFrame with a batch's rows that gives a changed one"),
+    Row("transformation_fn", None, "function of a pandas DataFrame with a batch's rows that gives a changed one; of "
+        "training alone: transform() takes columns as they are"),
     Row("transformation_edit_fields", None, "columns that it makes: (name, dtype, shape, nullable)"),
     Row("transformation_removed_fields", None, "columns that it takes away", names),
     Row("train_reader_num_workers", 2, "threads that read ahead", _int, ("TrainReaderNumWorker",)),

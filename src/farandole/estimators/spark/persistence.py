@@ -4,10 +4,13 @@ an optimizer still has the parameters of its model."""
 from __future__ import annotations
 
 import base64
+import copy
 from typing import Any
 
 import cloudpickle
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
+
+from farandole.log import logger
 
 _PARAMS = "params"
 
@@ -36,9 +39,23 @@ class _Writer(MLWriter):  # type: ignore[misc]
         self.instance = instance
 
     def saveImpl(self, path: str) -> None:
-        values = {param.name: value for param, value in self.instance._paramMap.items()}
+        values = public({param.name: value for param, value in self.instance._paramMap.items()})
         packed = base64.b64encode(cloudpickle.dumps(self.instance.pack(values))).decode()
         DefaultParamsWriter.saveMetadata(self.instance, path, _context(self), paramMap={_PARAMS: packed})
+
+
+def public(values: dict[str, Any]) -> dict[str, Any]:
+    """Parameters without keys of file systems: who reads the file may not be who may read the data."""
+    found, dropped = dict(values), False
+    if getattr(found.get("store"), "storage_options", None):
+        found["store"], dropped = copy.copy(found["store"]), True
+        found["store"].storage_options = {}
+    if "storage_options" in (found.get("data_options") or {}):
+        found["data_options"], dropped = dict(found["data_options"]), True
+        del found["data_options"]["storage_options"]
+    if dropped:
+        logger.warning("storage_options are not written, they may hold secrets: set them again after reading")
+    return found
 
 
 class _Reader(MLReader):  # type: ignore[misc]

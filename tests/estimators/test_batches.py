@@ -1,0 +1,37 @@
+"""A rank's batches: no rank, no framework."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from farandole.data import from_parquet
+from farandole.estimators.batches import Batches
+from farandole.estimators.spec import Columns, Reading
+from tests.estimators.tools import table
+
+COLUMNS = Columns(("x",), ("y",))
+
+
+def batches(path: Path, rows: int = 61, group: int = 16, size: int = 1, steps: int | None = None) -> Batches:
+    pq.write_table(table(rows), path, row_group_size=group)
+    data = from_parquet(str(path), columns=["x", "y"])
+    # so little memory that row groups are read one by one
+    return Batches(data, COLUMNS, Reading(16, steps, 0, 256, shuffle=True), 0, size)
+
+
+def test_a_run_goes_on_over_rows_of_another_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made, other = batches(tmp_path / "a"), batches(tmp_path / "b", group=5)
+    list(made)
+    other.load(made.state())
+    assert caplog.text == ""
+    assert sum(batch.rows for batch in other) == 61
+    assert other.state()["epoch"] == 2
+    half: Any = batches(tmp_path / "c", steps=2)
+    list(half)
+    other.load(half.state())
+    assert "the epoch begins anew, some rows of it come twice: the state belongs to another order" in caplog.text
+    assert sum(batch.rows for batch in other) == 61
