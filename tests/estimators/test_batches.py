@@ -35,3 +35,13 @@ def test_a_run_goes_on_over_rows_of_another_order(tmp_path: Path, caplog: pytest
     other.load(half.state())
     assert "the epoch begins anew, some rows of it come twice: the state belongs to another order" in caplog.text
     assert sum(batch.rows for batch in other) == 61
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "lengths"), [(65, 2, [16, 17]), (67, 2, [16, 18]), (68, 2, [16, 16, 2]), (1, 2, [1])]
+)
+def test_no_rank_has_a_batch_of_one_row_where_there_are_more(
+    rows: int, size: int, lengths: list[int], tmp_path: Path
+) -> None:
+    found = list(batches(tmp_path / "a", rows, size=size))
+    assert [len(batch.labels[0]) for batch in found] == lengths

@@ -81,3 +81,18 @@ def test_a_plain_module_and_what_does_not_fit(tmp_path: Path) -> None:
         estimator(loss="mse_loss").fit_on_parquet(path)
     with pytest.raises(DataError, match="the model's forward cannot take the features z"):
         estimator(feature_cols=["z"]).fit_on_parquet(path)
+
+
+def test_gradients_of_several_batches_make_a_step_of_all_ranks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = written(tmp_path)
+    options: dict[str, Any] = {"epochs": 1, "shuffle": False}
+    one = estimator(**options, batch_size=16, train_steps_per_epoch=3).fit_on_parquet(path)
+    assert caplog.text == ""
+    several = estimator(
+        **options, batch_size=4, train_steps_per_epoch=6, trainer_args={"accumulate_grad_batches": 2}, backend=Pool(2),
+        metrics=[functions.mse_loss],
+    ).fit_on_parquet(path)  # fmt: skip
+    np.testing.assert_allclose(weights(several.getModel()), weights(one.getModel()), rtol=1e-4, atol=1e-6)
+    assert "metrics has no effect: a LightningModule logs its own" in caplog.text

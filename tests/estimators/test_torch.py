@@ -323,3 +323,19 @@ def test_options_of_data_reach_training_and_predictions(tmp_path: Path) -> None:
     assert opened is not None
     assert opened.wanted == ({}, {"x": "float32"}, {"y": 1.0, "x": 0.0}, {})
     assert reading(opened, columns) == {"dtypes": ["float32"], "fill": [0.0]}
+
+
+def test_running_statistics_are_those_of_all_ranks(tmp_path: Path) -> None:
+    """One row is left over, which is no batch of its own."""
+    path, x = written(tmp_path, 65), torch.tensor(columns(65)["x"]).float()
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3, momentum=1.0), torch.nn.Linear(3, 1))
+    found = estimator(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), backend=Pool(2), batch_size=16, epochs=1,
+        train_steps_per_epoch=1, shuffle=False,
+    ).fit_on_parquet(path)  # fmt: skip
+    torch.testing.assert_close(found.getModel()[0].running_mean, x[:32].mean(0))
+    whole = estimator(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), backend=Pool(2), batch_size=32, epochs=2
+    ).fit_on_parquet(path, path)
+    assert len(whole.getHistory()) == 2

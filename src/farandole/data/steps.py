@@ -20,9 +20,10 @@ class Step(NamedTuple):
 
 
 class Steps:
-    """A rank's batches of ``left`` rows, of which it takes every ``size``-th."""
+    """A rank's batches of ``left`` rows, of which it takes every ``size``-th. ``least``: rows of a rank, with "exact",
+    that are worth a step of their own; fewer join the step before."""
 
-    def __init__(self, left: int, batch_size: int, rank: int, size: int, even: str) -> None:
+    def __init__(self, left: int, batch_size: int, rank: int, size: int, even: str, least: int = 1) -> None:
         self._size = size
         full, rest = divmod(left, batch_size * size)
         own = rest // size + (rank < rest % size)
@@ -30,9 +31,9 @@ class Steps:
         self._last: Step | None = None
         if rest and even in ("pad", "weights"):
             self._last = Step(own, batch_size, rest)
-        elif rest and even == "exact" and (rest >= size or not full):
+        elif rest and even == "exact" and (rest >= size * least or not full):
             self._last = Step(own, max(own, 1), rest)
-        elif rest and even == "exact":  # some ranks would have a step with no row: all have one more in the step before
+        elif rest and even == "exact":  # some ranks would have a step with no row: all have more in the step before
             full -= 1
             self._last = Step(batch_size + own, batch_size + own, batch_size * size + rest)
         self._before = full

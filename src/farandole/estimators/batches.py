@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 
+LEAST = 2  # rows of a batch, where there are more: of one row BatchNorm has no statistics
+
+
 class Batch(NamedTuple):
     """``rows``: how many count; one of a rank that has none left holds another rank's row, and counts 0.
     ``share``: by which the mean over this rank's rows is multiplied, so that the average over ranks is that over rows.
@@ -40,7 +43,7 @@ class Batches:
         self._next: dict[str, int] | None = None  # where the next loop begins
         self._reader = data.numpy(
             reading.batch_size, shuffle=reading.shuffle, seed=reading.seed, rank=rank, size=size,
-            threads=reading.threads, memory=reading.memory,
+            threads=reading.threads, memory=reading.memory, least=LEAST,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -94,7 +97,7 @@ class Batches:
 
     def _deal(self) -> Steps:
         left = self._data.rows - self._reader.position
-        return Steps(left, self._reading.batch_size, self._rank, self._size, "exact")
+        return Steps(left, self._reading.batch_size, self._rank, self._size, "exact", LEAST)
 
     def _batch(self, arrays: Mapping[str, Array], step: Step) -> Batch:
         share = step.rows * self._size / step.everybody

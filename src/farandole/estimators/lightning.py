@@ -18,6 +18,7 @@ from farandole.estimators.spec import Result, Spec, Watching
 from farandole.estimators.torch import TorchEstimator, TorchModel
 from farandole.estimators.trainers import lightning as trainer
 from farandole.estimators.trainers import torch as plain
+from farandole.log import logger
 
 EXTRA = (
     Row("num_gpus", None, "no effect: a rank has one device"),
@@ -57,6 +58,11 @@ class LightningEstimator(TorchEstimator):
                 raise SettingsError(f"Parameter `{name}` cannot be specified with a `LightningModule`: it has its own")
         if value("backward_passes_per_step") != 1:
             raise SettingsError("backward_passes_per_step: give trainer_args={'accumulate_grad_batches': n}")
+        for name in ("metrics", "label_shapes"):
+            if value(name):
+                logger.warning(
+                    "%s has no effect: a LightningModule logs its own metrics, and reshapes its labels", name
+                )
         return {
             "model": self._module(), "categories": tuple(value("categorical_cols") or ()),
             "input_shapes": value("input_shapes"), "callbacks": list(value("callbacks") or ()),

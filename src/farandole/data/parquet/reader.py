@@ -45,11 +45,13 @@ class Reader:
     the seed and the epoch. ``even``: what becomes of rows that ranks and batches do not divide, see docs/data.md.
     ``rank`` and ``size``: by default the job's. ``threads``: how many read ahead; 0 reads when a batch is asked for.
     ``memory``: bytes that rows may take in this process, about; more of it shuffles better.
+    ``least``: with even="exact": fewer rows of a rank at the end of an epoch join its batch before.
     """
 
     def __init__(
         self, data: ParquetData, batch_size: int, *, shuffle: bool = True, seed: int = 0, even: str = "exact",
         rank: int | None = None, size: int | None = None, threads: int = 2, memory: int = MEMORY,
+        least: int = 1,
     ) -> None:  # fmt: skip
         if even not in EVEN:
             raise SettingsError(f"even={even!r} is not a way to deal rows; choose one of {', '.join(EVEN)}")
@@ -64,6 +66,7 @@ class Reader:
         self.epoch = 0
         self.position = 0  # where the next iteration begins, in rows of all ranks
         self._shuffle, self._seed, self._even, self._threads = shuffle, seed, even, threads
+        self._least = least
         self._told = None if rank is None or size is None else (rank, size)
         self._whole = scan.bytes * 2 <= memory  # read once, and then kept
         self._blocks = scan.blocks(scan.bytes if self._whole else min(_TOGETHER, memory // _TOGETHER_PART))
@@ -140,10 +143,10 @@ class Reader:
     def _begin(self) -> _Epoch:
         rank, size = self._told or _world()
         number, begin = self.epoch, self.position
-        steps = Steps(self.data.rows - begin, self.batch_size, rank, size, self._even)
+        steps = Steps(self.data.rows - begin, self.batch_size, rank, size, self._even, self._least)
         if begin and not steps.count:  # what another number of ranks left is less than a batch, and dropped
             number, begin = number + 1, 0
-            steps = Steps(self.data.rows, self.batch_size, rank, size, self._even)
+            steps = Steps(self.data.rows, self.batch_size, rank, size, self._even, self._least)
         return _Epoch(number, begin, rank, size, steps)
 
     def _ahead(self, epoch: _Epoch) -> Iterator[list[Any]]:

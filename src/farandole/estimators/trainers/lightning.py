@@ -17,6 +17,7 @@ from farandole.estimators.loaders.torch import floating, inputs_of, tensor_of
 from farandole.estimators.progress import Progress
 from farandole.estimators.spec import Result, Spec
 from farandole.estimators.trainers.device import number
+from farandole.estimators.trainers.torch import average_buffers
 
 SHARE, ROWS = "_share", "_rows"  # in a batch, until the module gets it
 
@@ -124,7 +125,10 @@ def _taken(batch: Any) -> tuple[dict[str, Any], Any, int]:
 def _distributed(found: Any, module: Any, spec: Spec) -> Any:
     """What ``configure_optimizers`` gave, with each optimizer wrapped, also in its schedulers."""
     wrapped: dict[int, Any] = {}
-    given = {"compression": spec.compression} if spec.compression is not None else {}
+    passes = int(spec.payload["trainer_args"].get("accumulate_grad_batches", 1))
+    given: dict[str, Any] = {"backward_passes_per_step": passes}
+    if spec.compression is not None:
+        given["compression"] = spec.compression
 
     def of(value: Any) -> Any:
         if isinstance(value, torch.optim.Optimizer):
@@ -205,7 +209,12 @@ class Epochs(pl.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, step: int) -> None:
         self._progress.step(trainer.current_epoch, step, self._batches.rows // max(len(self._batches), 1))
 
+    def on_validation_start(self, trainer: Any, module: Any) -> None:
+        average_buffers(module)
+
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        if self._spec.validation is None:
+            average_buffers(module)
         total, rows = module.losses
         numbers = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
         training = {name: value for name, value in numbers.items() if not name.startswith("val_")}

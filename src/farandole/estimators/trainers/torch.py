@@ -78,6 +78,7 @@ class Training:
         torch.manual_seed(int(seed))  # so that training that goes on here has the same numbers
         self._tell("on_epoch_begin", epoch)
         training = self._train(epoch)
+        average_buffers(self.model)
         validation = None if self.held is None else self._evaluate(self.held)
         logs = flat({"train": training, "validation": validation})
         self._tell("on_epoch_end", epoch, logs)
@@ -151,6 +152,16 @@ def minibatch(
     loss.backward()
     optimizer.step()
     return outputs, loss
+
+
+def average_buffers(model: Any) -> None:
+    """Running statistics (of BatchNorm), which each rank has of its own rows, become the mean of all ranks'."""
+    own = [each for each in model.buffers() if each.is_floating_point() and each.numel()]
+    if not own or hvd.size() == 1:
+        return
+    with torch.no_grad():
+        for buffer, mean in zip(own, hvd.grouped_allreduce(own, op=hvd.Average), strict=True):
+            buffer.copy_(mean)
 
 
 class Passes:
