@@ -172,3 +172,13 @@ def test_batches_of_a_model_with_one_buffer_are_kept() -> None:
     buffer = np.empty(2)
     model = Function(lambda x: np.multiply(x, 2.0, out=buffer))
     assert run([(column(1.0, 2.0, 3.0, 4.0),)], model, how(["x"], "double", 2)) == [2, 4, 6, 8]
+
+
+def test_chunks_of_a_column_that_pandas_gave_other_types_are_joined() -> None:
+    text = column(None, None), column("a", "b")
+    for first, second in (((1, 2), (3.0, None)), ((3.0, None), (1, 2))):
+        model = Function(lambda x, name: x)
+        chunks = [*zip((column(*first), column(*second)), text, strict=True)]
+        found = run(chunks, model, how(["x", "name"], "double", fill={"x": 7, "name": "?"}))
+        assert found == [value or 7 for value in (*first, *second)]
+        assert [list(call["name"]) for call in model.calls] == [["?", "?", "a", "b"]]

@@ -294,12 +294,20 @@ def _joined(batch: Batch[Chunk]) -> Chunk:
     if len(batch.slices) == 1:
         one = batch.slices[0]
         return [column.slice(one.begin, one.end - one.begin) for column in one.chunk]
-    pa = need("pyarrow", _PURPOSE)
     count = len(batch.slices[0].chunk)
     return [
-        pa.concat_arrays([each.chunk[place].slice(each.begin, each.end - each.begin) for each in batch.slices])
+        _concatenated([each.chunk[place].slice(each.begin, each.end - each.begin) for each in batch.slices])
         for place in range(count)
     ]
+
+
+def _concatenated(arrays: Sequence[Any]) -> Any:
+    """One array. What pandas makes of a column has another type where a chunk has nulls (int64 and float64), or nothing
+    else: the first type of values is that of all."""
+    pa = need("pyarrow", _PURPOSE)
+    kinds = [array.type for array in arrays]
+    kind = next((each for each in kinds if not pa.types.is_null(each)), kinds[0])
+    return pa.concat_arrays([array if array.type == kind else array.cast(kind) for array in arrays])
 
 
 def _text(error: BaseException | None) -> str:
