@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.keras.backends import BACKENDS, on
+from tests.keras.backends import BACKENDS, QUICK, on
 from tests.keras.test_training import close, equal
 
 
+@pytest.mark.parametrize("backend", list(dict.fromkeys([BACKENDS[0], QUICK])))  # a variable of Keras on all of them
 def test_learning_rates(backend: str) -> None:
     """Warm-up and schedules, on two ranks; momentum correction against a loop that does it by hand."""
     every = backend == BACKENDS[-1]  # the rest of what has nothing to do with the backend

@@ -1,7 +1,7 @@
 """The collectives on MXNet's arrays, and compression.
 
-What has the shape of its input returns at once, as MXNet's own operations do (see ``pending``); what becomes larger or
-smaller waits for its result.
+What has the shape of its input returns when that has been computed (see ``pending``); what becomes larger or smaller
+waits for its result.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def allreduce(
     """The reduction of every rank's ``tensor``, as a new array of its shape and type.
 
     Any shape; shape and type must be the same on all ranks, which all get the same bits. float16 and bfloat16 are
-    summed in float32, and rounded once. Returns at once. An error that all ranks are told (mismatched shapes, say) is
-    raised when the array is read: HorovodInternalError, which is an MXNetError here.
+    summed in float32, and rounded once. Returns when its input has been computed. An error that all ranks are told
+    (mismatched shapes, say) is raised when the array is read: HorovodInternalError, which is an MXNetError here.
     """
     pair = _fresh(tensor)
     return _run(

@@ -82,10 +82,9 @@ def test_accelerate() -> None:
     assert losses(output) == pytest.approx(means, abs=2e-5)
 
 
-@pytest.mark.parametrize("launcher", [RUN, TORCHRUN], ids=["run", "torchrun"])
-def test_lightning(launcher: list[str]) -> None:
-    """It takes another way into the job with torchrun."""
-    output = output_of("torch_lightning.py", launcher=launcher)
+def test_lightning() -> None:
+    """Under torchrun, by which it takes a way of its own into the job."""
+    output = output_of("torch_lightning.py", launcher=TORCHRUN)
     expected, means = by_hand("torch_lightning.py")
     assert weights(output) == pytest.approx(expected, abs=2e-4)
     assert losses(output) == pytest.approx(means, abs=2e-5)
