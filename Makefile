@@ -26,7 +26,6 @@ demo: $(VENV)/.demo-$(inputs)
 
 test: $(VENV)/.dev-$(inputs)
 	@$(compile)
-	$(bin)/python -m pytest
 	$(bin)/python -m tests.environments
 
 test-quick: $(VENV)/.dev-$(inputs)
