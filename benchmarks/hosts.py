@@ -28,11 +28,12 @@ def obstacle(ssh: bool = False) -> str:
 
 
 @contextmanager
-def made(number: int, rate: str) -> Iterator[Sequence[Any]]:
-    """So many hosts. ``rate``: of each link, in each direction, as tc writes it; empty: no limit."""
+def made(number: int, rate: str, delay: float = 0.0) -> Iterator[Sequence[Any]]:
+    """So many hosts. ``rate``: of each link, in each direction, as tc writes it; empty: no limit. ``delay``: seconds
+    from one to another."""
     from tests.kits import hosts
 
-    with hosts.hosts(number, rate, ssh=False) as found:
+    with hosts.hosts(number, rate, ssh=False, delay=delay) as found:
         shutil.rmtree(found.folder)  # what the hosts need of it they hold: nothing is left when we are killed
         yield list(found)
 

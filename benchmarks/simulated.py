@@ -99,9 +99,10 @@ def _round(made: Sequence[TcpBoard]) -> tuple[list[float], list[float]]:
             up[rank] += time.perf_counter() - start
     for rank in range(size):
         start = time.perf_counter()
-        if made[rank].collect() != [MESSAGE] * size:
-            raise AssertionError(f"rank {rank} did not get all messages of a round")
+        messages = made[rank].collect()
         down[rank] = time.perf_counter() - start
+        if messages != [MESSAGE] * size:
+            raise AssertionError(f"rank {rank} did not get all messages of a round")
     return up, down
 
 

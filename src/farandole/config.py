@@ -202,7 +202,7 @@ class Settings(Variables):
         flag="--codec", group=EXCHANGE, plugins="codec",
     )  # fmt: skip
     servers: int = setting(
-        1, "parameter servers, of strategies like ps and ssp: processes beside the driver",
+        1, "parameter servers, of strategies like ps and ssp: one beside the driver, several on the ranks' hosts",
         flag="--servers", group=EXCHANGE, least=1, most=1024,
     )  # fmt: skip
     replicas: int = setting(
@@ -228,6 +228,10 @@ class Settings(Variables):
     network_interfaces: str = setting(
         "", "interfaces that carry the job's traffic, like eth0,ib0; without: those that answer, the fastest first",
         flag="--network-interfaces", group=HOSTS,
+    )  # fmt: skip
+    tcp_streams: int = setting(
+        1, "TCP connections between two ranks; several for long links, and for networks that limit each connection",
+        flag="--tcp-streams", group=HOSTS, least=1, most=64,
     )  # fmt: skip
     tls: bool = setting(
         False, "encrypt what goes between hosts (TLS 1.3), with a certificate of the job's own at each end",

@@ -47,13 +47,13 @@ def test_scratch_is_the_same_memory_again() -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(0, 200_000), st.integers(2, 6), st.integers(50, 70_000))
-def test_even_groups_cover_everything_once(total: int, size: int, chunk: int) -> None:
+@given(st.integers(0, 200_000), st.integers(2, 6), st.integers(50, 70_000), st.integers(2, 5))
+def test_even_groups_cover_everything_once(total: int, size: int, chunk: int, chunks: int) -> None:
     at = 0
-    for group in ring.even_groups(total, size, chunk):
+    for group in ring.even_groups(total, size, chunk, chunks):
         for segment in range(size):
-            for half in (0, 1):
-                lo, hi = group[half][segment]
+            for which in range(chunks):
+                lo, hi = group[which][segment]
                 assert lo == at
                 assert 0 <= hi - lo <= max(chunk, 1)
                 at = hi
@@ -61,19 +61,19 @@ def test_even_groups_cover_everything_once(total: int, size: int, chunk: int) ->
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 5000), min_size=2, max_size=6).filter(any), st.integers(5, 2000))
-def test_ragged_groups_cover_every_segment(counts: list[int], chunk: int) -> None:
+@given(st.lists(st.integers(0, 5000), min_size=2, max_size=6).filter(any), st.integers(5, 2000), st.integers(2, 5))
+def test_ragged_groups_cover_every_segment(counts: list[int], chunk: int, chunks: int) -> None:
     ends = [sum(counts[:rank]) for rank in range(len(counts))]
-    for group in ring.ragged_groups(counts, chunk):
-        for half in (0, 1):
-            for segment, (lo, hi) in enumerate(group[half]):
+    for group in ring.ragged_groups(counts, chunk, chunks):
+        for which in range(chunks):
+            for segment, (lo, hi) in enumerate(group[which]):
                 assert lo == ends[segment]
                 assert 0 <= hi - lo <= chunk
                 ends[segment] = hi
     assert ends == [sum(counts[: rank + 1]) for rank in range(len(counts))]
 
 
-@pytest.mark.parametrize("ahead", [0, 1 << 20])
+@pytest.mark.parametrize("ahead", [0, 64, 4 * 64])
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_many_small_chunks(monkeypatch: pytest.MonkeyPatch, size: int, ahead: int) -> None:
     """Rings and chains of hundreds of messages, with the order of all of them at stake."""

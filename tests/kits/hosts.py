@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,38 @@ shutil.rmtree(told["remove"], ignore_errors=True)
 """
 
 
+# Joins hosts as a bridge does, but holds every packet for a while. Kernels are built without netem; all have tun. Large
+# packets stay whole (TSO), so that some thousand of them in a second fill a link of 1 Gbit/s.
+LONG = """
+import ctypes, fcntl, json, os, select, struct, sys, time
+from collections import deque
+told = json.loads(sys.stdin.readline())
+ports = {}
+for pid, address in told["hosts"]:
+    with open(f"/proc/{pid}/ns/net") as space:
+        if ctypes.CDLL(None).setns(space.fileno(), 0x40000000):  # CLONE_NEWNET
+            sys.exit(f"the network of process {pid} cannot be entered")
+    port = ports[bytes(map(int, address.split(".")))] = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(port, 0x400454CA, struct.pack("16sH22x", b"eth0", 0x5001))  # TUNSETIFF: IFF_TUN, NO_PI, VNET_HDR
+    fcntl.ioctl(port, 0x400454D0, 3)  # TUNSETOFFLOAD: TUN_F_CSUM, TSO4
+print("ready", flush=True)
+held = deque()
+while True:
+    pause = max(0.0, held[0][0] - time.monotonic()) if held else None
+    ready = select.select([0, *ports.values()], [], [], pause)[0]
+    if 0 in ready:
+        break
+    for port in ready:
+        try:
+            while packet := os.read(port, 1 << 17):
+                held.append((time.monotonic() + told["delay"], ports.get(packet[26:30]), packet))
+        except BlockingIOError:
+            pass
+    while held and held[0][0] <= time.monotonic():
+        _, port, packet = held.popleft()
+        if port is not None:
+            os.write(port, packet)
+"""
 CAPTURE = """
 import select, socket, sys
 with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as sock:
@@ -183,10 +215,11 @@ class Hosts:
 
 
 @contextmanager
-def hosts(number: int = 4, speed: str = "", ssh: bool = True) -> Iterator[Hosts]:
+def hosts(number: int = 4, speed: str = "", ssh: bool = True, delay: float = 0.0) -> Iterator[Hosts]:
     """Hosts ``a``, ``b``, ... of 10.99.0.1, 10.99.0.2, ... that reach each other, and nothing else.
 
-    ``speed``: of each link, in each direction, as tc writes it (``1gbit``); ``ssh``: each runs sshd, on port 22.
+    ``speed``: of each link, in each direction, as tc writes it (``1gbit``); ``ssh``: each runs sshd, on port 22;
+    ``delay``: seconds from one to another. Cables of such hosts cannot be pulled.
     """
     needed(ssh)
     names = [chr(ord("a") + index) for index in range(number)]
@@ -197,20 +230,36 @@ def hosts(number: int = 4, speed: str = "", ssh: bool = True) -> Iterator[Hosts]
         switch = stack.enter_context(_init({"before": [], "after": [], "remove": str(folder)}))
         pids = [_line(init) for init in inits]
         switch_pid = _line(switch)
-        plugs = ["link add bridge type bridge", "link set bridge up"]
-        for name, pid in zip(names, pids, strict=True):
-            plugs.append(f"link add to-{name} type veth peer name eth0 netns {pid}")
-            plugs.append(f"link set to-{name} master bridge up")
-        _ip(int(switch_pid), "-batch", "-", text="\n".join(plugs))
-        if speed:
-            for name in names:
-                _inside(int(switch_pid), "tc", "qdisc", "add", "dev", f"to-{name}", *_shape(speed))
+        if delay:
+            stack.enter_context(_long(pids, delay))
+        else:
+            _plug(int(switch_pid), names, pids, speed)
         for init in inits:
             _tell(init, "plugged")
         for init in inits:
             assert _line(init) == "ready"
         made = [Host(name, _address(index), int(pids[index]), int(switch_pid)) for index, name in enumerate(names)]
         yield Hosts(made, folder)
+
+
+def _plug(switch: int, names: Sequence[str], pids: Sequence[str], speed: str) -> None:
+    """A cable from each host to a bridge."""
+    plugs = ["link add bridge type bridge", "link set bridge up"]
+    for name, pid in zip(names, pids, strict=True):
+        plugs.append(f"link add to-{name} type veth peer name eth0 netns {pid}")
+        plugs.append(f"link set to-{name} master bridge up")
+    _ip(switch, "-batch", "-", text="\n".join(plugs))
+    for name in names if speed else ():
+        _inside(switch, "tc", "qdisc", "add", "dev", f"to-{name}", *_shape(speed))
+
+
+@contextmanager
+def _long(pids: Sequence[str], delay: float) -> Iterator[None]:
+    """Long cables, all of one length."""
+    told = {"hosts": [(pid, _address(index)) for index, pid in enumerate(pids)], "delay": delay}
+    with _program([sys.executable, "-I", "-S", "-c", LONG], told) as process:
+        assert _line(process) == "ready"
+        yield
 
 
 def _content(path: str) -> str:
@@ -264,12 +313,15 @@ def _shape(speed: str) -> list[str]:
     return ["root", "tbf", "rate", speed, "burst", BURST, "latency", "50ms"]
 
 
-@contextmanager
-def _init(facts: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+def _init(facts: dict[str, Any]) -> AbstractContextManager[subprocess.Popen[str]]:
     """The first process of new namespaces; they end with it."""
-    with subprocess.Popen(
-        [*UNSHARE, sys.executable, "-I", "-S", "-c", INIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    return _program([*UNSHARE, sys.executable, "-I", "-S", "-c", INIT], facts)
+
+
+@contextmanager
+def _program(command: Sequence[str], facts: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    """It is told ``facts``, and ends with the pipe from us."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             _tell(process, json.dumps(facts))
             yield process

@@ -119,6 +119,54 @@ def test_with_tls_a_cluster_that_others_can_read_is_told_an_invitation_only() ->
         store.close()
 
 
+def test_an_agent_runs_other_processes_beside_its_rank() -> None:
+    other = "import os, sys; print(os.environ['OWN'], os.environ['FARANDOLE_STORE'], flush=True); sys.exit(3)"
+    allocation = AgentAllocation(Command("mpi", ["env"], "here", "lo"), [Place(1)], 30.0)
+    store = allocation.listen(new_secret())
+    try:
+        (rank,) = allocation.start([sys.executable, "-c", "import signal; signal.pause()"], {})
+        assert wait_until(lambda: allocation.slots() is not None, 30)
+        workers = allocation.serve([sys.executable, "-c", other], [{"OWN": "1"}, {"OWN": "2"}, {"OWN": "3"}], 2)
+        assert [(worker.slot.rank, worker.slot.host) for worker in workers] == [
+            (number, rank.slot.host) for number in (1, 2, 3)
+        ]
+        for number, worker in enumerate(workers, start=1):
+            assert worker.stdout is not None
+            with open(worker.stdout, encoding="utf-8") as out:
+                assert out.read() == f"{number} {store.address}\n"
+        assert wait_until(lambda: not any(worker.alive() for worker in workers))
+        assert [worker.poll() for worker in workers] == [3] * 3
+        assert rank.poll() is None
+        assert rank.alive()
+        rank.terminate()
+        assert wait_until(lambda: rank.poll() is not None)
+    finally:
+        allocation.close()
+        store.close()
+
+
+def test_other_processes_of_an_agent_that_is_lost_are_no_cause_and_one_that_cannot_start_says_why() -> None:
+    store = StoreServer(new_secret())
+    registry = AgentRegistry(store, plan(None, 1), 1, lambda index: "it was preempted", "task")
+    try:
+        registry.assign(0, [registry.workers[0].slot], [{}], {})
+        failed, lost = registry.serve(0, plan(None, 2), [{}, {}], {})
+        store.receive("agent/0/failed/1", json.dumps({"message": "python cannot be started"}).encode())
+        assert failed.poll() == 1
+        assert failed.stderr is not None
+        with open(failed.stderr, encoding="utf-8") as err:
+            assert err.read() == "python cannot be started\n"
+        store.lost[0]("agent/0")
+        assert lost.poll() is None
+        assert not lost.alive()
+        assert registry.workers[0].poll() == 0
+        assert b"it was preempted" in (store.pop("outcome/0") or b"")
+        assert store.pop("outcome/1") is None
+    finally:
+        registry.close()
+        store.close()
+
+
 class TestPackages:
     def test_an_agent_without_farandole_fetches_the_drivers(self, tmp_path: Path) -> None:
         """As mpirun or srun starts it, with an interpreter that has no packages; its rank has them, too."""

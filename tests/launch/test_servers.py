@@ -37,16 +37,17 @@ print(float(weights[0][0]), float(weights[1][2]))
 
 
 def test_the_loss_of_all_replicas_of_a_server_is_the_cause() -> None:
-    assert verdict({}, 1, {}) is None
-    assert verdict({0: -9, 3: -9}, 2, {}) is None
-    found = verdict({1: -9}, 1, {1: "Traceback\nboom\n"})
+    hosts = ["a", "b", "b", "b"]
+    assert verdict({}, 1, {}, hosts) is None
+    assert verdict({0: -9, 3: -9}, 2, {}, hosts) is None
+    found = verdict({1: -9}, 1, {1: "Traceback\nboom\n"}, hosts)
     assert found is not None
     assert (found.rank, found.exit_code) == (-1, 137)
-    assert found.message.startswith("Parameter server 1 on ")
+    assert found.message.startswith("Parameter server 1 on b died")
     assert " died of signal 9 (SIGKILL)" in found.message
     assert "boom" in found.message
     assert "--replicas 2 would have kept it" in found.message
-    lost = verdict({2: 1, 0: 0, 3: -9}, 2, {})
+    lost = verdict({2: 1, 0: 0, 3: -9}, 2, {}, hosts)
     assert lost is not None
     assert "Parameter server 1 on" in lost.message
     assert "no replica of it is left" in lost.message

@@ -18,7 +18,7 @@ from tests.test_docs import ROOT, blocks
 
 BATCH = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=2 --time=5
-{python} -m farandole run -np 3 -v --launcher slurm {python} {program}
+{python} -m farandole run -np 3 -v --launcher slurm --tls {python} {program}
 echo "it ended with $?"
 """
 PROGRAM = """
@@ -51,7 +51,7 @@ def test_a_batch_script_whose_ranks_are_warned_before_the_end(slurm_cluster: kit
     assert wait_until(lambda: out.exists() and "it ended with" in out.read_text(), 60), out.read_text()
     said = out.read_text()
     for line in (
-        f"farandole: 3 ranks on n1:2, n2:1, by srun in job {number}",
+        f"farandole: 3 ranks on n1:2, n2:1, by srun in job {number}, encrypted (--tls)",
         f"[0]<stdout>:0 0 0 [3.0, 3.0] {number} True",
         f"[1]<stdout>:1 1 0 [3.0, 3.0] {number} True",
         f"[2]<stdout>:2 0 1 [3.0, 3.0] {number} True",

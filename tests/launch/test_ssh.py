@@ -21,6 +21,7 @@ from farandole.launch.contract import Request
 from farandole.launch.launchers.ssh import Ssh, _answer, environment
 from farandole.registry import best
 from tests.kits.hosts import Capture, Hosts, hosts
+from tests.launch.test_servers import PROGRAM
 
 pytestmark = pytest.mark.slow
 
@@ -106,6 +107,21 @@ def test_a_function_runs_there_and_its_results_come_back(four: Hosts, tmp_path: 
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "[(0, 'b', 42), (1, 'b', 42), (2, 'c', 42)]\n", done.stderr
     assert four.idle()
+
+
+def test_several_parameter_servers_are_on_the_hosts_of_the_ranks(four: Hosts) -> None:
+    """Each with its replicas; one that is killed is replaced there, or named."""
+    where = "print([server._addresses[0]['host'] for server in context.servers().servers])\n"
+    words = ("run", "-np", "2", "-H", "b:1,c:1", "--servers", "2", "--strategy", "ps_async")
+    status, out, err = run(four, *words, "--replicas", "2", sys.executable, "-c", PROGRAM + where, "30")
+    assert status == 0, err
+    lines = ["60.0 60.0", "['b', 'c']"]
+    assert sorted(out.splitlines()) == [f"[{rank}]<stdout>:{line}" for rank in range(2) for line in lines]
+    assert "parameter server 0 on b (process" in err
+    assert "its replica goes on" in err
+    status, out, err = run(four, *words, sys.executable, "-c", PROGRAM, "100000000")
+    assert status == 128 + signal.SIGKILL
+    assert "farandole: Parameter server 0 on b died of signal 9 (SIGKILL)" in err
 
 
 SECRETIVE = """

@@ -83,11 +83,12 @@ class TestReports:
         stalled = [Waiting("optimizer.2.alike.MIN", 60.0, (1, 2))]
         short = report.report(stalled, 60, 0, answers).splitlines()
         assert short[2:7] == [
-            "1: [gradients of DistributedOptimizer]", "2: [gradients of DistributedOptimizer]", "Where the ranks are:",
-            "rank 2 does not answer: its process 7 is stopped", "rank 1 is at train.py, line 9, in <module>: main()",
+            "1: [gradients of DistributedOptimizer 2]", "2: [gradients of DistributedOptimizer 2]",
+            "Where the ranks are:", "rank 2 does not answer: its process 7 is stopped",
+            "rank 1 is at train.py, line 9, in <module>: main()",
         ]  # fmt: skip
         assert short[7] == (
-            "rank 0 waits with [gradients of DistributedOptimizer] at train.py, line 5, in main: step()"
+            "rank 0 waits with [gradients of DistributedOptimizer 2] at train.py, line 5, in main: step()"
         )
         long = report.report(stalled, 120, 0, answers, detailed=True).splitlines()
         assert long[-3:-1] == ["    train.py, line 9, in <module>: main()", "    train.py, line 5, in main: step()"]
@@ -105,11 +106,12 @@ class TestReports:
     [
         ("allreduce.loss", "allreduce.loss"),
         ("allreduce.noname.7", "allreduce.noname.7"),
-        ("optimizer.2.alike.MIN", "gradients of DistributedOptimizer"),
-        ("allocate.optimizer.2.0", "gradients of DistributedOptimizer"),
+        ("optimizer.2.alike.MIN", "gradients of DistributedOptimizer 2"),
+        ("allocate.optimizer.2.0", "gradients of DistributedOptimizer 2"),
         ("DistributedGradientTape.digest", "gradients of DistributedGradientTape"),
         ("process_set.add.1", "add_process_set"),
-        ("broadcast.optimizer_state.4", "broadcast_optimizer_state"),
+        ("DistributedOptimizer.weights.1.digest", "weights of DistributedOptimizer"),
+        ("broadcast.optimizer_state.4.17", "broadcast_optimizer_state"),
     ],
 )
 def test_names_are_those_that_the_program_knows(name: str, wanted: str) -> None:
@@ -117,7 +119,7 @@ def test_names_are_those_that_the_program_knows(name: str, wanted: str) -> None:
 
 
 def test_a_list_of_names_has_each_once_and_six_at_most() -> None:
-    assert listed(["optimizer.2.filled", "a", "optimizer.2.alike.MIN"]) == "gradients of DistributedOptimizer, a"
+    assert listed(["optimizer.2.filled", "a", "optimizer.2.alike.MIN"]) == "gradients of DistributedOptimizer 2, a"
     assert listed("abcdefgh") == "a, b, c, d, e, f"
 
 

@@ -57,6 +57,15 @@ class TestOutcome:
         first.__cause__, second.__cause__ = second, first
         assert Outcome.of(first).status == "error"
 
+    def test_an_error_whose_text_cannot_be_made(self) -> None:
+        class Faulty(Exception):
+            def __str__(self) -> str:
+                raise KeyError("detail")
+
+        outcome = Outcome.of(raised(Faulty()))
+        assert (outcome.status, outcome.kind) == ("error", "Faulty")
+        assert outcome.message == "<its text cannot be made: KeyError in Faulty.__str__>"
+
     def test_travels_as_bytes(self) -> None:
         assert Outcome.from_bytes(VICTIM.to_bytes()) == VICTIM
 

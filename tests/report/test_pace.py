@@ -48,6 +48,15 @@ def test_time_left() -> None:
     assert described(found) == ["epoch 2/3", "step 40/100", "10 steps/s", "0:00:16 left"]
 
 
+def test_rows_and_the_loss_of_the_epoch_before() -> None:
+    told = Pace()
+    counter = told.counter()
+    told.epoch(2, 3, 100, rows=256, loss=0.12345)
+    told.report(0.0)
+    counter.steps += 40
+    assert described(told.report(4.0)) == ["epoch 2/3", "step 40/100", "loss 0.1235", "2,560 rows/s", "0:00:16 left"]
+
+
 def test_epochs_of_unknown_length() -> None:
     told = Pace()
     told.epoch(1, 3, 0)

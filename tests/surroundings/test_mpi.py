@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -13,24 +14,56 @@ from farandole.config import Placement
 from farandole.errors import SettingsError
 from farandole.surroundings import mpi
 from farandole.surroundings.siblings import NOBODY
+from tests.kits.hosts import Hosts
 from tests.surroundings import tools
 
 BESIDE = Path(sys.executable).parent / "mpirun"
 MPIRUN = [str(BESIDE), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
 
 
-class TestOpenMpi:
-    @pytest.fixture(autouse=True)
-    def _is_there(self) -> None:
-        pytest.importorskip("mpi4py")
-        if not BESIDE.exists():
-            pytest.skip("no mpirun is installed beside this Python")
+@pytest.fixture
+def open_mpi() -> None:
+    pytest.importorskip("mpi4py")
+    if not BESIDE.exists():
+        pytest.skip("no mpirun is installed beside this Python")
 
+
+@pytest.mark.usefixtures("open_mpi")
+class TestOpenMpi:
     def test_a_job(self, tmp_path: Path) -> None:
         tools.check_success(tools.run(MPIRUN, tmp_path, TMPDIR=str(tmp_path)), 2, "mpi")
 
     def test_a_rank_that_fails_ends_the_job_with_its_cause_also_with_tls(self, tmp_path: Path) -> None:
         tools.check_failure(tools.run(MPIRUN, tmp_path, "fails", TMPDIR=str(tmp_path), FARANDOLE_TLS="1"))
+
+    def test_a_rank_that_ends_before_init_is_named(self, tmp_path: Path) -> None:
+        own = {"TMPDIR": str(tmp_path), "FARANDOLE_START_TIMEOUT": "600"}
+        done = tools.run(MPIRUN, tmp_path, "without", "1", **own)
+        assert done.returncode not in (0, None)
+        assert "RendezvousError: rank 1 ended before init(): no process of it is left." in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("open_mpi")
+class TestTwoHosts(tools.TwoHosts):
+    """Encrypted, as only those ranks are that have the variable: Open MPI's mpirun hands on what it is told to."""
+
+    variables: ClassVar = ["-x", "PYTHONPATH", "-x", "FARANDOLE_TLS"]
+    command: ClassVar = [*MPIRUN[:2], "--bind-to", "none", *variables, "-np", "3", "--host", "a:2,b:1"]
+    environment: ClassVar = {"PRTE_MCA_plm_ssh_agent": "{ssh}", "FARANDOLE_TLS": "1"}
+
+    @pytest.mark.parametrize(
+        ("rank", "timeout", "says"),
+        [("1", 600, "local rank 1 on a ended before init(): no process of it is left."),
+         ("2", 2, "rank 0: all ranks of a are in init(), but those of other hosts did not reach it within 2 s.")],
+    )  # fmt: skip
+    def test_a_rank_that_ends_before_init(
+        self, rank: str, timeout: int, says: str, two_hosts: Hosts, tmp_path: Path
+    ) -> None:
+        given = ["-x", f"FARANDOLE_START_TIMEOUT={timeout}"]
+        done = self.run(two_hosts, tmp_path, *self.command, *given, *tools.program(tmp_path, "without", rank))
+        assert done.returncode not in (0, None)
+        assert says in done.stderr
 
 
 def test_without_a_way_to_agree_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

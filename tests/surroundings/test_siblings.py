@@ -101,10 +101,15 @@ class TestProcesses:
         monkeypatch.setattr(Path, "read_bytes", refused)
         assert proc.siblings().ended() == ended
 
-    @pytest.mark.parametrize(("state", "ended"), [("S", []), ("Z", [3])])
-    def test_what_the_daemon_has_just_forked_may_be_the_rank(self, proc: Proc, state: str, ended: list[int]) -> None:
-        proc.add(16, 10, "slurmstepd", SLURM_CONF="x")
-        (proc.folder / "16" / "stat").write_text(f"16 (slurmstepd) {state} 10 1 1")
+    @pytest.mark.parametrize(
+        ("name", "state", "ended"), [("slurmstepd", "S", []), ("slurmstepd", "Z", [3]), ("ssh", "S", [3])]
+    )
+    def test_what_the_daemon_has_just_forked_may_be_the_rank(
+        self, proc: Proc, name: str, state: str, ended: list[int]
+    ) -> None:
+        """But not the way to other hosts."""
+        proc.add(16, 10, name, SLURM_CONF="x")
+        (proc.folder / "16" / "stat").write_text(f"16 ({name}) {state} 10 1 1")
         proc.remove(11)
         proc.remove(12)
         assert proc.siblings().ended() == ended

@@ -17,8 +17,8 @@ from tests.surroundings import tools
 
 
 @pytest.mark.slow
-def test_a_step_on_two_nodes_agrees_by_a_file(slurm_cluster: kit.Cluster, tmp_path: Path) -> None:
-    done = slurm_cluster.run(["srun", "-N2", "-n3", *tools.program(tmp_path)], HOME=str(tmp_path))
+def test_a_step_on_two_nodes_agrees_by_a_file_also_with_tls(slurm_cluster: kit.Cluster, tmp_path: Path) -> None:
+    done = slurm_cluster.run(["srun", "-N2", "-n3", *tools.program(tmp_path)], HOME=str(tmp_path), FARANDOLE_TLS="1")
     lines = tools.check_hosts_of_two_and_one(done)
     assert [line[7:11] for line in lines] == [["0", "3", "0", "2"], ["1", "3", "1", "2"], ["2", "3", "0", "1"]]
     assert {line[13] for line in lines} == {"slurm"}

@@ -1,4 +1,4 @@
-"""Programs that a cluster's own command starts."""
+"""Programs that a cluster's own command starts, on this host and on several."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
+
+from tests.kits.hosts import Hosts
 
 OURS = ("FARANDOLE_", "HOROVOD_", "OMPI_", "PMI", "MPI_", "SLURM", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
 PROGRAM = """
@@ -14,6 +17,8 @@ import os, sys
 import numpy as np
 import farandole.numpy as hvd
 
+if sys.argv[1:2] == ["without"] and sys.argv[2] == os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")):
+    sys.exit(0)
 hvd.init()
 names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "HOROVOD_RANK", "HOROVOD_SIZE", "FARANDOLE_LAUNCHER"]
 if sys.argv[1:] == ["fails"]:
@@ -78,3 +83,39 @@ def check_hosts_of_two_and_one(done: subprocess.CompletedProcess[str]) -> list[l
     ]
     assert [line[4:7] for line in lines] == [["[3.0,", "3.0,", "3.0]"]] * 3
     return lines
+
+
+class TwoHosts:
+    """What an mpirun does on hosts that it reaches by ssh. ``command``: of three ranks, two on the first host."""
+
+    command: ClassVar[list[str]]
+    environment: ClassVar[dict[str, str]]
+    """Variables by which mpirun is told of its ssh, whose path takes the place of ``{ssh}``."""
+
+    def run(self, made: Hosts, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+        ssh = folder / "ssh"
+        ssh.write_text(f'#!/bin/sh\nexec ssh -F {made.config} "$@"\n')
+        ssh.chmod(0o755)
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+        own = {name: value.format(ssh=ssh) for name, value in self.environment.items()}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return subprocess.run(
+            made[0].command(*command), env={**clean, **own, "PATH": path}, capture_output=True, text=True, timeout=90,
+            check=False,
+        )  # fmt: skip
+
+    def test_the_ranks_find_their_places_and_rank_0(self, two_hosts: Hosts, tmp_path: Path) -> None:
+        done = self.run(two_hosts, tmp_path, *self.command, *program(tmp_path))
+        lines = check_hosts_of_two_and_one(done)
+        assert {line[-2] for line in lines} == {two_hosts[0].address}, "of torch.distributed's master"
+
+    def test_the_launcher_starts_agents_there(self, two_hosts: Hosts, tmp_path: Path) -> None:
+        ours = [sys.executable, "-m", "farandole", "run", "-np", "3", "-v", "--launcher", "mpi", "-H", "a:2,b:1"]
+        done = self.run(two_hosts, tmp_path, *ours, "sh", "-c", "echo $(hostname) $HOROVOD_RANK $HOROVOD_CROSS_RANK")
+        assert done.returncode == 0, done.stderr
+        assert sorted(done.stdout.splitlines()) == [
+            "[0]<stdout>:a 0 0",
+            "[1]<stdout>:a 1 0",
+            "[2]<stdout>:b 2 1",
+        ]
+        assert "farandole: ranks on a:2, b:1" in done.stderr

@@ -21,22 +21,24 @@ from tests.transports import relay
 from tests.transports.double_store import ThreadStore
 from tests.transports.relay import Attack, Relay
 
-DATA, BOARD = 0, 1  # in the order in which a rank dials
+DATA, BOARD, MORE = 0, 1, 2  # in the order in which a rank dials
 ALTERED = [relay.flip, relay.flip_head, relay.inject, relay.append, relay.replay, relay.reflect]
 
 
 def between(attack: Attack, connection: int, work: Any, secret: str = "") -> list[str]:
-    """What two ranks raise that talk through a relay."""
+    """What two ranks raise that talk through a relay, by two connections for data if the second is attacked."""
+    streams = 1 + (connection == MORE)
     store, secret, relays = ThreadStore(), secret or new_secret(), []
     connected = threading.Barrier(2)
 
     def join(rank: int) -> Any:
         if rank == 1:
             until(lambda: store.try_get("tcp/w/0") is not None, "rank 0's address")
-            host, port = (store.try_get("tcp/w/0") or b"").decode().split("|")
+            told, mark, number = (store.try_get("tcp/w/0") or b"").decode().partition(";")
+            host, port = told.split("|")
             relays.append(Relay((host, int(port)), attack))
-            store.set("tcp/w/0", f"127.0.0.1|{relays[0].address[1]}".encode())
-        return tcp.connect(rank, 2, secret, "w", store, 20.0)
+            store.set("tcp/w/0", f"127.0.0.1|{relays[0].address[1]}{mark}{number}".encode())
+        return tcp.connect(rank, 2, secret, "w", store, 20.0, streams=streams)
 
     def body(link: Any) -> str:
         connected.wait(20)
@@ -76,10 +78,13 @@ def agree(link: Any) -> None:
         assert said == [b"%d" % turn] * 2
 
 
-@pytest.mark.parametrize("attack", [*ALTERED[1:], relay.leave_out], ids=lambda attack: attack.__name__)
-def test_data_that_nobody_sent_is_told_as_such(attack: Attack) -> None:
+@pytest.mark.parametrize(
+    ("attack", "connection"),
+    [*((attack, DATA) for attack in (*ALTERED[1:], relay.leave_out)), (relay.inject, MORE), (relay.leave_out, MORE)],
+)
+def test_data_that_nobody_sent_is_told_as_such(attack: Attack, connection: int) -> None:
     """Its content is not authenticated, so a flipped bit inside of a message is not among these: docs/run.md."""
-    raised = between(attack, DATA, exchange)
+    raised = between(attack, connection, exchange)
     assert "WireError" in raised
     assert set(raised) <= {"WireError", "PeerLostError"}
 
@@ -91,7 +96,7 @@ def test_notices_that_nobody_sent_are_told_as_such(attack: Attack) -> None:
     assert set(raised) <= {"WireError", "PeerLostError"}
 
 
-@pytest.mark.parametrize(("connection", "work"), [(DATA, exchange), (BOARD, agree)])
+@pytest.mark.parametrize(("connection", "work"), [(DATA, exchange), (MORE, exchange), (BOARD, agree)])
 def test_a_connection_that_is_cut(connection: int, work: Any) -> None:
     assert between(relay.truncate, connection, work) == ["PeerLostError", "PeerLostError"]
 

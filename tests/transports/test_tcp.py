@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from farandole.collectives import over
-from farandole.errors import PeerLostError, RendezvousError, WireError
+from farandole.errors import PeerLostError, RendezvousError, SettingsError, WireError
 from farandole.handshake import MAC, NONCE, authenticate, new_secret
 from farandole.transports import tcp
 from farandole.transports.tcp import rendezvous
@@ -55,6 +55,21 @@ class TestTcpLink(LinkKit):
     def joiner(self, size: int) -> Callable[[int], Any]:
         secret, scope, store = new_secret(), fresh_scope(), ThreadStore()
         return lambda rank: tcp.connect(rank, size, secret, scope, store, 10.0)
+
+
+class TestSeveralConnections(LinkKit):
+    """Between any two ranks."""
+
+    def joiner(self, size: int) -> Callable[[int], Any]:
+        secret, scope, store = new_secret(), fresh_scope(), ThreadStore()
+        return lambda rank: tcp.connect(rank, size, secret, scope, store, 10.0, streams=3)
+
+
+def test_another_number_of_connections_is_told() -> None:
+    store = ThreadStore()
+    store.set("tcp/w/0", b"127.0.0.1|1;4")
+    with pytest.raises(SettingsError, match=r"rank 1 was started with --tcp-streams 1 .*, rank 0 with 4: set the same"):
+        tcp.connect(1, 2, new_secret(), "w", store, 10.0)
 
 
 class TestTcpProcesses(ProcessKit):

@@ -36,9 +36,11 @@ class TestTls(ReduceKit, BoardKit, FailureKit):
 
 @pytest.mark.slow
 class TestTlsLink(LinkKit):
+    """Over one connection is what the collectives above do."""
+
     def joiner(self, size: int) -> Callable[[int], Any]:
         scope, store = fresh_scope(), ThreadStore()
-        return lambda rank: tcp.connect(rank, size, SECRET, scope, store, 10.0)
+        return lambda rank: tcp.connect(rank, size, SECRET, scope, store, 10.0, streams=2)
 
 
 @pytest.mark.parametrize("attack", [relay.flip, relay.inject, relay.replay, relay.reflect, relay.leave_out])

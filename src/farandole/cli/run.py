@@ -144,21 +144,17 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
 
 def _check_exchange(settings: Settings) -> None:
     """SettingsError for a strategy or a codec that cannot be: now, not on all ranks when they begin to train."""
-    if settings.codec:
-        registry.make("codec", settings.codec)
+    codec = registry.make("codec", settings.codec) if settings.codec else None
     if settings.strategy == Settings().strategy:
         return
-    from farandole.strategies.specs import strategy_of
+    from farandole.strategies.specs import strategy_of, unfit
 
     try:
         chosen = strategy_of(settings.strategy)
     except ValueError as error:
         raise SettingsError(f"--strategy {settings.strategy}: {error}") from None
-    if settings.codec and not isinstance(chosen, str) and not chosen.common:
-        raise SettingsError(
-            f"--codec {settings.codec} has nothing to compress with --strategy {settings.strategy}, whose ranks keep "
-            "weights of their own: leave one of them out, or take local_sgd, bmuf, diloco or easgd"
-        )
+    if codec is not None and not isinstance(chosen, str) and (why := unfit(chosen, codec)):
+        raise SettingsError(f"--codec {settings.codec} {why}")
 
 
 def _number(options: argparse.Namespace, launcher: str) -> int:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _NARROW = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
 SMALL = 64 << 10  # bytes up to which one exchange among all is quicker than three
-PIECE = 4 << 20  # bytes that are between the hosts at a time
+PIECE = 4 << 20  # bytes that are between the hosts at a time, for each connection of two ranks
 SCATTER, NETWORK, GATHER = "SHM_REDUCESCATTER", "NETWORK_ALLREDUCE", "SHM_ALLGATHER"  # the parts of an allreduce
 
 
@@ -40,9 +40,11 @@ class Hierarchical:
     with this rank's index on its host (None: not every host has one). All but allreduce goes over ``flat``."""
 
     def __init__(
-        self, flat: Transport, local: Transport, cross: Transport | None, hosts: Sequence[Sequence[int]]
-    ) -> None:
-        """``hosts``: the ranks of each host."""
+        self, flat: Transport, local: Transport, cross: Transport | None, hosts: Sequence[Sequence[int]],
+        streams: int = 1,
+    ) -> None:  # fmt: skip
+        """``hosts``: the ranks of each host; ``streams``: connections between two ranks of different hosts."""
+        self._piece = PIECE * streams
         self._neighbours = next(host for host in hosts if flat.rank in host)
         self._slices = slices(hosts)
         self._counterparts = [host[local.rank] for host in hosts] if cross is not None else []
@@ -91,7 +93,7 @@ class Hierarchical:
             self._gather(buffer, counts, slice_)
 
     def _reduce(self, whole: Buffer, op: ReduceOp, scale: float) -> None:
-        pieces = _pieces(whole)
+        pieces = _pieces(whole, self._piece)
         with self._together():
             if len(pieces) == 1:
                 counts, slice_ = self._scatter(whole, op)
@@ -185,9 +187,9 @@ def slices(hosts: Sequence[Sequence[int]]) -> int:
     return min(map(len, hosts))
 
 
-def _pieces(whole: Buffer) -> list[Buffer]:
-    """``whole``, cut up."""
-    count = max(1, whole.data.nbytes // PIECE)
+def _pieces(whole: Buffer, nbytes: int) -> list[Buffer]:
+    """``whole``, cut into pieces of about so many bytes."""
+    count = max(1, whole.data.nbytes // nbytes)
     cuts = np.cumsum([0, *kernels.shares(len(whole.data), count)]).tolist()
     same = whole.out is whole.data
     pieces = []

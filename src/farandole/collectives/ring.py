@@ -7,7 +7,8 @@ Thakur, Rabenseifner and Gropp, "Optimization of collective communication operat
 Pipelining: the elements are cut into groups, every group into ``size`` segments of two chunks. All messages of all
 groups make one sequence, in which message t + 1 never needs the content of message t; so it is sent while message t is
 still being received and reduced. That takes a link on which a send may run ahead of its receive (``link.ahead``);
-on others send and receive go in step.
+on others send and receive go in step. Where more may be on its way, there are more chunks: with n of them, message
+t + n - 1 does not need message t, and a link of long latency is never idle.
 
 Partial results travel in the accumulator's type (float32 for half types), so that there is one rounding, by the rank
 that finishes a segment; everybody else gets his bits.
@@ -15,7 +16,9 @@ that finishes a segment; everybody else gets his bits.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -36,7 +39,7 @@ Group = list[list[Range]]  # [chunk][segment] -> elements
 
 
 class Step(NamedTuple):
-    """One message of the sequence: which of the two chunks, which segments go out and come in, in which phase."""
+    """One message of the sequence: which of the chunks, which segments go out and come in, in which phase."""
 
     group: Group
     chunk: int
@@ -44,22 +47,21 @@ class Step(NamedTuple):
     gather: bool
 
 
-def even_groups(total: int, size: int, chunk: int) -> Iterator[Group]:
-    """``total`` elements cut into groups of ``size`` segments of two chunks, of at most ``chunk`` elements each."""
-    count = max(1, -(-total // (2 * size * chunk)))
+def even_groups(total: int, size: int, chunk: int, chunks: int) -> Iterator[Group]:
+    """``total`` elements, cut into groups of ``size`` segments of ``chunks`` chunks of at most ``chunk`` elements."""
+    count = max(1, -(-total // (chunks * size * chunk)))
     start = 0
     for length in kernels.shares(total, count):
-        if length <= size * min(WHOLE, chunk):  # not worth a second message: the second chunks are empty
-            parts = [part for share in kernels.shares(length, size) for part in (share, 0)]
-        else:
-            parts = kernels.shares(length, 2 * size)
-        cuts = np.cumsum([start, *parts]).tolist()
-        yield [[(cuts[2 * seg + half], cuts[2 * seg + half + 1]) for seg in range(size)] for half in (0, 1)]
+        used = min(chunks, max(1, -(-length // (size * min(WHOLE, chunk)))))  # more are not worth their messages
+        shares, empty = kernels.shares(length, used * size), [0] * (chunks - used)
+        parts = [part for seg in range(size) for part in (*shares[seg * used : (seg + 1) * used], *empty)]
+        cuts = list(pairwise(np.cumsum([start, *parts]).tolist()))
+        yield [cuts[index::chunks] for index in range(chunks)]
         start += length
 
 
-def ragged_groups(counts: Sequence[int], chunk: int) -> Iterator[Group]:
-    """Segments of ``counts`` elements, every group taking up to two chunks from each of them."""
+def ragged_groups(counts: Sequence[int], chunk: int, chunks: int) -> Iterator[Group]:
+    """Segments of ``counts`` elements, every group taking up to ``chunks`` chunks from each of them."""
     starts = [sum(counts[:rank]) for rank in range(len(counts))]
 
     def cut(index: int) -> list[Range]:
@@ -68,14 +70,14 @@ def ragged_groups(counts: Sequence[int], chunk: int) -> Iterator[Group]:
             for start, count in zip(starts, counts, strict=True)
         ]
 
-    for index in range(0, -(-max(counts) // chunk), 2):
-        yield [cut(index), cut(index + 1)]
+    for index in range(0, -(-max(counts) // chunk), chunks):
+        yield [cut(index + which) for which in range(chunks)]
 
 
 def allreduce(link: Link, data: Flat, out: Flat, scratch: Scratch, dtype: DType, op: ReduceOp, scale: float) -> None:
     """Reduce ``data`` into ``out`` (which may be the same memory) on all ranks."""
     width = kernels.accumulator(dtype, scale).itemsize
-    groups = even_groups(data.size, link.size, max(1, CHUNK // width))
+    groups = even_groups(data.size, link.size, max(1, CHUNK // width), chunks_of(link))
     _Ring(link, data, out, 0, scratch, dtype, op, scale).run(groups, gather=True)
 
 
@@ -84,8 +86,13 @@ def reducescatter(
 ) -> None:
     """Reduce ``data`` and write the segment of this rank to ``out``."""
     width = kernels.accumulator(dtype, scale).itemsize
-    groups = ragged_groups(counts, max(1, CHUNK // width))
+    groups = ragged_groups(counts, max(1, CHUNK // width), chunks_of(link))
     _Ring(link, data, out, sum(counts[: link.rank]), scratch, dtype, op, scale).run(groups, gather=False)
+
+
+def chunks_of(link: Link) -> int:
+    """The number of chunks of a segment: one more than messages may be on their way to a rank."""
+    return 1 + max(1, link.ahead // CHUNK)
 
 
 class _Ring:
@@ -100,14 +107,16 @@ class _Ring:
         self.data, self.out, self.base = data, out, base
         self.dtype, self.op, self.scale = dtype, op, scale
         self.partial_type = kernels.accumulator(dtype, scale)
-        self.partials: list[Array] = [np.empty(0, self.partial_type)] * 2  # per chunk: the elements to send next
+        self.chunks = chunks_of(link)
+        self.partials: list[Array] = [np.empty(0, self.partial_type)] * self.chunks  # the elements to send next
         self.scratch = scratch
 
     def run(self, groups: Iterator[Group], *, gather: bool) -> None:
         phases = (False, True) if gather else (False,)
         steps = (
             Step(group, chunk, step, phase)
-            for group in groups for phase in phases for step in range(self.size - 1) for chunk in (0, 1)
+            for group in groups for phase in phases for step in range(self.size - 1)
+            for chunk in range(self.chunks)
         )  # fmt: skip
         if self.link.ahead >= CHUNK:
             self._run_ahead(steps)
@@ -118,17 +127,18 @@ class _Ring:
                 self._arrived(step, into)
 
     def _run_ahead(self, steps: Iterator[Step]) -> None:
-        current = next(steps, None)
-        if current is None:
-            return
-        self._sendrecv(self._outgoing(current), None)
-        while current is not None:
+        under_way = deque(islice(steps, self.chunks - 1))
+        for step in under_way:
+            self._sendrecv(self._outgoing(step), None)
+        while under_way:
             following = next(steps, None)
             outgoing = None if following is None else self._outgoing(following)
+            current = under_way.popleft()
+            if following is not None:
+                under_way.append(following)
             into = self._landing(current)
             self._sendrecv(outgoing, into)
             self._arrived(current, into)
-            current = following
 
     def _sendrecv(self, outgoing: Array | None, into: Array | None) -> None:
         self.link.sendrecv(

@@ -8,7 +8,7 @@ started on them, ``agents.AgentAllocation`` is the allocation, and the cluster h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from farandole.config import Placement, Settings
 from farandole.store import StoreServer
@@ -76,6 +76,18 @@ class Allocation(Protocol):
 
     def close(self) -> None:
         """After the workers were ended: leave nothing on the cluster."""
+
+
+@runtime_checkable
+class Serving(Protocol):
+    """An allocation that can start other processes than ranks on the ranks' hosts."""
+
+    def serve(self, command: Sequence[str], envs: Sequence[Mapping[str, str]], together: int) -> Sequence[Worker]:
+        """Start ``command`` once for each of ``envs``, on the hosts in turn; ``together`` of them, one after the other,
+        are on one host. Their slots have the ranks after those of the job. Asked when the slots are known.
+
+        ``command`` and ``envs`` are those of ``Allocation.start``, the latter with variables of each process.
+        """
 
 
 class Launcher(Protocol):

@@ -1,4 +1,5 @@
-"""The job's parameter servers: processes on the driver's host, started when a rank first asks for them."""
+"""The job's parameter servers: processes that the driver starts when a rank first asks for them. One server is on the
+driver's host; several are on the ranks' hosts in turn, where those are others."""
 
 from __future__ import annotations
 
@@ -8,23 +9,29 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from farandole.config import Connection, Placement, Settings, variables
+from farandole.launch.contract import Allocation, Serving, Worker
 from farandole.launch.explain import Verdict, describe, exit_status
-from farandole.launch.processes import LocalWorker, start_ranks
+from farandole.launch.processes import start_ranks
 from farandole.types import Slot
 
 
-def start_servers(np: int, settings: Settings, env: Mapping[str, str], interface: str) -> list[LocalWorker]:
+def start_servers(
+    np: int, settings: Settings, env: Mapping[str, str], interface: str, allocation: Allocation | None
+) -> Sequence[Worker]:  # fmt: skip
     """One process for each server and replica, those of one server next to each other. ``env``: as for the ranks;
-    ``interface``: where to listen, as the job's store does. Their slots have the ranks after those of the job."""
+    ``interface``: where to listen on the driver's host, as the job's store does; ``allocation``: of the ranks. Their
+    slots have the ranks after those of the job."""
     count, host = settings.servers * settings.replicas, socket.gethostname()
+    envs = [{"FARANDOLE_SERVER": str(index), "OMP_NUM_THREADS": "1"} for index in range(count)]
+    command = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "farandole.ps"]
+    if settings.servers > 1 and isinstance(allocation, Serving):
+        return allocation.serve(command, [{**env, **own} for own in envs], settings.replicas)
     slots = [Slot(np + index, host, index, count, 0, 1, count) for index in range(count)]
     known = variables(Placement, Connection, Settings)
     base = {name: value for name, value in os.environ.items() if name not in known}
     own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # this Farandole, no other
     path = os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH", ""))))
-    base |= {**env, "PYTHONPATH": path, "FARANDOLE_SERVER_INTERFACE": interface, "OMP_NUM_THREADS": "1"}
-    envs = [{"FARANDOLE_SERVER": str(index)} for index in range(count)]
-    command = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "farandole.ps"]
+    base |= {**env, "PYTHONPATH": path, "FARANDOLE_SERVER_INTERFACE": interface}
     return start_ranks(slots, command, base, envs)
 
 
@@ -34,13 +41,15 @@ def name(index: int, replicas: int) -> str:
     return f"parameter server {number}{f', replica {replica},' if replica else ''}"
 
 
-def verdict(codes: Mapping[int, int], replicas: int, tails: Mapping[int, str]) -> Verdict | None:
+def verdict(
+    codes: Mapping[int, int], replicas: int, tails: Mapping[int, str], hosts: Sequence[str]
+) -> Verdict | None:  # fmt: skip
     """Of the servers that have ended, by index: the cause of the job's failure if all replicas of one are among them.
-    Pure. ``tails``: the last lines on stderr."""
+    Pure. ``tails``: the last lines on stderr; ``hosts``: of all."""
     for index, code in codes.items():
         number = index // replicas
         if all(place in codes for place in range(number * replicas, (number + 1) * replicas)):
-            text = f"{name(index, replicas)} on {socket.gethostname()} {describe(code)}"
+            text = f"{name(index, replicas)} on {hosts[index]} {describe(code)}"
             lines = [text[:1].upper() + text[1:]]
             if tail := tails.get(index, "").strip("\n"):
                 lines.append(f"Its last lines on stderr:\n{tail}")
@@ -50,7 +59,7 @@ def verdict(codes: Mapping[int, int], replicas: int, tails: Mapping[int, str]) -
     return None
 
 
-def running(workers: Sequence[LocalWorker], codes: Mapping[int, int]) -> str:
+def running(workers: Sequence[Worker], codes: Mapping[int, int]) -> str:
     """For the status line."""
     left = len(workers) - len(codes)
     return f", {left} parameter server{'s' * (left != 1)}" if workers else ""

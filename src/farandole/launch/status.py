@@ -55,7 +55,11 @@ def described(progress: Mapping[str, Any]) -> list[str]:
         if progress.get(name) is not None:
             of = progress.get(f"{name}s")
             found.append(f"{name} {progress[name]}{f'/{of}' if of else ''}")
-    if progress.get("rate"):
+    if progress.get("loss") is not None:
+        found.append(f"loss {progress['loss']:.4g}")
+    if progress.get("rows"):
+        found.append(f"{progress['rows']:,.0f} rows/s")
+    elif progress.get("rate"):
         found.append(f"{progress['rate']:.3g} steps/s")
     if progress.get("left"):
         found.append(f"{clock(progress['left'])} left")

@@ -22,7 +22,6 @@ from farandole.launch.explain import Event, Verdict, explain, with_lines
 from farandole.launch.job import Job
 from farandole.launch.output import Streams
 from farandole.launch.plan import places
-from farandole.launch.processes import LocalWorker
 from farandole.launch.status import status
 from farandole.launch.supervise import State, Supervisor
 from farandole.log import logger
@@ -54,7 +53,8 @@ class Watch:
         self._workers: Sequence[Worker] = ()
         self._slots: Sequence[Slot] = ()
         self._env: Mapping[str, str] = {}
-        self._servers: Sequence[LocalWorker] = ()
+        self._servers: Sequence[Worker] = ()
+        self._allocation: Allocation | None = None
         self._served: dict[int, int] = {}  # exit codes of parameter servers, by index
         self._wanted = False  # a rank asks for parameter servers
         self._job = job
@@ -113,7 +113,7 @@ class Watch:
         while (slots := allocation.slots()) is None:
             self._doing = allocation.status()
             self._step(TICK)
-        self._slots, self._doing = slots, ""
+        self._slots, self._allocation, self._doing = slots, allocation, ""
         if allocation.remote:
             self._status.places = places(slots)
             if self._job.display.verbose:
@@ -202,7 +202,8 @@ class Watch:
             raise Interrupted(signal.SIGPIPE)
 
     def _start_servers(self) -> None:
-        self._servers = servers.start_servers(self._job.np, self._job.settings, self._env, self._store.interface)
+        job, interface = self._job, self._store.interface
+        self._servers = servers.start_servers(job.np, job.settings, self._env, interface, self._allocation)
         for number, worker in enumerate(self._servers):
             self._streams.add_server(worker.slot.rank, number)
         self._listen_to(self._servers)
@@ -280,7 +281,8 @@ class Watch:
         if self._served:
             first, tails = self._job.np, self._streams.tails()
             told = {rank - first: tail for rank, tail in tails.items() if rank >= first}
-            if found := servers.verdict(self._served, self._job.settings.replicas, told):
+            hosts = [server.slot.host for server in self._servers]
+            if found := servers.verdict(self._served, self._job.settings.replicas, told, hosts):
                 return found
         if not self._supervisor.failing:
             return None

@@ -63,8 +63,15 @@ class Outcome(NamedTuple):
         lost = next((_lost(victim) for victim in victims if _lost(victim) >= 0), -1)
         return cls(
             status="victim" if victims and not ended_it else "error", kind=type(error).__name__,
-            message=str(error)[:_TEXT_LIMIT], traceback=text[-_TEXT_LIMIT:], lost=lost, host=socket.gethostname(),
+            message=_text(error), traceback=text[-_TEXT_LIMIT:], lost=lost, host=socket.gethostname(),
         )  # fmt: skip
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:_TEXT_LIMIT]
+    except Exception as mistake:  # the user's own class; what it stands for is still to be told
+        return f"<its text cannot be made: {type(mistake).__name__} in {type(error).__name__}.__str__>"
 
 
 def _is_of_a_victim(error: BaseException) -> bool:

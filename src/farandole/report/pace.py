@@ -30,12 +30,15 @@ class Counter:
 
 
 class Epoch(NamedTuple):
-    """``number`` of ``of``, from 1; ``steps`` in each (0: unknown); ``before``: steps when it began."""
+    """``number`` of ``of``, from 1; ``steps`` in each (0: unknown); ``before``: steps when it began; ``rows`` of all
+    ranks in a step, ``loss`` of the epoch before it, if they are known."""
 
     number: int
     of: int
     steps: int
     before: int
+    rows: float = 0.0
+    loss: float | None = None
 
 
 class Pace:
@@ -55,9 +58,9 @@ class Pace:
         """Of the optimizer that has taken most: some programs have several."""
         return max((counter.steps for counter in list(self._counters)), default=0)
 
-    def epoch(self, number: int, of: int, steps: int) -> None:
-        """An epoch begins. ``number`` from 1; ``of`` and ``steps``: 0 if unknown."""
-        self._epoch = Epoch(number, of, steps, self.steps())
+    def epoch(self, number: int, of: int, steps: int, rows: float = 0.0, loss: float | None = None) -> None:
+        """An epoch begins: see ``Epoch``; ``of`` may be 0 (unknown), too."""
+        self._epoch = Epoch(number, of, steps, self.steps(), rows, loss)
 
     def report(self, now: float) -> dict[str, float]:
         """The report to the driver; empty if nothing has happened since."""
@@ -69,8 +72,10 @@ class Pace:
         rate = (steps - before) / (now - first) if now > first else 0.0
         found: dict[str, float] = {"step": steps, "rate": rate}
         if self._epoch is not None:
-            number, of, length, began = self._epoch
+            number, of, length, began, rows, loss = self._epoch
             found |= {"epoch": number, "epochs": of, "step": steps - began, "steps": length}
+            found |= {} if loss is None else {"loss": loss}
+            found |= {"rows": rate * rows} if rows else {}
             if rate and of and length:
                 found["left"] = max(0.0, ((of - number + 1) * length - (steps - began)) / rate)
         return found
@@ -91,9 +96,10 @@ def counter() -> Counter:
     return _pace.counter()
 
 
-def epoch(number: int, of: int = 0, steps: int = 0) -> None:
-    """An epoch begins. ``number`` from 1; ``of``: how many there will be; ``steps`` in each; 0 if unknown."""
-    _pace.epoch(number, of, steps)
+def epoch(number: int, of: int = 0, steps: int = 0, rows: float = 0.0, loss: float | None = None) -> None:
+    """An epoch begins. ``number`` from 1; ``of``: how many there will be; ``steps`` in each; 0 if unknown. ``rows`` of
+    all ranks in a step, and ``loss`` of the epoch before, are shown where they are known."""
+    _pace.epoch(number, of, steps, rows, loss)
 
 
 def _tell() -> None:

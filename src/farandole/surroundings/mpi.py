@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import socket
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from farandole.config import Placement
 from farandole.errors import SettingsError
+from farandole.surroundings import local_barrier
 from farandole.surroundings.siblings import NOBODY, Siblings
 from farandole.surroundings.variables import PMI, numbers
 
@@ -17,6 +20,16 @@ _OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LO
 _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _MARKS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "HYDI_CONTROL_FD")
 _DAEMONS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "orted", "prterun", "prted", "hydra_pmi_proxy")
+
+# Waits for the end of a pipe; its arguments: seconds after which it ends its parent, and what it says then.
+_WATCH = """
+import os, select, sys
+parent = os.getppid()
+if not select.select([0], [], [], float(sys.argv[1]))[0] and os.getppid() == parent:
+    sys.stderr.write(sys.argv[2])
+    sys.stderr.flush()
+    os.kill(parent, 9)
+"""
 
 
 class Mpi:
@@ -40,14 +53,19 @@ class Mpi:
         return Siblings(env, range(placement.size), number, _MARKS, _DAEMONS)
 
     def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
+        # A rank that has ended is named here: MPI and PMI wait for it, and MPI says nothing.
+        number = _OPEN_MPI[2] if _OPEN_MPI[2] in os.environ else _HYDRA[2]
+        neighbours = Siblings(os.environ, range(placement.local_size), number, _MARKS, _DAEMONS)
+        local_barrier.wait(placement, timeout, neighbours)
         # PMI would be quicker; but a process can use it once, and the program may use MPI later.
         trouble = "mpi4py is not installed here"
         if importlib.util.find_spec("mpi4py") is not None:
-            world, trouble = world_of(placement)
-            if world is not None:
-                self._world = world
-                found: str = world.bcast(None if placement.rank else text())
-                return found
+            with watched(placement, timeout):
+                world, trouble = world_of(placement)
+                if world is not None:
+                    self._world = world
+                    found: str = world.bcast(None if placement.rank else text())
+                    return found
         if PMI in os.environ:
             from farandole.surroundings import pmi
 
@@ -68,6 +86,26 @@ class Mpi:
     def abort(self) -> None:
         if self._world is not None:
             self._world.Abort(1)
+
+
+@contextlib.contextmanager
+def watched(placement: Placement, timeout: float) -> Iterator[None]:
+    """End this process if the block takes longer: MPI waits for ranks of other hosts for ever, and lets no other thread
+    run meanwhile. One rank of each host does this."""
+    if placement.local_rank or placement.local_size == placement.size:
+        yield
+        return
+    import subprocess
+
+    text = (
+        f"farandole: rank {placement.rank}: all ranks of {placement.hostname} are in init(), but those of other hosts "
+        f"did not reach it within {timeout:g} s. Every rank must call init(); if starting takes longer, raise "
+        "--start-timeout (FARANDOLE_START_TIMEOUT).\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _WATCH, str(timeout), text], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ):
+        yield
 
 
 def world_of(placement: Placement) -> tuple[Any, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 GONE = 1.0  # seconds for which nothing of a rank must have been there: all start at once, but not in one moment
 LOOK = 0.5  # seconds between looks of those who wait
+REMOTE = ("ssh", "rsh", "srun", "qrsh")  # children of daemons that are no ranks: they start daemons on other hosts
 
 
 class Siblings:
@@ -29,6 +30,8 @@ class Siblings:
         self._missed: dict[int, float] = {}  # since when nothing of a rank has been there
         self._daemons = daemons
         self._daemon = self._daemon_above(os.getpid()) if ranks else 0
+        # Tells the jobs of a host apart; empty where processes of this one cannot be seen.
+        self.job = "-".join([str(self._daemon), *(env[name] for name in marks if name in env)]) if self._daemon else ""
 
     def ended(self) -> list[int]:
         """The ranks of which nothing has been left for a while."""
@@ -62,8 +65,8 @@ class Siblings:
 
     def _begins(self, pid: int) -> bool:
         """Has this process been forked by the daemon, to become a rank?"""
-        _, state, parent = self._stat(pid)
-        return parent == self._daemon and state not in "ZX"
+        name, state, parent = self._stat(pid)
+        return parent == self._daemon and state not in "ZX" and name not in REMOTE
 
     def _daemon_above(self, pid: int) -> int:
         """The nearest ancestor that is one of the daemons; 0 if there is none. All that it starts can be seen here."""

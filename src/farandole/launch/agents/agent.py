@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from farandole.config import Connection, Placement, Settings, cores, variables
@@ -48,7 +48,8 @@ class Agent:
         self._odd = odd
         client = StoreClient(task["address"], task["secret"], timeout=task["timeout"])
         self._client = enter(client, task["index"]) if task.get("invited") else client
-        self._workers: Sequence[LocalWorker] = ()
+        self._workers: list[LocalWorker] = []  # the ranks, and after them other processes
+        self._ranks = 0
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._wake_in, self._wake_out = os.pipe()
         self._listening: threading.Thread | None = None
@@ -89,18 +90,9 @@ class Agent:
 
     def _start(self, order: Mapping[str, Any]) -> bool:
         """False if the ranks cannot be started."""
-        own = environment(dict(os.environ), self._folder, tuple(self._task.get("hidden", ())))
-        command = [order["python"] or sys.executable, *order["command"]]
-        slots = [Slot(*rank["slot"]) for rank in order["ranks"]]
-        here = {"FARANDOLE_STORE": self._client.address}  # not every host reaches the driver by the same address
-        envs = [{**self._task.get("env", {}), **rank["env"], **here} for rank in order["ranks"]]
-        try:
-            self._workers = start_ranks(slots, command, own, envs, self._task.get("cwd", ""))
-        except SettingsError as error:
-            for number in range(len(slots)):
-                message = {"message": f"{command[0]} cannot be started: {error.__cause__}"}
-                self._client.set(f"{self.name}/failed/{number}", json.dumps(message).encode())
+        if not self._run(order):
             return False
+        self._ranks = len(self._workers)
         self._listening = threading.Thread(target=self._take_orders, name="farandole-orders", daemon=True)
         self._listening.start()
         if order["log"]:
@@ -108,9 +100,25 @@ class Agent:
             self._talking[0].start()
         return True
 
+    def _run(self, order: Mapping[str, Any]) -> bool:
+        """Start what the order says; False if it cannot be started."""
+        own = environment(dict(os.environ), self._folder, tuple(self._task.get("hidden", ())))
+        command = [order["python"] or sys.executable, *order["command"]]
+        slots = [Slot(*rank["slot"]) for rank in order["ranks"]]
+        here = {"FARANDOLE_STORE": self._client.address}  # not every host reaches the driver by the same address
+        envs = [{**self._task.get("env", {}), **rank["env"], **here} for rank in order["ranks"]]
+        try:
+            self._workers += start_ranks(slots, command, own, envs, self._task.get("cwd", ""))
+        except SettingsError as error:
+            for number in range(len(self._workers), len(self._workers) + len(slots)):
+                message = {"message": f"{command[0]} cannot be started: {error.__cause__}"}
+                self._client.set(f"{self.name}/failed/{number}", json.dumps(message).encode())
+            return False
+        return True
+
     def signal(self, number: int) -> None:
         """Send a signal to the ranks' own processes."""
-        for worker in self._workers:
+        for worker in self._workers[: self._ranks]:
             if worker.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.pid, number)
@@ -154,9 +162,12 @@ class Agent:
         self._talking.append(sender)
         sender.start()
         try:
-            with Pipes(self._workers, self._wake_in) as pipes:
-                followed = [Followed(number, worker) for number, worker in enumerate(self._workers)]
+            with Pipes(self._wake_in) as pipes:
+                followed: list[Followed] = []
                 while self._obey():
+                    for worker in self._workers[len(followed) :]:
+                        pipes.add(worker)
+                        followed.append(Followed(len(followed), worker))
                     for number, stream, data in pipes.read(LOOK):
                         sender.put(f"out/{number}", bytes([stream]) + data)
                     for rank in followed:
@@ -173,6 +184,9 @@ class Agent:
                 return False
             if order["do"] == "orphan":
                 raise RendezvousError("the driver has gone")
+            if order["do"] == "serve":
+                self._run(order)
+                continue
             worker = self._workers[order["rank"]]
             worker.terminate() if order["do"] == "terminate" else worker.kill()
         return True
@@ -212,15 +226,18 @@ class Followed:
 class Pipes:
     """The ranks' output, and the pipe that wakes us for an order."""
 
-    def __init__(self, workers: Sequence[LocalWorker], wake: int) -> None:
-        self.open: list[set[int]] = [set() for _ in workers]
+    def __init__(self, wake: int) -> None:
+        self.open: list[set[int]] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(wake, selectors.EVENT_READ, None)
-        for number, worker in enumerate(workers):
-            for index, fd in enumerate((worker.stdout, worker.stderr)):
-                if fd is not None:
-                    self.open[number].add(fd)
-                    self._selector.register(fd, selectors.EVENT_READ, (number, index))
+
+    def add(self, worker: LocalWorker) -> None:
+        number = len(self.open)
+        self.open.append(set())
+        for index, fd in enumerate((worker.stdout, worker.stderr)):
+            if fd is not None:
+                self.open[number].add(fd)
+                self._selector.register(fd, selectors.EVENT_READ, (number, index))
 
     def __enter__(self) -> Pipes:
         return self

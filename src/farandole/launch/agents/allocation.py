@@ -78,6 +78,7 @@ class AgentAllocation:
         self._door: Door | None = None
         self._registry: AgentRegistry | None = None
         self._slots: Sequence[Slot] | None = None
+        self._firsts: list[tuple[int, Slot]] = []  # of each host, the agent of its first rank
         self._secret, self._command, self._env = "", list[str](), dict[str, str]()
         self._began = 0.0
 
@@ -142,6 +143,7 @@ class AgentAllocation:
                     logger.warning("%s has another %s (%s); %s the driver's, which was sent along",
                                    agent.host, name, where, runs)  # fmt: skip
         gpus = {slot.rank: agents[index].gpus for index, mine in dealt.items() for slot in mine}
+        self._firsts = [(index, mine[0]) for index, mine in dealt.items() if mine[0].local_rank == 0]
         for index, mine in dealt.items():
             order = {"command": self._command, "python": self._cluster.python, "log": self._log and mine[0].rank == 0}
             registry.assign(index, mine, [self._environment(slot, slots, gpus) for slot in mine], order)
@@ -151,6 +153,19 @@ class AgentAllocation:
         neighbours = [other for other in slots if other.rank - other.local_rank == slot.rank - slot.local_rank]
         who = {"FARANDOLE_RANK": str(slot.rank), "FARANDOLE_LOCAL_RANK": str(slot.local_rank)}
         return {**self._env, **who, **visible([gpus[other.rank] for other in neighbours], slot.local_rank)}
+
+    def serve(self, command: Sequence[str], envs: Sequence[Mapping[str, str]], together: int) -> Sequence[RemoteWorker]:
+        """See ``contract.Serving``."""
+        assert self._registry is not None
+        workers: list[RemoteWorker] = []
+        for begin in range(0, len(envs), together):
+            index, first = self._firsts[begin // together % len(self._firsts)]
+            own = envs[begin : begin + together]
+            numbers = range(begin, begin + len(own))
+            slots = [Slot(self._np + number, first.host, number, len(envs), 0, 1, len(envs)) for number in numbers]
+            order = {"command": list(command[1:]), "python": self._cluster.python}
+            workers += self._registry.serve(index, slots, own, order)
+        return workers
 
     def advice(self) -> str:
         agents = self._registry.agents if self._registry is not None else {}

@@ -2,7 +2,7 @@
 
 Everything travels through the job's store. To the driver: ``agent/<n>/hello``, and for the k-th rank of an agent
 ``agent/<n>/out/<k>``, ``exit/<k>``, ``gone/<k>`` and ``failed/<k>``. From it: ``agent/<n>/order/<number>`` and, to the
-first rank's agent, ``agent/<n>/log/<number>``.
+first rank's agent, ``agent/<n>/log/<number>``. Processes that are no ranks are numbered after the ranks of their agent.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Agent:
 
 
 class RemoteWorker:
-    """One rank that an agent runs, as the driver sees it."""
+    """One rank that an agent runs, or (``serves``) another process of the job, as the driver sees it."""
 
-    def __init__(self, slot: Slot, registry: AgentRegistry) -> None:
-        self.slot = slot
+    def __init__(self, slot: Slot, registry: AgentRegistry, serves: bool = False) -> None:
+        self.slot, self.serves = slot, serves
         self.agent: int | None = None
         self.number = 0  # among the ranks of its agent
         self.code: int | None = None
@@ -110,6 +110,7 @@ class AgentRegistry:
         self.agents: dict[int, Agent] = {}
         self.lost: list[int] = []
         self.workers = [RemoteWorker(slot, self) for slot in slots]
+        self._others: list[RemoteWorker] = []  # that are no ranks
         self._store, self._count, self._gone, self._noun = store, count, gone, noun
         self._gone_since: dict[int, float] = {}
         self._of: dict[int, list[RemoteWorker]] = {}
@@ -177,26 +178,50 @@ class AgentRegistry:
             worker.lost_at = now  # the cluster has given it up, and its connection has not noticed
         if worker.lost_at is None or not (why is not None or now > worker.lost_at + WHY):
             return
+        if worker.serves:  # the ranks of its agent tell
+            worker.end_output()
+            worker.gone = True
+            return
         first = worker.lost_at <= min(other.lost_at for other in self.workers if other.lost_at is not None)
         self._fail(worker, "error" if first else "victim", f"its {self._noun} was lost: {why or SILENT}")
 
     def _fail(self, worker: RemoteWorker, status: str, message: str) -> None:
-        if not worker.reported:
+        if worker.serves:
+            worker.feed(1, memoryview(f"{message}\n".encode()))
+        elif not worker.reported:
             outcome = Outcome(status=status, message=message, host=worker.slot.host)
             self._store.receive(keys.outcome(worker.slot.rank), outcome.to_bytes())
         worker.end_output()
-        worker.code = 0  # nobody knows: the outcome tells how it ended
+        worker.code = int(worker.serves)  # of a rank nobody knows: the outcome tells how it ended
         worker.gone = True
 
     def assign(self, index: int, slots: Sequence[Slot], env: Sequence[Mapping[str, str]], order: Any) -> None:
         """Have the agent ``index`` start the ranks of ``slots``, each with its own ``env``."""
-        self._of[index] = [self.workers[slot.rank] for slot in slots]
-        for number, (worker, slot) in enumerate(zip(self._of[index], slots, strict=True)):
-            worker.slot, worker.number, worker.agent = slot, number, index
+        workers = [self.workers[slot.rank] for slot in slots]
+        for worker, slot in zip(workers, slots, strict=True):
+            worker.slot = slot
+        self._entrust(index, workers, env, {"do": "start", **order})
+
+    def serve(
+        self, index: int, slots: Sequence[Slot], env: Sequence[Mapping[str, str]], order: Any
+    ) -> list[RemoteWorker]:  # fmt: skip
+        """Have the agent ``index``, which has ranks, start other processes, too."""
+        workers = [RemoteWorker(slot, self, serves=True) for slot in slots]
+        self._others += workers
+        self._entrust(index, workers, env, {"do": "serve", **order})
+        return workers
+
+    def _entrust(
+        self, index: int, workers: Sequence[RemoteWorker], env: Sequence[Mapping[str, str]], order: Any
+    ) -> None:  # fmt: skip
+        before = self._of.get(index, [])
+        for number, worker in enumerate(workers, start=len(before)):
+            worker.number, worker.agent = number, index
             if index in self.lost:
                 worker.lost_at = time.monotonic()
-        ranks = [{"slot": list(slot), "env": dict(own)} for slot, own in zip(slots, env, strict=True)]
-        self.order(index, {"do": "start", "ranks": ranks, **order})
+        self._of[index] = [*before, *workers]
+        ranks = [{"slot": list(worker.slot), "env": dict(own)} for worker, own in zip(workers, env, strict=True)]
+        self.order(index, {"ranks": ranks, **order})
 
     def order(self, index: int, order: Mapping[str, Any]) -> None:
         with self._lock:
@@ -223,7 +248,7 @@ class AgentRegistry:
             self.order(index, {"do": "bye"})
 
     def close(self) -> None:
-        for worker in self.workers:
+        for worker in (*self.workers, *self._others):
             worker.end_output()
         self._store.hooks.remove(self._on_set)
         self._store.lost.remove(self._on_lost)

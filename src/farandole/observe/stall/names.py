@@ -7,13 +7,14 @@ from collections.abc import Iterable
 
 MOST = 6  # names in one text
 _INTERNAL = [  # patterns, compiled when the first collective waits for long
-    (r"allocate\.optimizer\..*|optimizer\.\d+\..*", "gradients of DistributedOptimizer"),
+    (r"(?:allocate\.)?optimizer\.(\d+)(?:\..*)?", r"gradients of DistributedOptimizer \1"),
     (r"process_set\.(add|remove)\.\d+", r"\1_process_set"),
     (r"broadcast\.arrays", "broadcast of variables"),
-    (r"broadcast\.optimizer_state\.\d+", "broadcast_optimizer_state"),
+    (r"broadcast\.optimizer_state\.\d+(?:\.\d+)?", "broadcast_optimizer_state"),
     (r"parameters\.\d+\..*", "broadcast_parameters"),
     (r"allreduce\.any", "a callback's question to all ranks"),
     (r"native\.(.*)", r"the collectives of a JAX program (\1)"),
+    (r"(Distributed\w+)\.weights\..*", r"weights of \1"),
     (r"(?:allocate\.)?(Distributed\w+)[._].*", r"gradients of \1"),
     (r"(\w+)(\.\d+)?\.(digest|equal)", r"gradients of \1"),
     (r"allocate\..*", "memory for gradients"),

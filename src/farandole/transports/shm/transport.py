@@ -176,9 +176,10 @@ class ShmTransport:
         firsts = [sum(counts[:rank]) for rank in range(self.size)]
         mine = firsts[self.rank]
         place = receive[mine : mine + counts[self.rank]]
-        if place.ctypes.data != send.ctypes.data:  # it may stand there already
-            place[:] = send
+        apart = place.ctypes.data != send.ctypes.data  # else it stands there already
         if self.size == 1:
+            if apart:
+                place[:] = send
             return
         self.barrier()
         half = pipeline.staging(self.size, self._chunk) // 2
@@ -189,6 +190,8 @@ class ShmTransport:
             piece = send[start : start + half]
             segment.bytes[self.rank][first : first + len(piece)] = piece
             segment.publish()
+            if apart:  # only now: the piece is in cache, and others copy theirs meanwhile
+                place[start : start + half] = piece
             for peer in segment.others:
                 length = min(half, counts[peer] - start)
                 segment.await_one(peer, base + turn + 1)

@@ -62,7 +62,7 @@ class TcpBoard:
         self.rank = place.rank
         self._overlay, self._parent = place, parent
         self.lost: PeerLostError | WireError | None = None  # set once, for good
-        self.data: Sequence[socket.socket | None] = ()  # the data connections of the link, by rank
+        self.data: Sequence[tuple[int, socket.socket]] = ()  # the link's data connections, and with whom they are
         self.connections = select.epoll()  # readable when a peer said something
         self.stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable for good once the wire is lost
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -163,7 +163,7 @@ class TcpBoard:
         which nothing has come over the data connections."""
         with self._lock:
             own = [(peer.rank, peer.sock, math.inf) for peer in self._peers.values() if peer.open]
-            data = [(rank, sock, waited) for rank, sock in enumerate(self.data) if sock is not None]
+            data = [(rank, sock, waited) for rank, sock in self.data]
             silences: dict[int, list[tuple[bool, float]]] = {}
             for rank, sock, most in (*own, *data) if not self._closed else ():
                 under_way, seconds = liveness.silence(sock)

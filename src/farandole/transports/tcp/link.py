@@ -24,6 +24,7 @@ from farandole.handshake import HEAD, TAG, Session, TamperedError
 from farandole.transports.tcp.board import TcpBoard
 from farandole.transports.tcp.rendezvous import Rendezvous, Store
 from farandole.transports.tcp.streams import TcpStreams
+from farandole.transports.tcp.stripes import Stripes, front
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -32,22 +33,25 @@ PIECE = 1 << 20  # bytes per system call: sending and receiving take turns, so t
 _REPORT_SECONDS = 0.5
 _SPIN = 200e-6  # seconds for which a short message is looked for before its receiver sleeps
 JOINED = 16 << 10  # bytes of a message up to which it is copied, with its head and tail, into one piece
-ASIDE = 4 << 20  # bytes of one peer that are read before somebody asks for them
+AHEAD = 1 << 20  # bytes that may be sent to a rank before it receives them, for each connection with it
+ASIDE = 4 << 20  # bytes of one peer that are read before somebody asks for them, for each connection with it
 
 
 def connect(
-    rank: int, size: int, secret: str, scope: str, store: Store, timeout: float, host: str = "127.0.0.1"
-) -> TcpLink:
-    """Meet the other ranks through ``store`` and connect to all of them; ``host`` is the interface to listen on.
+    rank: int, size: int, secret: str, scope: str, store: Store, timeout: float, host: str = "127.0.0.1",
+    streams: int = 1,
+) -> TcpLink:  # fmt: skip
+    """Meet the other ranks through ``store`` and connect to all of them, ``streams`` times for data; ``host`` is the
+    interface to listen on.
 
     ``scope`` keeps wires of one job apart: use a new one for every wire. Raises RendezvousError that names who is
     missing after ``timeout`` seconds.
     """
-    return _meet(Rendezvous(rank, size, secret, scope, store, timeout, host), None)
+    return _meet(Rendezvous(rank, size, secret, scope, store, timeout, host, streams=streams), None)
 
 
 def _meet(rendezvous: Rendezvous, parent: TcpBoard | None) -> TcpLink:
-    data, boards = rendezvous.run() if rendezvous.size > 1 else ([None], [None])
+    data, boards = rendezvous.run() if rendezvous.size > 1 else ([[]], [None])
     return TcpLink(rendezvous, data, TcpBoard(rendezvous.overlay, boards, parent))
 
 
@@ -101,13 +105,7 @@ def _some(parts: list[memoryview]) -> list[memoryview]:
     """The bytes that one system call is to move."""
     if len(parts) == 1 or len(parts[-2]) <= PIECE:
         return parts
-    some, room = [], PIECE + HEAD + TAG
-    for part in parts:
-        some.append(part[:room])
-        room -= len(part)
-        if room <= 0:
-            break
-    return some
+    return front(parts, PIECE + HEAD + TAG)
 
 
 def _drop(parts: list[memoryview], count: int) -> None:
@@ -119,17 +117,18 @@ def _drop(parts: list[memoryview], count: int) -> None:
 
 
 class TcpLink:
-    """One rank's end of the mesh."""
+    """One rank's end of the mesh. ``sessions``: by rank, the connections for data."""
 
-    ahead = 1 << 20
-
-    def __init__(self, rendezvous: Rendezvous, sessions: Sequence[Session | None], board: TcpBoard) -> None:
+    def __init__(self, rendezvous: Rendezvous, sessions: Sequence[Sequence[Session]], board: TcpBoard) -> None:
         self.rank, self.size, self.board = rendezvous.rank, rendezvous.size, board
+        self.ahead = AHEAD * rendezvous.streams
         self._rendezvous = rendezvous
-        self._sessions = sessions
-        self._sockets = sockets = [session.sock if session is not None else None for session in sessions]
-        board.data = sockets
-        self._streams = [session.stream if session is not None else None for session in sessions]
+        self._sessions = [each[0] if each else None for each in sessions]
+        board.data = [(peer, session.sock) for peer, each in enumerate(sessions) for session in each]
+        self._stripes = {peer: Stripes(each) for peer, each in enumerate(sessions) if len(each) > 1}
+        plain = [session.stream if session is not None else None for session in self._sessions]
+        self._streams = [self._stripes.get(peer, stream) for peer, stream in enumerate(plain)]
+        self._inlets = [session.sock if session is not None else None for session in self._sessions]
         self._splits = 0
         self._children: list[TcpLink] = []
         self._closed = False
@@ -137,14 +136,16 @@ class TcpLink:
         self._room = memoryview(bytearray(HEAD + JOINED + TAG))  # for the short message that is being received
         self._idle = 0.0  # seconds for which nothing has moved
         self._aside = [bytearray() for _ in range(self.size)]
+        self._most_aside = ASIDE * rendezvous.streams
         self._paused: set[int] = set()  # peers that we do not read from: aside is full, or they hung up
-        self._watched: dict[int, int] = {}
-        self._by_fd = {sock.fileno(): peer for peer, sock in enumerate(sockets) if sock is not None}
+        self._watched: dict[socket.socket, int] = {}
+        self._by_fd = {sock.fileno(): peer for peer, sock in board.data}
         self._epoll = select.epoll()
         for fd in (board.connections.fileno(), board.stop):
             self._epoll.register(fd, select.EPOLLIN)
-        for peer in self._by_fd.values():
-            self._watch(peer, select.EPOLLIN)
+        for inlet in self._inlets:
+            if inlet is not None:
+                self._watch(inlet, select.EPOLLIN)
 
     def sendrecv(self, send: Array | None, dst: int, recv: Array | None, src: int) -> None:
         """Send ``send`` to ``dst`` while filling ``recv`` from ``src``; None (or nothing in it) skips that half."""
@@ -233,6 +234,8 @@ class TcpLink:
             raise self.board.hear_why(src) from error
         if not count:
             raise self.board.hear_why(src)
+        if src in self._stripes:
+            self._turn_to(src)
         return count
 
     def _take_aside(self, parts: list[memoryview], src: int) -> int:
@@ -245,13 +248,26 @@ class TcpLink:
         del aside[:taken]
         if not aside and src in self._paused:
             self._paused.remove(src)
-            self._watch(src, select.EPOLLIN)
+            self._hear(src, True)
         return taken
 
-    def _watch(self, peer: int, events: int) -> None:
-        sock, before = self._sockets[peer], self._watched.get(peer, 0)
-        assert sock is not None
-        self._watched[peer] = events
+    def _turn_to(self, peer: int) -> None:
+        """Wait for the connection that brings the next byte of ``peer``."""
+        inlet = self._stripes[peer].inlet
+        if inlet is not self._inlets[peer]:
+            self._hear(peer, False)
+            self._inlets[peer] = inlet
+            self._hear(peer, peer not in self._paused)
+
+    def _hear(self, peer: int, hears: bool) -> None:
+        """Is the end of a wait what comes from ``peer``?"""
+        inlet = self._inlets[peer]
+        assert inlet is not None
+        self._watch(inlet, select.EPOLLIN if hears else 0)
+
+    def _watch(self, sock: socket.socket, events: int) -> None:
+        before = self._watched.get(sock, 0)
+        self._watched[sock] = events
         if events and before:
             self._epoll.modify(sock, events)
         elif events:
@@ -261,13 +277,15 @@ class TcpLink:
 
     def _wait(self, dst: int, src: int) -> None:
         """Until something can be sent to ``dst`` or came from ``src`` (-1: nobody); mind the others meanwhile."""
-        if dst >= 0:
-            self._watch(dst, select.EPOLLOUT | (0 if dst in self._paused else select.EPOLLIN))
+        outlet = self._outlet(dst) if dst >= 0 else None
+        events = self._watched.get(outlet, 0) if outlet is not None else 0
+        if outlet is not None:
+            self._watch(outlet, events | select.EPOLLOUT)
         try:
             ready = self._epoll.poll(_REPORT_SECONDS)
         finally:
-            if dst >= 0:
-                self._watch(dst, 0 if dst in self._paused else select.EPOLLIN)
+            if outlet is not None:
+                self._watch(outlet, events)
         self._idle = 0.0 if ready else self._idle + _REPORT_SECONDS
         if self._idle:
             self.board.look_at_hosts(self._idle)
@@ -282,31 +300,45 @@ class TcpLink:
             elif peer != src and events & ~select.EPOLLOUT:
                 self._read_aside(peer)
 
+    def _outlet(self, peer: int) -> socket.socket | None:
+        """The connection that takes the next byte for ``peer``."""
+        stripes = self._stripes.get(peer)
+        return self._inlets[peer] if stripes is None else stripes.outlet
+
     def _read_aside(self, peer: int) -> None:
-        stream, aside = self._streams[peer], self._aside[peer]
+        stream, aside, striped = self._streams[peer], self._aside[peer], peer in self._stripes
         assert stream is not None
-        try:
-            data = stream.recv(min(1 << 18, ASIDE - len(aside)))
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        aside += data
-        if not data or len(aside) >= ASIDE:
-            self._paused.add(peer)  # a peer that hung up is an error when somebody needs it
-            self._watch(peer, 0)
+        while True:
+            try:
+                data = stream.recv(min(1 << 18, self._most_aside - len(aside)))
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            aside += data
+            if not data or len(aside) >= self._most_aside:
+                self._paused.add(peer)  # a peer that hung up is an error when somebody needs it
+                self._hear(peer, False)
+                return
+            if not striped:
+                return
+            self._turn_to(peer)  # TLS may hold bytes of that one, which no epoll sees
 
     def split(self, ranks: Sequence[int]) -> TcpLink | None:
         """A link among ``ranks``, in that order, over connections of its own; None on a rank not among them."""
+        return self._split(ranks, self._rendezvous.streams)
+
+    def _split(self, ranks: Sequence[int], streams: int) -> TcpLink | None:
         self._splits += 1
         if self.rank not in ranks:
             return None
         was = self._rendezvous
         scope = f"{was.scope}/{self._splits}:{'-'.join(map(str, ranks))}"
         place = list(ranks).index(self.rank)
-        child = _meet(
-            Rendezvous(place, len(ranks), was.secret, scope, was.store, was.timeout, was.host, self._check), self.board
-        )
+        again = Rendezvous(
+            place, len(ranks), was.secret, scope, was.store, was.timeout, was.host, self._check, streams
+        )  # fmt: skip
+        child = _meet(again, self.board)
         self._children.append(child)
         return child
 
@@ -316,12 +348,12 @@ class TcpLink:
 
     @property
     def sessions(self) -> Sequence[Session | None]:
-        """By rank: the data connections."""
+        """By rank: the data connections, the first of each."""
         return self._sessions
 
     def streams(self) -> TcpStreams:
         """See ``contracts.Streaming``."""
-        link = self.split(range(self.size))
+        link = self._split(range(self.size), 1)
         assert link is not None
         return TcpStreams(link)
 
@@ -342,8 +374,7 @@ class TcpLink:
             child.close()
         self.board.close()
         self._epoll.close()
-        for sock in self._sockets:
-            if sock is not None:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-                sock.close()
+        for _, sock in self.board.data:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()

@@ -1,9 +1,9 @@
 """How the ranks of a TCP mesh find each other.
 
 Every rank listens on each of its interfaces and writes the addresses to the store under ``tcp/<scope>/<rank>``; it
-dials all lower ranks and is dialled by all higher ones, for data, and once more by its neighbours of the board. It
-takes the first of a peer's addresses that answers. Both ends prove that they know the job's secret before a byte is
-believed. When everybody is there, nobody listens any more.
+dials all lower ranks and is dialled by all higher ones, for data (as often as ``streams`` says), and once more by its
+neighbours of the board. It takes the first of a peer's addresses that answers. Both ends prove that they know the job's
+secret before a byte is believed. When everybody is there, nobody listens any more.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 from farandole import liveness, network
-from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
+from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
 from farandole.handshake import Newcomers, Session, authenticate
 from farandole.log import logger
 from farandole.transports.tcp.overlay import overlay
 
-DATA, BOARD = 0, 1
+DATA, BOARD, MORE = 0, 1, 2  # from there on: further connections for data
 SELDOM = 4  # seconds after which an idle data connection is probed, if there are many
 PATIENCE = 5.0  # seconds that one handshake may take
 FIRST = 0.5  # seconds for each of a peer's addresses, if it has several, at the first attempt; twice at the next
-_HELLO = struct.Struct("<IB")  # who dials, and for which of the two connections
+_HELLO = struct.Struct("<IB")  # who dials, and for which of the connections
 _WELCOME = b"\1"
 
 
@@ -43,28 +43,29 @@ _said: set[str] = set()  # the networks that this process has told of
 
 
 class Rendezvous:
-    """One rendezvous. ``run`` returns the sessions, by rank: (data, board); None where there is none.
+    """One rendezvous. ``run`` returns the sessions, by rank: those for data, and the one of the board, or None.
 
     ``host``: this host's addresses, with commas between, the one to try first in front; each with its prefix, if known.
+    ``streams``: connections for data between two ranks; the same on all. SettingsError if it is not.
     """
 
     def __init__(
         self, rank: int, size: int, secret: str, scope: str, store: Store, timeout: float, host: str,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None, streams: int = 1,
     ) -> None:  # fmt: skip
         self.rank, self.size, self.secret, self.scope = rank, size, secret, scope
-        self.store, self.timeout, self.host, self.check = store, timeout, host, check
+        self.store, self.timeout, self.host, self.check, self.streams = store, timeout, host, check, streams
         self.overlay = overlay(rank, size)
         self.deadline = time.monotonic() + timeout
         self.sessions: dict[tuple[int, int], Session] = {}
         self.changed = threading.Condition()
         self.open = True
-        self.newcomers = Newcomers(f"rank {rank}", logger, 2 * size + 64)
+        self.newcomers = Newcomers(f"rank {rank}", logger, (1 + streams) * size + 64)
         self.trouble = ""
         self._reached: set[str] = set()  # networks on which peers answered
         self._failed: set[str] = set()  # and did not
 
-    def run(self) -> tuple[list[Session | None], list[Session | None]]:
+    def run(self) -> tuple[list[list[Session]], list[Session | None]]:
         listeners = [(address, self._listen(address)) for address in self.host.split(",")]
         acceptors = [
             threading.Thread(
@@ -77,6 +78,7 @@ class Rendezvous:
             acceptor.start()
         try:
             told = ",".join(f"{address}|{listener.getsockname()[1]}" for address, listener in listeners)
+            told += f";{self.streams}" if self.streams > 1 else ""
             self.store.set(self._key(self.rank), told.encode())
             addresses = self._all_addresses() if self.rank else []
             for peer in range(self.rank):
@@ -90,19 +92,22 @@ class Rendezvous:
             raise
         self._end(listeners, acceptors)
         self._tell_networks()
-        return self._of(DATA), self._of(BOARD)
+        data = [[self.sessions[peer, channel] for channel in self._channels(peer) if channel != BOARD]
+                for peer in range(self.size)]  # fmt: skip
+        return data, [self.sessions.get((peer, BOARD)) for peer in range(self.size)]
 
     def _channels(self, peer: int) -> tuple[int, ...]:
         """The connections that this rank has with ``peer``."""
-        return (DATA, BOARD) if peer in self.overlay.beyond else (DATA,)
-
-    def _of(self, channel: int) -> list[Session | None]:
-        return [self.sessions.get((peer, channel)) for peer in range(self.size)]
+        if peer == self.rank:
+            return ()
+        board = (BOARD,) if peer in self.overlay.beyond else ()
+        return (DATA, *board, *range(MORE, MORE + self.streams - 1))
 
     def _listen(self, address: str) -> socket.socket:
         host, _ = network.parted(address)
+        room = max(128, 2 * (1 + self.streams) * self.size)
         try:
-            return socket.create_server((host, 0), backlog=max(128, 4 * self.size), family=_family(host))
+            return socket.create_server((host, 0), backlog=room, family=_family(host))
         except OSError as error:
             raise RendezvousError(f"rank {self.rank} cannot listen on {host}: {error}") from error
 
@@ -137,6 +142,12 @@ class Rendezvous:
         while True:
             told = self._address(peer) if known is None else known.decode()
             known = None
+            told, _, streams = told.partition(";")
+            if int(streams or 1) != self.streams:
+                raise SettingsError(
+                    f"rank {self.rank} was started with --tcp-streams {self.streams} (FARANDOLE_TCP_STREAMS), rank "
+                    f"{peer} with {streams or 1}: set the same number for all ranks"
+                )
             listeners = dict(listener.rsplit("|", 1) for listener in told.split(","))
             addresses = (
                 network.order(list(listeners), self._reached, self._failed) if len(listeners) > 1 else list(listeners)
@@ -209,7 +220,7 @@ class Rendezvous:
         absent: list[int] = []
         silent: list[int] = []
         for peer in range(self.size):
-            if peer == self.rank or {(peer, channel) for channel in self._channels(peer)} <= self.sessions.keys():
+            if {(peer, channel) for channel in self._channels(peer)} <= self.sessions.keys():
                 continue
             (absent if self.store.try_get(self._key(peer)) is None else silent).append(peer)
         if absent:
@@ -228,7 +239,7 @@ class Rendezvous:
         session.peer, sock = f"rank {peer}", session.sock
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # In a tree there are many data connections, and the board's tell of a lost host: those are asked less often.
-        liveness.probe(sock, after=SELDOM if channel == DATA and self.overlay.relays else None)
+        liveness.probe(sock, after=SELDOM if channel != BOARD and self.overlay.relays else None)
         sock.setblocking(False)
         with self.changed:
             if not self.open:
