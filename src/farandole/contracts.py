@@ -88,6 +88,7 @@ class End(NamedTuple):
     timeout: float  # seconds for all ranks to come
     store: Any  # the job's: what ``farandole.store.StoreClient`` has to set, get and gather values of bytes
     host: str  # addresses of this host for others to try, in this order, with commas between: "10.1.2.3/24,10.7.0.3/16"
+    streams: int = 1  # connections between two ranks, where they have connections
 
 
 class Wire(Protocol):
@@ -294,6 +295,35 @@ class Codec(Protocol):
         """Go on bit for bit where ``state_dict`` was called, on the same rank of as many."""
 
 
+class Packed(NamedTuple):
+    """What a codec made of one rank's changes. ``payload``: what travels, uint8; ``kept``: what the codec's state has
+    when that has arrived, of which nothing is kept before; ``whole``: bytes of the changes themselves."""
+
+    payload: Array
+    kept: Mapping[str, Array]
+    whole: int
+
+
+@runtime_checkable
+class PushCodec(Codec, Protocol):
+    """A codec that can also compress what one rank pushes to parameter servers, by itself."""
+
+    def pack(self, parts: Sequence[Part], rank: int) -> Packed:
+        """The parts' ``data``, and what is kept of them, as far as they are sent now. Parts are of one type, float32
+        or float64. ``rank``: other ranks round in other ways."""
+
+    def pack_all(self, parts: Sequence[Part]) -> Packed:
+        """All of that: the payload are the numbers themselves, in the type of the parts."""
+
+    def arrived(self, packed: Packed, taken: bool) -> None:
+        """Count bytes, and keep what was not sent; if it was not ``taken``, for it came too late, keep what was kept
+        before."""
+
+    def unpack(self, payload: Array, out: Array) -> None:
+        """At the server: what the payload of ``pack`` stands for, into ``out`` (flat, as long as all parts together).
+        Uses no state. Raises ValueError or IndexError for what is no such payload."""
+
+
 class Peers(Protocol):
     """All ranks of one optimizer, for a ``Strategy``. All calls are collective, but ``push``, ``pull`` and
     ``average_async``."""
@@ -341,7 +371,8 @@ class Strategy(Protocol):
     spec: str  # as in ``--strategy``
     epochs: bool  # is there an exchange at the end of each epoch?
     common: str  # what all ranks have the same of after an exchange: "weights", "slot" (the first), or "" (nothing);
-    # a codec then compresses how far from it each rank's weights are, whose mean is taken
+    # a codec then compresses how far from it each rank's weights are, whose mean is taken. "centre": that of parameter
+    # servers, to which each rank pushes; a codec compresses the pushes
     slots: tuple[str, ...]  # an array for each weight: "weights" begins as a copy of it, "zeros" as zeros
 
     def due(self, step: Any) -> Any:

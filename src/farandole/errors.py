@@ -157,33 +157,37 @@ class RendezvousError(ConnectionError):
         self.missing = tuple(missing)
 
     @classmethod
-    def late(cls, missing: Sequence[int], timeout: float) -> RendezvousError:
-        """The error of a rank that waited in vain for others."""
+    def late(cls, missing: Sequence[int], timeout: float, host: str = "") -> RendezvousError:
+        """The error of a rank that waited in vain for others. ``host``: they are local ranks of that one."""
         return cls(
-            f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not reach init() within "
+            f"{_ranks(missing, host)} did not reach init() within "
             f"{timeout:g} s. Every rank must call init(); if starting takes longer, raise --start-timeout "
             "(FARANDOLE_START_TIMEOUT).",
-            missing,
+            () if host else missing,
         )
 
     @classmethod
     def finished(cls, ranks: Sequence[int]) -> RendezvousError:
         """The error of a rank that waits for others whose program has ended well."""
         return cls(
-            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} ended without calling this init(): "
-            "every rank must call init() as often as the others.",
+            f"{_ranks(ranks)} ended without calling this init(): every rank must call init() as often as the others.",
             ranks,
         )
 
     @classmethod
-    def ended(cls, ranks: Sequence[int]) -> RendezvousError:
-        """The error of a rank that waits for others of which no process is left."""
+    def ended(cls, ranks: Sequence[int], host: str = "") -> RendezvousError:
+        """The error of a rank that waits for others of which no process is left. ``host``: as above."""
         return cls(
-            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} ended before init(): no process of "
+            f"{_ranks(ranks, host)} ended before init(): no process of "
             f"{'them' if len(ranks) > 1 else 'it'} is left. Every rank must call init(). What started the ranks (srun, "
             "mpirun) tells how they ended.",
-            ranks,
+            () if host else ranks,
         )
+
+
+def _ranks(ranks: Sequence[int], host: str = "") -> str:
+    which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return f"local {which} on {host}" if host else which
 
 
 def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:

@@ -43,6 +43,29 @@ def test_sets_reduce_among_themselves(wire: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("wire", ["shm", "tcp"])
+def test_sets_and_messages_of_the_library_itself(wire: str) -> None:
+    """They need no leave, and are there once."""
+
+    def fn(rank: int) -> list[Any]:
+        mine = context.process_set_among([2, 0])
+        assert context.process_set_among([0, 2]).process_set_id == mine.process_set_id == 1
+        assert context.process_set_among(range(3)) is context.global_process_set
+        messages = context.messages_among([2, 0])
+        assert context.messages_among([0, 2]) is messages
+        if messages is None:
+            return [mine.included(), None]
+        data = np.arange(3_000_000, dtype=np.uint8) if rank == 2 else np.zeros(3_000_000, np.uint8)
+        if rank == 2:  # it leaves before all of it has gone
+            messages.send(0, 7, data, 0, 60.0)
+            return [True, 3_000_000]
+        came = messages.receive(1, 7, data, 0, 60.0)
+        assert messages.wait(came)
+        return [True, int((data == np.arange(3_000_000, dtype=np.uint8)).sum())]
+
+    assert job(3, fn, wire=wire) == [[True, 3_000_000], [False, None], [True, 3_000_000]]
+
+
 def test_ids_are_used_again() -> None:
     def fn(rank: int) -> list[Any]:
         one, two = context.add_process_set([0]), context.add_process_set([1])
@@ -102,6 +125,16 @@ def test_without_init_and_with_nonsense() -> None:
     with pytest.raises(ValueError, match="either with a list of process ranks or with an mpi4py communicator"):
         context.ProcessSet(3)
     assert str(context.ProcessSet([1, 0])) == "ProcessSet(process_set_id=None, ranks=[0, 1], mpi_comm=None)"
+
+
+def test_a_set_does_not_outlive_the_stay_that_it_was_registered_in() -> None:
+    def fn(rank: int) -> None:
+        mine = context.add_process_set([0])
+        assert mine.process_set_id == 1
+        context.shutdown()
+        assert mine.process_set_id is None
+
+    job(2, fn, dynamic_process_sets=True)
 
 
 def test_static_sets_and_reinit_on_one_rank() -> None:

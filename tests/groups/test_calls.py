@@ -43,23 +43,40 @@ def test_held_calls_run_on_the_thread_of_who_runs_them_all() -> None:
     calls._holding = True  # nobody else takes them
     calls._threads = [threading.current_thread()]
     for call in held:
-        calls.start(call, held=True)
+        calls.start(call, held_by=threading.get_native_id())
     assert not any(call.done for call in held)
     calls.run_all()
     assert threads == [threading.current_thread().name] * 3
     calls.close()
 
 
-def test_held_calls_run_all_the_same_if_nobody_comes() -> None:
-    calls = Calls("calls")
+def test_held_calls_run_all_the_same_if_who_holds_them_waits() -> None:
+    calls, me = Calls("calls"), threading.get_native_id()
     order: list[int] = []
     first, second, third = (Call(lambda number=number: order.append(number)) for number in range(3))
-    calls.start(first, held=True)
+    calls.start(first, held_by=me)
     assert first.sleep(30)
-    calls.start(second, held=True)
+    calls.start(second, held_by=me)
     calls.start(third)  # which nobody holds, nor what is before it
     assert third.sleep(30)
     assert order == [0, 1, 2]
+    calls.close()
+
+
+def test_held_calls_wait_for_who_works_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, me = Calls("calls"), threading.get_native_id()
+    naps = iter([None, (me, "1"), (me, "2"), None, (me, "3"), (me, "3")])  # it sleeps now and then, but wakes up
+    looks: list[bool] = []
+    call = Call(lambda: None)
+
+    def nap(thread: int) -> tuple[int, str] | None:
+        looks.append(call.done)
+        return next(naps)
+
+    monkeypatch.setattr("farandole.groups.calls._nap", nap)
+    calls.start(call, held_by=me)
+    assert call.sleep(30)
+    assert looks == [False] * 6
     calls.close()
 
 

@@ -137,13 +137,13 @@ def models_of_one_optimizer(hvd: Any, rank: int) -> None:
 
 
 def test_parameter_servers_and_gossip_in_the_background_have_what_all_have_learned() -> None:
-    def fn(rank: int) -> tuple[Any, Any]:
+    def fn(rank: int) -> tuple[Any, ...]:
         import farandole.jax as hvd
 
         models_of_one_optimizer(hvd, rank)
         ends = tuple(
-            trained(rank, 3, hvd.DistributedOptimizer(optax.sgd(0.1), strategy=strategy))
-            for strategy in ("ps", "allreduce")
+            trained(rank, 3, hvd.DistributedOptimizer(optax.sgd(0.1), strategy=strategy, codec=codec))
+            for strategy, codec in (("ps", ""), ("ps", "threshold:1e-30"), ("allreduce", ""))
         )
         optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), strategy="ps_async")
         params = jnp.zeros(2)
@@ -165,5 +165,6 @@ def test_parameter_servers_and_gossip_in_the_background_have_what_all_have_learn
         np.testing.assert_allclose(params, -4.0, atol=1e-4)
         return ends
 
-    for found, reduced in job(3, fn, store=True):
+    for found, pushed, reduced in job(3, fn, store=True):
         assert_close(found, reduced)
+        assert_close(pushed, reduced)

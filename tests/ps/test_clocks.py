@@ -179,3 +179,19 @@ def test_a_replica_that_takes_over_at_any_point_loses_and_repeats_nothing() -> N
                             versions[other] = expected[other] = now.clocks.version
                     assert now.clocks.version == alone.clocks.version
                 assert now.values[0].tolist() == alone.values[0].tolist()
+
+
+@pytest.mark.parametrize("optimizer", ["add", "momentum", "adagrad", "adam"])
+def test_ways_outside_of_the_steps_are_added_and_are_no_step_of_the_servers_optimizer(optimizer: str) -> None:
+    """``average_weights``, before each evaluation: the centre stays where it is if no rank has gone anywhere."""
+    centre = Centre(Clocks(range(2), Rule(optimizer=optimizer, lr=0.1)), [np.ones(2)])
+    centre.push(0, 1, 0, [np.array([1.0, -2.0])])
+    value, kept = centre.values[0].copy(), [array.copy() for (array,) in centre._kept]
+    for rank, number in ((0, 2), (1, 1)):
+        centre.flush(rank, number, [np.zeros(2)])
+    np.testing.assert_array_equal(centre.values[0], value)
+    centre.flush(1, 2, [np.array([1.0, 3.0])])
+    lr = 1.0 if optimizer == "add" else 0.1
+    np.testing.assert_allclose(centre.values[0], value + lr * np.array([1.0, 3.0]))
+    for (array,), before in zip(centre._kept, kept, strict=True):
+        np.testing.assert_array_equal(array, before)

@@ -35,7 +35,7 @@ class Ranks:
         for _ in range(count):
             own: list[ParameterServer] = []
             for place in range(replicas):
-                own.append(ParameterServer(self.secret, "127.0.0.1", self._ended, self._others(own, place)))
+                own.append(ParameterServer(self.secret, ["127.0.0.1"], self._ended, self._others(own, place)))
             self.servers.append(own)
 
     def _ended(self, scope: str, rank: int) -> str:
@@ -377,7 +377,7 @@ def test_the_replica_goes_on_for_a_primary_that_is_stopped_and_not_for_one_that_
         return dial(*args)
 
     with serving(replicas=2) as ranks:
-        monkeypatch.setattr(client_module, "dial", looked)
+        monkeypatch.setattr(client_module, "reach", looked)
         primary, replica = ranks.servers[0]
         met, goes_on = threading.Barrier(2), threading.Event()
 

@@ -128,6 +128,7 @@ DATA = list(range(4))
         (lambda: DATA, TypeError, r"takes a torch\.utils\.data\.DataLoader, not list: .*DistributedSampler"),
         (lambda: torch.utils.data.DataLoader(Stream()), TypeError, r"Stream is an IterableDataset.*islice"),
         (lambda: torch.utils.data.DataLoader(DATA, batch_sampler=[[0, 1]]), ValueError, r"batch_sampler=list, which"),
+        (lambda: torch.utils.data.DataLoader(DATA, batch_size=None), ValueError, r"batch_size=None, so there are no"),
         (lambda: torch.utils.data.DataLoader(DATA, sampler=torch.utils.data.SubsetRandomSampler([1])), ValueError,
          r"sampler=SubsetRandomSampler, and only its author knows"),
         (lambda: torch.utils.data.DataLoader(DATA, sampler=torch.utils.data.RandomSampler(DATA, True)), ValueError,

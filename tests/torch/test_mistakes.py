@@ -83,6 +83,9 @@ def test_too_many_passes_and_dropped_gradients() -> None:
         text = r"Gradients were computed more than backward_passes_per_step times .* got a gradient in pass 2 of a step"
         with pytest.raises(AssertionError, match=text):
             loss_of(model, *batch).backward()
+        model.zero_grad(set_to_none=False)  # after a step that was skipped; it is the optimizer's that counts
+        with pytest.raises(AssertionError, match=r"a step that was skipped.*optimizer\.zero_grad\(\) that begins"):
+            loss_of(model, *batch).backward()
         optimizer.zero_grad()  # all was reduced: nothing races
         optimizer.set_backward_passes_per_step(2)
         loss_of(model, *batch).backward()

@@ -446,3 +446,55 @@ def test_copies_are_independent() -> None:
         return all(torch.equal(one, two) for one, two in zip(before, values(model), strict=True))
 
     assert job(2, train) == [True, True]
+
+
+@pytest.mark.parametrize("op", ["average", "sum"])
+def test_parameters_that_are_replaced_or_added_are_exchanged(op: str) -> None:
+    """As many parameters as before, of which one is another. What is added late finds its place in a bucket."""
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        one, two, late = (torch.nn.Parameter(torch.zeros(3, 2).t()) for _ in range(3))
+        plain = torch.optim.SGD([one, two], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(plain, op=hvd.Average if op == "average" else hvd.Sum)
+        share, made = 0.5 if op == "average" else 1.0, 0.0
+        for step in range(5):
+            if step == 2:  # before the gradients are thrown away, so this step finds it; later ones in zero_grad
+                optimizer.zero_grad()
+                two = torch.nn.Parameter(torch.zeros(4))
+                plain.param_groups[0]["params"][1] = two
+                made = 0.0
+            elif step == 3:
+                optimizer.add_param_group({"params": [late]})
+            if step != 2:
+                optimizer.zero_grad()
+            (one.sum() + two.sum() + (late.sum() if step > 2 else 0.0)).mul(1.0 + 2 * rank).backward()
+            optimizer.step()
+            made -= 4.0 * share
+            assert two.tolist() == torch.full_like(two, made).tolist(), step
+            assert torch.equal(one, torch.full_like(one, -4.0 * share * (step + 1))), step
+        assert torch.equal(late, torch.full_like(late, -8.0 * share))
+        addresses = [each.grad.data_ptr() for each in (one, two, late)]
+        optimizer.zero_grad()
+        (one.sum() + two.sum() + late.sum()).backward()
+        assert [each.grad.data_ptr() for each in (one, two, late)] == addresses, "they are where buckets are"
+
+    job(2, fn)
+
+
+def test_a_closure_whose_loss_is_a_number_keeps_its_digits() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        parameter = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1))
+
+        def closure() -> float:
+            optimizer.zero_grad()
+            parameter.sum().backward()
+            return 1.0 + 1e-12 * (1 + rank)
+
+        assert optimizer.step(closure) == pytest.approx(1.0 + 1.5e-12, abs=1e-15)
+
+    job(2, fn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from typing import Any
 
@@ -106,7 +107,36 @@ def test_a_resumed_run_goes_on_bit_for_bit() -> None:
     job(2, fn)
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "diloco:3"])
+@pytest.mark.parametrize("strategy", ["local_sgd:4", "diloco:3", "bmuf:3", "easgd:3", "gossip:exponential"])
+def test_a_job_of_which_rank_0_alone_loads_goes_on_as_one_of_which_all_do(strategy: str) -> None:
+    """Horovod's way: rank 0 loads, and gives the others what it has."""
+
+    def fn(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["momentum"](model.parameters()), strategy=strategy)
+        steps_of(0, 1, model, optimizer, 0, 6)  # all ranks alike, so that a checkpoint of one is one of all
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        ends = []
+        for loads in (True, rank == 0):
+            model = net()
+            optimizer = hvd.DistributedOptimizer(OPTIMIZERS["momentum"](model.parameters()), strategy=strategy)
+            if loads:
+                model.load_state_dict(saved[0])
+                optimizer.load_state_dict(copy.deepcopy(saved[1]))
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+            steps_of(rank, 2, model, optimizer, 6, 13)
+            ends.append(values(model))
+        assert optimizer.state_dict()["farandole"]["step"] == 13
+        return ends
+
+    for told, wanted in ((ends[1], ends[0]) for ends in job(2, fn)):
+        assert all(torch.equal(one, other) for one, other in zip(told, wanted, strict=True))
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "diloco:3", "ps"])
 def test_what_a_codec_keeps_is_in_the_checkpoint_of_its_rank(strategy: str) -> None:
     """With the codec of the job. A checkpoint of rank 0 gives the others nothing, nor does one of another codec."""
 
@@ -136,7 +166,7 @@ def test_what_a_codec_keeps_is_in_the_checkpoint_of_its_rank(strategy: str) -> N
             ends.append(values(model))
         assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
-    job(2, fn, codec="topk:0.3")
+    job(2, fn, codec="topk:0.3", store=True)
 
 
 def test_half_types_groups_that_come_later_buffers_and_the_mean_in_the_end() -> None:
@@ -145,10 +175,12 @@ def test_half_types_groups_that_come_later_buffers_and_the_mean_in_the_end() -> 
 
         first, late = (torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16)) for _ in range(2))
         statistics, count = torch.full((2,), float(rank)), torch.tensor(rank)
+        held = [torch.zeros(2), count]
         optimizer = torch.optim.SGD([first], lr=1.0)
         optimizer = hvd.DistributedOptimizer(
-            optimizer, strategy=LocalSGD(2, outer="momentum", momentum=0.0), buffers=[statistics, count]
+            optimizer, strategy=LocalSGD(2, outer="momentum", momentum=0.0), buffers=lambda: held
         )
+        held[0] = statistics  # as ``model.to(device)`` gives a model other buffers
         for step in range(4):
             if step == 1:
                 optimizer.add_param_group({"params": [late]})

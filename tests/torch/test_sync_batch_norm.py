@@ -127,6 +127,18 @@ def test_models_are_converted_and_train_alike() -> None:
         assert copy.deepcopy(model)[1].process_set is hvd.global_process_set
         return run(model, hvd.DistributedOptimizer, lambda whole: whole.chunk(2)[rank])
 
+    shared = torch.nn.BatchNorm1d(4)
+    twice = torch.nn.ModuleDict({"bn": shared, "again": shared, "inner": torch.nn.Sequential(shared)})
+    twice.register_module("none", None)
+
+    def of_several_names(rank: int) -> None:
+        import farandole.torch as hvd
+
+        made = hvd.convert_sync_batchnorm(copy.deepcopy(twice))
+        assert made.bn is made.again is made.inner[0], "one layer stays one"
+        assert type(made.bn) is hvd.SyncBatchNorm
+
+    job(1, of_several_names)
     one, other = job(2, fn)
     for found, same, wanted in zip(one, other, run(model_of(), lambda each: each, lambda whole: whole), strict=True):
         assert torch.equal(found, same)

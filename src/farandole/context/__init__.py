@@ -28,6 +28,7 @@ from farandole.transports import shm
 
 if TYPE_CHECKING:
     from farandole.context.server_access import ServerAccess
+    from farandole.groups.messages import Messages
     from farandole.ps.client import Servers
     from farandole.ps.peer import PeerServer
     from farandole.surroundings import Found
@@ -101,6 +102,7 @@ class ProcessSet:
     __repr__ = __str__
 
 
+_registered: set[ProcessSet] = set()  # in this stay
 global_process_set = ProcessSet([])
 global_process_set.process_set_id, global_process_set.ranks = 0, None
 
@@ -183,6 +185,8 @@ def shutdown() -> None:
     with _lock:
         place, _place = _place, None
         servers, _servers = _servers, None
+    while _registered:
+        _registered.pop().process_set_id = None
     if place is not None:
         handles = sys.exc_info()[0] is not None  # an exception, which it may raise again or not
         if servers is not None:
@@ -244,6 +248,25 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     return added
 
 
+def process_set_among(ranks: Sequence[int]) -> ProcessSet:
+    """The registered set of ``ranks``; it is registered if there is none yet, also where sets are not dynamic. Called
+    by all ranks, in the same order."""
+    wanted = sorted(ranks)
+    if wanted == process_sets()[0]:
+        return global_process_set
+    process_set = ProcessSet(wanted)
+    process_set.process_set_id = next((number for number, of in process_sets().items() if of == wanted), None)
+    if process_set.process_set_id is None:
+        _add(process_set)
+    return process_set
+
+
+def messages_among(ranks: Sequence[int]) -> Messages | None:
+    """What sends messages among ``ranks``, past collectives; None on a rank outside. Called by all ranks, in the same
+    order."""
+    return _entered().sets.messages(ranks)
+
+
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Take ``process_set`` back, on all ranks; False if it is not registered, or is that of all ranks."""
     _check_dynamic()
@@ -251,6 +274,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if number is None or not _entered().sets.remove(number):
         return False
     process_set.process_set_id = None
+    _registered.discard(process_set)
     return True
 
 
@@ -261,6 +285,7 @@ def process_sets() -> dict[int, list[int]]:
 
 def _add(process_set: ProcessSet) -> None:
     process_set.process_set_id = _entered().sets.add(process_set.ranks or [])
+    _registered.add(process_set)
 
 
 def _check_dynamic() -> None:

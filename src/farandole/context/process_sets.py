@@ -1,4 +1,4 @@
-"""Sets of ranks that run collectives among themselves.
+"""Sets of ranks that run collectives among themselves, and ranks that send each other messages.
 
 A set has an engine of its own, over a split of the wire that joins all ranks, so sets do not wait for each other.
 Sets are made and removed by all ranks together, in the same order; ids are small numbers, used again after removal.
@@ -6,17 +6,22 @@ Sets are made and removed by all ranks together, in the same order; ids are smal
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from farandole.contracts import Transport
+from farandole.contracts import Streaming, Transport
 from farandole.engine import Engine, Entry
 from farandole.errors import MismatchError
 from farandole.types import Buffer, DType, Kind, Request
 
+if TYPE_CHECKING:
+    from farandole.groups.messages import Messages
+
 EngineOf = Callable[[Transport, tuple[int, ...], int], Engine]
+_GRACE = 10.0  # seconds in which messages that are still to be sent go on their way at the end
 
 
 class Sets:
@@ -29,6 +34,7 @@ class Sets:
         self._engines: dict[int, Engine] = {0: whole}
         self._changes = 0
         self._changes_before = {0: 0}
+        self._messages: dict[tuple[int, ...], tuple[Messages, Transport] | None] = {}  # None: among others
 
     def engine(self, number: int) -> Engine | None:
         """The set's engine; None on a rank outside it."""
@@ -74,8 +80,29 @@ class Sets:
             engine.shutdown()
         return True
 
+    def messages(self, ranks: Sequence[int]) -> Messages | None:
+        """What sends messages among ``ranks``, until ``shutdown``; each is known there by its place among them, sorted.
+        None on a rank outside. The same object each time. Called by all ranks of the job, in the same order."""
+        members = tuple(sorted(ranks))
+        if members not in self._messages:
+            self._messages[members] = self._messages_among(members)
+        found = self._messages[members]
+        return None if found is None else found[0]
+
+    def _messages_among(self, members: tuple[int, ...]) -> tuple[Messages, Transport] | None:
+        from farandole.groups.messages import Messages  # here: a plain job sends none
+
+        self._meet("join", members)
+        transport = self._engines[0].transport.split(members)
+        if transport is None:
+            return None
+        return Messages(cast(Streaming, transport).streams(), lambda place: f"rank {members[place]}"), transport
+
     def shutdown(self) -> None:
-        """Shut down all engines, that of all ranks last."""
+        """End messages, then all engines, that of all ranks last."""
+        for messages, transport in filter(None, self._messages.values()):
+            messages.close(0.0 if sys.exc_info()[0] else _GRACE)
+            transport.close()
         for number in sorted(self._engines, reverse=True):
             self._engines[number].shutdown()
 

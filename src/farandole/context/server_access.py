@@ -129,6 +129,6 @@ class ServerAccess:
 
         host = store.address.rpartition(":")[0]
         for index in range(self._settings.servers):
-            server = ParameterServer(store.secret, host if host.startswith("127.") else "", stored_end(store))
+            server = ParameterServer(store.secret, [host if host.startswith("127.") else ""], stored_end(store))
             self._close.append(server.close)
             store.set(keys.server(scope, index), server.address.encode())

@@ -46,7 +46,7 @@ def connect(
 
     def wire(name: str, scope: str, ranks: Sequence[int]) -> Transport:
         addresses = network.offered(client.host, settings.network_interfaces)
-        end = End(list(ranks).index(rank), len(ranks), secret, scope, timeout, client, addresses)
+        end = End(list(ranks).index(rank), len(ranks), secret, scope, timeout, client, addresses, settings.tcp_streams)
         return collectives.over(registry.load("wire", name)(end))
 
     def said(topic: str, mine: str) -> list[str]:
@@ -79,7 +79,7 @@ def connect(
     index = mine.index(rank)
     local = shm.join(index, len(mine), secret, f"{scope}/host{hosts.index(mine)}", peers, patience=patience)
     cross = wire("tcp", f"{scope}/slice{index}", [host[index] for host in hosts]) if index < slices(hosts) else None
-    return Hierarchical(flat, local, cross, hosts)
+    return Hierarchical(flat, local, cross, hosts, settings.tcp_streams)
 
 
 def check_encryption(connection: Connection, settings: Settings, rank: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic, sleep
 from typing import Any
 
@@ -25,7 +25,7 @@ from farandole.engine.check import check, refused
 from farandole.engine.devices import HOST, Devices
 from farandole.engine.execute import execute, nothing
 from farandole.engine.fusion import Run, Unit
-from farandole.engine.handle import Entry, Handle, Item
+from farandole.engine.handle import Entry, Handle, Item, Wait
 from farandole.engine.rounds import Decision, Rounds
 from farandole.engine.sequence import SequenceNumbers
 from farandole.engine.subscribers import Subscribers
@@ -51,6 +51,7 @@ class Engine:
     def __init__(self, transport: Transport, settings: Settings, observers: Sequence[Observer] = ()) -> None:
         self.transport, self.rank, self.size = transport, transport.rank, transport.size
         self.observers, self.numbers = Subscribers(observers), SequenceNumbers()
+        self.watches: list[Callable[[], None]] = []  # called after each round
         self.bucketed: int | None = None  # what a strategy aims at now, if it can change that
         self._proposed: Sizes | None = None  # not in force yet
         self._noting = bool(self.observers.settled)  # notes are attached to this rank's posts
@@ -80,10 +81,13 @@ class Engine:
 
     # For users of the engine.
 
-    def submit(self, entries: Sequence[Entry], *, soon: bool = False) -> Handle:
+    def submit(
+        self, entries: Sequence[Entry], *, soon: bool = False, told: Callable[[], None] | None = None
+    ) -> Handle:  # fmt: skip
         """Queue collectives, and return at once. The memory must stay untouched until the handle is done.
 
         ``soon``: the caller will wait for the handle at once, so the background thread need not be woken.
+        ``told``: see ``Handle.when_done``; called for one handle after the other in the order in which they are done.
 
         Results: ALLREDUCE, BROADCAST, BARRIER: None (the result stands in ``buffer.out``); ALLGATHER: (flat array of
         the dtype's storage type, every rank's first dimension); ALLTOALL: (flat array, rows received from each rank);
@@ -92,7 +96,7 @@ class Engine:
         Raises RequestError for requests that are wrong by themselves or have a name that is in use,
         HorovodInternalError when the engine has ended; nothing is queued then.
         """
-        handle = self._enqueue(entries)
+        handle = self._enqueue(entries, told)
         if self._parked:
             if not soon:
                 self._wake()
@@ -103,6 +107,11 @@ class Engine:
     def run(self, entries: Sequence[Entry]) -> list[Any]:
         """Like ``submit(entries).wait()``, without waking another thread when the engine is idle."""
         return self._enqueue(entries).wait()
+
+    def drive(self, wait: Wait) -> None:
+        """Run rounds until ``wait`` is done, or have it sleep if another thread does."""
+        if not wait.done():
+            self._drive(wait)
 
     def allocate(self, nbytes: int, name: str = "") -> Any:
         """Memory that is reduced where it stands (uint8). Collective: the same size on all ranks.
@@ -146,6 +155,10 @@ class Engine:
         """See ``Negotiation.missing``. To be asked in an observer's ``waiting``."""
         return self._rounds.missing()
 
+    def wanted(self, waits: Iterable[str], idle: Iterable[str]) -> list[str]:
+        """See ``Negotiation.wanted``. To be asked in one of ``watches``."""
+        return self._rounds.wanted(waits, idle)
+
     def propose(self, sizes: Sizes) -> None:
         """Change ``sizes``, on all ranks in the same round. Rank 0 decides for all."""
         with self._mutex:
@@ -153,8 +166,10 @@ class Engine:
 
     # Submission.
 
-    def _enqueue(self, entries: Sequence[Entry]) -> Handle:
+    def _enqueue(self, entries: Sequence[Entry], told: Callable[[], None] | None = None) -> Handle:
         handle = Handle(len(entries), self._drive)
+        if told is not None:
+            handle.when_done(told)
         now = monotonic()
         event = None
         for entry in entries:
@@ -185,7 +200,7 @@ class Engine:
 
     # Driving.
 
-    def _drive(self, handle: Handle) -> None:
+    def _drive(self, handle: Wait) -> None:
         """Run rounds until ``handle`` is done, unless another thread already does."""
         if not self._driving.acquire(blocking=False):
             if self._parked:  # a driver that is about to leave, perhaps
@@ -295,6 +310,8 @@ class Engine:
             left = (items[position] for after in placed[done:] for position in after.positions)
             self._rounds.waiting.update((item.entry.name, item) for item in left)
             raise
+        for watch in tuple(self.watches):
+            watch()
 
     def _tell(self, decision: Decision) -> None:
         """Tell the tracers of a round."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from farandole.contracts import Codec
 from farandole.errors import HorovodInternalError
@@ -30,6 +30,14 @@ class Entry(NamedTuple):
     def name(self) -> str:
         """The name under which the ranks agree."""
         return f"{self.request.name}.{self.serial}" if self.serial else self.request.name
+
+
+class Wait(Protocol):
+    """What a thread waits for."""
+
+    def done(self) -> bool: ...
+    def sleep(self) -> None:
+        """Wait while another thread runs the rounds."""
 
 
 class Handle:

@@ -49,6 +49,17 @@ class Negotiation:
             for name, asked in self._asked.items()
         }
 
+    def wanted(self, rank: int, waits: Iterable[str], idle: Iterable[str]) -> list[str]:
+        """Those of ``idle`` that ``rank`` has not asked for, but another has, which ``rank`` waits for in ``waits``:
+        while both wait, neither comes."""
+        missing = self.missing()
+        away = {other for name in waits for other in missing.get(name, ())}
+        return [
+            name
+            for name in idle
+            if rank in missing.get(name, ()) and any(self._asked[name][other] is not None for other in away)
+        ]
+
     def conflicts(self) -> dict[str, list[str]]:
         """Names that the program gave, under which every rank asks for something, but not all for the same kind of
         collective; and what they ask for."""

@@ -8,7 +8,7 @@ bytes and no negotiation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from farandole.config import Settings
@@ -70,6 +70,10 @@ class Rounds:
     def missing(self) -> dict[str, tuple[int, ...]]:
         """See ``Negotiation.missing``."""
         return self._negotiation.missing()
+
+    def wanted(self, waits: Iterable[str], idle: Iterable[str]) -> list[str]:
+        """See ``Negotiation.wanted``."""
+        return self._negotiation.wanted(self._rank, waits, idle)
 
     def decide(self, messages: Sequence[bytes], batch: list[Item]) -> Decision:
         """All ranks have posted ``messages``, this one to ask for ``batch``.

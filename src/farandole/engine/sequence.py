@@ -41,8 +41,8 @@ class SequenceNumbers:
         return number
 
     def next_optimizer(self) -> int:
-        """The same on all ranks whose optimizers begin in the same order. A join does not change it: a rank that had no
-        data before begins with the optimizer that others have used."""
+        """The same on all ranks that make, or begin with, their optimizers in the same order. A join does not change
+        it: a rank that had no data before begins with the optimizer that others have used."""
         return next(self._optimizers)
 
     def next_allocation(self) -> int:

@@ -7,13 +7,12 @@ is in one order on all ranks. A callback may wait for what it calls: that has a 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
 from farandole.log import logger
 
-_HOLD = 0.02  # seconds after the last call that is held, before the thread runs them all the same
+_HOLD = 0.02  # seconds for which the holder of calls sleeps, before the thread runs them all the same
 
 
 class Call:
@@ -117,7 +116,7 @@ class Calls:
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
         self._closed = False
-        self._held_until, self._holding, self._hurry = 0.0, False, threading.Event()
+        self._holder, self._holding, self._hurry = 0, False, threading.Event()
 
     def run(self, call: Call) -> None:
         """Run ``call``, after those before it. On this thread, unless another one is at it."""
@@ -132,12 +131,12 @@ class Calls:
             self._waiting.append(call)
             self.wait(call)
 
-    def start(self, call: Call, *, held: bool = False) -> None:
-        """Have ``call`` run in its turn. ``held``: somebody is about to run all that wait; if not, the thread is."""
+    def start(self, call: Call, *, held_by: int = 0) -> None:
+        """Have ``call`` run in its turn. ``held_by``: the thread (its native id) that is about to run all that wait. If
+        it does not, but sleeps, it may wait for them: then a thread of ours runs them."""
         self._waiting.append(call)
-        held = held and not call.depth  # else who is about to run them may wait for this one
-        self._held_until = time.monotonic() + _HOLD if held else 0.0
-        if self._holding and not held:
+        self._holder = 0 if call.depth else held_by  # who is about to run them may wait for this one
+        if self._holding and not self._holder:
             self._hurry.set()
         if len(self._threads) <= call.depth:
             self._serve_up_to(call.depth)
@@ -199,14 +198,19 @@ class Calls:
                 thread.start()
 
     def _hold(self) -> None:
-        """Leave calls for a moment to somebody who is about to run them."""
-        self._holding = True
+        """Leave calls to who is about to run them, as long as that thread works, however long it does: if calls began
+        at some time, what they call back would come before or after the next call, on each rank otherwise."""
+        self._holding, before = True, None
         while self._waiting and not self._closed:
             self._hurry.clear()
-            left = self._held_until - time.monotonic()
-            if left <= 0:
+            holder = self._holder
+            if not holder:
                 break
-            self._hurry.wait(left)
+            nap = _nap(holder)
+            if nap is not None and nap == before:
+                break
+            before = nap
+            self._hurry.wait(_HOLD)
         self._holding = False
 
     def _serve(self) -> None:
@@ -232,3 +236,13 @@ def _run(call: Call) -> None:
         call.work()
     except BaseException as error:
         call.error = error
+
+
+def _nap(thread: int) -> tuple[int, str] | None:
+    """Which of its sleeps a thread of this process is in; None if it is awake, or waits for a core."""
+    try:
+        with open(f"/proc/self/task/{thread}/status") as file:
+            status = dict(line.split(":", 1) for line in file)
+    except OSError:  # it has ended
+        return thread, ""
+    return (thread, status.get("voluntary_ctxt_switches", "")) if "(sleeping)" in status["State"] else None

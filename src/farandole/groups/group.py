@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -12,6 +13,7 @@ from farandole.groups.calls import Call, Calls
 from farandole.groups.checked import Checked
 from farandole.groups.messages import Messages
 
+_LATE = 0.5  # seconds after its last call from which a rank may find that others have given up its next one
 _GRACE = 10.0  # seconds in which messages that are still to be sent go on their way when the group ends
 
 
@@ -30,9 +32,11 @@ class Group:
         self._where = where
         self.messages = Messages(cast(Streaming, transport).streams(), self.name_of, self.where)
         self.calls = Calls(f"farandole-{name}")
+        self.told = Calls(f"farandole-{name}-told")  # callbacks that are to come later than their calls
         self.failure: BaseException | None = None
         self.barriers = 0  # that name who is missing
-        self._what, self._limit = "", timeout
+        self._what, self._limit, self._stalled = "", timeout, ""
+        self._ended = time.monotonic()  # the last call
         self._closing = threading.Lock()
         self._closed = False
         transport.report_waits(self._hear_of_wait)
@@ -46,8 +50,8 @@ class Group:
         """Where members stand: lines for messages, empty if it is not known. It may take seconds."""
         return self._where([self.ranks[rank] for rank in ranks])
 
-    def run(self, what: str, work: Callable[[], None], timeout: float, *, wait: bool, held: bool = False) -> Call:
-        """Have ``work`` run in its turn. With ``wait`` it is done when this returns; ``held``: see ``Calls.start``;
+    def run(self, what: str, work: Callable[[], None], timeout: float, *, wait: bool, held_by: int = 0) -> Call:
+        """Have ``work`` run in its turn. With ``wait`` it is done when this returns; ``held_by``: see ``Calls.start``;
         ``what``: its name."""
         call = Call(lambda: self._run(what, work, timeout))
         if self._closed:
@@ -55,7 +59,7 @@ class Group:
         if wait:
             self.calls.run(call)
         else:
-            self.calls.start(call, held=held)
+            self.calls.start(call, held_by=held_by)
         return call
 
     def abort(self, why: str) -> None:
@@ -71,15 +75,18 @@ class Group:
                 return
             self._closed = True
         self.calls.close()
+        self.told.close()
         self.messages.close(0.0 if self.failure is not None else _GRACE)
         self._transport.close()
 
     def _run(self, what: str, work: Callable[[], None], timeout: float) -> None:
         if self.failure is not None:
             raise HorovodInternalError(f"{what}: {self.name} has failed before: {self.failure}") from self.failure
-        self._what, self._limit = what, timeout
+        self._what, self._limit, self._stalled = what, timeout, ""
         made = self.collectives.calls
         try:
+            if time.monotonic() - self._ended >= _LATE:  # what others showed before they gave up still stands there
+                self._transport.board.verify()
             work()
         except MismatchError:  # seen by all ranks alike
             raise
@@ -96,6 +103,8 @@ class Group:
                 self.failure = error
                 self._transport.abort(f"{self.name_of(self.rank)}, in {what}: {type(error).__name__}: {error}")
             raise
+        finally:
+            self._ended = time.monotonic()
 
     def _named(self, error: PeerLostError, what: str) -> PeerLostError:
         """The error with the numbers that the ranks have in the job."""
@@ -106,10 +115,12 @@ class Group:
 
     def _hear_of_wait(self, ranks: Sequence[int], seconds: float) -> None:
         if seconds < self._limit:
-            return
-        missing = ", ".join(self.name_of(rank) for rank in ranks)
-        raise StalledError(
-            f"{self._what} on {self.name}: {self.name_of(self.rank)} waited past the timeout of {self._limit:g} s "
-            f"for {missing}: stopped, or does not make this call{self.where(ranks)}",
-            ranks[0] if ranks else -1,
-        )
+            self._stalled = ""
+        elif self._stalled:
+            raise StalledError(self._stalled, ranks[0] if ranks else -1)
+        else:  # to ask them takes seconds, in which they may come: so the wait goes on until the next look
+            missing = ", ".join(self.name_of(rank) for rank in ranks)
+            self._stalled = (
+                f"{self._what} on {self.name}: {self.name_of(self.rank)} waited past the timeout of {self._limit:g} s "
+                f"for {missing}: stopped, or does not make this call{self.where(ranks)}"
+            )

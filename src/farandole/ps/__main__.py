@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
 import sys
 
-from farandole import log
+from farandole import log, network
 from farandole.config import Connection, Settings
 from farandole.ps.server import ParameterServer, stored_end
 from farandole.report import keys
@@ -19,7 +20,7 @@ def main() -> int:
     if not connection.store or "FARANDOLE_SERVER" not in os.environ:
         sys.stderr.write("farandole.ps is started by farandole run --strategy ps, not by hand\n")
         return 2
-    index, interface = int(os.environ["FARANDOLE_SERVER"]), os.environ["FARANDOLE_SERVER_INTERFACE"]
+    index, beside = int(os.environ["FARANDOLE_SERVER"]), os.environ.get("FARANDOLE_SERVER_INTERFACE")
     log.configure(settings.log_level, rank=-1, hide_time=settings.log_hide_time)
     store = StoreClient(connection.store, connection.secret, timeout=settings.start_timeout)
     last = (index // settings.replicas + 1) * settings.replicas  # servers with their replicas, one after the other
@@ -29,10 +30,18 @@ def main() -> int:
 
     speaks = not index and not settings.stall_check_disable  # one of all
     warning = settings.stall_warning_seconds if speaks else math.inf
-    server = ParameterServer(connection.secret, interface, stored_end(store), others, warning)
-    store.set(keys.server("", index), server.address.encode())
+    interfaces = [beside] if beside is not None else _own(store, settings)
+    server = ParameterServer(connection.secret, interfaces, stored_end(store), others, warning)
+    address = {**json.loads(server.address), "beside_driver": beside is not None}
+    store.set(keys.server("", index), json.dumps(address).encode())
     while True:
         signal.pause()
+
+
+def _own(store: StoreClient, settings: Settings) -> list[str]:
+    """The addresses of this host, which is not the driver's, for ranks to try."""
+    at = network.offered(store.host, settings.network_interfaces)
+    return [network.parted(address)[0] for address in at.split(",")]
 
 
 if __name__ == "__main__":

@@ -47,10 +47,14 @@ class Centre:
         self._finish(self.clocks.leave(rank, for_good=for_good))
 
     def flush(self, rank: int, number: int, changes: Sequence[Array]) -> None:
-        """Take what a rank has done since its last pull, outside of the count of steps. It has joined, then."""
+        """Take what a rank has done since its last pull, outside of the count of steps: it is added, times the learning
+        rate, and is no step of the servers' optimizer. The rank has joined, then."""
         if not self.clocks.seen(rank, number):
             share = 1.0 / len(self.clocks.ranks)
-            self._apply(changes, share if self.rule.sync else 1.0, share)
+            self._take_in(changes, share, mean=False)
+            scale = (share if self.rule.sync else 1.0) * (1.0 if self.rule.optimizer == "add" else self.rule.lr)
+            for value, change in zip(self.values, changes[: self._trained], strict=False):
+                value += scale * change
         self.leave(rank, for_good=False)  # also if it bears the number of a push that was interrupted
 
     def _finish(self, count: int) -> None:
@@ -60,7 +64,16 @@ class Centre:
                 total[:] = 0
 
     def _apply(self, changes: Sequence[Array], factor: float, share: float, mean: bool = False) -> None:
-        """``share``: of the statistics; with ``mean`` they replace those that are there."""
+        """A step of the optimizer. ``share``, ``mean``: see ``_take_in``."""
+        self._take_in(changes, share, mean=mean)
+        self._steps += 1
+        for place, (value, change) in enumerate(zip(self.values, changes[: self._trained], strict=False)):
+            if factor != 1.0:
+                change *= factor
+            self._update(value, change, [kept[place] for kept in self._kept])
+
+    def _take_in(self, changes: Sequence[Array], share: float, *, mean: bool) -> None:
+        """The statistics, which count by ``share``; with ``mean`` they replace those that are there."""
         for value, change in zip(self.values[self._trained :], changes[self._trained :], strict=True):
             if not mean:
                 change -= value
@@ -68,11 +81,6 @@ class Centre:
                 value[:] = 0
             change *= share
             value += change
-        self._steps += 1
-        for place, (value, change) in enumerate(zip(self.values, changes[: self._trained], strict=False)):
-            if factor != 1.0:
-                change *= factor
-            self._update(value, change, [kept[place] for kept in self._kept])
 
     def _update(self, value: Array, change: Array, kept: Sequence[Array]) -> None:
         """One step of the optimizer, whose gradient is ``-change``."""

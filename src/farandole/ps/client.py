@@ -6,20 +6,20 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
+from farandole.contracts import PushCodec
 from farandole.errors import HorovodInternalError, PeerLostError, ServerLostError, WireError
 from farandole.handshake import Session
 from farandole.liveness import await_answer
 from farandole.log import logger
 from farandole.ps.clocks import Rule
-from farandole.ps.dial import SECONDS, dial
-from farandole.ps.group import facts
-from farandole.ps.layout import Piece, spread
-from farandole.ps.wire import TYPES, Message, receive, receive_into, send
+from farandole.ps.dial import SECONDS, reach
+from farandole.ps.group import codec_of_pushes, facts
+from farandole.ps.layout import spread
+from farandole.ps.share import Sending, Share, Tensor
+from farandole.ps.wire import Message, receive, receive_into, send
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -111,7 +111,7 @@ class Server:
         if self._hurried:
             raise TimeoutError(f"it says nothing for {LAST:g} s")
         try:
-            dial(self._addresses[self._place], self._host, self._secret, PROOF).close()
+            reach(self._addresses[self._place], self._host, self._secret, PROOF).close()
             self._silent_since = time.monotonic()
         except (OSError, HorovodInternalError) as error:
             if self._place + 1 < len(self._addresses):
@@ -142,7 +142,7 @@ class Server:
 
     def _open(self, seconds: float = SECONDS) -> Session:
         if self._session is None:
-            session = dial(self._addresses[self._place], self._host, self._secret, seconds)
+            session = reach(self._addresses[self._place], self._host, self._secret, seconds)
             try:
                 session.peer = self._name()
                 session.sock.settimeout(LAST if self._hurried else None)
@@ -198,12 +198,12 @@ class Servers:
 
     def group(
         self, name: str, ranks: Sequence[int], rule: Rule, spec: str, weights: Sequence[Array], names: Sequence[str],
-        statistics: Sequence[Array] = (),
+        statistics: Sequence[Array] = (), codec: PushCodec | None = None,
     ) -> Group:  # fmt: skip
         """The centre of one optimizer's ``weights`` (float32 or float64), which begins with those of the first of
-        ``ranks``. Raises ValueError if this rank's are not like those of another."""
+        ``ranks``. ``codec``: compresses pushes. Raises ValueError if this rank's are not like those of another."""
         name += f"/{','.join(map(str, ranks))}"  # process sets count their optimizers each for itself
-        found = Group(self, name, ranks, rule, spec, weights, names, statistics)
+        found = Group(self, name, ranks, rule, spec, weights, names, statistics, codec)
         self._groups.append(found)
         return found
 
@@ -254,53 +254,30 @@ class Servers:
                     server.answer(sent, message, None, ())
 
 
-class _Share:
-    """One server's share: memory to send and to receive, and in it the places of the pieces."""
-
-    def __init__(self, server: Server, pieces: Sequence[Piece], kinds: Sequence[tuple[str, bool]]) -> None:
-        self.server = server
-        parts = [(kind, still) for still in (False, True) for kind in TYPES]
-        own = {part: [piece for piece in pieces if kinds[piece.tensor] == part] for part in parts}
-        own = {part: found for part, found in own.items() if found}
-        self.parts = [(kind, sum(piece.end - piece.begin for piece in found)) for (kind, _), found in own.items()]
-        self.statistics = sum(still for _, still in own)
-        self.outgoing = [np.zeros(count, dtype=kind) for kind, count in self.parts]
-        self.incoming = [np.zeros(count, dtype=kind) for kind, count in self.parts]
-        self._places: list[tuple[Piece, int, int]] = []  # with the part, and where it begins in it
-        for place, found in enumerate(own.values()):
-            begin = 0
-            for piece in found:
-                self._places.append((piece, place, begin))
-                begin += piece.end - piece.begin
-
-    def pack(self, flat: Sequence[Array]) -> None:
-        for (tensor, begin, end), place, start in self._places:
-            self.outgoing[place][start : start + end - begin] = flat[tensor][begin:end]
-
-    def unpack(self, flat: Sequence[Array]) -> None:
-        for (tensor, begin, end), place, start in self._places:
-            flat[tensor][begin:end] = self.incoming[place][start : start + end - begin]
-
-
 class Group:
     """See ``Servers.group``. Arrays of its calls are the weights, and after them the statistics."""
 
     def __init__(
         self, servers: Servers, name: str, ranks: Sequence[int], rule: Rule, spec: str, weights: Sequence[Array],
-        names: Sequence[str], statistics: Sequence[Array],
+        names: Sequence[str], statistics: Sequence[Array], codec: PushCodec | None = None,
     ) -> None:  # fmt: skip
-        self._servers, self._name, self._spec = servers, name, spec
+        self._servers, self._name, self._spec, self._codec = servers, name, spec, codec
         self.pushes = self.dropped = self.stalest = self._total = 0
-        tensors = [*weights, *statistics]
-        self._sizes = [tensor.size for tensor in tensors]
-        kinds = [(tensor.dtype.newbyteorder("<").str, place >= len(weights)) for place, tensor in enumerate(tensors)]
+        arrays = [*weights, *statistics]
+        self._sizes = [array.size for array in arrays]
+        told = [*names, *(f"statistics {number}" for number in range(len(statistics)))]
+        tensors = [
+            Tensor(name, array.shape, array.dtype.newbyteorder("<").str, place >= len(weights))
+            for place, (name, array) in enumerate(zip(told, arrays, strict=True))
+        ]
         pieces = spread(self._sizes, len(servers.servers))
-        self._shares = [_Share(server, own, kinds) for server, own in zip(servers.servers, pieces, strict=True)]
+        self._shares = [Share(server, own, tensors, codec) for server, own in zip(servers.servers, pieces, strict=True)]
         self._number = 0  # of the last push or flush that was answered
         self._versions = [0] * len(self._shares)  # of the last answers
-        told = [*names, *(f"statistics {number}" for number in range(len(statistics)))]
-        described = [[name, tensor.shape, tensor.dtype.name] for name, tensor in zip(told, tensors, strict=True)]
-        self._hello(lambda share: facts(ranks, rule, spec, described, share.parts, share.statistics), tensors)
+        described = [[name, array.shape, array.dtype.name] for name, array in zip(told, arrays, strict=True)]
+        by = "" if codec is None else codec.spec
+        codec_of_pushes(by)  # an error here is better than one at the servers
+        self._hello(lambda share: facts(ranks, rule, spec, described, share.parts, share.statistics, by))
 
     def push(self, first: Sequence[Array], changes: Sequence[Array]) -> Pushed:
         """Push what has changed since the last pull, and the statistics; wait as the rule says, and put the centre in
@@ -331,8 +308,11 @@ class Group:
             "rank %d, strategy %s: %d pushes to the parameter servers, %d of them too late to count; staleness: mean "
             "%.2f, maximum %d", self._servers.rank, self._spec, self.pushes, self.dropped, self.staleness, self.stalest,
         )  # fmt: skip
+        if (codec := self._codec) is not None:
+            rank, spec = self._servers.rank, codec.spec
+            logger.info("rank %d, codec %s: %d bytes sent, %d saved", rank, spec, codec.sent, codec.saved)
 
-    def _hello(self, message_of: Any, tensors: Sequence[Array]) -> None:
+    def _hello(self, message_of: Callable[[Share], Message]) -> None:
         with self._servers.speaking():
             for share in self._shares:
                 message = {"do": "hello", "group": self._name, **message_of(share)}
@@ -343,24 +323,27 @@ class Group:
         """Ask all servers, then take all answers, which are written over ``arrays``.
 
         Numbers count when all have answered: what was interrupted is sent again under its number, with what has been
-        learned since, and a server that had it takes it for the same."""
+        learned since, and a server that had it takes it for the same. So does what a codec keeps; of a push that came
+        too late at a server it keeps what it had before."""
         self._compare(arrays)
         if what != "pull":
             self._compare(first)
         flat, begin = _flat(arrays), _flat(first)
         number = self._number + (what != "pull")
         with self._servers.speaking():
-            messages, asked = [], []
+            sendings, asked = [], []
             for share, version in zip(self._shares, self._versions, strict=True):
-                messages.append({"do": what, "group": self._name, "number": number, "pulled": version})
                 share.pack(flat)
-                asked.append(share.server.ask(messages[-1], None if what == "pull" else share.outgoing))
+                message = {"do": what, "group": self._name, "number": number, "pulled": version}
+                sendings.append(share.sending(message, self._servers.rank))
+                asked.append(share.server.ask(message, sendings[-1].arrays))
             answers = [
-                self._answer(share, sent, message, flat, begin)
-                for share, sent, message in zip(self._shares, asked, messages, strict=True)
+                self._answer(share, sent, sending, flat, begin)
+                for share, sent, sending in zip(self._shares, asked, sendings, strict=True)
             ]
-        for share in self._shares:
+        for share, sending, answer in zip(self._shares, sendings, answers, strict=True):
             share.unpack(flat)
+            share.arrived(sending, taken=not answer["dropped"])
         self._versions = [answer["version"] for answer in answers]
         self._number = number
         return answers
@@ -380,9 +363,9 @@ class Group:
         return self._name.partition(".weights.")[0]
 
     def _answer(
-        self, share: _Share, sent: bool, message: Message, flat: Sequence[Array], first: Sequence[Array]
+        self, share: Share, sent: bool, sending: Sending, flat: Sequence[Array], first: Sequence[Array]
     ) -> Message:
-        arrays = None if message["do"] == "pull" else share.outgoing
+        message, arrays, _ = sending
         answer = share.server.answer(sent, message, arrays, share.incoming)
         while answer.get("give") and "error" not in answer:
             share.pack(first)

@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 from farandole import liveness
+from farandole.errors import HorovodInternalError
 from farandole.handshake import Session, authenticate, derive
 from farandole.ps.wire import PURPOSE
 
@@ -35,6 +36,16 @@ def dial(
     except BaseException:
         sock.close()
         raise
+
+
+def reach(address: dict[str, Any], host: str, secret: str, seconds: float = SECONDS) -> Session:
+    """A parameter server, beside the driver (``host``: of the job's store) or on a host of its own, whose addresses are
+    tried in turn. Raises as ``dial`` does."""
+    at = [[host, address["port"]]] if address.get("beside_driver", True) else address["at"]
+    for name, port in at[:-1]:
+        with contextlib.suppress(OSError, HorovodInternalError):
+            return dial({**address, "port": port}, name, secret, seconds)
+    return dial({**address, "port": at[-1][1]}, at[-1][0], secret, seconds)
 
 
 def _near(name: str) -> socket.socket | None:

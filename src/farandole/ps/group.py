@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from farandole.errors import WireError
+from farandole import registry
+from farandole.collectives.kernels import quiet
+from farandole.contracts import PushCodec
+from farandole.errors import SettingsError, WireError
 from farandole.ps.centre import Centre
 from farandole.ps.clocks import Clocks, Rule
 from farandole.ps.wire import TYPES, Message
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 MOST = 1 << 44  # bytes of one server's share, at most
+ROOM = 1 << 12  # bytes by which a payload may be longer than what it stands for, which small blocks are
 Facts = dict[str, Any]
 
 
@@ -28,7 +32,7 @@ class Failure(NamedTuple):
 
 class Group:
     """``facts``: of a rank's ``hello``: ranks, rule, spec, tensors (name, shape, dtype), parts (type, count) of this
-    server's share, of which the last ``statistics`` are no weights."""
+    server's share, of which the last ``statistics`` are no weights, codec (of pushes; empty: none)."""
 
     def __init__(self, facts: Facts) -> None:
         try:
@@ -37,6 +41,7 @@ class Group:
             self._tensors = [(str(name), list(shape), str(dtype)) for name, shape, dtype in facts["tensors"]]
             self._spec = str(facts["spec"])
             self.rule = Rule.told(facts["rule"])
+            self._codec = codec_of_pushes(str(facts["codec"]))
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"what a rank says of its weights cannot be read: {error!r}") from None
         wrong = [kind for kind, count in self._parts if kind not in TYPES or count < 0]
@@ -51,6 +56,27 @@ class Group:
     def arrays(self) -> list[Array]:
         """New memory for this server's share. Pages of it come into being when they are written to."""
         return [np.empty(count, dtype=kind) for kind, count in self._parts]
+
+    def payloads(self, sizes: Sequence[Any]) -> list[Array]:
+        """New memory for payloads of so many bytes, one for each part that is trained. Raises WireError."""
+        trained = self._parts[: len(self._parts) - self.statistics]
+        most = [ROOM + 2 * np.dtype(kind).itemsize * count for kind, count in trained]
+        fit = len(sizes) == len(most) and all(
+            type(size) is int and 0 <= size <= limit for size, limit in zip(sizes, most, strict=True)
+        )
+        if self._codec is None or not fit:
+            raise WireError(f"payloads of {list(sizes)[:8]} bytes came where at most {most[:8]} were expected")
+        return [np.empty(size, dtype=np.uint8) for size in sizes]
+
+    def unpack(self, payloads: Sequence[Array], into: Sequence[Array]) -> None:
+        """What a codec has made of pushed changes, as the changes. Raises WireError."""
+        assert self._codec is not None
+        try:
+            with quiet():
+                for payload, out in zip(payloads, into, strict=False):
+                    self._codec.unpack(payload, out)
+        except (ValueError, IndexError) as error:
+            raise WireError(f"a push cannot be unpacked by {self._codec.spec}: {error}") from None
 
     def begin(self, values: Sequence[Array]) -> None:
         """The first weights."""
@@ -91,16 +117,25 @@ class Group:
         return "" if other._parts == self._parts else f"ranks {rank} and {known} have other numbers of servers"
 
 
+def codec_of_pushes(spec: str) -> PushCodec | None:
+    """That of a server; None if ``spec`` is empty. Raises SettingsError for one that servers cannot make."""
+    made = registry.make("codec", spec) if spec else None
+    if made is not None and not isinstance(made, PushCodec):
+        raise SettingsError(f"codec={spec!r} does not compress pushes to parameter servers")
+    return made
+
+
 def _shown(tensor: tuple[str, list[int], str]) -> str:
     name, shape, dtype = tensor
     return f"{name} of shape {tuple(shape)} and type {dtype}"
 
 
 def facts(
-    ranks: Sequence[int], rule: Rule, spec: str, tensors: Sequence[Any], parts: Sequence[Any], statistics: int
-) -> Message:
+    ranks: Sequence[int], rule: Rule, spec: str, tensors: Sequence[Any], parts: Sequence[Any], statistics: int,
+    codec: str,
+) -> Message:  # fmt: skip
     """What a rank says in its ``hello``."""
     return {
         "ranks": list(ranks), "rule": list(rule), "spec": spec, "tensors": list(tensors), "parts": list(parts),
-        "statistics": statistics,
+        "statistics": statistics, "codec": codec,
     }  # fmt: skip

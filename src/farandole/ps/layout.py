@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 PIECE = 1 << 20  # numbers in a piece, at most: a large tensor is spread over servers
@@ -14,6 +15,14 @@ class Piece(NamedTuple):
     tensor: int
     begin: int
     end: int
+
+
+def shape_of(piece: Piece, shape: Sequence[int]) -> tuple[int, ...]:
+    """Of a piece of a tensor of this shape: a matrix, as long as it has whole rows of one; else flat."""
+    count, columns = piece.end - piece.begin, prod(shape[1:])
+    if len(shape) < 2 or piece.begin % columns or count % columns:
+        return (count,)
+    return (count // columns, columns)
 
 
 def spread(sizes: Sequence[int], servers: int) -> list[list[Piece]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from farandole.errors import HorovodInternalError
 from farandole.handshake import Session
 from farandole.log import logger
-from farandole.ps.dial import dial
+from farandole.ps.dial import reach
 from farandole.ps.wire import Message, receive, send
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Replicas:
             self._sessions = []
             for address in self._others():
                 try:
-                    session = dial(json.loads(address), "127.0.0.1", self._secret)
+                    session = reach(json.loads(address), "127.0.0.1", self._secret)
                     session.sock.settimeout(ANSWER)
                     send(session, {"do": "replica"})
                 except (OSError, HorovodInternalError) as error:

@@ -8,7 +8,7 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole.errors import HorovodInternalError, WireError
@@ -31,13 +31,13 @@ Name = tuple[str, str]  # of a group: the stay in the job, the optimizer
 
 
 class ParameterServer(Listener):
-    """Serves as soon as it is made. ``interface``: where to listen, beside a Unix socket; ``ended(scope, rank)``: of a
+    """Serves as soon as it is made. ``interfaces``: where to listen, beside a Unix socket; ``ended(scope, rank)``: of a
     rank that was never seen here, "bye" if it has ended, "leave" if it has joined, else empty. ``others``: addresses of
     its replicas, asked for when needed. ``warning``: seconds for which a rank waits for others until they are named,
     and again whenever that has doubled."""
 
     def __init__(
-        self, secret: str, interface: str, ended: Callable[[str, int], str],
+        self, secret: str, interfaces: Sequence[str], ended: Callable[[str, int], str],
         others: Callable[[], list[str]] = list, warning: float = math.inf,
     ) -> None:  # fmt: skip
         self._ended, self._warning = ended, warning
@@ -47,7 +47,7 @@ class ParameterServer(Listener):
         self._ranks = 0  # connections of ranks
         self._promoted = False
         self._replicas = Replicas(secret, others)
-        super().__init__("a parameter server", secret, PURPOSE, [interface])
+        super().__init__("a parameter server", secret, PURPOSE, interfaces)
 
     def close(self, seconds: float = 0.0) -> None:
         """Hang up on everybody; after all ranks have left, if they do so within ``seconds``. May be called twice."""
@@ -289,7 +289,7 @@ class Client:
             self._memory[name] = group.arrays(), group.arrays()
         incoming, outgoing = self._memory[name]
         if message["do"] != "pull":
-            receive_into(self._session, incoming)
+            self._receive(group, message, incoming)
         with self._server.changed:
             answer = self._done(name, message, incoming)
             if answer is None:
@@ -300,6 +300,15 @@ class Client:
                 for copy, value in zip(outgoing, centre.values, strict=True):
                     copy[:] = value
         send(self._session, answer, outgoing if answer.get("data") else None)
+
+    def _receive(self, group: Group, message: Message, into: list[Array]) -> None:
+        """The arrays of a message. Those that a codec has compressed are unpacked here, so that replicas, which are
+        told of ``into``, add up the same."""
+        coded = message.pop("coded", None)
+        payloads = [] if coded is None else group.payloads(coded)
+        receive_into(self._session, [*payloads, *into[len(payloads) :]])
+        if payloads:
+            group.unpack(payloads, into)
 
     def _done(self, name: Name, message: Message, incoming: list[Array]) -> Message | None:
         """(Holding the lock.) The answer, when there is one; None if nobody waits for it here any more."""

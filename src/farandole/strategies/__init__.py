@@ -4,20 +4,14 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from farandole import lazy
 
-_MODES = {
-    "LocalSGD": "local_sgd", "BMUF": "local_sgd", "DiLoCo": "local_sgd", "EASGD": "easgd", "Gossip": "gossip",
-    "AsyncGossip": "gossip_async",
-    "ParameterServer": "parameter_server", "AsyncParameterServer": "parameter_server", "SSP": "parameter_server",
-}  # fmt: skip
 __all__ = [
     "BMUF", "EASGD", "SSP", "AsyncGossip", "AsyncParameterServer", "DiLoCo", "Gossip", "LocalSGD", "ParameterServer",
-]  # fmt: skip  # imported when they are used
+]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"farandole.strategies.modes.{_MODES[name]}"), name)
+__getattr__, __dir__ = lazy.names(__name__, {
+    "modes.local_sgd": ("LocalSGD", "BMUF", "DiLoCo"), "modes.easgd": ("EASGD",), "modes.gossip": ("Gossip",),
+    "modes.gossip_async": ("AsyncGossip",),
+    "modes.parameter_server": ("ParameterServer", "AsyncParameterServer", "SSP"),
+})  # fmt: skip

@@ -2,10 +2,10 @@
 
 A *round* reduces all buckets once. A bucket is launched as soon as its gradients are in and its predecessor is
 launched, so the order is the same on all ranks (where there is no core to spare: when backward ends). When backward
-ends, the ranks tell each other how many buckets they filled; one that somebody could not fill (a parameter without a
-gradient) is filled with zeros, and all wait:
-gradients are final when ``backward()`` returns. If a gradient comes after that (a second loss), a further round
-brings it in: averaging what is already average changes nothing.
+ends, the ranks tell each other how many buckets they filled (``ballots``); one that somebody could not fill (a
+parameter without a gradient) is filled with zeros, and all wait: gradients are final when ``backward()`` returns. If a
+gradient comes after that (a second loss), a further round brings it in: averaging what is already average
+changes nothing.
 
 The first step's buckets are made in reverse order of the parameters and use the gradients' own memory. Then rank 0
 tells in which order gradients really came, and the buckets are laid out for good, in memory of the transport; or
@@ -15,38 +15,30 @@ exchanged at the end of each round.
 
 from __future__ import annotations
 
-import hashlib
 import threading
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from farandole import context
 from farandole.config import spare_cores
-from farandole.engine import Engine, Entry
+from farandole.engine import Engine, Entry, Handle
 from farandole.errors import JoinedError
 from farandole.frontend.agreement import Agreement, Replica
-from farandole.frontend.differences import first_difference
-from farandole.frontend.objects import allgather_object
 from farandole.observe.replicas import combined
+from farandole.strategies import ballots
+from farandole.strategies.alike import check_alike, extremes
 from farandole.strategies.buckets import ALIGNMENT, Bucket, ContiguousBucket, Gradient, GroupedBucket, partition
 from farandole.strategies.codecs import codec
-from farandole.strategies.options import GradientOptions
+from farandole.strategies.numbers import OptimizerNumber
+from farandole.strategies.options import DROPPED, TAKEN, TOO_MANY, GradientOptions
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
-TOO_MANY = (
-    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
-    "backward_passes_per_step to accumulate gradients locally. ({name!r} got a gradient in pass {passes} of a step. "
-    "Two losses can be added up for one backward(); checkpoints that compute gradients twice need use_reentrant=False)"
-)
-DROPPED = (
-    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
-    "This is prohibited as it can cause a race condition."
-)
+_UNOPENED = -2  # "there are no buckets yet that all ranks have"
 _UNPLANNED = -1  # "I have a gradient that is in no bucket, or in one where it cannot be"
 _NO_WORD = np.iinfo(np.int64).max  # what changes no smallest value: ranks that have joined say this, too
+_WORDS = 8  # of a ballot
 _UNUSED, _DENSE, _SPARSE = 0, 1, 2  # how a gradient travels
 
 
@@ -63,7 +55,9 @@ class BucketReducer:
         self.codec = codec(options.codec)
         self.options, self.flat = options, flat and self.codec is None
         self._passes, self._replica = options.passes, replica
-        self._lock = threading.RLock()  # hooks may come from one thread per device
+        self._number = OptimizerNumber(options.process_set)
+        self.lock = threading.RLock()  # hooks may come from one thread per device
+        self.backward = -1  # the one that it heard of last
         self._engine: Engine | None = None
         self._buckets: list[Bucket] = []
         self._members: list[list[int]] = []  # by bucket
@@ -81,54 +75,68 @@ class BucketReducer:
         self._agreement: Agreement | None = None  # the looks whether the ranks train one model
         self._asked = False  # some rank wants one
         self._steps = self._spread = 0  # of this rank; by how much ranks differ in them
+        self._vote: Handle | None = None  # under way
+        self._laid_out = False  # alike on all ranks
         self._begin()
+        ballots.living.add(self)
+
+    @property
+    def engine(self) -> Engine:
+        return self._number.engine
+
+    @property
+    def process_set_id(self) -> int | None:
+        return self.options.process_set.process_set_id
 
     # What the framework calls.
 
     def ready(self, index: int, gradient: Any) -> None:
         """One more backward pass has added to gradient ``index``."""
-        with self._lock:
+        with self.lock:
             if not self._dirty:
-                self._open()
+                self._enter()
                 self._skip_frozen()
+            if self._idled and self._in[index] and not self.gradients[index].holds(gradient):
+                raise AssertionError(TAKEN)  # the program threw them away, without a word to this optimizer
             if not self._left[index]:
                 if not self._closed or self.gradients[index].holds(gradient):
-                    raise AssertionError(self._too_many(index))
+                    name = self.gradients[index].identity[0]
+                    raise AssertionError(TOO_MANY.format(name=name, passes=self._passes + 1))
                 self._begin()  # the reduced gradients were thrown away (a step was skipped): start over
             self._left[index] -= 1
             self._dirty = True
             if self._left[index]:
                 return
-            self._due = True
+            self.due = True
             home = self._home[index]
             if home is not None and self.gradients[index].is_sparse(gradient):
                 self._misplaced = True
                 gradient = None
-            if self._closed or home is None or index in self._frozen:
+            if self._closed or index in self._frozen:
                 return
             if self._order is not None and self.codec is None:
                 self._order.append(index)  # what a codec loses hangs on its buckets: a resumed run has the same ones
             if self._sampling and gradient is not None:
                 self._samples[index] = self.gradients[index].digest(gradient)
+            if home is None:
+                return
             bucket, slot = home
             bucket.put(slot, gradient)
             self._in[index] = True  # or missing: it cannot come in this round
             if not bucket.left and self._overlap:
                 self._launch()
 
-    def _too_many(self, index: int) -> str:
-        return TOO_MANY.format(name=self.gradients[index].identity[0], passes=self._passes + 1)
-
     def end_of_backward(self) -> None:
-        """A backward pass is over. Makes gradients final, if this was the last pass of the step for some of them."""
-        if self._due:
-            self._settle()
+        """Backward pass ``backward`` is over. Makes gradients final, also those of others that it has computed, if this
+        was the last pass of the step for some of them."""
+        if self.due:
+            ballots.settle([one for one in tuple(ballots.living) if one.due and one.backward == self.backward])
 
     def before_step(self) -> None:
         """All gradients are final when this returns, also those that were never computed."""
-        self._open()
-        while not self._tight and not self._settle():
-            pass
+        self._enter()
+        while not self._tight:
+            ballots.settle([self])
         self._begin()
 
     def after_step(self, named_parameters: Sequence[tuple[str, Any]] = ()) -> None:
@@ -144,13 +152,17 @@ class BucketReducer:
 
     def anything_new(self) -> bool:
         """Has any rank computed gradients since the last ``before_step``? Collective."""
-        self._open()
-        return self._agree(0 if self._dirty else 1) == 0
+        self._enter()
+        self._fill_in(0 if self._dirty else 1)
+        self.engine.run(self._ballot_of(f"{self._name}.anew"))
+        return self._counted() == 0
 
     def check_droppable(self) -> None:
         """Raise AssertionError if gradients cannot be thrown away now; if they can, expect new ones."""
         if self._dirty:
             raise AssertionError(DROPPED)
+        if self._idled:
+            raise AssertionError(TAKEN)
         if self._closed:
             self._begin()
 
@@ -167,6 +179,17 @@ class BucketReducer:
         self._in += [False] * len(gradients)
         self._left += [self._passes] * len(gradients)
 
+    def clear(self) -> None:
+        """Forget all parameters: others come in their place, with ``extend``."""
+        if self._closed and self.options.op is ReduceOp.SUM:  # what is a sum already will be summed up once more
+            for index, there in enumerate(self._in):
+                if there:
+                    self.gradients[index].amplify(1 / self.engine.size, None)
+        self.gradients, self._outside, self._sparse = [], [], []
+        self._buckets, self._members, self._home = [], [], []
+        self._engine = None
+        self._begin()
+
     # A round.
 
     def _begin(self) -> None:
@@ -179,7 +202,9 @@ class BucketReducer:
         self._closed = False  # the round is over: gradients are final, unless more come
         self._tight = False  # ... and no more can come, on no rank
         self._dirty = False  # gradients were computed since the round began, or ended
-        self._due = False
+        self.due = False
+        self._idled: bool = False  # has gradients of others, for which it has voted idly
+        self._vain: bool = False  # ... and no more came: a step of others needs this rank's own word
         self._misplaced = False  # a sparse gradient came that is in a bucket
         self._sampling = self._agreement is not None and self._agreement.soon()
         self._samples: dict[int, int] = {}  # digests of this rank's own gradients
@@ -205,30 +230,52 @@ class BucketReducer:
             self._buckets[self._next].launch(self._engine, again=again, soon=soon)
             self._next += 1
 
-    def _settle(self) -> bool:
-        """Bring in all gradients that any rank has now; True if no rank can have more. Collective."""
+    def enters(self) -> bool:
+        if not self.lock.acquire(blocking=False):
+            return False  # its own thread is there
         try:
-            with self._lock:
-                final = self._settle_once()
-                if self._asked:
-                    self._look()
-                return final
+            self._enter()
+            fresh = self._dirty or self._closed  # or are gradients there, they are of the step before
+            return not self._vain and (fresh or all(gradient.current() is None for gradient in self.gradients))
+        finally:
+            self.lock.release()
+
+    def vote(self, told: Callable[[], None] | None = None, *, idle: bool = False) -> None:
+        word = self._filled()
+        self._fill_in(min(word, max(0, self._everything() - 1)) if idle else word)
+        self._idled, self._vain = idle, False
+        self._vote = self.engine.submit(self._ballot, soon=True, told=told)
+
+    def settle(self) -> None:
+        """Bring in all gradients that any rank has now. ``_tight``, if no rank can have more."""
+        vote, self._vote = self._vote, None
+        assert vote is not None
+        try:
+            vote.wait()
+            self._settle_once(self._counted())
+            if self._asked:
+                self._look()
         except Exception:
             self._begin()  # the engine goes on after an error, and so does this
             raise
 
-    def _settle_once(self) -> bool:
+    def _settle_once(self, agreed: int) -> None:
+        self.due = False
+        if agreed == _UNOPENED:
+            self._check_alike()
+            self._plan(self._order or self._planned)
+            self._laid_out = True
         everything = self._everything()
-        agreed = self._agree(self._filled())
-        self._due = False
         if self._closed and agreed == everything:
-            return True
+            self._tight = True
+            return
         again = self._closed
         if again:
             self._reopen()
         self._fill(again=again)
         self._finish()
         if agreed == _UNPLANNED:
+            self._check_alike()  # it may be a new parameter
             self._plan(self._order or self._planned)
             self._fill(again=True)
             self._finish()
@@ -237,10 +284,11 @@ class BucketReducer:
         self._closed, self._dirty = True, False
         self._rounds += 1
         self._tight = agreed == everything
-        return self._tight
 
     def _filled(self) -> int:
         """This rank's word to the others: the number of buckets that it filled with no gradient missing."""
+        if not self._laid_out:
+            return _UNOPENED
         if self._misplaced:
             return _UNPLANNED
         if any(self.gradients[index].current() is not None for index in (*self._outside, *self._frozen)):
@@ -302,15 +350,18 @@ class BucketReducer:
 
     # Agreement.
 
-    def _agree(self, value: int) -> int:
-        """The smallest ``value`` of all ranks. On the way, everybody hears what rank 0 wants of buckets, and
-        whether some rank wants to look at all replicas."""
-        assert self._engine is not None
-        due = self._agreement is not None and self._agreement.due()
-        limit = self._engine.sizes.bucket_bytes if self._engine.rank == 0 else _NO_WORD
-        self._word[:] = value, limit, -int(due), self._steps, -self._steps, self._spread, -self._spread
-        self._engine.run(self._ballot)
-        value, self._wished, wanted, least, most, *before = self._word.tolist()
+    def _fill_in(self, value: int) -> None:
+        """A ballot, with this rank's ``value``. On the way, everybody hears what rank 0 wants of buckets, and whether
+        some rank wants to look at all replicas."""
+        due = self._agreement is not None and self._laid_out and self._agreement.due()  # an exchange, not a layout
+        limit = self.engine.sizes.bucket_bytes if self.engine.rank == 0 else _NO_WORD
+        news = -int(self._dirty)
+        self._word[:] = value, limit, -int(due), self._steps, -self._steps, self._spread, -self._spread, news
+
+    def _counted(self) -> int:
+        """The smallest value of all ranks."""
+        value, self._wished, wanted, least, most, *before, news = self._word.tolist()
+        self._vain = self._idled and not news
         self._spread = -most - least
         # ranks that had joined know an older spread: what it was is agreed upon, too, or some would look alone
         self._asked = self._asked or wanted < 0 or before != [self._spread, -self._spread]
@@ -324,62 +375,43 @@ class BucketReducer:
         own = [digest for _, digest in sorted(self._samples.items())]
         self._agreement.look(combined(own) if any(own) else None, self._steps)
 
-    def _extremes(self, what: str, lows: Any, highs: Any) -> tuple[Any, Any]:
-        """Element by element, the smallest of all ranks' ``lows`` and the largest of their ``highs``."""
-        assert self._engine is not None
-        entries = [
-            Entry(
-                Request(f"{self._name}.{what}.{op.name}", Kind.ALLREDUCE, DType.INT64, array.shape, op),
-                Buffer(array, array, DType.INT64),
-            )
-            for op, array in ((ReduceOp.MIN, lows), (ReduceOp.MAX, highs))
-        ]
-        self._engine.run(entries)
-        return lows, highs
-
-    def _open(self) -> None:
-        """Agree on the buckets, if that was not done with the engine of today, or a join has ended since: others may
-        have laid them out anew meanwhile, or a rank that had no data begins now."""
+    def _enter(self) -> None:
+        """Forget the buckets, if they are not of the engine of today, or a join has ended since: others may have laid
+        them out anew meanwhile, or a rank that had no data begins now. The next ballot lays them out."""
         engine = context.engine(self.options.process_set)
         if engine is self._engine and (engine.joins == self._joins or self._dirty):
             return
         if engine is not self._engine:
-            self._enter(engine)
+            self._meet(engine)
         self._joins = engine.joins
-        self._check_alike()
-        self._plan(self._order or self._planned)
+        self._buckets, self._members, self._home = [], [], [None] * len(self.gradients)
+        self._laid_out = False
         self._begin()
 
-    def _enter(self, engine: Engine) -> None:
-        self._engine, self._rounds = engine, 0
+    def _meet(self, engine: Engine) -> None:
+        self._engine, self._rounds, self._vote = engine, 0, None
         on_device = any(gradient.device != "CPU" for gradient in self.gradients)  # to launch there costs no core
         settings = context.settings()
         self._overlap = spare_cores(settings, context.local_size()) or (on_device and settings.overlap != "off")
-        self._name = f"optimizer.{engine.numbers.next_optimizer()}"
+        self._name = f"optimizer.{self._number.on(engine)}"
+        self.ballot = f"{self._name}.filled"
         self._memory = None
-        self._word = np.zeros(7, dtype=np.int64)
-        self._ballot = (
-            Entry(
-                Request(f"{self._name}.filled", Kind.ALLREDUCE, DType.INT64, (7,), ReduceOp.MIN),
-                Buffer(self._word, self._word, DType.INT64),
-            ),
-        )
+        self._word = np.zeros(_WORDS, dtype=np.int64)
+        self._ballot = self._ballot_of(self.ballot)
         self._agreement = Agreement(self._replica, engine, self._name) if self._replica is not None else None
         self._order, self._planned = [], []
 
+    def _ballot_of(self, name: str) -> Sequence[Entry]:
+        request = Request(name, Kind.ALLREDUCE, DType.INT64, (_WORDS,), ReduceOp.MIN)
+        return (Entry(request, Buffer(self._word, self._word, DType.INT64)),)
+
     def _check_alike(self) -> None:
         identity = [gradient.identity for gradient in self.gradients]
-        digest = np.frombuffer(hashlib.sha256(repr(identity).encode()).digest(), dtype=np.int64)
-        lowest, highest = self._extremes("alike", digest.copy(), digest.copy())
-        if np.array_equal(lowest, highest):
-            return
-        tables = allgather_object(identity, f"{self._name}.tables", self.options.process_set)
-        what = first_difference(tables, ("shape", "layout", "type"), self.options.process_set.ranks or ())
-        self._engine = None
-        raise ValueError(
-            f"all ranks must optimize the same parameters in the same order, but of parameters {what}. Build the same "
-            "model on all ranks, and give named_parameters=model.named_parameters() to have their names here"
-        )
+        try:
+            check_alike(self.engine, self._name, identity, self.options.process_set)
+        except ValueError:
+            self._engine = None
+            raise
 
     def _plan(self, order: list[int]) -> None:
         """Lay out the buckets. Collective: rank 0's ``order`` counts, and what any rank trains is in. They stay
@@ -395,7 +427,7 @@ class BucketReducer:
             places[count + 1] = 0
         places[count + 2] = 0 if self._memory is None else len(self._memory)
         ways[:] = [self._way(index) for index in range(count)]
-        places, ways = self._extremes("plan", places, ways)
+        places, ways = extremes(self.engine, f"{self._name}.plan", places, ways)
         limit, recorded, self._shared = places[count:].tolist()
         if recorded != _NO_WORD:
             self._order = None
@@ -403,7 +435,7 @@ class BucketReducer:
         final = sorted(range(count), key=lambda index: (places[index], -index))  # the unknown from last to first
         final = [index for index in final if ways[index] == _DENSE]
         self._sparse = [index for index in range(count) if ways[index] == _SPARSE]
-        self._members = partition(final, self.gradients, self._limit, self._groups_of(final))
+        self._members = partition(final, self.gradients, self._limit, self.options.groups)
         flat = self.flat and self._order is None
         self._buckets = self._contiguous(self._members) if flat else self._grouped(self._members)
         self._planned = final
@@ -422,12 +454,6 @@ class BucketReducer:
         if index in self._sparse or (current is not None and gradient.is_sparse(current)):
             return _SPARSE
         return _DENSE if current is not None or gradient.trainable() else _UNUSED
-
-    def _groups_of(self, order: Sequence[int]) -> Sequence[Sequence[int]]:
-        if not isinstance(self.options.groups, int):
-            return self.options.groups
-        ends = [len(order) * number // self.options.groups for number in range(self.options.groups + 1)]
-        return [order[begin:end] for begin, end in pairwise(ends)]
 
     def _grouped(self, members: Sequence[Sequence[int]]) -> list[Bucket]:
         return [self._grouped_bucket(number, indexes) for number, indexes in enumerate(members)]

@@ -9,6 +9,7 @@ parameters were used by nobody: those keep what they had, as they would on one r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -78,7 +79,7 @@ class Gradient(Protocol):
     def copy(self) -> Any:
         """A copy of the parameter's gradient."""
 
-    def amplify(self, factor: int, old: Any) -> None:
+    def amplify(self, factor: float, old: Any) -> None:
         """Multiply what the parameter's gradient has on top of ``old`` (None: zeros) by ``factor``."""
 
 
@@ -235,14 +236,23 @@ def _order(options: GradientOptions) -> tuple[ReduceOp, int, float, float]:
     return options.op, 0, options.prescale, options.postscale
 
 
+def groups_of(order: Sequence[int], groups: int | Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    """``groups``, or ``order`` cut into so many."""
+    if not isinstance(groups, int):
+        return groups
+    ends = [len(order) * number // groups for number in range(groups + 1)]
+    return [order[begin:end] for begin, end in pairwise(ends)]
+
+
 def partition(
-    order: Sequence[int], gradients: Sequence[Gradient], limit: int, groups: Sequence[Sequence[int]]
+    order: Sequence[int], gradients: Sequence[Gradient], limit: int, groups: int | Sequence[Sequence[int]]
 ) -> list[list[int]]:
     """Deal ``order`` to buckets of about ``limit`` bytes, of one type on one device each, filled in this order.
 
-    ``groups`` stay together whatever their size. Buckets are sorted by their last member: that is when they are full.
+    ``groups`` (or so many) stay together whatever their size. Buckets are sorted by their last member: that is when
+    they are full.
     """
-    bucket_of = {index: number for number, group in enumerate(groups) for index in group}
+    bucket_of = {index: number for number, group in enumerate(groups_of(order, groups)) for index in group}
     closed: list[list[int]] = []
     open_ones: dict[Any, list[int]] = {}
     for index in order:

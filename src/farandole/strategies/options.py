@@ -13,9 +13,25 @@ from farandole.contracts import Codec, Strategy
 from farandole.frontend.compression import CastCompressor, NoneCompressor
 from farandole.frontend.ops import WORLD
 from farandole.strategies.codecs import codec as codec_of
-from farandole.strategies.specs import ADASUM, strategy_of
+from farandole.strategies.specs import ADASUM, strategy_of, unfit
 from farandole.types import DType, ReduceOp
 
+TOO_MANY = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+    "backward_passes_per_step to accumulate gradients locally. ({name!r} got a gradient in pass {passes} of a step. "
+    "Two losses can be added up for one backward(); checkpoints that compute gradients twice need use_reentrant=False; "
+    "after a step that was skipped, say by a GradScaler, it is optimizer.zero_grad() that begins anew)"
+)
+DROPPED = (
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
+    "This is prohibited as it can cause a race condition. (After a backward pass that raised, call "
+    "optimizer.synchronize() on all ranks, and then zero_grad().)"
+)
+TAKEN = (
+    "Gradients of other ranks were in .grad of this optimizer's parameters, and zero_grad() threw them away: other "
+    "ranks computed this model first, while this rank was in the backward pass of another one. Where ranks compute "
+    "models in different orders, call zero_grad() of all optimizers before the first loss.backward()."
+)
 LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)  # where a framework has no Adasum
 
 
@@ -135,11 +151,8 @@ def _codec(codec: str | Codec | None, op: int, compression: Any, strategy: str |
         return ""
     made = codec_of(codec)
     told = f"codec={(made.spec if made else codec)!r}"
-    if not isinstance(strategy, str) and not strategy.common:
-        raise ValueError(
-            f"{told} compresses averages that all ranks take over, but with strategy={strategy.spec!r} they keep "
-            "weights of their own: leave out one of them"
-        )
+    if made and not isinstance(strategy, str) and (why := unfit(strategy, made)):
+        raise ValueError(f"{told} {why}")
     if op not in LINEAR:
         raise ValueError(f"{told} compresses sums and averages, and op is {_name(op)}: leave one of them out")
     if not plain:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from farandole import registry
-from farandole.contracts import Strategy
+from farandole.contracts import Codec, PushCodec, Strategy
 from farandole.errors import did_you_mean
 
 Made = TypeVar("Made")
@@ -38,6 +38,21 @@ def strategy_of(given: str | Strategy) -> Strategy | str:
 
 def known() -> Sequence[str]:
     return [ALLREDUCE, ADASUM, *registry.names("strategy")]
+
+
+def unfit(strategy: Strategy, codec: Codec) -> str:
+    """Why this codec has nothing to do in exchanges of this strategy, and the cure; empty if it has."""
+    if not strategy.common:
+        return (
+            f"has nothing to compress with strategy={strategy.spec!r}, whose ranks keep weights of their own: leave "
+            "one of them out, or take local_sgd, bmuf, diloco, easgd, ps, ps_async or ssp"
+        )
+    if strategy.common == "centre" and not isinstance(codec, PushCodec):
+        return (
+            f"adds up what all ranks have, but with strategy={strategy.spec!r} each pushes by itself: leave one of "
+            "them out, or take int8, onebit, topk or another codec that compresses pushes"
+        )
+    return ""
 
 
 def number(strategy: str, option: str, value: Any, *, at_least: int) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from farandole import context
-from farandole.contracts import Codec, Settling, Strategy
+from farandole.contracts import Codec, PushCodec, Settling, Strategy
 from farandole.engine import Engine, Entry
 from farandole.frontend.agreement import all_equal, gathered
 from farandole.observe.replicas import digest_of_text
@@ -56,6 +56,7 @@ class EnginePeers:
         summed = GradientOptions(ReduceOp.SUM, process_set=options.process_set)
         self._reducer = GradientListReducer(name, summed)
         self._coded = GradientListReducer(f"{name}.coded", summed._replace(codec=codec)) if codec is not None else None
+        self._of_pushes = codec if isinstance(codec, PushCodec) else None
 
     def average(self, arrays: Sequence[Array]) -> None:
         if self._coded is None or [array.shape for array in arrays] != [array.shape for array in self.near]:
@@ -177,7 +178,7 @@ class EnginePeers:
             # servers outlive a process set, and its engine's numbers
             name = f"{self.name}.{context.changes_before(self._set)}.{self._centres}"
             self._centre = context.servers().group(
-                name, self._ranks, rule, self._spec, anchors, self._names(anchors), statistics
+                name, self._ranks, rule, self._spec, anchors, self._names(anchors), statistics, self._of_pushes
             )
         return self._centre
 
@@ -245,7 +246,7 @@ class WeightExchange:
         """
         peers = self._open()
         peers.names, peers.statistics = names, statistics
-        if self.codec is None:
+        if self.codec is None or self.strategy.common == "centre":  # pushes are compressed where they are made
             self.strategy.exchange(weights, slots, peers, step)
         else:
             self._exchange_coded(weights, slots, peers, step)
@@ -277,7 +278,8 @@ class WeightExchange:
         self._known = len(near), zlib.crc32(repr((known if alike else 0, step)).encode())
 
     def _forget_unsent(self) -> None:
-        """What a codec has left out of a distance is still in that distance the next time."""
+        """What a codec has left out of a distance is still in that distance the next time; what it has left out of
+        pushes is of weights that may have no names."""
         assert self.codec is not None
         state = self.codec.state_dict()
         self.codec.load_state_dict({name: kept for name, kept in state.items() if name.split("/")[0] not in _UNSENT})
@@ -311,7 +313,7 @@ class WeightExchange:
             self._number = engine.numbers.next_optimizer()
             name = f"{self._label}.weights.{self._number}"
             self._check_alike(engine, name, self._number)
-            self._peers = engine, EnginePeers(engine, name, self._options, self.codec, self.strategy.spec)
+            self._peers = engine, EnginePeers(engine, name, self._options, self.codec, self._spec())
         elif self._joins != engine.joins:  # a rank that had joined may be here for the first time
             self._check_alike(engine, self._peers[1].name, self._number)
         self._joins = engine.joins
@@ -320,6 +322,8 @@ class WeightExchange:
     def begin_anew(self) -> None:
         """Weights and slots are others now: what the strategy keeps elsewhere begins anew with them. All ranks."""
         self._known = None
+        if self.codec is not None and self.strategy.common == "centre":
+            self._forget_unsent()
         if isinstance(self.strategy, Settling) and self._peers is not None:
             self._peers[1].close()
             self._peers = None
@@ -327,12 +331,17 @@ class WeightExchange:
     def other_weights(self) -> None:
         """The next exchange is of others of the optimizer's weights, maybe of the same shapes."""
         self._known = None
+        if self.codec is not None and self.strategy.common == "centre":
+            self._forget_unsent()
         if self._peers is not None:
             self._peers[1].other_weights()
 
+    def _spec(self) -> str:
+        return self.strategy.spec + (f" with the codec {self.codec.spec}" if self.codec is not None else "")
+
     def _check_alike(self, engine: Engine, name: str, number: int) -> None:
         ranks = self._options.process_set.ranks or range(engine.size)
-        spec = self.strategy.spec + (f" with the codec {self.codec.spec}" if self.codec is not None else "")
+        spec = self._spec()
         with UnlikeKinds(engine, number, ranks, self._label, spec):
             alike = all_equal(engine, f"{name}.strategy", [digest_of_text(spec)])[0]
         if alike is not False:

@@ -20,6 +20,7 @@ from farandole.strategies.specs import ADASUM
 from farandole.strategies.unlike import UnlikeKinds
 from farandole.torch.functions import grouped_allreduce
 from farandole.torch.replica import TorchReplica, digest
+from farandole.torch.validation import name_of
 from farandole.types import ReduceOp
 
 
@@ -36,9 +37,12 @@ class AdasumState:
     def look_around(self) -> None: ...
     def synchronize(self) -> None: ...
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None: ...
+    def share(self, state: Mapping[str, Any]) -> None: ...
 
     def state_dict(self) -> dict[str, Any]:
         return {}
+
+    shared = state_dict
 
     def before_step(self, with_closure: bool) -> None:
         original, optimizer = self._original(), self._optimizer()
@@ -61,9 +65,9 @@ class AdasumState:
             replica = TorchReplica(self._optimizer)
             names = optimizer._parameter_names
             replica.parameters = [
-                (names.get(parameter, "parameter"), parameter)
-                for group in optimizer.param_groups
-                for parameter in group["params"]
+                (names.get(parameter) or name_of(number, place), parameter)
+                for number, group in enumerate(optimizer.param_groups)
+                for place, parameter in enumerate(group["params"])
             ]
             number = engine.numbers.next_optimizer()
             self._agreement = engine, Agreement(replica, engine, f"{ADASUM}.{number}")

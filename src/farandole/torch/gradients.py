@@ -202,7 +202,7 @@ class TorchGradient:
     def copy(self) -> Any:
         return self._parameter.grad.detach().clone()
 
-    def amplify(self, factor: int, old: Any) -> None:
+    def amplify(self, factor: float, old: Any) -> None:
         gradient = self._parameter.grad.detach()
         if gradient.is_sparse:  # there is no adding in place
             self._parameter.grad = gradient * factor if old is None else gradient * factor - old * (factor - 1)
@@ -240,7 +240,7 @@ def end_of_backward(reducer: BucketReducer) -> Callable[[], None]:
         nonlocal seen
         task = _task()
         if task != seen:
-            seen = task
+            seen = reducer.backward = task
             _engine.queue_callback(done)
 
     return watch

@@ -103,6 +103,11 @@ def _check(loader: Any) -> None:
         )
     if isinstance(loader.sampler, DistributedSampler):
         raise ValueError("this DataLoader has this rank's part of the dataset already: call distribute once")
+    if loader.batch_sampler is None:
+        raise ValueError(
+            "the DataLoader has batch_size=None, so there are no batches to deal: give it "
+            "sampler=farandole.data.DistributedSampler(dataset), and use the loader as it is; or use batch_size="
+        )
     if type(loader.batch_sampler) is not BatchSampler:
         raise ValueError(
             f"the DataLoader has batch_sampler={type(loader.batch_sampler).__name__}, which decides alone what is in a "

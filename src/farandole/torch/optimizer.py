@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,7 +48,8 @@ _SHOWN = (
     process_set="whose gradients are reduced; on a rank outside it, the optimizer steps with its own.",
     strategy="what ranks exchange: gradients ('allreduce', 'adasum'), or weights now and then ('local_sgd:8', an "
     "object like LocalSGD(8)). Without it: that of --strategy.",
-    buffers="model.buffers(): averaged with the weights (BatchNorm's statistics, say) if a strategy exchanges those.",
+    buffers="model.buffers, or model.buffers() if the model stays as it is: averaged with the weights (BatchNorm's "
+    "statistics, say) if a strategy exchanges those.",
     example="optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
     "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())",
 )
@@ -57,7 +59,7 @@ def DistributedOptimizer(
     gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Groups | None = None,
     sparse_as_dense: bool = False, process_set: ProcessSet = context.global_process_set,
     *, strategy: str | Strategy | None = None, codec: str | Codec | None = None,
-    buffers: Iterable[torch.Tensor] = (),
+    buffers: Iterable[torch.Tensor] | Callable[[], Iterable[torch.Tensor]] = (),
 ) -> Wrapped:  # fmt: skip
     """``optimizer``, with gradients reduced over all ranks while backward computes them.
 
@@ -117,6 +119,7 @@ class _Distributed:
     def zero_grad(self, *args: Any, **options: Any) -> None:
         if self._farandole.reducer is not None:
             self._farandole.reducer.check_droppable()
+            self._farandole.look_around()
         super().zero_grad(*args, **options)  # type: ignore[misc]
 
     def synchronize(self) -> None:
@@ -250,7 +253,7 @@ class OptimizerState:
         self._names, self._options = names, options
         self._known: dict[int, int] = {}  # id of a parameter -> its index
         self._bare: list[tuple[int, Any]] = []  # parameters that have no hook, for they are frozen
-        self._count = 0
+        self._seen: list[list[Any]] = []  # the parameters of each group, when they were looked at last
         self._hooks: list[Any] = []
         weakref.finalize(optimizer, _remove, self._hooks).atexit = False
         process_set = options.process_set
@@ -261,28 +264,15 @@ class OptimizerState:
         self.reducer = BucketReducer([], options, flat=flat, replica=self._replica)
         self._watch = end_of_backward(self.reducer)
         self.look_around()
-        if not isinstance(options.groups, int):
-            known = self._known
-            members = [[known[id(one)] for one in group if id(one) in known] for group in options.groups]
-            self.reducer.options = options._replace(groups=members)
 
     def look_around(self) -> None:
-        """Hook parameters that are new, or trainable now."""
+        """Hook parameters that are new, or trainable now; forget those that are in no group any more."""
         optimizer, reducer = self._optimizer(), self.reducer
         if reducer is None or optimizer is None:
             return
-        if self._count != sum(len(group["params"]) for group in optimizer.param_groups):
-            fresh = []
-            for number, group in enumerate(optimizer.param_groups):
-                for place, parameter in enumerate(group["params"]):
-                    if id(parameter) not in self._known:
-                        name = self._names.get(id(parameter), f"allreduce.noname.{number}.{place}")
-                        fresh.append(TorchGradient(name, parameter, self._options))
-                        self._replica.parameters.append((name, parameter))
-                        self._known[id(parameter)] = len(self._known)
-                        self._bare.append((self._known[id(parameter)], parameter))
-            reducer.extend(fresh)
-            self._count = len(self._known)
+        groups = [group["params"] for group in optimizer.param_groups]
+        if not _same(groups, self._seen):
+            self._take_stock(groups, reducer)
         if any(parameter.requires_grad for _, parameter in self._bare):
             bare = []
             for index, parameter in self._bare:
@@ -291,6 +281,30 @@ class OptimizerState:
                 else:
                     bare.append((index, parameter))
             self._bare = bare
+
+    def _take_stock(self, groups: list[list[Any]], reducer: BucketReducer) -> None:
+        present = {id(parameter) for group in groups for parameter in group}
+        if not present.issuperset(self._known):
+            _remove(self._hooks)
+            for kept in (self._hooks, self._known, self._bare, self._replica.parameters):
+                kept.clear()
+            reducer.clear()
+            self._names = {known: name for known, name in self._names.items() if known in present}
+        fresh = []
+        for number, group in enumerate(groups):
+            for place, parameter in enumerate(group):
+                if id(parameter) not in self._known:
+                    name = self._names.get(id(parameter)) or validation.name_of(number, place)
+                    fresh.append(TorchGradient(name, parameter, self._options))
+                    self._replica.parameters.append((name, parameter))
+                    self._known[id(parameter)] = len(self._known)
+                    self._bare.append((self._known[id(parameter)], parameter))
+        reducer.extend(fresh)
+        if not isinstance(self._options.groups, int):
+            known = self._known
+            members = [[known[id(one)] for one in group if id(one) in known] for group in self._options.groups]
+            reducer.options = self._options._replace(groups=members)
+        self._seen = [list(group) for group in groups]
 
     def synchronize(self) -> None:
         if self.reducer is not None:
@@ -304,6 +318,11 @@ class OptimizerState:
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         if self.reducer is not None:
             codec_state.load(self.reducer.codec, self._options.process_set, state)
+
+    def shared(self) -> dict[str, Any]:
+        return {}
+
+    def share(self, state: Mapping[str, Any]) -> None: ...
 
     def before_step(self, with_closure: bool) -> None:
         original = self._original()
@@ -341,8 +360,9 @@ class OptimizerState:
             reducer.before_step()
             if loss is None:
                 return None
-            mean = allreduce(torch.as_tensor(loss).detach(), process_set=self._options.process_set)
-            return mean if isinstance(loss, torch.Tensor) else mean.item()
+            if isinstance(loss, torch.Tensor):
+                return allreduce(loss.detach(), process_set=self._options.process_set)
+            return allreduce(torch.tensor(loss, dtype=torch.float64), process_set=self._options.process_set).item()
 
         return on_all_ranks
 
@@ -355,6 +375,14 @@ def _hook(reducer: BucketReducer, index: int, watch: Callable[[], None]) -> Call
         watch()
 
     return hook
+
+
+def _same(groups: list[list[Any]], others: list[list[Any]]) -> bool:
+    """Do they hold the same objects?"""
+    return len(groups) == len(others) and all(
+        len(group) == len(other) and all(map(operator.is_, group, other))
+        for group, other in zip(groups, others, strict=True)
+    )
 
 
 def _remove(hooks: Sequence[Any]) -> None:

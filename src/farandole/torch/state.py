@@ -65,22 +65,30 @@ def broadcast_optimizer_state(
     """Give every rank ``root_rank``'s optimizer state and options (learning rate, momentum, ...).
 
     Ranks may hold other state than the root, or none: what the root has is what all have afterwards. Tensors that
-    fit are overwritten where they are. As with Horovod, an optimizer that has no state yet finds gradients of zero.
+    fit are overwritten where they are. What the strategy of a distributed optimizer keeps goes along, if it is common
+    to all ranks (else it begins anew on all), and its number of steps. As with Horovod, an optimizer that has no state
+    yet finds gradients of zero.
     """
     fresh = not optimizer.state and not isinstance(optimizer, torch.optim.SparseAdam)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    tree, tensors = take_apart(_described(optimizer, parameters), torch.is_tensor)
-    forms = [(tuple(tensor.shape), tensor.dtype, tensor.is_cpu) for tensor in tensors]
+    own = getattr(optimizer, "_farandole", None)
+    described = {**_described(optimizer, parameters), "strategy": own.shared() if own is not None else {}}
+    tree, tensors = take_apart(described, torch.is_tensor)
+    homes = _homes(optimizer, parameters)
+    forms = [
+        (tuple(tensor.shape), tensor.dtype, None if tensor.is_cpu else homes.get(id(tensor), 0)) for tensor in tensors
+    ]
     root_tree, root_forms = broadcast_object((tree, forms), root_rank, "optimizer_state", process_set)
     if context.rank() != root_rank:
         if tree != root_tree or forms != root_forms:
-            device = parameters[0].device if parameters else torch.device("cpu")
             tensors = [
-                torch.zeros(shape, dtype=dtype, device="cpu" if on_cpu else device)
-                for shape, dtype, on_cpu in root_forms
+                torch.zeros(shape, dtype=dtype, device="cpu" if home is None else parameters[home].device)
+                for shape, dtype, home in root_forms
             ]
         _adopt(optimizer, parameters, put_together(root_tree, tensors))
     _broadcast([(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)], root_rank, process_set)
+    if own is not None:
+        own.share(put_together(root_tree, tensors)["strategy"])
     for parameter in parameters:
         if fresh and parameter.requires_grad and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -96,6 +104,15 @@ def _described(optimizer: torch.optim.Optimizer, parameters: list[Any]) -> dict[
             if parameter in optimizer.state
         },
     }
+
+
+def _homes(optimizer: torch.optim.Optimizer, parameters: list[Any]) -> dict[int, int]:
+    """The index of the parameter to whose state a tensor belongs, by the tensor's id."""
+    homes = {}
+    for index, parameter in enumerate(parameters):
+        _, tensors = take_apart(optimizer.state.get(parameter, {}), torch.is_tensor)
+        homes.update({id(tensor): index for tensor in tensors})
+    return homes
 
 
 def _adopt(optimizer: torch.optim.Optimizer, parameters: list[Any], tree: dict[str, Any]) -> None:

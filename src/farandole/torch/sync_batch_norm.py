@@ -133,7 +133,17 @@ def _shaped(values: Any, like: Any) -> Any:
     example="model = hvd.convert_sync_batchnorm(model)", module="a torch.nn.Module; its parts are replaced in it."
 )
 def convert_sync_batchnorm(module: Module, process_set: ProcessSet = WORLD) -> Module:
-    """``module`` with a SyncBatchNorm, of the same parameters and statistics, in the place of each BatchNorm."""
+    """``module`` with a SyncBatchNorm, of the same parameters and statistics, in the place of each BatchNorm.
+
+    A layer that has several names, or is in several modules, stays one layer.
+    """
+    return _converted(module, process_set, {})
+
+
+def _converted(module: Module, process_set: ProcessSet, known: dict[Module, Module]) -> Module:
+    """``known``: the modules seen so far, and what stands in their places."""
+    if module in known:
+        return known[module]
     if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
         made = SyncBatchNorm(
             module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats,
@@ -144,9 +154,11 @@ def convert_sync_batchnorm(module: Module, process_set: ProcessSet = WORLD) -> M
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             setattr(made, name, getattr(module, name))
         made.train(module.training)
+        known[module] = made
         return made
-    for name, child in module.named_children():
-        converted = convert_sync_batchnorm(child, process_set)
+    known[module] = module
+    for name, child in list(module._modules.items()):  # ``named_children`` gives one that has two names once
+        converted = child if child is None else _converted(child, process_set, known)
         if converted is not child:
             setattr(module, name, converted)
     return module

@@ -49,10 +49,15 @@ def _some(texts: Sequence[str], separator: str = ", ") -> str:
 
 def all_names(optimizer: Any, known: dict[int, str]) -> dict[Any, str]:
     return {
-        parameter: known.get(id(parameter), f"allreduce.noname.{number}.{place}")
+        parameter: known.get(id(parameter)) or name_of(number, place)
         for number, group in enumerate(optimizer.param_groups)
         for place, parameter in enumerate(group["params"])
     }
+
+
+def name_of(group: int, place: int) -> str:
+    """Of a parameter that was given none."""
+    return f"allreduce.noname.{group}.{place}"
 
 
 def check_members(groups: Any) -> None:

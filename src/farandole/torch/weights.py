@@ -12,6 +12,7 @@ from farandole.contracts import Strategy
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import KeptExchange
 from farandole.torch import codec_state
+from farandole.torch.validation import name_of
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -24,14 +25,15 @@ class WeightState:
 
     def __init__(
         self, optimizer: Any, original: weakref.ref[Any], options: GradientOptions, strategy: Strategy,
-        buffers: Iterable[Any],
+        buffers: Iterable[Any] | Callable[[], Iterable[Any]],
     ) -> None:  # fmt: skip
         self.reducer = None  # gradients stay as they are
         self._optimizer, self._original = weakref.ref(optimizer), original
         self._strategy, self._kept = strategy, KeptExchange("DistributedOptimizer", options, strategy)
         self._exchange = self._kept.exchange
-        self._set = options.process_set
-        self._buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
+        self._set, self._common = options.process_set, strategy.common != ""
+        kept = () if callable(buffers) else list(buffers)
+        self._buffers = buffers if callable(buffers) else lambda: kept  # a model may get others: ``model.to(device)``
         self._step = 0
 
     def look_around(self) -> None: ...
@@ -80,13 +82,26 @@ class WeightState:
             self._step = state["step"]
         codec_state.load(self._exchange.codec, self._set, state)
 
+    def shared(self) -> dict[str, Any]:
+        """What ranks have alike of the state: the number of steps, and the slots, if this strategy's are common."""
+        kept = self.state_dict()
+        return {name: kept[name] for name in ("strategy", "step")} | {"slots": kept["slots"] if self._common else []}
+
+    def share(self, state: Mapping[str, Any]) -> None:
+        """Take another rank's ``shared``. What is not there begins anew."""
+        self._kept.begin_anew()
+        self._step = state.get("step", 0)
+        if state.get("strategy") == self._strategy.spec:
+            slots = [[None if tensor is None else tensor.numpy() for tensor in slot] for slot in state["slots"]]
+            self._kept.load_state_dict({**state, "slots": slots})
+
     def _parameters(self) -> list[tuple[str, Any]]:
         optimizer: Any = self._optimizer()
         names = optimizer._parameter_names
         return [
-            (names.get(parameter, "parameter"), parameter)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
+            (names.get(parameter) or name_of(number, place), parameter)
+            for number, group in enumerate(optimizer.param_groups)
+            for place, parameter in enumerate(group["params"])
             if parameter.is_floating_point()
         ]
 
@@ -102,7 +117,8 @@ class WeightState:
     def _over(self, change: Callable[[list[Array], list[str], list[Array]], None]) -> None:
         """Have weights (with their names) and statistics changed as arrays."""
         named = self._kept.chosen(self._parameters())
-        weights, statistics = [Held(parameter) for _, parameter in named], [Held(buffer) for buffer in self._buffers]
+        weights = [Held(parameter) for _, parameter in named]
+        statistics = [Held(buffer) for buffer in self._buffers() if buffer.is_floating_point()]
         change([one.array for one in weights], [name for name, _ in named], [one.array for one in statistics])
         for one in (*weights, *statistics):
             one.put_back()

@@ -19,7 +19,11 @@ from tests.strategies.modes.test_modes import SHAPES, drift
 
 # Ranks in the order in which they step: some more often than others.
 ORDER = [0, 1, 2, 0, 0, 2, 1, 0, 2, 1, 1, 0]
-ASYNC = ["ps_async", "ps_async:2", "ps_async:1,damp=1", "ssp:4,every=1", "ps_async:1,optimizer=adam,lr=0.1"]
+ASYNC = [
+    "ps_async", "ps_async:2", "ps_async:1,damp=1", "ssp:4,every=1", "ps_async:1,optimizer=adam,lr=0.1",
+    "ps_async threshold:0.7", "ssp:4,damp=1 threshold:0.7",
+]  # fmt: skip
+PUSHED = ("bf16", "int8", "onebit", "topk:0.2", "randomk:0.3", "powersgd:1")
 
 
 def test_asynchronous_ranks_are_their_model() -> None:
@@ -28,10 +32,11 @@ def test_asynchronous_ranks_are_their_model() -> None:
 
         found = []
         for spec in ASYNC:
-            strategy = strategy_of(spec)
+            name, _, codec = spec.partition(" ")
+            strategy = strategy_of(name)
             assert isinstance(strategy, ParameterServer)
             weights = [np.ones(shape) for shape in SHAPES]
-            exchange = WeightExchange("test", GradientOptions(), strategy)
+            exchange = WeightExchange("test", GradientOptions(codec=codec), strategy)
             slots, step = exchange.slots(weights), 0
             exchange.average([np.zeros(1)])  # all have found each other to be alike: from now on each goes by itself
             for place, turn in enumerate(ORDER):
@@ -49,9 +54,9 @@ def test_asynchronous_ranks_are_their_model() -> None:
 
     results = job(3, fn, store=True, servers=2)
     for number, spec in enumerate(ASYNC):
-        strategy = strategy_of(spec)
+        strategy = strategy_of(spec.partition(" ")[0])
         assert isinstance(strategy, ParameterServer)
-        ranks, centre, staleness = model(strategy)
+        ranks, centre, staleness = model(strategy, float(spec.partition(" threshold:")[2] or 0))
         for rank, of_rank in enumerate(results):
             own, end, mean, most = of_rank[number]
             assert (mean, most) == (np.mean(staleness[rank]), max(staleness[rank])), spec
@@ -60,19 +65,26 @@ def test_asynchronous_ranks_are_their_model() -> None:
                     np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9, err_msg=spec)
 
 
-def model(strategy: ParameterServer) -> tuple[list[Any], list[Any], list[list[int]]]:
-    """By rank, its weights in the end; the centre, with what had not been pushed; by rank, the staleness of pushes."""
+def model(strategy: ParameterServer, bound: float) -> tuple[list[Any], list[Any], list[list[int]]]:
+    """By rank, its weights in the end; the centre, with what had not been pushed; by rank, the staleness of pushes.
+    Of a push only what is ``bound`` or more is sent, and the rest with the next one."""
     start = [np.ones(shape) for shape in SHAPES]
     ranks, anchors = [list(start) for _ in range(3)], [list(start) for _ in range(3)]
     centre, version, pulled, steps = list(start), 0, [0] * 3, [0] * 3
     staleness: list[list[int]] = [[], [], []]
     kept = {"m": [0.0 * value for value in start], "s": [0.0 * value for value in start], "t": 0}
 
-    def take(rank: int, factor: float) -> None:
+    unsent = [[0.0 * value for value in start] for _ in range(3)]
+
+    def take(rank: int, factor: float, least: float = bound, *, counts: bool = True) -> None:
         ways = [weight - anchor for weight, anchor in zip(ranks[rank], anchors[rank], strict=True)]
         kept["t"] += 1
         for place, way in enumerate(ways):
-            centre[place] = centre[place] + stepped(strategy, way * factor, kept, place)
+            whole = way + unsent[rank][place]
+            sent = np.where(np.abs(whole) >= least, whole, 0.0)
+            unsent[rank][place] = whole - sent
+            own = stepped(strategy, sent * factor, kept, place) if counts else sent * strategy.lr
+            centre[place] = centre[place] + own
 
     for place, rank in enumerate(ORDER):
         ranks[rank] = [weight + change for weight, change in zip(ranks[rank], drift(rank, place), strict=True)]
@@ -85,7 +97,7 @@ def model(strategy: ParameterServer) -> tuple[list[Any], list[Any], list[list[in
             pulled[rank], ranks[rank], anchors[rank] = version, list(centre), list(centre)
     final = [list(weights) for weights in ranks]
     for rank in range(3):
-        take(rank, 1.0)
+        take(rank, 1.0, least=0.0, counts=False)  # added, and no step of the servers' optimizer
     return final, centre, staleness
 
 
@@ -96,6 +108,38 @@ def stepped(strategy: ParameterServer, way: Any, kept: Any, place: int) -> Any:
     kept["s"][place] = 0.999 * kept["s"][place] + 0.001 * way**2
     mean, square = kept["m"][place] / (1 - 0.9 ** kept["t"]), kept["s"][place] / (1 - 0.999 ** kept["t"])
     return strategy.lr * mean / (np.sqrt(square) + 1e-8 / np.sqrt(1 - 0.999 ** kept["t"]))
+
+
+def test_ranks_that_push_by_a_codec_come_to_their_goal() -> None:
+    """What a codec leaves out of a push comes with a later one, at the latest in the end."""
+    goal = [np.random.default_rng(7).standard_normal(shape) for shape in SHAPES]
+
+    def fn(rank: int) -> list[list[Any]]:
+        found = []
+        for strategy, rate in ((ParameterServer(2), 0.05), (SSP(1, every=2), 0.02)):
+            for spec in PUSHED:
+                weights = [np.full(shape, float(rank)) for shape in SHAPES]
+                exchange = WeightExchange("test", GradientOptions(codec=spec), strategy)
+                slots = exchange.slots([np.zeros(shape) for shape in SHAPES])
+                for step in range(1, 121):
+                    for weight, best in zip(weights, goal, strict=True):
+                        weight -= rate * (weight - best)
+                    if strategy.due(step):
+                        exchange(weights, slots, step)
+                if strategy.sync:
+                    found.append([weight.copy() for weight in weights])
+                exchange.average(weights, slots)
+                assert exchange.codec is not None
+                assert exchange.codec.sent > 0
+                found.append(weights)
+        return found
+
+    ends = job(3, fn, store=True, servers=2)
+    for of_rank in ends:
+        for weights, first in zip(of_rank, ends[0], strict=True):
+            for one, alike, best in zip(weights, first, goal, strict=True):
+                assert one.tobytes() == alike.tobytes()
+                np.testing.assert_allclose(one, best, atol=0.05)
 
 
 def test_synchronous_ranks_step_together_also_after_a_join() -> None:

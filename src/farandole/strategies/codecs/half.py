@@ -9,14 +9,15 @@ import numpy as np
 
 from farandole.collectives.kernels import narrow_into, quiet, widen
 from farandole.contracts import Part, Transport
-from farandole.strategies.codecs.base import FlatCodec, ring_bytes
+from farandole.strategies.codecs.base import ring_bytes
+from farandole.strategies.codecs.pushable import Pushable, check_length
 from farandole.types import Buffer, DType, ReduceOp
 
 if TYPE_CHECKING:
     from farandole.types import Array
 
 
-class Half(FlatCodec):
+class Half(Pushable):
     """Tensors that have 16 bits already travel as they are."""
 
     feedback = False
@@ -35,6 +36,14 @@ class Half(FlatCodec):
         nbytes, whole = (sum(buffer.data.nbytes for buffer in each) for each in (narrow, buffers))
         self.sent += ring_bytes(nbytes, transport)
         self.saved += ring_bytes(whole, transport) - ring_bytes(nbytes, transport)
+
+    def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
+        return self._narrow(values).data.view(np.uint8)
+
+    def unpack(self, payload: Array, out: Array) -> None:
+        """See ``contracts.PushCodec``."""
+        check_length(payload, len(out) * self.dtype.itemsize)
+        out[:] = widen(payload.view(self.dtype.storage), self.dtype)
 
     def _narrow(self, data: Array) -> Buffer:
         small = np.empty(len(data), self.dtype.storage)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from farandole.strategies.codecs.quantized import Quantized, in_blocks
+from farandole.strategies.codecs.quantized import PushQuantized, in_blocks
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -15,7 +15,7 @@ _MOST = np.float32(127)
 _TINY = 1e-36  # blocks of smaller numbers count as zeros: their scale would have no float32
 
 
-class Int8(Quantized):
+class Int8(PushQuantized):
     """After Alistarh et al. 2017 (QSGD). The expected value of what arrives is what was sent; nothing is kept."""
 
     name, feedback, seeded, block = "int8", False, True, 256

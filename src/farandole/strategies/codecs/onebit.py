@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from farandole.strategies.codecs.quantized import Quantized, in_blocks
+from farandole.strategies.codecs.quantized import PushQuantized, in_blocks
 
 if TYPE_CHECKING:
     from farandole.types import Array
 
 
-class OneBit(Quantized):
+class OneBit(PushQuantized):
     """Seide et al. 2014: 1-Bit Stochastic Gradient Descent. What a block loses is sent later."""
 
     name, block = "onebit", 512

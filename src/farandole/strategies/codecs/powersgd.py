@@ -10,7 +10,8 @@ from zlib import crc32
 import numpy as np
 
 from farandole.contracts import Part, Transport
-from farandole.strategies.codecs.base import FlatCodec, number
+from farandole.strategies.codecs.base import number
+from farandole.strategies.codecs.pushable import Pushable, check_length
 from farandole.types import DType
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class _Matrix(NamedTuple):
         return place
 
 
-class PowerSgd(FlatCodec):
+class PowerSgd(Pushable):
     """Vogels et al. 2019: one step of a power iteration, which starts where the last one ended (``q/<key>``).
 
     A tensor is a matrix of its first dimension and all others. A long vector, such as a flat buffer of many tensors, is
@@ -48,9 +49,7 @@ class PowerSgd(FlatCodec):
 
     def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
         matrices = self._matrices(values, parts)
-        whole = np.ones(len(values), np.bool_)
-        for matrix in matrices:
-            matrix.of(whole)[:] = False
+        whole = _outside(values, matrices)
         lefts = [self._start(matrix) @ matrix.values.T for matrix in matrices]
         lefts, rest = self._summed(lefts, values[whole], transport)
         bases = self._orthogonal(lefts, transport)
@@ -65,6 +64,45 @@ class PowerSgd(FlatCodec):
             _product(basis.T, right, matrix.of(total))
             self.keep("q", matrix.key, _next_start(right, matrix.key).reshape(-1))
         return total
+
+    def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
+        """The number of matrices, the place and sides of each, two factors of each, and the rest."""
+        matrices = self._matrices(values, parts)
+        whole = _outside(values, matrices)
+        table = [side for matrix in matrices for side in (matrix.begin, *matrix.values.shape)]
+        sent = [np.array([len(matrices), *table], np.int64)]
+        for matrix in matrices:
+            left = self._start(matrix) @ matrix.values.T
+            basis, nearly = np.empty_like(left), np.empty_like(matrix.values)
+            _product(_coefficients(left).astype(left.dtype), left, basis)
+            right = basis @ matrix.values
+            _product(basis.T, right, nearly)  # as the server does
+            matrix.values[:] -= nearly
+            self.keep("q", matrix.key, _next_start(right, matrix.key).reshape(-1))
+            sent += [basis, right]
+        sent.append(values[whole])
+        values[whole] = 0
+        return np.concatenate([array.reshape(-1).view(np.uint8) for array in sent])
+
+    def unpack(self, payload: Array, out: Array) -> None:
+        """See ``contracts.PushCodec``."""
+        count = int(payload[:8].view(np.int64)[0])
+        table = payload[8 : 8 + 24 * count].view(np.int64).reshape(count, 3)
+        numbers = payload[8 + 24 * count :].view(out.dtype)
+        matrices = []
+        for begin, rows, columns in table.tolist():
+            if min(begin, rows - 1, columns - 1) < 0 or begin + rows * columns > len(out):
+                raise ValueError(f"a matrix of {rows} x {columns} numbers at {begin} of {len(out)}")
+            matrices.append(_Matrix("", begin, out[begin : begin + rows * columns].reshape(rows, columns)))
+        whole = _outside(out, matrices)
+        factors = self._rank * sum(sum(matrix.values.shape) for matrix in matrices)
+        wanted = 8 + 24 * len(matrices) + out.itemsize * (factors + np.count_nonzero(whole))
+        check_length(payload, int(wanted))
+        for matrix in matrices:
+            basis, numbers = _first_rows(numbers, self._rank, len(matrix.values))
+            right, numbers = _first_rows(numbers, self._rank, matrix.values.shape[1])
+            _product(basis.T, right, matrix.values)
+        out[whole] = numbers
 
     def _matrices(self, values: Array, parts: Sequence[Part]) -> list[_Matrix]:
         """Those that become smaller."""
@@ -113,6 +151,19 @@ class PowerSgd(FlatCodec):
             _product(coefficients.astype(left.dtype), left, basis)
             bases.append(basis)
         return bases
+
+
+def _outside(values: Array, matrices: Sequence[_Matrix]) -> Array:
+    """Which of ``values`` are in no matrix."""
+    whole = np.ones(len(values), np.bool_)
+    for matrix in matrices:
+        matrix.of(whole)[:] = False
+    return whole
+
+
+def _first_rows(numbers: Array, rows: int, columns: int) -> tuple[Array, Array]:
+    """A matrix of the first of ``numbers``, and the others."""
+    return numbers[: rows * columns].reshape(rows, columns), numbers[rows * columns :]
 
 
 def _sides(shape: tuple[int, ...], count: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from farandole.contracts import Part, Transport
 from farandole.strategies.codecs.base import FlatCodec, cleared, unit_key
+from farandole.strategies.codecs.pushable import Pushable, check_length
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -101,6 +102,21 @@ class Quantized(FlatCodec):
         seed = np.random.SeedSequence([_SEED, crc32(key.encode()), int(count[0]), rank])
         self.keep("count", key, count + 1)
         return np.random.Generator(np.random.SFC64(seed))
+
+
+class PushQuantized(Quantized, Pushable):
+    """One whose numbers mean something without those of other ranks."""
+
+    def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
+        payload = self.encode(values, self._generator(unit_key(parts), rank) if self.seeded else None)
+        if self.feedback:
+            values -= self._decoded(payload, values)
+        return payload
+
+    def unpack(self, payload: Array, out: Array) -> None:
+        """See ``contracts.PushCodec``."""
+        check_length(payload, self.nbytes(len(out)))
+        self.decode(payload, out)
 
 
 def in_blocks(values: Array, block: int) -> Array:

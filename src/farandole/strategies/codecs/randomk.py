@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from farandole.contracts import Part, Transport
-from farandole.strategies.codecs.base import FlatCodec, narrowed, number, ring_bytes, unit_key, widened
+from farandole.strategies.codecs.base import narrowed, number, ring_bytes, unit_key, widened
+from farandole.strategies.codecs.pushable import Pushable, check_length
 from farandole.types import Buffer, DType, ReduceOp
 
 if TYPE_CHECKING:
     from farandole.types import Array
 
 _SEED = 0x4A4D
+_COUNT = 8  # bytes in front of the numbers of a push: the number of the step
 
 
-class RandomK(FlatCodec):
+class RandomK(Pushable):
     """Stich et al. 2018. All ranks draw the same places, so the numbers alone travel, and are added up on the way."""
 
     name = "randomk"
@@ -29,25 +31,49 @@ class RandomK(FlatCodec):
 
     def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
         dtype = parts[0].buffer.dtype
-        places = self._places(len(values), parts, transport)
-        if not np.isfinite(values.sum()) and not np.isfinite(values).all():
-            values[:] = np.nan  # or what is not finite would be hidden until it is drawn
+        places = self._places(len(values), self._agreed_count(unit_key(parts), transport))
+        _spoil(values)
         chosen = narrowed(values[places], dtype)
         values[places] -= widened(chosen, dtype)
         total = np.zeros_like(values)
         total[places] = widened(self.sum_of(chosen, dtype, transport), dtype)
         return total
 
-    def _places(self, length: int, parts: Sequence[Part], transport: Transport) -> Array:
-        """One out of each of as many stretches, by the number of the step. A rank that had joined has missed some: the
-        highest count is everybody's. Raw numbers are used, which are the same in all versions of numpy."""
+    def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
         key = unit_key(parts)
+        count = self.kept("count", key, 1, np.int64)
+        self.keep("count", key, count + 1)
+        places = self._places(len(values), int(count[0]))
+        _spoil(values)
+        chosen = values[places]
+        values[places] -= chosen
+        return np.concatenate([count.view(np.uint8), chosen.view(np.uint8)])
+
+    def unpack(self, payload: Array, out: Array) -> None:
+        """See ``contracts.PushCodec``."""
+        check_length(payload, _COUNT + math.ceil(self._ratio * len(out)) * out.itemsize)
+        out[:] = 0
+        out[self._places(len(out), int(payload[:_COUNT].view(np.int64)[0]))] = payload[_COUNT:].view(out.dtype)
+
+    def _agreed_count(self, key: str, transport: Transport) -> int:
+        """A rank that had joined has missed some steps: the highest count is everybody's."""
         count = self.kept("count", key, 1, np.int64).copy()
         transport.allreduce([Buffer(count, count, DType.INT64)], ReduceOp.MAX)
         self.sent += ring_bytes(count.nbytes, transport)
         self.keep("count", key, count + 1)
+        return int(count[0])
+
+    def _places(self, length: int, count: int) -> Array:
+        """One out of each of as many stretches, by the number of the step. Raw numbers are used, which are the same in
+        all versions of numpy."""
         chosen = math.ceil(self._ratio * length)
         bounds = np.arange(chosen + 1) * length // max(chosen, 1)
-        drawn = np.random.PCG64(np.random.SeedSequence([_SEED, length, int(count[0])])).random_raw(chosen)
+        drawn = np.random.PCG64(np.random.SeedSequence([_SEED, length, count])).random_raw(chosen)
         places: Array = bounds[:-1] + (drawn % np.diff(bounds).astype(np.uint64)).astype(np.int64)
         return places
+
+
+def _spoil(values: Array) -> None:
+    """What is not finite would be hidden until it is drawn."""
+    if not np.isfinite(values.sum()) and not np.isfinite(values).all():
+        values[:] = np.nan

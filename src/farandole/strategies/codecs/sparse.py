@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from farandole.contracts import Part, Transport
-from farandole.strategies.codecs.base import FlatCodec, narrowed, widened
+from farandole.strategies.codecs.base import narrowed, widened
+from farandole.strategies.codecs.pushable import Pushable
+from farandole.types import DType
 
 if TYPE_CHECKING:
     from farandole.types import Array
 
 
-class Sparse(FlatCodec):
+class Sparse(Pushable):
     """Everybody gets everybody's numbers and their places (4 bytes each), and adds them up in rank order."""
 
     even: ClassVar[bool] = True  # all ranks select as many
@@ -24,22 +26,28 @@ class Sparse(FlatCodec):
         raise NotImplementedError
 
     def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
-        dtype = parts[0].buffer.dtype
-        places = self.select(values)
-        chosen = narrowed(values[places], dtype)
-        values[places] -= widened(chosen, dtype)
-        payload = np.concatenate([places.view(np.uint8), chosen.view(np.uint8)])
+        payload = self.payload(values, parts, transport.rank)
         sizes = self._sizes(len(payload), transport)
         gathered = np.empty(sum(sizes), np.uint8)
         transport.allgather(payload, gathered, sizes)
         self.sent += len(payload) * (transport.size - 1)
         total, begin = np.zeros_like(values), 0
         for nbytes in sizes:
-            middle = begin + nbytes // (4 + dtype.itemsize) * 4
-            numbers = gathered[middle : begin + nbytes].copy().view(dtype.storage)
-            total[gathered[begin:middle].copy().view(np.uint32)] += widened(numbers, dtype)
+            _add(gathered[begin : begin + nbytes], parts[0].buffer.dtype, total)
             begin += nbytes
         return total
+
+    def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
+        dtype = parts[0].buffer.dtype
+        places = self.select(values)
+        chosen = narrowed(values[places], dtype)
+        values[places] -= widened(chosen, dtype)
+        return np.concatenate([places.view(np.uint8), chosen.view(np.uint8)])
+
+    def unpack(self, payload: Array, out: Array) -> None:
+        """See ``contracts.PushCodec``."""
+        out[:] = 0
+        _add(payload, DType(out.dtype.name), out)
 
     def _sizes(self, own: int, transport: Transport) -> list[int]:
         """The length of each rank's payload."""
@@ -49,3 +57,10 @@ class Sparse(FlatCodec):
         transport.allgather(np.array([own]).view(np.uint8), sizes.view(np.uint8), [sizes.itemsize] * transport.size)
         self.sent += sizes.itemsize * (transport.size - 1)
         return list(map(int, sizes))
+
+
+def _add(payload: Array, dtype: DType, total: Array) -> None:
+    """Add what a payload stands for. Raises ValueError or IndexError for what is none."""
+    middle = len(payload) // (4 + dtype.itemsize) * 4
+    numbers = payload[middle:].copy().view(dtype.storage)
+    total[payload[:middle].copy().view(np.uint32)] += widened(numbers, dtype)

@@ -32,7 +32,7 @@ class ParameterServer:
     """
 
     name, sync = "ps", True
-    epochs, common, slots = False, "", ("weights",)
+    epochs, common, slots = False, "centre", ("weights",)
 
     def __init__(
         self, every: int | str = 1, *, backup: int | str = 0, optimizer: str = "add", lr: float | str = 0.0,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from farandole.autoload import NAME
 from farandole.config import Settings, spare_cores
 from farandole.errors import HorovodInternalError
 from farandole.groups.barrier import monitored
+from farandole.groups.calls import Call
 from farandole.groups.group import Group
 from farandole.groups.whereabouts import Whereabouts
 from farandole.torch.distributed import accelerators, operations, rendezvous
@@ -321,8 +324,11 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         state, timeout = self.state, opts.timeout
         self._sequence += 1
         seconds = timeout.total_seconds() if timeout > _UNSET else state.timeout
-        held = opts.asyncOp and not self._spare and self._in_backward()
-        call = state.run(operation.name, operation.work, seconds, wait=not opts.asyncOp, held=held)
+        backward = self._current_backward() if opts.asyncOp else -1
+        thread = threading.get_native_id() if backward >= 0 else 0
+        call = state.run(
+            operation.name, operation.work, seconds, wait=not opts.asyncOp, held_by=0 if self._spare else thread
+        )
 
         def wait_for(limit: float | None) -> bool:
             if limit is not None:
@@ -330,23 +336,33 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             state.calls.wait(call)
             return True
 
-        return FarandoleWork(call, wait_for, operation.results, operation.name)
+        def tell_at_its_end(hear: Callable[[], None]) -> None:
+            told = Call(partial(_wait_and_tell, state, call, hear))
+            state.told.start(told, held_by=thread if backward == self._backward else 0)
 
-    def _in_backward(self) -> bool:
-        """Is autograd at work on this thread? Then what is asked for meanwhile runs at its end: see ``spare_cores``."""
+        later = tell_at_its_end if thread and self._spare else None
+        return FarandoleWork(call, wait_for, operation.results, operation.name, later)
+
+    def _current_backward(self) -> int:
+        """The number of the graph that autograd is at work on, on this thread; -1 if it is not.
+
+        What is asked for meanwhile runs at its end (see ``spare_cores``), or at once; its callbacks come at the end.
+        They may call the group, as those of PowerSGD's hook do: after all that backward calls, on all ranks.
+        """
         task: int = torch._C._current_graph_task_id()
         if task < 0 or self._draining:
-            return False
+            return -1
         if task != self._backward:
             self._backward = task
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
-        return True
+        return task
 
     def _after_backward(self) -> None:
         """Before those who wait for it are asked: DDP waits at the end of backward, in C++, which could run nothing."""
-        self._draining = True
+        self._draining, self._backward = True, -1
         try:
             self.state.calls.run_all()
+            self.state.told.run_all()
         finally:
             self._draining = False
 
@@ -400,6 +416,13 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         if device not in self._accelerators:
             self._accelerators[device] = accelerators.backend_for(self, device, self._store)
         return self._accelerators[device]
+
+
+def _wait_and_tell(state: Group, call: Call, hear: Callable[[], None]) -> None:
+    try:
+        state.calls.wait(call)
+    finally:
+        hear()
 
 
 def _where(ranks: Sequence[int]) -> str:

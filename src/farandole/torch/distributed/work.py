@@ -16,11 +16,15 @@ _c10d: Any = _distributed_c10d
 
 
 class FarandoleWork(_c10d.Work):  # type: ignore[misc]
-    """``wait_for(call, seconds)``: until it is done, False if the time is over first. ``results``: the tensors that it
-    gives."""
+    """``wait_for(seconds)``: until it is done, False if the time is over first. ``results``: the tensors that it
+    gives. ``tell_later(hear)``: has ``hear`` called when it is done, but not yet; None: callbacks come at once."""
 
-    def __init__(self, call: Call, wait_for: Callable[[float | None], bool], results: Sequence[Any], what: str) -> None:
+    def __init__(
+        self, call: Call, wait_for: Callable[[float | None], bool], results: Sequence[Any], what: str,
+        tell_later: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self._tell = tell_later or call.when_done
         self._call, self._wait_for, self._results, self._what = call, wait_for, results, what
         self._future: Any = None
 
@@ -66,7 +70,7 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
         if self._future is None:
             started: Any = torch.futures.Future()
             self._future = started.then(self._outcome)  # whose callback can fail it; set_exception is Python's alone
-            self._call.when_done(lambda: started.set_result(None))
+            self._tell(lambda: started.set_result(None))
         return self._future
 
     getFuture = get_future

@@ -1,0 +1,68 @@
+"""The base of codecs that also compress what one rank pushes to parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farandole.collectives.kernels import quiet
+from farandole.contracts import Packed, Part
+from farandole.strategies.codecs.base import FlatCodec
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+class Pushable(FlatCodec):
+    """What is not sent of a push is kept as it is of an allreduce, once the push has arrived."""
+
+    def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
+        """What is sent of ``values`` (flat), as uint8. With ``feedback``, leaves in ``values`` what is not."""
+        raise NotImplementedError
+
+    def unpack(self, payload: Array, out: Array) -> None:
+        """See ``contracts.PushCodec``."""
+        raise NotImplementedError
+
+    def pack(self, parts: Sequence[Part], rank: int) -> Packed:
+        """See ``contracts.PushCodec``."""
+        return self._packed(parts, lambda values: self.payload(values, parts, rank))
+
+    def pack_all(self, parts: Sequence[Part]) -> Packed:
+        """See ``contracts.PushCodec``."""
+        return self._packed(parts, _everything)
+
+    def arrived(self, packed: Packed, taken: bool) -> None:
+        """See ``contracts.PushCodec``."""
+        if taken:
+            self._state.update(packed.kept)
+        self.sent += len(packed.payload)
+        self.saved += packed.whole - len(packed.payload)
+
+    def _packed(self, parts: Sequence[Part], send: Callable[[Array], Array]) -> Packed:
+        """``send`` may change the state, whose arrays are never written to; here it stays as it was."""
+        before, self._state = self._state, dict(self._state)
+        try:
+            with quiet():
+                values = self._values(parts)
+                payload = send(values)
+                if self.feedback:
+                    self._keep(values, parts)
+            kept = {name: array for name, array in self._state.items() if before.get(name) is not array}
+        finally:
+            self._state = before
+        return Packed(payload, kept, sum(part.buffer.data.nbytes for part in parts))
+
+
+def check_length(payload: Array, wanted: int) -> None:
+    """Raise ValueError if ``payload`` has another number of bytes."""
+    if len(payload) != wanted:
+        raise ValueError(f"a payload of {len(payload)} bytes, where {wanted} were expected")
+
+
+def _everything(values: Array) -> Array:
+    payload: Array = values.view(np.uint8).copy()
+    values[:] = 0
+    return payload

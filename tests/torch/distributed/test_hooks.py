@@ -1,0 +1,80 @@
+"""DDP's communication hooks whose callbacks call the group again."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.torch.distributed.tools import members
+
+pytest.importorskip("torch")
+
+BUSY = 0.06  # seconds; longer than anybody waits before running what another thread holds
+
+
+def power_sgd(rank: int) -> None:
+    """On 2 ranks, of which one computes for long between two buckets."""
+    import torch
+    from torch import distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
+
+    world: Any = dist.group.WORLD
+    gloo, spare = dist.new_group(backend="gloo"), world._spare
+
+    def one_by_one(state: Any, bucket: Any) -> Any:
+        future = powerSGD_hook(state, bucket)
+        future.wait()  # Gloo matches calls in the order in which ranks happen to make them
+        return future
+
+    wanted = trained(gloo, one_by_one, rank, busy=0.0)
+    for overlap in (False, True):
+        world._spare = overlap
+        for found, expected in zip(trained(world, powerSGD_hook, rank, busy=BUSY * rank), wanted, strict=True):
+            torch.testing.assert_close(found, expected)
+    world._spare = spare
+
+
+def trained(group: Any, hook: Any, rank: int, busy: float) -> list[Any]:
+    """The parameters of a model with several buckets after steps of which the last ones compress."""
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+    from torch.nn.parallel import DistributedDataParallel
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, inputs: Any) -> Any:
+            return inputs.view_as(inputs)
+
+        @staticmethod
+        def backward(_: Any, gradient: Any) -> Any:  # type: ignore[override]
+            end = time.monotonic() + busy
+            while time.monotonic() < end:
+                pass
+            return gradient
+
+    class Layer(torch.nn.Linear):
+        def forward(self, inputs: Any) -> Any:
+            return Slow.apply(super().forward(inputs))
+
+    torch.manual_seed(7)
+    model = DistributedDataParallel(
+        torch.nn.Sequential(Layer(40, 48), torch.nn.Tanh(), Layer(48, 40), torch.nn.Tanh(), Layer(40, 48)),
+        process_group=group, bucket_cap_mb=0.005,
+    )  # fmt: skip
+    state = PowerSGDState(group, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    seen: set[int] = set()
+    model.register_comm_hook(state, lambda state, bucket: seen.add(bucket.index()) or hook(state, bucket))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(rank)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 40)).square().mean().backward()
+        optimizer.step()
+    assert len(seen) == 3, seen
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def test_powersgd_with_several_buckets_gives_what_it_gives_with_gloo() -> None:
+    members(2, power_sgd)
