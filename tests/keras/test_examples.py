@@ -101,3 +101,13 @@ def test_chest_x_rays_from_a_folder(tmp_path: Path) -> None:
     assert "needs folders train/ and val/" in train(
         "chest_xray.py", "--data-folder", tmp_path / "train", np=1, fails=True, backend=QUICK
     )
+
+
+def test_layers_on_two_processes_learn(tmp_path: Path) -> None:
+    path = tmp_path / "plain.keras"
+    output = train("keras_pipeline.py", "--epochs", "3", "--save", path, backend=BACKENDS[-1])
+    assert output.startswith("rank 0: middle_0, middle_1, middle_2")
+    found = re.search(r"^\w+, 1 x 2 ranks: loss ([\d.]+) -> ([\d.]+)$", output, re.M)
+    assert found, output
+    assert float(found[2]) < 0.7 * float(found[1])
+    assert path.exists()

@@ -82,3 +82,24 @@ def test_frozen_weights_and_statistics_of_local_layers_are_left_alone(backend: s
                 assert not np.array_equal(mine, theirs), (name, number)
         for mine, theirs in zip(zero[name][1], one[name][1], strict=True):
             np.testing.assert_array_equal(mine, theirs)
+
+
+def test_variables_without_a_gradient_are_left_out_and_local_ones_keep_their_own(backend: str) -> None:
+    """A layer that the loss does not reach stands before one that is left to each rank."""
+
+    def train(rank: int) -> list[list[np.ndarray]]:
+        import keras
+
+        import farandole.keras as hvd
+
+        first, unused, own = (keras.Variable(np.ones(2, "float32")) for _ in range(3))
+        optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), scale_local_gradients=False)
+        optimizer.register_local_var(own)
+        gradients = [keras.ops.convert_to_tensor(np.full(2, 1.0 + rank, "float32")) for _ in range(2)]
+        optimizer.apply([None, *gradients], [unused, first, own])
+        return [keras.ops.convert_to_numpy(each) for each in (first, unused, own)]
+
+    for rank, (first, unused, own) in enumerate(on(backend, 2, train)):
+        np.testing.assert_allclose(first, -0.5)
+        np.testing.assert_allclose(unused, 1.0)
+        np.testing.assert_allclose(own, -float(rank))

@@ -27,6 +27,7 @@ __all__ = [
     "Max",
     "Min",
     "PartialDistributedOptimizer",
+    "Pipeline",
     "ProcessSet",
     "Product",
     "Sum",

@@ -81,11 +81,9 @@ class WarmUp(LearningRates):
         self, initial_lr: float, warmup_epochs: float = 5, momentum_correction: bool = True,
         steps_per_epoch: int | None = None, verbose: int = 0,
     ) -> None:  # fmt: skip
-        size = context.size()
-
         def multiplier(epoch: float) -> float:
-            # the last batch of an epoch has the round number
-            return warmup_factor(epoch + 1 / (self.steps_per_epoch or 1), size, warmup_epochs)
+            # the last batch of an epoch has the round number; it may be made where no rank is: on an estimator's driver
+            return warmup_factor(epoch + 1 / (self.steps_per_epoch or 1), context.size(), warmup_epochs)
 
         super().__init__(
             initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch  # type: ignore[arg-type]

@@ -74,10 +74,10 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(self, *args, **kwargs)
     bound = inspect.signature(original).bind(self, *args, **kwargs)
     callbacks = bound.arguments.get("callbacks")
-    users = _flat(callbacks)
+    users = flat(callbacks)
     gradients = gradients_of(self.optimizer)
     if gradients is None and not any(isinstance(callback, _OURS) for callback in users):
-        _around(bound, callbacks, [], [NoExchangeWarning()])
+        around(bound, callbacks, [], [NoExchangeWarning()])
         return original(*bound.args, **bound.kwargs)
     process_set = process_set_of(self)
     sharded = gradients is not None and gradients.shard
@@ -88,7 +88,7 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     broadcast = told or BroadcastGlobalVariablesCallback(root_of(process_set))
     training = Training(process_set, users, paths, broadcast)
     first = [BeforeUserCallbacks(training), *([] if told else [broadcast])]
-    _around(bound, callbacks, first, [AfterUserCallbacks(training)])
+    around(bound, callbacks, first, [AfterUserCallbacks(training)])
     metrics.pooled_by_fit.add(id(self))
     try:
         return original(*bound.args, **bound.kwargs)
@@ -100,22 +100,26 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
 _OURS = (BroadcastGlobalVariablesCallback, MetricAverageCallback)
 
 
-def _flat(callbacks: Any) -> list[Any]:
+def flat(callbacks: Any) -> list[Any]:
+    """The callbacks that ``fit`` was given, as a list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
     return list(keras.tree.flatten(callbacks)) if callbacks else []
 
 
-def _around(bound: Any, callbacks: Any, first: list[Any], last: list[Any]) -> None:
-    """Put callbacks before and after the user's."""
+def around(
+    bound: Any, callbacks: Any, first: list[Any], last: list[Any], replaced: type = SynchronizingCallback
+) -> None:
+    """Put callbacks before and after the user's, in the place of those that an earlier ``fit`` put into a list of the
+    user's."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        kept = [callback for callback in callbacks.callbacks if not isinstance(callback, SynchronizingCallback)]
+        kept = [callback for callback in callbacks.callbacks if not isinstance(callback, replaced)]
         callbacks.callbacks[:] = [*first, *kept, *last]
         for callback in (*first, *last):
             callback.set_params(callbacks.params)
             callback.set_model(bound.arguments["self"])
     else:
-        bound.arguments["callbacks"] = [*first, *_flat(callbacks), *last]
+        bound.arguments["callbacks"] = [*first, *flat(callbacks), *last]
 
 
 class _Plan(NamedTuple):

@@ -7,6 +7,7 @@ from farandole.keras import elastic as elastic
 from farandole.keras.data import shard
 from farandole.keras.fit import install
 from farandole.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from farandole.keras.pipeline import Pipeline
 from farandole.keras.saving import load_model
 from farandole.keras.seeds import seed_everything
 from farandole.keras.values import (
@@ -24,6 +25,7 @@ from farandole.keras.weights import broadcast_global_variables, broadcast_model,
 __all__ = [
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
+    "Pipeline",
     "allgather",
     "allreduce",
     "barrier",

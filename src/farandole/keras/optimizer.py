@@ -112,6 +112,21 @@ def PartialDistributedOptimizer(
     return wrapped
 
 
+def confined(optimizer: Any, process_set: ProcessSet) -> Any:
+    """``optimizer``, distributed over ``process_set``: with its options, if it is distributed over all ranks already.
+    Raises ValueError if it is distributed over others."""
+    gradients = gradients_of(optimizer)
+    if gradients is None:
+        return DistributedOptimizer(optimizer, process_set=process_set)
+    if gradients.process_set.process_set_id not in (WORLD.process_set_id, process_set.process_set_id):
+        raise ValueError(
+            f"the optimizer is distributed over the ranks {gradients.process_set.ranks}, and here over "
+            f"{process_set.ranks}: leave out process_set"
+        )
+    distributed_in(optimizer).__dict__["_farandole"] = gradients.among(process_set)
+    return optimizer
+
+
 def distributed_in(optimizer: Any) -> Any:
     """``optimizer`` if it is distributed, else the one that it wraps, or None."""
     while optimizer is not None and "_farandole" not in getattr(optimizer, "__dict__", {}):
@@ -157,7 +172,12 @@ class Distributed:
         if exchange is not None and state:
             exchange.load_state_dict(state)
 
-    # What Keras calls between the gradients and the step, in this order.
+    # What Keras calls between the gradients and the step, in this order (old Keras: the first two the other way round).
+
+    def _filter_empty_gradients(self, grads: Any, vars: Any) -> Any:
+        grads, variables = super()._filter_empty_gradients(grads, vars)  # type: ignore[misc]
+        self._farandole.variables = list(variables)
+        return grads, variables
 
     def _overwrite_variables_directly_with_gradients(self, grads: Any, vars: Any) -> Any:
         grads, variables = super()._overwrite_variables_directly_with_gradients(grads, vars)  # type: ignore[misc]

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from farandole import context
+from farandole.context import ProcessSet
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.loss_scaling import marked
 from farandole.keras.replica import KerasReplica
@@ -52,6 +53,12 @@ class KerasReducer:
         )  # fmt: skip
         self._applying = False
         self._list: tuple[Any, GradientListReducer] | None = None
+
+    def among(self, process_set: ProcessSet) -> KerasReducer:
+        """One with the same options, for these ranks."""
+        other = KerasReducer(self._options._replace(process_set=process_set), self.shard)
+        other.local_variables, other.local_layers = self.local_variables, self.local_layers
+        return other
 
     def shared(self) -> bool:
         """Is there another rank to exchange gradients with?"""

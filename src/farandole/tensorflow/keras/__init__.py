@@ -73,4 +73,4 @@ __all__ = [
 if keras_2():
     __all__ += ["SyncBatchNormalization"]
 else:
-    __all__ += ["broadcast_model", "shard"]
+    __all__ += ["Pipeline", "broadcast_model", "shard"]

@@ -1,0 +1,276 @@
+"""A model as a chain of layers, each with one tensor in and one out, and what each of its stages is."""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import keras
+
+from farandole import context
+from farandole.frontend.objects import allgather_object
+from farandole.keras.pipeline import cuts
+
+
+class Place(NamedTuple):
+    """One layer, and what comes in: ``shape`` without the rows."""
+
+    layer: Any
+    shape: tuple[int | None, ...]
+    dtype: str
+    cost: float
+
+
+class Cut(NamedTuple):
+    """A chain in stages. ``begins``: the number of the layer with which each begins."""
+
+    places: Sequence[Place]
+    begins: Sequence[int]
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of layers in each."""
+        return [end - begin for begin, end in pairwise([*self.begins, len(self.places)])]
+
+
+class Plan(NamedTuple):
+    """What a rank makes its Pipeline of. ``layers``: a model of copies of its stage's."""
+
+    cut: Cut
+    micro_batches: int
+    layers: Any
+    recipe: Recipe
+
+
+def plan_of(model: Any, stages: int, micro_batches: int, names: Sequence[str] | None) -> Plan:
+    """The same on all ranks. Raises ValueError, on all ranks, if one of them cannot have it, or they differ."""
+    made: Plan | Exception
+    try:
+        made = _planned(model, stages, micro_batches, names)
+    except Exception as error:  # those of layers, too: the others wait to hear of this rank
+        made = error
+    everybody = allgather_object(_facts(made) if isinstance(made, Plan) else str(made))
+    if isinstance(made, Exception):
+        raise made
+    for rank, theirs in enumerate(everybody):
+        if isinstance(theirs, str):
+            raise ValueError(f"rank {rank} cannot make its Pipeline: {theirs}")
+        if theirs != _facts(made):
+            raise ValueError(
+                f"Pipeline: ranks differ, and all must pass the same model and arguments: rank {rank} has "
+                f"{_difference(theirs, _facts(made))}"
+            )
+    return made
+
+
+def _planned(model: Any, stages: int, micro_batches: int, names: Sequence[str] | None) -> Plan:
+    backend = keras.backend.backend()
+    if backend not in ("torch", "tensorflow"):
+        raise ValueError(
+            f"Pipeline runs on Keras's backends torch and tensorflow, and this is {backend}: set "
+            "KERAS_BACKEND=torch or tensorflow; or keep the whole model on each rank, with "
+            "hvd.DistributedOptimizer(optimizer), which runs on all backends"
+        )
+    stages, micro_batches, size = operator.index(stages), operator.index(micro_batches), context.size()
+    if stages < 1 or micro_batches < 1:
+        raise ValueError(f"Pipeline: stages={stages}, micro_batches={micro_batches}: both must be 1 or more")
+    if size % stages:
+        raise ValueError(
+            f"Pipeline: stages={stages} needs a number of ranks that {stages} divides, and this job has {size}: ranks "
+            "= stages x replicas"
+        )
+    places = chain_of(model)
+    if stages > len(places):
+        raise ValueError(f"Pipeline: stages={stages}, but {model.name} has {len(places)} layers: take fewer stages")
+    if names is None:
+        cut = Cut(places, cuts.balanced([place.cost for place in places], stages))
+    else:
+        cut = Cut(places, _begins(places, stages, names))
+    recipe, stage = Recipe(model, places), context.rank() % stages
+    return Plan(cut, micro_batches, recipe.stage(cut.begins[stage], cut.counts[stage]), recipe)
+
+
+def _begins(places: Sequence[Place], stages: int, names: Sequence[str]) -> list[int]:
+    known = [place.layer.name for place in places]
+    if len(names) != stages - 1:
+        raise ValueError(
+            f"Pipeline: cuts={list(names)} makes {len(names) + 1} stages, and stages={stages}: name the layer with "
+            "which each stage but the first begins"
+        )
+    for name in names:
+        if name not in known[1:]:
+            raise ValueError(f"Pipeline: no stage can begin with {name!r} of cuts: the layers are {', '.join(known)}")
+    begins = [0, *(known.index(name) for name in names)]
+    if any(before >= after for before, after in pairwise(begins)):
+        raise ValueError(f"Pipeline: cuts={list(names)} are not in the order of the layers: {', '.join(known)}")
+    return begins
+
+
+def chain_of(model: Any) -> list[Place]:
+    """The layers of ``model``, in order. Raises ValueError that names what is no part of a chain."""
+    kind = type(model).__name__
+    if not (type(model) is keras.Sequential or kind == "Functional"):
+        raise ValueError(
+            f"Pipeline: {kind} is a class of its own, whose layers may be called in any way: pass a keras.Sequential, "
+            "or keras.Model(inputs, outputs) of layers one behind the other"
+        )
+    if not model.built:
+        raise ValueError(
+            f"Pipeline: {model.name} has no weights yet: let it begin with keras.Input(shape), or call build(shape)"
+        )
+    for what, tensors in (("inputs", model.inputs), ("outputs", model.outputs)):
+        if len(tensors) != 1:
+            names = ", ".join(tensor.name for tensor in tensors)
+            raise ValueError(f"Pipeline: {model.name} has {len(tensors)} {what} ({names}), and a chain has one")
+    places: list[Place] = []
+    tensor = model.outputs[0]
+    while not isinstance(tensor._keras_history.operation, keras.layers.InputLayer):
+        history = tensor._keras_history
+        before = _before(history.operation, history.operation._inbound_nodes[history.node_index])
+        places.append(_place(history.operation, before, tensor))
+        tensor = before
+    if getattr(tensor, "sparse", False):
+        raise ValueError(f"Pipeline: the input {tensor.name!r} is sparse, and cannot be cut into micro batches")
+    places.reverse()
+    _check_own(places)
+    return places
+
+
+def _before(operation: Any, node: Any) -> Any:
+    """The one tensor that goes in."""
+    what = f"{operation.name!r} ({type(operation).__name__})"
+    cure = "make one layer of it and of what belongs to it: a model of its own, or a class of yours"
+    if not isinstance(operation, keras.layers.Layer):
+        raise ValueError(f"Pipeline: {what} is an operation and no layer: put it into a layer, keras.layers.Lambda say")
+    given = node.arguments.kwargs.items()  # the way of training is another one in each call of a model
+    options = {name: value for name, value in given if value is not None and name != "training"}
+    tensors = node.arguments.keras_tensors
+    own = getattr(tensors[0], "_keras_mask", None)
+    if own is not None and options.get("mask") is own:  # Keras passes it along
+        del options["mask"]
+        tensors = [tensor for tensor in tensors if tensor is not own]
+    if len(tensors) != 1:
+        raise ValueError(
+            f"Pipeline: the layer {what} takes {len(tensors)} tensors, and in a chain it takes one: {cure}"
+        )
+    if len(node.outputs) != 1:
+        raise ValueError(f"Pipeline: the layer {what} gives {len(node.outputs)} tensors, and in a chain one: {cure}")
+    if options or len(node.arguments.args) != 1:
+        raise ValueError(f"Pipeline: the layer {what} is called with more than a tensor ({', '.join(options)}): {cure}")
+    if getattr(operation, "stateful", False):
+        raise ValueError(f"Pipeline: the layer {what} is stateful: micro batches would go on from each other's states")
+    return tensors[0]
+
+
+def _place(layer: Any, before: Any, after: Any) -> Place:
+    numbers = sum(math.prod(variable.shape) for variable in layer.weights)
+    uses = 1 if isinstance(layer, keras.layers.Embedding) else max(_positions(layer, each) for each in (before, after))
+    return Place(layer, tuple(before.shape[1:]), str(before.dtype), float(numbers * uses))
+
+
+def _positions(layer: Any, tensor: Any) -> int:
+    """At how many places of a row a layer uses its weights: pixels, or words; those that are unknown count as one."""
+    first = getattr(layer, "data_format", None) == "channels_first"
+    return math.prod(size or 1 for size in (tensor.shape[2:] if first else tensor.shape[1:-1]))
+
+
+def _check_own(places: Sequence[Place]) -> None:
+    """Each layer is there once, with weights of its own."""
+    owners: dict[int, int] = {}
+    for number, place in enumerate(places):
+        for part in (place.layer, *place.layer.weights):
+            owner = owners.setdefault(id(part), number)
+            if owner != number:
+                names = f"{places[owner].layer.name!r} and {place.layer.name!r}"
+                what = "the layer is there twice" if part is place.layer else f"they share the weight {part.path!r}"
+                raise ValueError(
+                    f"Pipeline: layers {owner} and {number} ({names}): {what}, and stages share no weights"
+                )
+
+
+class _Facts(NamedTuple):
+    """The part of a plan that all ranks must have alike."""
+
+    layers: list[str]
+    begins: list[int]
+    micro_batches: int
+
+
+def _facts(plan: Plan) -> _Facts:
+    layers = [
+        f"{type(place.layer).__name__} with weights {[tuple(each.shape) for each in place.layer.weights]}"
+        for place in plan.cut.places
+    ]
+    return _Facts(layers, list(plan.cut.begins), plan.micro_batches)
+
+
+def _difference(theirs: _Facts, ours: _Facts) -> str:
+    """What is different on another rank, and what this one has."""
+    for number, (their, our) in enumerate(zip(theirs.layers, ours.layers, strict=False)):
+        if their != our:
+            return f"as layer {number} {their}, and rank {context.rank()} {our}"
+    if len(theirs.layers) != len(ours.layers):
+        return f"{len(theirs.layers)} layers, and rank {context.rank()} {len(ours.layers)}"
+    if theirs.micro_batches != ours.micro_batches:
+        return f"micro_batches={theirs.micro_batches}, and rank {context.rank()} {ours.micro_batches}"
+    return f"stages that begin with the layers {theirs.begins}, and rank {context.rank()} {ours.begins}"
+
+
+# Layers of one's own.
+
+
+class Recipe:
+    """How to make layers like these of ``model``, without holding them."""
+
+    def __init__(self, model: Any, places: Sequence[Place]) -> None:
+        """Raises ValueError for a layer that does not tell how it is made."""
+        self._sequential = isinstance(model, keras.Sequential)
+        self._name, self._inputs = model.name, model.inputs[0].name
+        self._first = [(place.shape, place.dtype) for place in places]
+        self._classes = {type(layer).__name__: type(layer) for layer in model._flatten_layers(include_self=False)}
+        self._makers = [_maker(place.layer) for place in places]
+
+    def stage(self, begin: int, count: int) -> Any:
+        """A Sequential of ``count`` new layers, from number ``begin`` on. Raises ValueError for a layer that cannot be
+        made."""
+        shape, dtype = self._first[begin]
+        return keras.Sequential([keras.Input(shape, dtype=dtype), *self._layers(begin, begin + count)])
+
+    def model(self) -> tuple[Any, list[Any]]:
+        """A whole model with new weights, and its layers."""
+        shape, dtype = self._first[0]
+        inputs, layers = keras.Input(shape, dtype=dtype, name=self._inputs), self._layers(0, len(self._makers))
+        if self._sequential:
+            return keras.Sequential([inputs, *layers], name=self._name), layers
+        outputs = inputs
+        for layer in layers:
+            outputs = layer(outputs)
+        return keras.Model(inputs, outputs, name=self._name), layers
+
+    def _layers(self, begin: int, end: int) -> list[Any]:
+        with keras.saving.custom_object_scope(self._classes):
+            return [make() for make in self._makers[begin:end]]
+
+
+def _maker(layer: Any) -> Callable[[], Any]:
+    """Makes layers like this one."""
+    kind, name = type(layer), f"{layer.name!r} ({type(layer).__name__})"
+
+    def unless_it_fails(call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (NotImplementedError, TypeError, ValueError) as error:  # of whoever wrote the layer
+            raise ValueError(f"Pipeline: stages have copies of layers, and {name} cannot be copied: {error}") from error
+
+    if isinstance(layer, keras.layers.Lambda):  # its configuration is for files: it has a part of the function alone
+        options = keras.layers.Layer.get_config(layer) | {
+            "function": layer.function, "output_shape": layer._output_shape, "mask": layer.mask,
+            "arguments": layer.arguments,
+        }  # fmt: skip
+        return lambda: kind(**options)
+    config = unless_it_fails(layer.get_config)
+    return lambda: unless_it_fails(lambda: kind.from_config(copy.deepcopy(config)))

@@ -1,0 +1,324 @@
+"""``Pipeline``: a model whose layers live on several ranks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from farandole import context
+from farandole.context import ProcessSet
+from farandole.errors import HorovodInternalError
+from farandole.frontend.objects import allgather_object
+from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
+from farandole.keras.fit import around, flat
+from farandole.keras.optimizer import confined
+from farandole.keras.pipeline import chain
+from farandole.keras.pipeline.callbacks import PipelineCallback, StopTogether, TellLogs
+from farandole.keras.pipeline.computation import on_backend
+from farandole.keras.pipeline.messages import Kind, Stages, Topic
+from farandole.keras.pipeline.steps import Steps, Whole
+from farandole.keras.pipeline.weights import Weights, set_weights
+from farandole.observe.replicas import numbers
+
+
+class Pipeline(keras.Model):  # type: ignore[misc]
+    """``model``, cut into stages that live on different ranks: each has the weights, gradients and optimizer state of
+    its own layers alone. ``compile``, ``fit``, ``evaluate`` and ``predict`` are used as on one process.
+
+    All ranks make it, with the same arguments, and call its methods together, with the same data (of as many batches).
+    Rank r has stage r % stages; the ranks of one stage are its replicas, and train together on different data. The
+    model is left as it is, and not held: what trains are copies of its layers, which begin with rank 0's weights.
+
+    ``model``: a keras.Sequential, or a keras.Model(inputs, outputs) whose layers stand one behind the other.
+    ``stages``: how many; the number of ranks is stages x replicas. ``micro_batches``: into so many parts a batch is
+    cut, by rows, so that stages work at the same time. ``cuts``: the names of the layers with which the second and
+    later stages begin; without it stages cost about the same, by the weights of layers and how often a row uses them.
+
+    Its attributes ``stage`` (this rank's), ``replicas`` (how many ranks have it) and ``layers_of_stage`` (a Sequential
+    of its layers) are there to be read. ``plain_model()`` and ``save(path)`` bring the whole model together.
+
+    Raises ValueError, on all ranks: a layer that is in no chain (it is named), more stages than ranks or layers allow,
+    another backend than PyTorch and TensorFlow, ranks with other models or arguments.
+
+    Example:
+        pipeline = hvd.Pipeline(make_model(), stages=2, micro_batches=4)
+        pipeline.compile(keras.optimizers.Adam(0.001), "mse")
+        pipeline.fit(x, y, batch_size=64)
+        pipeline.save("model.keras")  # the plain model
+    """
+
+    def __init__(
+        self, model: Any, stages: int = 2, micro_batches: int = 4, *, cuts: Sequence[str] | None = None
+    ) -> None:
+        plan = chain.plan_of(model, stages, micro_batches, cuts)
+        super().__init__(name=f"{model.name}_pipeline")
+        self._own = _Own(plan)
+        self.stage, self.replicas = self._own.wire.number, self._own.replicas.size()
+        self.run_eagerly, self.jit_compile = True, False  # stages are compiled; a step is not, it waits for other ranks
+        self.layers_of_stage = plan.layers
+        self.built = True
+        with self._together():
+            self._own.weights.deal([place.layer for place in plan.cut.places])
+
+    # As keras.Model has it.
+
+    def compile(
+        self, optimizer: Any = "rmsprop", loss: Any = None, loss_weights: Any = None, metrics: Any = None,
+        weighted_metrics: Any = None, run_eagerly: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        """``keras.Model.compile``. Gradients are averaged over replicas: ``optimizer`` may be plain, or one of
+        ``DistributedOptimizer`` that says how.
+
+        Raises ValueError for what no stage can do alone: loss scaling of mixed_float16, global_clipnorm.
+        """
+        for name, known in (("jit_compile", (False, "auto", None)), ("steps_per_execution", (1,))):
+            if (value := options.pop(name, known[0])) not in known:
+                raise ValueError(f"Pipeline: {name}={value}: each stage is compiled by itself, so leave out {name}")
+        optimizer = keras.optimizers.get(optimizer)
+        self._check(
+            optimizer, scales=self.dtype_policy.name == "mixed_float16" and options.get("auto_scale_loss", True)
+        )
+        super().compile(
+            confined(optimizer, self._own.replicas), loss, loss_weights, metrics, weighted_metrics, run_eagerly=True,
+            jit_compile=False, **options,
+        )  # fmt: skip
+        self._own.begin_anew(eager=run_eagerly)
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """``keras.Model.fit``. All callbacks of all ranks see the same logs of epochs, and all ranks stop together."""
+        bound = inspect.signature(keras.Model.fit).bind(self, *args, **kwargs)
+        callbacks = bound.arguments.get("callbacks")
+        self._agree(bound.arguments, flat(callbacks))
+        first, last = [TellLogs(self._own.wire, self._end)], [StopTogether()]
+        around(bound, callbacks, first, last, PipelineCallback)
+        return super().fit(*bound.args[1:], **bound.kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """``keras.Model.evaluate``: the same result on all ranks of a pipeline."""
+        result = super().evaluate(*args, **kwargs)
+        self._end()
+        return result
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """``keras.Model.predict``: the same result on all ranks of a pipeline."""
+        result = super().predict(*args, **kwargs)
+        self._end()
+        return result
+
+    def save(self, filepath: Any, overwrite: bool = True, **options: Any) -> None:
+        """Have rank 0 write the plain model, with its weights, not compiled: see ``plain_model``. All ranks call this;
+        those of the first pipeline wait until it is written."""
+        self._have_written(lambda model: model.save(filepath, overwrite=overwrite, **options))
+
+    def save_weights(self, filepath: Any, overwrite: bool = True, **options: Any) -> None:
+        """Have rank 0 write the weights of the plain model, as ``save``."""
+        self._have_written(lambda model: model.save_weights(filepath, overwrite=overwrite, **options))
+
+    def load_weights(self, filepath: Any, **options: Any) -> None:
+        """Give all ranks the weights of a file that rank 0 reads: of the plain model, or of one that was saved. All
+        ranks call this."""
+        with self._together():
+            layers: list[Any] | None = None
+            if context.rank() == 0:
+                model, layers = self._own.recipe.model()
+                model.load_weights(filepath, **options)
+            self._own.weights.deal(layers)
+
+    def plain_model(self) -> Any:
+        """A plain model with the weights of all stages, not compiled, on rank 0; None on the others. All ranks call
+        this."""
+        values = None
+        if not self._own.replica:
+            with self._together():
+                values = self._own.weights.gather()
+        if values is None:
+            return None
+        model, layers = self._own.recipe.model()
+        for layer, value in zip(layers, values, strict=True):
+            set_weights(layer, value)
+        return model
+
+    # What Keras calls.
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with self._together():
+            if not self.optimizer.built:
+                self.optimizer.build(self.trainable_variables)
+            x, y, sample_weight = self._dealt(data)
+            whole = self._own.steps.train(
+                x,
+                lambda whole: self._loss(whole, y, sample_weight),
+                self.optimizer,
+                steps=bool(self.trainable_variables),
+            )
+            return self._logs(whole, y, sample_weight)
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        with self._together():
+            x, y, sample_weight = self._dealt(data)
+            whole = self._own.steps.forward(Kind.TEST, x)
+            if whole is not None:
+                whole = whole._replace(loss=self._loss(whole, y, sample_weight))
+            return self._logs(whole, y, sample_weight)
+
+    def predict_step(self, data: Any) -> Any:
+        with self._together():
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+            whole = self._own.steps.forward(Kind.PREDICT, self._tensor_of(x))
+            outputs = None if whole is None else keras.ops.convert_to_numpy(whole.outputs)
+            return keras.ops.convert_to_tensor(self._own.wire.from_last(outputs))
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """What the last stage has, which alone sees outputs."""
+        return super().get_metrics_result() if self._own.wire.last else dict(self._own.logs)
+
+    def reset_metrics(self) -> None:
+        super().reset_metrics()
+        self._own.logs = {}
+
+    @property
+    def losses(self) -> list[Any]:
+        """While the loss of a batch is computed: what the layers of all stages add."""
+        return self._own.losses
+
+    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Nothing of a pipeline is found out from data that are looked at in advance."""
+
+    # One batch.
+
+    def _dealt(self, data: Any) -> tuple[Any, Any, Any]:
+        """What this stage needs of a batch: inputs on the first one, the first one's targets on the last; others use
+        their own targets to make metrics, and no more."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        wire = self._own.wire
+        if wire.first and not wire.last:
+            wire.send_object(wire.count - 1, Topic.TARGETS, _mapped(keras.ops.convert_to_numpy, (y, sample_weight)))
+        elif wire.last and not wire.first:
+            y, sample_weight = _mapped(keras.ops.convert_to_tensor, wire.receive_object(0, Topic.TARGETS))
+        return self._tensor_of(x), y, sample_weight
+
+    def _tensor_of(self, x: Any) -> Any:
+        tensors = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
+        if len(tensors) != 1:
+            raise ValueError(f"{self.name} takes one tensor, and was given {len(tensors)}")
+        return tensors[0]
+
+    def _loss(self, whole: Whole, y: Any, sample_weight: Any) -> Any:
+        self._own.losses = [keras.ops.convert_to_tensor(whole.losses, keras.config.floatx())] if whole.losses else []
+        try:
+            return self.compute_loss(x=None, y=y, y_pred=whole.outputs, sample_weight=sample_weight)
+        finally:
+            self._own.losses = []
+
+    def _logs(self, whole: Whole | None, y: Any, sample_weight: Any) -> dict[str, Any]:
+        """The metrics so far, on all stages."""
+        if whole is not None:
+            self._loss_tracker.update_state(whole.loss, sample_weight=whole.rows)
+            logs: dict[str, Any] = self.compute_metrics(None, y, whole.outputs, sample_weight)
+            told = {name: keras.ops.convert_to_numpy(value) for name, value in logs.items()}
+            self._own.wire.from_last((told, tuple(whole.outputs.shape)))
+            return logs
+        told, shape = self._own.wire.from_last(None)
+        self._own.logs = {name: keras.ops.convert_to_tensor(value) for name, value in told.items()}
+        if not self._own.metrics_built and y is not None:  # callbacks ask them which way is better
+            self._own.metrics_built = True
+            self.compute_metrics(None, y, keras.ops.zeros(shape), sample_weight)
+        return dict(self._own.logs)
+
+    # All ranks together.
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """What fails here ends the waiting of the other stages."""
+        try:
+            yield
+        except BaseException as error:
+            why = (
+                f"rank {context.rank()}, stage {self._own.wire.number} of its pipeline: {type(error).__name__}: {error}"
+            )
+            self._own.wire.abort(why)
+            raise
+
+    def _end(self) -> None:
+        """This rank has no more batches."""
+        with self._together():
+            self._own.steps.end()
+
+    def _check(self, optimizer: Any, *, scales: bool) -> None:
+        if scales or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            raise ValueError(
+                "Pipeline: mixed_float16 scales the loss, and skips steps if a gradient of any layer is not finite, "
+                "which no stage knows alone: use mixed_bfloat16"
+            )
+        if getattr(optimizer, "global_clipnorm", None) and self._own.wire.count > 1:
+            raise ValueError(
+                f"Pipeline: global_clipnorm={optimizer.global_clipnorm} is of the gradients of all layers, which no "
+                "stage has: use clipnorm, of each weight, or clipvalue"
+            )
+
+    def _agree(self, arguments: dict[str, Any], users: Sequence[Any]) -> None:
+        """Raise ValueError, on all ranks, where they could not train together."""
+        for callback in users:
+            if isinstance(callback, (BroadcastGlobalVariablesCallback, keras.callbacks.BackupAndRestore)):
+                raise ValueError(
+                    f"Pipeline: leave out {type(callback).__name__}: all ranks begin with rank 0's weights; to go on "
+                    "later, use keras.callbacks.ModelCheckpoint and pipeline.load_weights(path)"
+                )
+        mine = {name: str(arguments.get(name, default)) for name, default in (("epochs", 1), ("initial_epoch", 0))}
+        if getattr(self, "optimizer", None) is not None:
+            mine |= {"optimizer": type(self.optimizer).__name__, **numbers(self.optimizer.get_config())}
+        for rank, theirs in enumerate(everybody := allgather_object(mine)):
+            for name, value in everybody[0].items():
+                if theirs.get(name) != value:
+                    raise ValueError(
+                        f"Pipeline.fit: {name} must be the same on all ranks: rank 0 has {value}, and rank {rank} "
+                        f"{theirs.get(name)}"
+                    )
+
+    def _have_written(self, write: Callable[[Any], None]) -> None:
+        if self._own.replica:
+            return
+        model, trouble = self.plain_model(), None
+        if model is not None:
+            try:
+                write(model)
+            except Exception as error:
+                trouble = error
+        told = self._own.wire.told(0, None if trouble is None else f"{type(trouble).__name__}: {trouble}")
+        if trouble is not None:
+            raise trouble
+        if told is not None:
+            raise HorovodInternalError(f"rank 0 could not write the model: {told}")
+
+
+class _Own:
+    """A rank's share in a pipeline: what Keras is not to track."""
+
+    def __init__(self, plan: chain.Plan) -> None:
+        count, size = len(plan.cut.begins), context.size()
+        self.replica, stage = divmod(context.rank(), count)
+        sets = [context.process_set_among(range(each, size, count)) for each in range(count)]
+        self.replicas: ProcessSet = sets[stage]
+        pipelines = [range(first, first + count) for first in range(0, size, count)]
+        messages = [context.messages_among(ranks) if count > 1 else None for ranks in pipelines]
+        self.wire = Stages(messages[self.replica], stage, count)
+        self.weights = Weights(plan.layers.layers, plan.cut.counts, self.wire, self.replicas)
+        self.recipe, self.layers, self._micro_batches = plan.recipe, plan.layers, plan.micro_batches
+        self.losses: list[Any] = []
+        self.begin_anew(eager=False)
+
+    def begin_anew(self, *, eager: bool) -> None:
+        """The model is compiled."""
+        into, out = (str(tensors[0].dtype) for tensors in (self.layers.inputs, self.layers.outputs))
+        self.steps = Steps(self.wire, on_backend(self.layers, eager=eager), self._micro_batches, into, out)
+        self.logs: dict[str, Any] = {}  # the last stage's
+        self.metrics_built = self.wire.last
+
+
+def _mapped(convert: Callable[[Any], Any], values: Any) -> Any:
+    """What ``convert`` makes of each value of a structure; None stays None."""
+    return keras.tree.map_structure(lambda value: None if value is None else convert(value), values)

@@ -1,0 +1,178 @@
+"""One batch through the stages of a pipeline: all micro batches forward, then all of them back (GPipe).
+
+The last stage computes the loss of the whole batch, once it has all outputs: so any loss is that of one process,
+whatever it does with rows, weights and masks.
+
+Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism" (2019).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from farandole.keras.pipeline import cuts
+from farandole.keras.pipeline.computation import Computation, Passed, array_of
+from farandole.keras.pipeline.messages import Head, Kind, Stages, Topic
+
+
+class Whole(NamedTuple):
+    """The last stage's knowledge of a batch. ``losses``: additional ones, of all stages; ``loss``: with them."""
+
+    outputs: Any
+    rows: int
+    losses: float
+    loss: Any = None
+
+
+class _Micro(NamedTuple):
+    """A micro batch that has gone through the layers. ``head``: as it came, with the losses of this stage."""
+
+    passed: Passed
+    rows: int
+    head: Head
+
+    @property
+    def share(self) -> float:
+        """Its part in a mean over the batch."""
+        return self.rows / self.head.rows
+
+
+class Steps:
+    """``dtype_in``, ``dtype_out``: of what comes into the layers of this stage, and out of them."""
+
+    def __init__(
+        self, stages: Stages, computation: Computation, micro_batches: int, dtype_in: str, dtype_out: str
+    ) -> None:
+        self._stages, self._computation, self._micro_batches = stages, computation, micro_batches
+        self._dtype_in, self._dtype_out = dtype_in, dtype_out
+
+    def forward(self, kind: Kind, x: Any) -> Whole | None:
+        """Without gradients. ``x``: the batch, for the first stage. On the last one: what became of it."""
+        if not self._stages.last:
+            for _ in self._micros(kind, x):
+                pass
+            return None
+        micros = list(self._micros(kind, x))
+        passed = [micro.passed for micro in micros]
+        outputs = self._computation.joined([each.outputs for each in passed], [each.mask for each in passed])
+        return self._whole(micros, outputs)
+
+    def train(self, x: Any, loss_of: Callable[[Whole], Any], optimizer: Any, *, steps: bool) -> Whole | None:
+        """A step of the optimizer, or none, where no weight is trained. ``loss_of``: for the last stage; with its
+        result, what became of the batch."""
+        scale = getattr(optimizer, "loss_scale_factor", None) or 1.0
+        micros = deque(self._micros(Kind.TRAIN, x))
+        whole, gradients = self._loss(micros, loss_of, scale) if self._stages.last else (None, iter(()))
+        while micros:
+            micro = micros.popleft()  # what it holds goes when its gradient is there
+            gradient = next(gradients) if self._stages.last else self._gradient(micro)
+            self._send_back(micro, self._computation.backward(micro.passed, gradient, micro.share * scale))
+        if steps:
+            self._computation.step(optimizer)
+        return whole
+
+    def end(self) -> None:
+        """There are no more batches: the first stage says so, and the others hear it."""
+        if not self._stages.first:
+            self._heard(Kind.END, 0)
+        if not self._stages.last:
+            self._stages.send_head(Head(Kind.END))
+
+    # Forward.
+
+    def _micros(self, kind: Kind, x: Any) -> Iterator[_Micro]:
+        for head, rows, inputs, mask in self._cut(kind, x) if self._stages.first else self._arrivals(kind):
+            training = kind is Kind.TRAIN
+            passed = self._computation.forward(
+                inputs, mask, training=training, watch=training and not self._stages.first and "float" in self._dtype_in
+            )
+            if passed.losses is not None:
+                head = head._replace(losses=head.losses + rows / head.rows * float(passed.losses))
+            if not self._stages.last:
+                self._send_on(head, passed)
+            yield _Micro(passed, rows, head)
+
+    def _cut(self, kind: Kind, x: Any) -> Iterator[tuple[Head, int, Any, Any]]:
+        begin, rows = 0, int(x.shape[0])
+        for number, count in enumerate(cuts.parts(rows, self._micro_batches)):
+            yield Head(kind, number, rows), count, x[begin : begin + count], None
+            begin += count
+
+    def _arrivals(self, kind: Kind) -> Iterator[tuple[Head, int, Any, Any]]:
+        counts, number = [0], 0
+        while number < len(counts):
+            head, before = self._heard(kind, number), self._stages.number - 1
+            inputs = self._stages.receive(before, Topic.FORWARD, head.shape, self._dtype_in)
+            mask = self._stages.receive(before, Topic.FORWARD, head.mask, "bool") if head.mask else None
+            counts = cuts.parts(head.rows, self._micro_batches)
+            yield head, counts[number], _tensor(inputs, self._dtype_in), None if mask is None else _tensor(mask, "bool")
+            number += 1
+
+    def _heard(self, kind: Kind, number: int) -> Head:
+        """What the stage before says next. Raises ValueError if it is at something else."""
+        head = self._stages.receive_head()
+        if (head.kind, head.number) != (kind, number):
+            raise ValueError(
+                f"Pipeline: stage {self._stages.number} came to {_WORDS[kind]}, and stage {self._stages.number - 1} to "
+                f"{_WORDS[head.kind]}: pass all ranks of a pipeline data of as many batches, and make the same calls"
+            )
+        return head
+
+    def _send_on(self, head: Head, passed: Passed) -> None:
+        outputs = array_of(passed.outputs, self._dtype_out)
+        mask = np.empty((), bool) if passed.mask is None else array_of(passed.mask, "bool")
+        self._stages.send_head(head._replace(shape=outputs.shape, mask=mask.shape))
+        self._stages.send(self._stages.number + 1, Topic.FORWARD, outputs)
+        if mask.shape:
+            self._stages.send(self._stages.number + 1, Topic.FORWARD, mask)
+
+    # Back.
+
+    def _loss(
+        self, micros: deque[_Micro], loss_of: Callable[[Whole], Any], scale: float
+    ) -> tuple[Whole, Iterator[Any]]:
+        """What became of the batch, and the gradient of its loss by the outputs of each micro batch."""
+        outputs, loss, gradient = self._computation.loss(
+            [micro.passed.outputs for micro in micros], [micro.passed.mask for micro in micros],
+            lambda outputs: loss_of(self._whole(micros, outputs)),
+        )  # fmt: skip
+        if scale != 1.0:
+            gradient = gradient * scale
+        ends = list(itertools.accumulate([int(micro.passed.outputs.shape[0]) for micro in micros], initial=0))
+        parts = (gradient[begin:end] for begin, end in itertools.pairwise(ends))
+        return self._whole(micros, outputs)._replace(loss=loss), parts
+
+    def _gradient(self, micro: _Micro) -> Any:
+        """By the outputs, from the next stage; None where that has none."""
+        if "float" not in self._dtype_out:
+            return None
+        shape, after = tuple(micro.passed.outputs.shape), self._stages.number + 1
+        return _tensor(self._stages.receive(after, Topic.BACKWARD, shape, self._dtype_out), self._dtype_out)
+
+    def _send_back(self, micro: _Micro, gradient: Any) -> None:
+        if self._stages.first or "float" not in self._dtype_in:
+            return
+        if gradient is None:
+            array = np.zeros(micro.head.shape, np.dtype(self._dtype_in))
+        else:
+            array = array_of(gradient, self._dtype_in)
+        self._stages.send(self._stages.number - 1, Topic.BACKWARD, array)
+
+    def _whole(self, micros: list[_Micro] | deque[_Micro], outputs: Any) -> Whole:
+        return Whole(outputs, micros[0].head.rows, sum(micro.head.losses for micro in micros))
+
+
+_WORDS = {
+    Kind.TRAIN: "a batch to train on", Kind.TEST: "a batch to evaluate", Kind.PREDICT: "a batch to predict",
+    Kind.END: "the end of its batches",
+}  # fmt: skip
+
+
+def _tensor(array: Any, dtype: str) -> Any:
+    return keras.ops.convert_to_tensor(array, dtype=dtype)
