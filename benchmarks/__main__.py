@@ -17,7 +17,8 @@ from benchmarks.steps import FRAMEWORKS
 ALL = ("allreduce", "step", "start")  # the default benchmarks
 ALONE = ("strategies", "learning")  # each is measured by itself
 MNIST = "t10k-images-idx3-ubyte.gz"
-MORE = ("observers", "c10d", *ALONE, "data", "inference")
+ON_SPARK = ("inference", "tuning")
+MORE = ("observers", "c10d", *ALONE, "data", *ON_SPARK)
 LINK = 2, "100mbit"  # hosts, and the speed of their links, where strategies have a slow network
 
 
@@ -30,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "what",
         nargs="*",
-        metavar="allreduce|step|start|observers|c10d|data|inference|strategies|learning",
+        metavar="allreduce|step|start|observers|c10d|data|inference|tuning|strategies|learning",
         help="what to measure (default: the first three)",
     )
     found.add_argument(
@@ -104,8 +105,8 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
     check_specs(found, chosen)
     spark = ["pyspark", "pandas", "pyarrow"] if chosen.launcher == "spark" else []  # TorchDistributor needs the others
     digits = ["sklearn"] if alone and not chosen.data else []
-    data = ["pyarrow"] if {"data", "inference"} & set(chosen.what) else []
-    spark += ["pyspark", "pandas"] if "inference" in chosen.what else []
+    data = ["pyarrow"] if {"data", *ON_SPARK} & set(chosen.what) else []
+    spark += ["pyspark", "pandas"] if {*ON_SPARK} & set(chosen.what) else []
     packages = [*FRAMEWORKS[chosen.framework].packages, *spark, *digits, *data]
     for package in (*packages, *["matplotlib"] * (chosen.plot is not None)):
         if find_spec(package) is None:
@@ -170,7 +171,7 @@ def run(chosen: argparse.Namespace) -> Iterator[Found | str]:
         from benchmarks import c10d
 
         yield from c10d.cases(chosen.size, chosen.quick)
-    inside = [benchmark for benchmark in chosen.what if benchmark not in ("start", "c10d", "data", "inference")]
+    inside = [benchmark for benchmark in chosen.what if benchmark not in ("start", "c10d", "data", *ON_SPARK)]
     if inside:
         if chosen.framework == "torch" and crew.mpirun(chosen.size) is None:
             say("mpi4py or mpirun is not installed: no MPI takes part (pip install 'farandole[bench]')")
@@ -183,6 +184,10 @@ def run(chosen: argparse.Namespace) -> Iterator[Found | str]:
         from benchmarks import inference
 
         yield from inference.cases(chosen.quick)
+    if "tuning" in chosen.what:
+        from benchmarks import tuning
+
+        yield from tuning.cases(chosen.quick)
     if "start" in chosen.what:
         by = {"local": start, "spark": start_spark, "ssh": start_ssh}[chosen.launcher]
         yield from by.cases(chosen.size, chosen.quick)

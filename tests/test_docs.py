@@ -52,10 +52,10 @@ TASKS = [
 SETTINGS = ROOT / "docs" / "settings.md"
 README, RUNS = ROOT / "README.md", ROOT / "docs" / "bench.json"
 SCALING, POINTS = ROOT / "docs" / "scaling.md", ROOT / "docs" / "scaling.json"  # made by python -m benchmarks.scale
-STRATEGIES = ROOT / "docs" / "strategies.md"
-MEASURED = {  # made by farandole bench strategies --json ..., farandole bench learning --data ... --json ...
-    "strategies": ROOT / "docs" / "strategies.json",
-    "mnist": ROOT / "docs" / "learning_mnist.json",
+MEASURED = {  # of each page: the runs that farandole bench ... --json docs/... made
+    "strategies.md": {"strategies": "strategies.json", "mnist": "learning_mnist.json"},
+    "data.md": {"data": "bench_data.json"},
+    "inference.md": {"inference": "bench_inference.json"},
 }
 BEGIN, END = "<!-- table: made by python -m tests.test_docs --write -->", "<!-- end of table -->"
 
@@ -232,14 +232,16 @@ def with_scaling(page: str) -> str:
     return page
 
 
-def with_strategies(page: str) -> str:
-    """docs/strategies.md with the tables of the runs that it shows."""
-    for name, path in MEASURED.items():
-        cases, content = report.read_json(path)
+def with_runs(name: str) -> str:
+    """A page with the tables of the runs that it shows."""
+    page = (ROOT / "docs" / name).read_text()
+    for place, path in MEASURED[name].items():
+        cases, content = report.read_json(ROOT / "docs" / path)
         facts = content["machine"]
         load = f"load {facts['load_before']:.1f} before the run"
-        setting = f"{content['np']} ranks on {facts['usable_cores']} cores ({facts['processor']}), {load}."
-        page = filled(page, name, f"`{' '.join(content['command'])}`: {setting}\n\n{report.text(cases)}")
+        ranks = f"{content['np']} ranks on " if name == "strategies.md" else ""
+        setting = f"{ranks}{facts['usable_cores']} cores ({facts['processor']}), {load}."
+        page = filled(page, place, f"`{' '.join(content['command'])}`: {setting}\n\n{report.text(cases)}")
     return page
 
 
@@ -254,9 +256,9 @@ def test_predictions_are_those_of_the_model() -> None:
     assert SCALING.read_text() == with_scaling(SCALING.read_text()), "run: python -m tests.test_docs --write"
 
 
-def test_the_numbers_of_strategies_are_those_of_the_runs() -> None:
-    page = STRATEGIES.read_text()
-    assert page == with_strategies(page), "run: python -m tests.test_docs --write"
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_numbers_of_a_page_are_those_of_the_runs(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text() == with_runs(name), "run: python -m tests.test_docs --write"
 
 
 def test_the_numbers_of_the_readme_are_those_of_the_run() -> None:
@@ -270,7 +272,8 @@ def test_the_table_of_settings_is_current() -> None:
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
-    STRATEGIES.write_text(with_strategies(STRATEGIES.read_text()))
+    for each in MEASURED:
+        (ROOT / "docs" / each).write_text(with_runs(each))
     SCALING.write_text(with_scaling(SCALING.read_text()))
     SETTINGS.write_text(with_table(SETTINGS.read_text(), table()))
     README.write_text(with_table(README.read_text(), bench_table()))

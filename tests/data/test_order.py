@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from farandole.data.order import Order, lanes_for
+from farandole.data.order import Order, ahead_for, lanes_for
 from farandole.data.steps import EVEN, Steps
 
 
@@ -94,6 +94,13 @@ def test_lanes_fit_into_memory_and_have_blocks_enough() -> None:
     assert lanes_for(blocks=50, largest=1, memory=1000) == 12
     assert lanes_for(blocks=3, largest=1, memory=1000) == 1
     assert lanes_for(blocks=1000, largest=5000, memory=1000) == 1
+
+
+def test_what_is_read_ahead_fits_into_memory_too() -> None:
+    assert ahead_for(threads=2, lanes=48, largest=4, memory=1000) == 2
+    assert ahead_for(threads=4, lanes=2, largest=250, memory=1000) == 2
+    assert ahead_for(threads=2, lanes=1, largest=5000, memory=1000) == 1, "reading goes on while training computes"
+    assert ahead_for(threads=0, lanes=1, largest=1, memory=1000) == 0
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

@@ -32,9 +32,14 @@ def test_a_run_goes_on_over_rows_of_another_order(tmp_path: Path, caplog: pytest
     assert other.state()["epoch"] == 2
     half: Any = batches(tmp_path / "c", steps=2)
     list(half)
-    other.load(half.state())
+    moved = batches(tmp_path / "d", group=5, steps=4)
+    moved.load(half.state())
     assert "the epoch begins anew, some rows of it come twice: the state belongs to another order" in caplog.text
-    assert sum(batch.rows for batch in other) == 61
+    assert sum(batch.rows for batch in moved) == 61
+    whole = batches(tmp_path / "e")
+    whole.load(half.state())
+    assert "some rows of it come twice: train_steps_per_epoch is not given any more" in caplog.text
+    assert [len(whole), sum(batch.rows for batch in whole), sum(batch.rows for batch in whole)] == [4, 61, 61]
 
 
 @pytest.mark.parametrize(

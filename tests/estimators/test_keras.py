@@ -12,19 +12,25 @@ import pytest
 from farandole.data import Store, from_parquet
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import KerasEstimator, KerasModel
+from farandole.estimators.batches import first
 from farandole.estimators.trainers import keras as trainer
-from farandole.keras.callbacks import BestModelCheckpoint
-from tests.estimators.tools import Pool, columns, frame, written
+from farandole.estimators.trainers.keras_state import Rates
+from farandole.keras.callbacks import (
+    BestModelCheckpoint,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+)
+from tests.estimators.tools import Never, Pool, columns, frame, written
 from tests.keras.backends import QUICK
 
 RATE, BATCH, EPOCHS = 0.1, 8, 3
 pytestmark = pytest.mark.timeout(300)  # a session and its workers start slowly on a busy machine
 
 
-def net(outputs: int = 1) -> Any:
-    keras.utils.set_random_seed(3)
-    layers = [keras.layers.Input((3,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(outputs)]
-    return keras.Sequential(layers)
+def net(package: Any = keras) -> Any:
+    package.utils.set_random_seed(3)
+    layers = package.layers
+    return package.Sequential([layers.Input((3,)), layers.Dense(4, activation="tanh"), layers.Dense(1)])
 
 
 def estimator(model: Any = None, **params: Any) -> KerasEstimator:
@@ -38,10 +44,10 @@ def estimator(model: Any = None, **params: Any) -> KerasEstimator:
     return KerasEstimator(**{**given, **params})
 
 
-def plain(data: Any, rate: float = RATE) -> Any:
+def plain(data: Any, package: Any = keras) -> Any:
     """A loop of the user's own, on one process: the model, and the loss of each epoch."""
-    model, losses = net(), []
-    model.compile(keras.optimizers.SGD(rate, momentum=0.9), "mse")
+    model, losses = net(package), []
+    model.compile(package.optimizers.SGD(RATE, momentum=0.9), "mse")
     reader = data.numpy(BATCH, seed=5, rank=0, size=1)
     for _ in range(EPOCHS):
         total = 0.0
@@ -66,6 +72,27 @@ def test_training_on_parquet_is_that_of_a_plain_loop(ranks: int, tmp_path: Path)
     np.testing.assert_allclose(weights(found.getModel()), weights(expected), rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(found.getHistory()["loss"], losses, rtol=1e-2 if ranks > 1 else 1e-4)
     assert made.setScaleLr(True).fit_on_parquet(path).getModel().optimizer.learning_rate == np.float32(RATE)
+
+
+def test_models_of_keras_2_are_trained_and_a_run_goes_on(tmp_path: Path) -> None:
+    tf_keras = pytest.importorskip("tf_keras", reason="tf_keras is not installed")
+    path, store = written(tmp_path), Store.create(str(tmp_path / "store"))
+    expected, losses = plain(from_parquet(path, columns=["x", "y"]), tf_keras)
+    made = estimator(
+        net(tf_keras), optimizer=tf_keras.optimizers.SGD(RATE / 2, momentum=0.9), metrics=["mae"], store=store,
+        run_id="two", backend=Pool(2), batch_size=BATCH // 2, epochs=1, scale_lr=True,
+    )  # fmt: skip
+    made.fit_on_parquet(path, path)
+    found = made.setEpochs(EPOCHS).fit_on_parquet(path, path)
+    np.testing.assert_allclose(weights(found.getModel()), weights(expected), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(found.getHistory()["loss"], losses, rtol=1e-2)
+    assert len(found.getHistory()["val_mae"]) == EPOCHS
+    x = columns()["x"]
+    wanted = expected.predict_on_batch(x.astype("float32"))
+    np.testing.assert_allclose(found.loader()()(x)[0], wanted, rtol=1e-3, atol=1e-5)
+    read = KerasModel.unpack(found.pack({"model": found.getModel()}))["model"]
+    assert np.array_equal(weights(read), weights(found.getModel()))
+    assert read.optimizer.learning_rate == np.float32(RATE / 2)
 
 
 def test_ranks_on_spark_tasks_train_and_predict(spark: Any, scratch: Path, tmp_path: Path) -> None:
@@ -133,13 +160,111 @@ def test_a_run_goes_on_and_callbacks_end_it(tmp_path: Path) -> None:
     ids=["loss", "no loss", "optimizer", "features", "labels", "label"],
 )
 def test_bad_input_is_one_error_before_ranks_start(params: dict[str, Any], says: str, tmp_path: Path) -> None:
-    class Never(Pool):
-        def run(self, *args: Any, **kwargs: Any) -> Any:
-            raise AssertionError("training has started")
-
     with pytest.raises((DataError, SettingsError), match=says):
         estimator(**{"backend": Never(1), **params}).fit_on_parquet(written(tmp_path))
     assert columns()["x"].shape[1] == 3
+
+
+@keras.saving.register_keras_serializable("tests")
+class Heads(keras.Model):
+    """Its outputs have names, in another order than that of the alphabet."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.line, self.kind = keras.layers.Dense(1), keras.layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        return {"y": self.line(x), "k": self.kind(x)}
+
+
+def test_outputs_with_names_learn_the_labels_of_these_names(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    of_kinds = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    options: dict[str, Any] = {
+        "model": Heads(), "optimizer": keras.optimizers.Adam(0.1), "loss": ["mse", of_kinds], "epochs": 6,
+        "metrics": [[], ["accuracy"]],
+    }  # fmt: skip
+    found = estimator(**options, label_cols=["y", "k"], sample_weight_col="w").fit_on_parquet(path)
+    assert found.getHistory()["k_accuracy"][-1] > 0.8
+    known = columns()
+    line, kind = found.loader()()(known["x"].astype("float32"))
+    assert np.mean((line.ravel() - known["y"]) ** 2) < 0.5
+    assert np.mean(kind.argmax(axis=1) == known["k"]) > 0.8
+    with pytest.raises(DataError, match="outputs are a dict of y, k, and the label columns are y, z: give outputs"):
+        estimator(**options, label_cols=["y", "z"], backend=Never(1)).fit_on_parquet(path)
+
+
+def test_losses_by_name_are_those_of_their_outputs(tmp_path: Path) -> None:
+    inputs = keras.layers.Input((3,))
+    heads = [keras.layers.Dense(3, name="kind")(inputs), keras.layers.Dense(1, name="line")(inputs)]
+    data = from_parquet(written(tmp_path), columns=["x", "y", "k"])
+    losses = {"line": "mse", "kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+    made = estimator(keras.Model(inputs, heads), label_cols=["k", "y"], loss=losses)
+    spec = made._spec(data, None)
+    assert made.check(spec, first(data, spec.columns)) == [(3,), (1,)]
+    spec = made.setLoss({"line": "mse", "kin": "mse"})._spec(data, None)
+    with pytest.raises(SettingsError, match="the outputs are kind, line"):
+        made.check(spec, first(data, spec.columns))
+
+
+def test_rates_of_callbacks_are_scaled_and_those_inside_of_others(tmp_path: Path) -> None:
+    callbacks = [
+        LearningRateWarmupCallback(9.0, warmup_epochs=1),
+        LearningRateScheduleCallback(9.0, lambda epoch: 0.5, start_epoch=1),
+    ]
+    found = estimator(scale_lr=True, callbacks=callbacks, epochs=2, backend=Pool(2, QUICK)).fit_on_parquet(
+        written(tmp_path)
+    )
+    np.testing.assert_allclose(found.getHistory()["lr"], [2 * RATE, RATE], rtol=1e-6)
+    np.testing.assert_allclose(found.getModel().optimizer.learning_rate, RATE / 2, rtol=1e-6)
+    inner = keras.optimizers.SGD(RATE)
+    rates = Rates(keras.optimizers.LossScaleOptimizer(inner), 8)
+    rates.scale()
+    assert inner.learning_rate == np.float32(8 * RATE)
+    rates.restore()
+    assert inner.learning_rate == np.float32(RATE)
+
+
+def test_training_goes_on_with_the_state_of_the_model_s_optimizer(tmp_path: Path) -> None:
+    path, options = written(tmp_path), {"shuffle": False}
+    whole = estimator(**options, epochs=2).fit_on_parquet(path)
+    half = estimator(**options, epochs=1).fit_on_parquet(path)
+    again = estimator(half.getModel(), **options, epochs=1, optimizer=None, loss=None).fit_on_parquet(path)
+    np.testing.assert_allclose(weights(again.getModel()), weights(whole.getModel()), rtol=1e-5, atol=1e-6)
+
+
+def test_what_layers_draw_comes_from_the_seed(tmp_path: Path) -> None:
+    path = written(tmp_path)
+
+    def drawn(seed: int) -> np.ndarray:
+        model = keras.Sequential([*net().layers[:1], keras.layers.Dropout(0.5), *net().layers[1:]])
+        options: dict[str, Any] = {"optimizer": keras.optimizers.SGD(0.01), "shuffle": False, "epochs": 1}
+        return weights(estimator(model, **options, random_seed=seed).fit_on_parquet(path).getModel())
+
+    first = drawn(1)
+    assert np.array_equal(drawn(1), first)
+    assert not np.allclose(drawn(2), first)
+
+
+def test_few_rows_of_validation_are_all_on_every_rank(tmp_path: Path) -> None:
+    data = from_parquet(written(tmp_path, 2), columns=["x", "y"])
+    spec = estimator()._spec(data, data)
+    for rank in range(3):
+        assert [batch.rows for batch in trainer._held(spec, data, rank, 3)] == [2]
+
+
+def test_a_model_s_layers_and_losses_tell_what_a_run_comes_from(tmp_path: Path) -> None:
+    data = from_parquet(written(tmp_path), columns=["x", "y"])
+
+    def told(model: Any = None, **params: Any) -> dict[str, Any]:
+        return estimator(model, **params)._spec(data, None).fingerprint
+
+    layers = [keras.layers.Input((3,)), keras.layers.Dense(4, activation="relu"), keras.layers.Dense(1)]
+    assert told() == told()
+    assert told(keras.Sequential(layers))["model"] != told()["model"]
+    of_logits, other = (keras.losses.BinaryCrossentropy(from_logits=given) for given in (True, False))
+    assert told(loss=of_logits)["loss"] != told(loss=other)["loss"]
+    assert told(monitor="loss") != told()
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -189,4 +314,4 @@ def test_the_direction_of_a_checkpoint_callback_is_kept() -> None:
         assert estimator(checkpoint_callback=best)._watching(True).mode == expected
     with pytest.raises(SettingsError, match="does not know which values of 'score' are better"):
         estimator(checkpoint_callback=BestModelCheckpoint(monitor="score"))._watching(True)
-    assert estimator(monitor="val_k_accuracy", mode="auto")._watching(True).mode == "max"
+    assert estimator(monitor="val_k_accuracy")._watching(True).mode == "max"

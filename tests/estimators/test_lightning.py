@@ -96,3 +96,47 @@ def test_gradients_of_several_batches_make_a_step_of_all_ranks(
     ).fit_on_parquet(path)  # fmt: skip
     np.testing.assert_allclose(weights(several.getModel()), weights(one.getModel()), rtol=1e-4, atol=1e-6)
     assert "metrics has no effect: a LightningModule logs its own" in caplog.text
+
+
+def test_a_module_that_optimizes_by_itself_and_has_names_and_callbacks_of_its_own(tmp_path: Path) -> None:
+    class Own(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.losses, self.automatic_optimization = net(), [], False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)
+
+        def training_step(self, batch: Any) -> None:
+            loss = functions.mse_loss(self(batch["x"]).reshape(-1), batch["y"])
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            self.losses.append(loss.item())
+
+        def validation_step(self, batch: Any) -> None:
+            assert set(batch) == {"x", "y"}
+
+        def on_after_batch_transfer(self, batch: Any, index: int) -> Any:
+            assert set(batch) == {"x", "y"}  # nothing of ours
+            return batch
+
+        def on_train_epoch_end(self) -> None:
+            self.log("train_mean", sum(self.losses) / len(self.losses))
+            self.losses.clear()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=RATE / 5)
+
+    path = written(tmp_path)
+    kept = pl.callbacks.ModelCheckpoint(dirpath=tmp_path / "own", monitor="train_mean")
+    found = estimator(
+        model=Own(), trainer_args={"callbacks": [kept]}, monitor="train_mean", mode="min", shuffle=False,
+        backend=Pool(2), batch_size=BATCH // 2,
+    ).fit_on_parquet(path, path)  # fmt: skip
+    means = [record["train"]["train_mean"] for record in found.getHistory()]
+    assert len(means) == EPOCHS
+    assert means[0] > means[1] > means[2] > 0
+    assert "loss" not in found.getHistory()[0]["train"]
+    assert list((tmp_path / "own").glob("*.ckpt"))

@@ -14,6 +14,7 @@ from farandole.errors import DataError, SettingsError
 from farandole.estimators import checkpoint, mlflow, progress
 from farandole.estimators.progress import Best
 from farandole.estimators.spec import Reading, Spec, Watching, direction
+from farandole.report import pace
 
 NAN = float("nan")
 
@@ -39,6 +40,22 @@ def test_the_best_epoch_and_the_last(
     assert (found.epoch, ended) == (best, stopped)
 
 
+def test_the_status_line_counts_rows_and_knows_the_last_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "_pace", pace.Pace())
+    counter = pace.counter()
+    spec = Spec(**dict.fromkeys(Spec._fields))._replace(epochs=4, watching=Watching(), verbose=0)  # type: ignore[arg-type]
+    made = progress.Progress(spec, 0, 640, 10)
+    made.begin_epoch(0, 3)
+    assert pace._pace.report(0.0) == {"step": 0, "rate": 0.0, "epoch": 1, "epochs": 4, "steps": 4, "rows": 0.0}
+    made.end_epoch(0, {"loss": 0.5}, {"loss": 0.75}, lambda: b"state", lambda: b"weights")
+    counter.steps += 4
+    made.begin_epoch(1, 3)
+    counter.steps += 2
+    assert pace._pace.report(2.0) == {
+        "step": 2, "rate": 3.0, "epoch": 2, "epochs": 4, "steps": 4, "loss": 0.5, "rows": 3.0 * 160, "left": 10 / 3,
+    }  # fmt: skip
+
+
 def test_a_metric_that_nobody_has_is_named() -> None:
     with pytest.raises(SettingsError, match="monitor='accuracy' is no metric of this training; it has loss"):
         Best(Watching("accuracy")).update(0, {"loss": 1.0})
@@ -57,14 +74,19 @@ def test_names_of_metrics_tell_their_direction() -> None:
 def test_the_last_whole_checkpoint_counts(tmp_path: Path) -> None:
     store = Store.create(str(tmp_path))
     assert checkpoint.last_of(store, "run") is None
+    others = [f"{store.get_run_path('run')}/{name}" for name in ("best-9.ckpt", "zoo/epoch-9.ckpt")]  # of callbacks
+    for path in others:
+        store.write(path, b"another's")
     for epoch in range(4):
         made = checkpoint.Checkpoint(epoch, [{"epoch": epoch}], {"position": 1}, b"state", b"best", 0)
         checkpoint.write(store, "run", made)
-    assert [Path(path).name for path in store.get_checkpoints("run")] == ["epoch-2.ckpt", "epoch-3.ckpt"]
+    kept = [path for path in store.get_checkpoints("run") if path not in others]
+    assert [Path(path).name for path in kept] == ["epoch-2.ckpt", "epoch-3.ckpt"]
+    assert all(map(store.exists, others))
     assert checkpoint.last_of(store, "run") == made
-    Path(store.get_checkpoints("run")[1]).write_bytes(b"half of it")
+    Path(kept[1]).write_bytes(b"half of it")
     assert checkpoint.last_of(store, "run") == made._replace(epoch=2, history=[{"epoch": 2}])
-    Path(store.get_checkpoints("run")[0]).write_bytes(b"")
+    Path(kept[0]).write_bytes(b"")
     with pytest.raises(DataError, match=r"epoch-3.ckpt is no checkpoint of an estimator .*give another run_id"):
         checkpoint.last_of(store, "run")
 
@@ -78,21 +100,21 @@ def test_a_run_that_has_ended_is_not_the_answer_of_another_training(
         store=store, run_id="run", resume=True, fingerprint={"rows": 61, "lr": 0.1}, epochs=2, watching=Watching(),
         verbose=0, train_reading=Reading(8, 5, 0, 1),
     )  # fmt: skip
-    first = progress.Progress(spec, 0, 61)
+    first = progress.Progress(spec, 0, 61, 5)
     assert first.begin() is None
     for epoch in range(2):
         first.end_epoch(epoch, {"loss": 1.0}, None, lambda: b"state", lambda: b"weights")
-    again = progress.Progress(spec, 0, 61)
+    again = progress.Progress(spec, 0, 61, 5)
     found = again.begin()
     assert found is not None
     assert (again.first, found.steps, found.fingerprint) == (2, 10, spec.fingerprint)
     other = spec._replace(fingerprint={"rows": 61, "lr": 0.2})
     with pytest.raises(DataError, match=r"run 'run' has ended, and was another training: lr was 0.1 and is 0.2"):
-        progress.Progress(other, 0, 61).begin()
-    longer = progress.Progress(other._replace(epochs=3), 0, 61)
+        progress.Progress(other, 0, 61, 5).begin()
+    longer = progress.Progress(other._replace(epochs=3), 0, 61, 5)
     assert longer.begin() == found
     assert "run goes on from a checkpoint of another training: lr was 0.1" in caplog.text
-    assert progress.Progress(spec._replace(resume=False), 0, 61).begin() is None
+    assert progress.Progress(spec._replace(resume=False), 0, 61, 5).begin() is None
 
 
 def test_numbers_go_to_the_active_run_of_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:

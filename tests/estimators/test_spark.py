@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import cloudpickle
 import numpy as np
@@ -15,11 +18,13 @@ from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
 
 from farandole.data import Store
-from farandole.errors import DataError, JobFailedError
+from farandole.data import spark as spark_data
+from farandole.errors import DataError
 from farandole.estimators import TorchEstimator, TorchModel
 from farandole.estimators.spark.persistence import public
+from farandole.estimators.spark.several import Several
 from tests.estimators.test_torch import estimator, net, weights
-from tests.estimators.tools import Pool, frame
+from tests.estimators.tools import Never, Pool, frame
 
 pytestmark = pytest.mark.timeout(300)  # a session and its workers start slowly on a busy machine
 
@@ -49,7 +54,12 @@ def test_a_pipeline_is_fitted_written_and_read(spark: Any, tmp_path: Path, scrat
     assert list(scratch.iterdir()) == []
 
 
-def test_cross_validation_and_a_split_choose_among_parameters(spark: Any, scratch: Path) -> None:
+def test_cross_validation_and_a_split_choose_among_parameters(
+    spark: Any, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of a fold are written once for all parameters."""
+    writing = Mock(wraps=spark_data._write)
+    monkeypatch.setattr(spark_data, "_write", writing)
     rows = frame(spark)
     made = estimator(epochs=1)
     grid = ParamGridBuilder().addGrid(made.epochs, [1, 8]).build()
@@ -59,22 +69,56 @@ def test_cross_validation_and_a_split_choose_among_parameters(spark: Any, scratc
     assert len(found.bestModel.getHistory()) == 8
     split = TrainValidationSplit(estimator=made, estimatorParamMaps=grid, evaluator=evaluator, seed=1).fit(rows)
     assert len(split.bestModel.getHistory()) == 8
+    assert writing.call_count == (2 + 1) + (1 + 1), "each fold, and all rows for the best model"
     assert list(scratch.iterdir()) == []
 
 
+def test_several_trainings_share_data_until_the_last_has_ended() -> None:
+    there: list[str] = []
+
+    @contextmanager
+    def data() -> Iterator[str]:
+        there.append("rows")
+        yield there[0]
+        there.clear()
+
+    def failing(_: str) -> None:
+        raise ArithmeticError("no step today")
+
+    whole = Several(data(), [lambda rows: (rows, 0), lambda rows: (rows, 1)])
+    assert next(whole) == (0, ("rows", 0))
+    assert there
+    assert list(whole) == [(1, ("rows", 1))]
+    assert not there
+    broken = Several(data(), [str, failing, str])
+    next(broken)
+    for _ in range(2):  # Spark's other threads would take the end of the iterator for that of their work
+        with pytest.raises(ArithmeticError):
+            next(broken)
+    assert not there
+    abandoned = Several(data(), [str])
+    assert there
+    del abandoned
+    assert not there
+
+
 def test_vectors_of_scores_and_rows_for_validation_by_a_column(spark: Any) -> None:
-    rows = frame(spark).selectExpr("if(z > 1.5, null, x) as x", "k", "cast(k as double) as label", "z > 0 as held")
+    rows = frame(spark).selectExpr(
+        "if(z > 1.5, null, if(z > 1.2, slice(x, 1, 2), x)) as x", "k", "cast(k as double) as label", "z > 0 as held"
+    )
     model = net(3)
     trained = estimator(
         model, optimizer=torch.optim.Adam(model.parameters(), lr=0.1), loss=torch.nn.CrossEntropyLoss(), epochs=30,
         label_cols=["label"], validation="held", monitor="val_loss",
-        data_options={"fill": {"x": 0.0}, "shapes": {"x": [3]}},
+        data_options={"fill": {"x": 0.0}},
     ).fit(rows)  # fmt: skip
     found = trained.transform(rows)
     assert dict(found.dtypes)["label__output"] == "vector"
     given = found.toPandas()
     scores = np.stack([each.toArray() for each in given["label__output"]])
     assert (scores.argmax(axis=1) == given["k"]).mean() > 0.8
+    short = trained.transform(rows.selectExpr("slice(x, 1, 2) as x").limit(3))  # none is as long as those of training
+    assert [len(row["label__output"].toArray()) for row in short.collect()] == [3, 3, 3]
 
 
 def test_secrets_of_file_systems_are_not_written(caplog: pytest.LogCaptureFixture) -> None:
@@ -140,24 +184,9 @@ def test_a_parameter_that_does_not_exist_or_fit_is_named(call: Any, says: str) -
 def test_a_bad_dataframe_is_one_error_before_training(
     spark: Any, scratch: Path, change: tuple[str, ...], params: dict[str, Any], says: str
 ) -> None:
-    class Never(Pool):
-        def run(self, *args: Any, **kwargs: Any) -> Any:
-            raise AssertionError("training has started")
-
     with pytest.raises(DataError, match=says):
         estimator(**{"backend": Never(1), **params}).fit(frame(spark).selectExpr(*change))
     assert list(scratch.iterdir()) == []
-
-
-def test_a_rank_that_fails_is_one_error_and_leaves_no_data(spark: Any, scratch: Path, tmp_path: Path) -> None:
-    def failing(*_: Any) -> Any:
-        raise ArithmeticError("no step today")
-
-    store = Store.create(str(tmp_path / "store"))
-    with pytest.raises(JobFailedError, match="ArithmeticError: no step today"):
-        estimator(num_proc=2, train_minibatch_fn=failing, store=store).fit(frame(spark))
-    assert list(scratch.iterdir()) == []
-    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
 
 
 def test_empty_partitions_and_more_ranks_than_rows(spark: Any) -> None:

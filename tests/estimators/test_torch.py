@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -14,9 +15,10 @@ import torch
 from farandole.data import Store, from_parquet, from_spark
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import Callback, TorchEstimator
+from farandole.estimators.loaders.torch import Loader
 from farandole.estimators.spark.estimator import reading
 from farandole.estimators.spec import Result
-from tests.estimators.tools import ROWS, Pool, columns, frame, written
+from tests.estimators.tools import ROWS, Never, Pool, columns, frame, written
 
 RATE, BATCH, EPOCHS = 0.1, 8, 3
 functions = torch.nn.functional
@@ -207,7 +209,7 @@ def test_a_run_goes_on_after_its_last_checkpoint(tmp_path: Path) -> None:
 def test_several_batches_make_a_step_and_the_users_own_step_is_used(tmp_path: Path) -> None:
     path = written(tmp_path)
     data = from_parquet(path, columns=["x", "y"])
-    expected, _ = plain(data, batch=32, shuffle=False)
+    expected, numbers = plain(data, batch=32, shuffle=False)
 
     def own(model: Any, optimizer: Any, transform: Any, loss_fn: Any, inputs: Any, labels: Any, weights: Any) -> Any:
         optimizer.zero_grad()
@@ -215,10 +217,18 @@ def test_several_batches_make_a_step_and_the_users_own_step_is_used(tmp_path: Pa
         loss = loss_fn(outputs, labels, weights)
         loss.backward()
         optimizer.step()
-        return outputs, loss
+        return outputs, loss + 1.0
 
     mine = estimator(batch_size=16, shuffle=False, train_minibatch_fn=own, backend=Pool(2)).fit_on_parquet(path)
     np.testing.assert_allclose(weights(mine.getModel()), weights(expected), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(losses(mine), [number + 1.0 for number in numbers], rtol=1e-4)
+
+    def another(model: Any, optimizer: Any, transform: Any, loss_fn: Any, inputs: Any, *_: Any) -> Any:
+        return model(*inputs), 7.0  # a loss of its own
+
+    assert losses(estimator(epochs=1, train_minibatch_fn=another).fit_on_parquet(path)) == [7.0]
+    with pytest.raises(Exception, match="gave NoneType as the loss of its step"):
+        estimator(epochs=1, train_minibatch_fn=lambda *given: (given[0](*given[4]), None)).fit_on_parquet(path)
     passes = estimator(batch_size=8, backward_passes_per_step=3, backend=Pool(2)).fit_on_parquet(path)
     assert losses(passes)[-1] < losses(passes)[0]
 
@@ -266,10 +276,6 @@ def test_columns_that_a_function_changes(tmp_path: Path) -> None:
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )  # fmt: skip
 def test_bad_input_is_one_error_before_ranks_start(params: dict[str, Any], says: str, tmp_path: Path) -> None:
-    class Never(Pool):
-        def run(self, *args: Any, **kwargs: Any) -> Any:
-            raise AssertionError("training has started")
-
     with pytest.raises((DataError, SettingsError), match=says):
         estimator(**{"backend": Never(1), **params}).fit_on_parquet(written(tmp_path))
 
@@ -313,16 +319,19 @@ def test_runs_have_names_of_their_own_and_tell_what_they_come_from(tmp_path: Pat
     assert slower.fingerprint["optimizer"] != first.fingerprint["optimizer"]
     fewer = from_parquet(written(tmp_path, 50, "fewer.parquet"), columns=["x", "y"])
     assert estimator()._spec(fewer, None).fingerprint["rows"] == 50
+    other = torch.nn.Sequential(model, torch.nn.Tanh())
+    assert estimator(other)._spec(data, None).fingerprint["model"] != first.fingerprint["model"]
+    for name, value in (("loss", torch.nn.HuberLoss(delta=2.0)), ("monitor", "loss"), ("transformation_fn", weights)):
+        assert estimator(**{name: value})._spec(data, None).fingerprint[name] != first.fingerprint[name]
 
 
 def test_options_of_data_reach_training_and_predictions(tmp_path: Path) -> None:
     given = from_parquet(written(tmp_path), columns=["x", "y"], dtypes={"x": "float32"}, fill={"y": 1.0})
     made = estimator(data_options={"fill": {"x": 0.0}})
     columns = made._columns()
-    opened = made._opened(given, columns)
-    assert opened is not None
+    opened = made._opened(given, columns, {})
     assert opened.wanted == ({}, {"x": "float32"}, {"y": 1.0, "x": 0.0}, {})
-    assert reading(opened, columns) == {"dtypes": ["float32"], "fill": [0.0]}
+    assert reading(opened, columns) == {"dtypes": ["float32"], "fill": [0.0], "shapes": [(3,)]}
 
 
 def test_running_statistics_are_those_of_all_ranks(tmp_path: Path) -> None:
@@ -339,3 +348,15 @@ def test_running_statistics_are_those_of_all_ranks(tmp_path: Path) -> None:
         model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), backend=Pool(2), batch_size=32, epochs=2
     ).fit_on_parquet(path, path)
     assert len(whole.getHistory()) == 2
+
+
+def test_predictions_have_the_digits_of_the_model() -> None:
+    class Ids(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x[:, 0] + 0.12, x[:, 0].long() + 2**24 + 1
+
+    model = Loader(cloudpickle.dumps(Ids()), [False], None)()
+    first, second = model(np.array([[4.0], [8.0]]))
+    assert second.tolist() == [2**24 + 5, 2**24 + 9]
+    wide = Loader(cloudpickle.dumps(torch.nn.Linear(1, 1).double()), [False], None)()
+    assert first.dtype == wide(np.ones((1, 1)))[0].dtype == np.float64

@@ -22,6 +22,20 @@ def test_each_row_is_in_one_batch_in_order(lengths: list[int], size: int) -> Non
     assert all(each.begin < each.end for batch in batches for each in batch.slices)
 
 
+@given(st.lists(st.integers(0, 9), max_size=9), st.integers(1, 6))
+def test_batches_that_lie_in_one_chunk_come_together(lengths: list[int], size: int) -> None:
+    chunks = [[number] * length for number, length in enumerate(lengths)]
+    batches = list(recut(iter(chunks), len, size, together=True))
+    rows = [each.chunk[row] for batch in batches for each in batch.slices for row in range(each.begin, each.end)]
+    assert rows == [row for chunk in chunks for row in chunk]
+    assert [batch.row for batch in batches] == [
+        sum(each.rows for each in batches[:place]) for place in range(len(batches))
+    ]
+    assert all(batch.rows % size == 0 for batch in batches[:-1])
+    assert all(len(batch.slices) == 1 for batch in batches if batch.rows > size)
+    assert len(batches) <= 2 * len(lengths) + 1, "of each chunk: the batch that it shares, and its own"
+
+
 def test_a_batch_comes_as_soon_as_its_rows_are_there() -> None:
     taken = []
 

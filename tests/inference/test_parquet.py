@@ -272,3 +272,19 @@ def test_the_command_goes_on_with_what_a_function_of_the_same_file_has_made(smal
     assert [row["prediction"] for row in read(tmp_path / "out")] == [2.0 * row for row in range(6)]
     own.write_text(own.read_text().replace("2.0", "3.0"))
     assert cli.main(command) == 2
+
+
+def test_a_model_that_writes_to_its_inputs_changes_no_column(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    rows = [[-1.0, 2.0], [3.0, -4.0]]
+    pq.write_table(pa.table({"x": pa.array(rows, pa.list_(pa.float32()))}), tmp_path / "in.parquet")
+
+    def positive(x: Any) -> Any:
+        return np.maximum(x, 0, out=x).sum(axis=1)
+
+    head = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.ones_(head.weight)
+    for number, model in enumerate((positive, torch.nn.Sequential(torch.nn.ReLU(inplace=True), head))):
+        out = tmp_path / f"{number}.parquet"
+        predict_parquet(model, str(tmp_path / "in.parquet"), str(out), inputs=["x"], returns="float", np=1)
+        assert [(row["x"], row["prediction"]) for row in read(out)] == [(rows[0], 2.0), (rows[1], 3.0)]

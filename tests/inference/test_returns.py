@@ -61,7 +61,8 @@ def test_the_type_of_an_array() -> None:
         (np.array([1.5, 2.5], np.float32), "float"), (np.array([[1.5], [2.5]]), "float"), (np.array([3, 4]), "int"),
         (np.arange(6.0).reshape(2, 3), "array<double>"), (np.arange(12).reshape(2, 3, 2), "array<array<bigint>>"),
         (np.arange(2.0).reshape(2, 1), "array<double>"), (["a", "b"], "string"), (np.array(["a", "b"]), "string"),
-        ([[1.0], [1.0, 2.0]], "array<float>"), (np.array([True, False]), "boolean"), ({"scores": np.ones(2)}, "double"),
+        (np.array([np.inf, 1]), "float"), ([[1.0], [1.0, 2.0]], "array<float>"),
+        (np.array([True, False]), "boolean"), ({"scores": np.ones(2)}, "double"),
     ],
 )  # fmt: skip
 def test_arrays_become_columns(output: Any, kind: str) -> None:
@@ -85,7 +86,10 @@ def test_several_outputs_become_a_struct() -> None:
     [
         (np.ones((3, 2)), "array<float>", "gave 3 rows for 2"), (np.ones((2, 3)), "float", "returns='array<double>'"),
         (np.ones(2), "array<float>", "returns='double'"), (np.array([1.5, 2.0]), "int", "returns='double'"),
-        (np.array([1, 300]), "tinyint", "a wider type"), (np.float32(1), "float", "a value for each row"),
+        (np.array([1, 300]), "tinyint", "gave 300 of int64, .*wider type"),
+        (np.array([1, 1e39]), "float", "gave 1e.39"),
+        (np.array([[1], [2**24 + 1]]), "array<float>", "gave 16777217 of int64.*'bigint'"),
+        (np.array([2**53 + 1, 0]), "double", "gave 9007199254740993"), (np.float32(1), "float", "a value for each row"),
         ((np.ones(2), np.ones(2)), "float", "2 arrays"), (np.ones(2), "a float, b float", "one ndarray"),
         ({"x": np.ones(2)}, "a float, b float", "no 'a'"), (["a", 1], "string", "no 'string'"),
     ],

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from farandole.data.parquet.columns import Wanted
+from farandole.data.parquet.columns import Wanted, values
 from farandole.errors import DataError
 from farandole.inference.returns import parse
 from farandole.inference.stream import How, predictions
@@ -59,6 +59,21 @@ def test_few_large_columns_come_out_of_many_small_batches() -> None:
     chunks = [(column(*range(10)),), (column(*range(10)),)]
     found = list(predictions(iter(chunks), Function(lambda x: x), how(["x"], "bigint", 2), ""))
     assert [len(each) for each in found] == [10, 10]
+
+
+def test_columns_are_converted_once_for_all_batches_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+
+    def counted(array: Any, *others: Any) -> Any:
+        rows.append(len(array))
+        return values(array, *others)
+
+    monkeypatch.setattr("farandole.inference.stream.values", counted)
+    chunks = [(column(*range(11)),), (column(*range(11, 22)),)]
+    model = Function(lambda x: x)
+    assert run(chunks, model, how(["x"], "bigint")) == [*range(22)]
+    assert rows == [8, 4, 8, 2], "the second batch lies in both chunks"
+    assert [len(call["x"]) for call in model.calls] == [4, 4, 4, 4, 4, 2]
 
 
 def test_columns_of_numbers_are_stacked() -> None:
@@ -138,7 +153,7 @@ def test_a_value_that_does_not_fit_fails_alone() -> None:
     found = run([(column(1, 300, 2, 3),)], Function(lambda x: x), options)
     assert [row["prediction"] for row in found] == [1, None, 2, 3]
     assert "'tinyint' does not hold" in found[1]["error"]
-    with pytest.raises(DataError, match="prediction failed on row 1 of partition 0: the model gave int64"):
+    with pytest.raises(DataError, match="prediction failed on row 1 of partition 0: the model gave 300 of int64"):
         run([(column(1, 300, 2, 3),)], Function(lambda x: x), how(["x"], "tinyint"))
 
 

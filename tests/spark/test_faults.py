@@ -35,7 +35,7 @@ def run(main: Callable[..., Any], **kwargs: Any) -> Any:
 @pytest.fixture(autouse=True)
 def usable(cluster: Any, request: pytest.FixtureRequest) -> Iterator[None]:
     """After each test the session runs a job as if nothing had been."""
-    jobs = KILLS if request.node.name == "test_random_kills" else 1
+    jobs = {"test_random_kills": KILLS, "test_its_executor_is_killed": 4}.get(request.node.name, 1)
     with tools.Clean(cluster, 2 * tools.LIMIT * jobs):  # with the start of the job
         yield
     with tools.Clean(cluster):
@@ -180,6 +180,49 @@ class TestOfTheCluster:
             assert str(caught.value.rank) == who
             assert str(caught.value).count("\n") < 6, caught.value
             assert tools.wait_until(lambda: not tools.left(), tools.LIMIT), f"{turn}: {victim}: left behind"
+
+
+class TestOfAFit:
+    def test_its_executor_is_killed(self, cluster: Any, tmp_path: Path) -> None:
+        """One error, checkpoints, and no data are left; ``run_id`` goes on after the last of them."""
+        pytest.importorskip("torch")
+        from farandole.data import Store
+        from farandole.estimators import Callback
+        from tests.estimators.test_torch import estimator
+        from tests.estimators.tools import frame
+
+        began, store = tmp_path / "began", Store.create(str(tmp_path / "store"))
+
+        class Killing(Callback):
+            """Of the executor of rank 1, when it begins the third epoch for the first time."""
+
+            def on_epoch_begin(self, epoch: int) -> None:
+                import psutil
+
+                import farandole.torch as hvd
+
+                hvd.barrier()  # so that rank 0 has written its checkpoint
+                if hvd.rank() == 1:
+                    killing = epoch == 2 and "2" not in (began.read_text().split() if began.exists() else ())
+                    with began.open("a") as file:
+                        file.write(f"{epoch}\n")
+                    if killing:
+                        next(each for each in psutil.Process().parents() if each.name() == "java").kill()
+                        signal.pause()  # this rank outlives its executor for a moment, and would end the epoch
+
+        rows = frame(cluster)
+        made = estimator(num_proc=2, callbacks=[Killing()], epochs=4, store=store, run_id="killed", validation=0.2)
+        with pytest.raises(JobFailedError, match=f"^Rank 1 on .*{LOST}ExecutorLostFailure"):
+            made.fit(rows)
+        assert names(tmp_path / "store") == ["epoch-0.ckpt", "epoch-1.ckpt"]
+        assert len(made.fit(rows).getHistory()) == 4
+        assert began.read_text().split() == ["0", "1", "2", "2", "3"]
+        assert names(tmp_path / "store") == ["epoch-2.ckpt", "epoch-3.ckpt"]
+
+
+def names(folder: Path) -> list[str]:
+    """Of all files below."""
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
 class Killer(threading.Thread):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -163,6 +163,9 @@ def check_that_files_are_found_again(spark: Any, folder: Path) -> None:
         os.utime(part, (1, 1))  # as if it were overwritten
         with written("id as x", "-id as y") as later:
             assert later.path != one.path
+        mixed = [spark.read.parquet(str(folder)).crossJoin(spark.range(2).toDF("n")) for _ in range(2)]
+        with from_spark(mixed[0], labels="n") as three, from_spark(mixed[1], labels="n") as four:
+            assert three.path != four.path  # not of files alone: nobody knows whether it changed
         os.utime(part, ns=(before.st_atime_ns, before.st_mtime_ns))  # its own handle would tell, too
 
 
@@ -175,11 +178,15 @@ def test_a_dataframe_as_data_on_the_ranks(spark: Any, tmp_path: Path) -> None:
             for row in range(101)]  # fmt: skip
     frame = spark.createDataFrame(rows, ["id", "vector", "array", "other"]).repartition(3)
     spark.conf.set("spark.farandole.data.dir", str(tmp_path))
-    dead = tmp_path / f"farandole-data-{socket.gethostname()}-{2**22 + 1}-1-0"  # of a driver that was killed
+    front = f"farandole-data-{socket.gethostname()}-{2**22 + 1}-1"
+    dead = tmp_path / f"{front}-{os.stat('/proc/self/ns/pid').st_ino}-0"  # of a driver that was killed
+    unknown = tmp_path / f"{front}-1-0"  # of another container's, perhaps
     dead.mkdir()
+    unknown.mkdir()
     named = {"features": ["vector", "array"], "labels": "id"}
     chosen = frame.where("id >= 0")
     with tools.Clean(spark), from_spark(chosen, **named) as data:
+        unknown.rmdir()
         (folder,) = tmp_path.iterdir()
         assert data.path == str(folder)
         again = from_spark(chosen, labels=["id"], columns=None, features=["vector", "array"])
@@ -192,22 +199,27 @@ def test_a_dataframe_as_data_on_the_ranks(spark: Any, tmp_path: Path) -> None:
         written = spark.read.parquet(data.path)
         assert written.columns == ["vector", "array", "id"]
         assert written.count() == 101
-        if importlib.util.find_spec("pyarrow"):
-            assert data.rows == 101
-            alone = farandole.run(rows_of, (data, 16), np=1)[0]
-            assert sorted(alone) == list(range(101))
-            assert HorovodRunner(np=2).run(rows_of, data=data, batch_size=8) == alone[::2]
-        else:
-            with pytest.raises(
-                ImportError, match=r"reading Parquet needs pyarrow, .*: pip install 'farandole\[data\]'"
-            ):
-                data.numpy(8)
+        assert data.rows == 101
+        alone = farandole.run(rows_of, (data, 16), np=1)[0]
+        assert sorted(alone) == list(range(101))
+        assert HorovodRunner(np=2).run(rows_of, data=data, batch_size=8) == alone[::2]
         data.delete()
         assert folder.exists()  # another handle has it
         again.delete()
         again.delete()
         assert not folder.exists()
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_driver_without_pyarrow_writes_and_cannot_read(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pyarrow", "pyarrow.fs", "pyarrow.dataset"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with from_spark(spark.range(3), parent=str(tmp_path)) as data:
+        assert list(tmp_path.iterdir()) == [Path(data.path)]
+        with pytest.raises(ImportError, match=r"reading Parquet needs pyarrow, .*: pip install 'farandole\[data\]'"):
+            data.numpy(8)
 
 
 def test_a_dataframe_that_cannot_be_data(spark: Any, tmp_path: Path) -> None:
@@ -217,11 +229,10 @@ def test_a_dataframe_that_cannot_be_data(spark: Any, tmp_path: Path) -> None:
         from_spark(frame, features="a", labels="c")
     with tools.Clean(spark), pytest.raises(Exception, match="no such row"):
         from_spark(frame.selectExpr("if(a = 2, raise_error('no such row'), a) as a"))
-    if importlib.util.find_spec("pyarrow"):
-        with pytest.raises(DataError, match="row 0, column 'b': null; give fill="):
-            from_spark(frame)
-        with pytest.raises(DataError, match="the DataFrame has no rows"):
-            from_spark(frame.where("a > 5"))
+    with pytest.raises(DataError, match="row 0, column 'b': null; give fill="):
+        from_spark(frame)
+    with pytest.raises(DataError, match="the DataFrame has no rows"):
+        from_spark(frame.where("a > 5"))
     assert [*tmp_path.iterdir()] == []
     left = from_spark(frame.select("a"))  # nobody deletes it: the end of the process does
     assert Path(left.path).exists()

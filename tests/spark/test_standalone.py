@@ -172,6 +172,24 @@ def test_a_function_of_a_file_that_was_added(spark: Any, tmp_path: Path) -> None
     assert HorovodRunner(np=2).run(work) == 8
 
 
+@pytest.mark.timeout(300)
+def test_a_model_is_trained_and_predicts(spark: Any, tmp_path: Path) -> None:
+    """Executors get Farandole for both."""
+    torch, _ = pytest.importorskip("torch"), pytest.importorskip("pyarrow")
+    from farandole.data import Store
+    from tests.estimators.test_torch import estimator
+    from tests.estimators.tools import ROWS, frame
+
+    rows = frame(spark)
+    with tools.Clean(spark):
+        model = estimator(num_proc=2, store=Store.create(str(tmp_path))).fit(rows)
+    found = model.transform(rows.repartition(2)).select("x", "y__output").collect()
+    with torch.no_grad():
+        expected = model.getModel()(torch.tensor([row.x for row in found])).flatten().tolist()
+    assert [row.y__output for row in found] == pytest.approx(expected, rel=1e-5)
+    assert len(found) == ROWS
+
+
 def test_an_executor_that_is_killed_is_replaced(spark: Any, tmp_path: Path) -> None:
     def work(folder: str) -> None:
         import time

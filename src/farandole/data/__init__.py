@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from farandole import lazy
 from farandole.data.loader import AsyncDataLoaderMixin, BaseDataLoader
 from farandole.data.permutation import Permutation
 from farandole.data.sampler import DistributedSampler, ElasticSampler
@@ -20,20 +20,8 @@ __all__ = [
     "from_spark",
 ]  # fmt: skip
 
-# Imported when they are used: few programs do.
-_LATER = {
+__getattr__, __dir__ = lazy.names(__name__, {
     "parquet": ("ParquetData", "from_parquet"),
     "spark": ("SparkData", "from_spark"),
     "store": ("DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Store"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _LATER.items():
-        if name in names:
-            return getattr(importlib.import_module(f"farandole.data.{module}"), name)
-    raise AttributeError(f"module 'farandole.data' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+})  # fmt: skip

@@ -33,6 +33,11 @@ def lanes_for(blocks: int, largest: int, memory: int) -> int:
     return next(fitting, 1)
 
 
+def ahead_for(threads: int, lanes: int, largest: int, memory: int) -> int:
+    """How many pieces ``threads`` read ahead: as many as fit into memory beside those of the lanes, at least one."""
+    return min(threads, max(1, memory // max(largest, 1) - lanes))
+
+
 class Piece(NamedTuple):
     """The part of a block that belongs to one lane."""
 

@@ -51,7 +51,8 @@ class _Written:
         """The same plan, whose comparison by Spark knows no names."""
         mine = self.frame
         return bool(
-            mine.sparkSession is frame.sparkSession
+            _of_files(frame)
+            and mine.sparkSession is frame.sparkSession
             and mine.schema == frame.schema
             and mine.semanticHash() == frame.semanticHash()
             and mine.sameSemantics(frame)
@@ -137,6 +138,16 @@ def from_spark(
     return data
 
 
+def _of_files(frame: Any) -> bool:
+    """Whether all that a DataFrame is made of are files, and no table of a database among them."""
+    try:
+        leaves = frame._jdf.queryExecution().optimizedPlan().collectLeaves()
+        names = [leaves.apply(place).relation().getClass().getSimpleName() for place in range(leaves.size())]
+    except Exception:  # a leaf of another kind has no relation
+        return False
+    return all(name == "HadoopFsRelation" for name in names)
+
+
 def _check_frame(frame: Any) -> None:
     """TypeError, with the cure, for what is no DataFrame of Spark."""
     if hasattr(frame, "sparkSession"):
@@ -154,7 +165,7 @@ def _check_frame(frame: Any) -> None:
 
 def _write(frame: Any, names: Sequence[str], how: _How) -> _Written:
     _sweep(how.parent)
-    own = f"{_PREFIX}-{socket.gethostname()}-{os.getpid()}-{_started(os.getpid())}-{next(_numbers)}"
+    own = f"{_PREFIX}-{socket.gethostname()}-{os.getpid()}-{_started(os.getpid())}-{_namespace()}-{next(_numbers)}"
     path = f"{spark_url(how.parent)}/{own}"
     columns = ["`" + name.replace("`", "``") + "`" for name in names]
     writer = frame.select(*columns).write.option("parquet.block.size", how.row_group)
@@ -239,7 +250,9 @@ def _sweep(parent: str) -> None:
     for name in os.listdir(folder):
         front, _, rest = name.partition(f"-{socket.gethostname()}-")
         numbers = rest.split("-")
-        if front == _PREFIX and len(numbers) == 3 and numbers[0].isdigit() and _started(int(numbers[0])) != numbers[1]:
+        if front != _PREFIX or len(numbers) != 4 or not numbers[0].isdigit() or numbers[2] != _namespace():
+            continue
+        if _started(int(numbers[0])) != numbers[1]:
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
@@ -251,6 +264,14 @@ def _started(pid: int) -> str:
             return file.read().rpartition(")")[2].split()[19]
     except OSError:
         return ""
+
+
+def _namespace() -> str:
+    """That of process numbers: containers may share a folder and the host's name."""
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return "0"
 
 
 @atexit.register

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from farandole import lazy
 
 if TYPE_CHECKING:
     from farandole.estimators.backend import Backend, LocalBackend, SparkBackend
@@ -18,23 +19,11 @@ __all__ = [
     "LightningModel", "LocalBackend", "SparkBackend", "TorchEstimator", "TorchModel",
 ]  # fmt: skip
 
-# Imported when they are used: each brings its framework.
-_LATER = {
+__getattr__, __dir__ = lazy.names(__name__, {
     "backend": ("Backend", "LocalBackend", "SparkBackend"),
     "callback": ("Callback",),
     "keras": ("KerasEstimator", "KerasModel"),
     "model_function": ("HorovodEstimator",),
     "lightning": ("LightningEstimator", "LightningModel"),
     "torch": ("TorchEstimator", "TorchModel"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _LATER.items():
-        if name in names:
-            return getattr(importlib.import_module(f"farandole.estimators.{module}"), name)
-    raise AttributeError(f"module 'farandole.estimators' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+})  # fmt: skip

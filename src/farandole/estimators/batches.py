@@ -56,9 +56,16 @@ class Batches:
         return self._data.rows if not steps else steps * self._reading.batch_size * self._size
 
     @property
+    def of_rank(self) -> int:
+        """Of this rank, in an epoch that begins with the first rows."""
+        deal = Steps(self._data.rows, self._reading.batch_size, self._rank, self._size, "exact", LEAST)
+        whole, rest = divmod(len(self), deal.count)
+        return whole * deal.rows + sum(deal[step].rows for step in range(rest))
+
+    @property
     def uneven(self) -> bool:
         """Whether some batches' share is not 1."""
-        return bool(self._data.rows % self._size)
+        return bool(self._data.rows % self._size) or bool(self._reading.steps)  # or what is left of an epoch's rows
 
     def __iter__(self) -> Iterator[Batch]:
         if self._next is not None:
@@ -82,8 +89,11 @@ class Batches:
         return dict(self._next or self._reader.state_dict(0))
 
     def load(self, state: Mapping[str, int]) -> None:
-        """Go on there. Data whose rows come in another order begin with the first rows of the epoch."""
+        """Go on there. Data whose rows come in another order begin with the first rows of the epoch, and so do epochs
+        of all rows after those of some."""
         try:
+            if not self._reading.steps and state.get("position"):
+                raise DataError("train_steps_per_epoch is not given any more")
             self._reader.load_state_dict(state)
             self._next = dict(state)
         except DataError as error:

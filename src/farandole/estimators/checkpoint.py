@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zipfile
 from typing import Any, NamedTuple
 
@@ -39,13 +40,20 @@ def write(store: Store, run_id: str, checkpoint: Checkpoint) -> None:
         if checkpoint.best is not None:
             archive.writestr("best", checkpoint.best)
     store.write(f"{store.get_run_path(run_id)}/epoch-{checkpoint.epoch}.ckpt", file.getvalue())
-    store.retain_checkpoints(run_id, KEPT)
+    for path in _own(store, run_id)[:-KEPT]:
+        store.delete(path)
+
+
+def _own(store: Store, run_id: str) -> list[str]:
+    """The checkpoints that ``write`` made, oldest first: callbacks may keep others in the run's folder."""
+    form = re.compile(re.escape(store.get_run_path(run_id)) + r"/epoch-\d+\.ckpt")
+    return [path for path in store.get_checkpoints(run_id) if form.fullmatch(path)]
 
 
 def last_of(store: Store, run_id: str) -> Checkpoint | None:
     """The last checkpoint of a run. DataError if the last ones cannot be read."""
     errors = []
-    for path in reversed(store.get_checkpoints(run_id)):
+    for path in reversed(_own(store, run_id)):
         try:
             with zipfile.ZipFile(io.BytesIO(store.read(path))) as archive:
                 facts = json.loads(archive.read("facts.json"))

@@ -9,12 +9,14 @@ import cloudpickle
 
 from farandole.errors import SettingsError
 from farandole.estimators.batches import Batch
+from farandole.estimators.fingerprint import configured, digest, plain
 from farandole.estimators.loaders.keras import Loader, Packed, backend_of, pack
 from farandole.estimators.spark.estimator import DistributedEstimator
 from farandole.estimators.spark.model import DistributedModel
 from farandole.estimators.spark.params import Row, declare
 from farandole.estimators.spec import Result, Spec, direction
 from farandole.estimators.trainers import keras as trainer
+from farandole.estimators.trainers.keras_state import load, slots
 
 EXTRA = (
     Row("custom_objects", {}, "classes and functions of the model, by name"),
@@ -32,6 +34,7 @@ class KerasEstimator(DistributedEstimator):
 
     train = staticmethod(trainer.train)
     _prefix = "keras"
+    _greedy = True
 
     def payload(self) -> dict[str, Any]:
         value = self.getOrDefault
@@ -45,6 +48,7 @@ class KerasEstimator(DistributedEstimator):
         if options["loss"] is None and not compiled.get("loss"):
             raise SettingsError("Loss parameter is required for the model to compile")
         packed = pack(model, value("custom_objects") or {})
+        optimizer = model.optimizer if options["optimizer"] is None else options["optimizer"]
         if options["optimizer"] is not None:
             options["optimizer"] = packed.package().optimizers.serialize(
                 packed.package().optimizers.get(options["optimizer"])
@@ -52,15 +56,15 @@ class KerasEstimator(DistributedEstimator):
         return {
             "model": packed, "compiled": compiled, "options": options, "callbacks": list(value("callbacks") or ()),
             "categories": tuple(value("categorical_cols") or ()), "label_shapes": value("label_shapes"),
+            "slots": slots(optimizer) if hasattr(optimizer, "variables") else [],
         }  # fmt: skip
 
     def facts(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         options, compiled = payload["options"], payload["compiled"]
         loss = options["loss"] if options["loss"] is not None else compiled.get("loss")
-        kinds = [
-            each if isinstance(each, str) else getattr(each, "__name__", type(each).__name__) for each in _list(loss)
-        ]
-        return {"optimizer": options["optimizer"] or compiled.get("optimizer"), "loss": kinds}
+        layers = [[type(each).__name__, configured(each)] for each in self.getOrDefault("model")._flatten_layers()]
+        optimizer = options["optimizer"] or compiled.get("optimizer")
+        return {"optimizer": plain(optimizer), "loss": plain(loss), "model": digest(layers)}
 
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
         model = spec.payload["model"].open()
@@ -93,7 +97,7 @@ class KerasEstimator(DistributedEstimator):
         keras, model = packed.package(), packed.open()
         with keras.utils.custom_object_scope(cloudpickle.loads(packed.custom)):
             model.compile(**trainer.compiled(keras, spec.payload))
-        trainer.load(model, result.weights)
+        load(model, result.weights)
         return KerasModel(
             history=_history(result), model=model, feature_columns=list(spec.columns.features),
             label_columns=list(spec.columns.labels), custom_objects=self.getOrDefault("custom_objects"),
@@ -121,7 +125,8 @@ class KerasModel(DistributedModel):
     def loader(self) -> Loader:
         packed = pack(self.getOrDefault("model"), self.getOrDefault("custom_objects") or {})
         categories = (self.getOrDefault("_metadata") or {}).get("categories", ())
-        return Loader(packed, self.getOrDefault("feature_columns"), categories)
+        features, labels = (self.getOrDefault(f"{what}_columns") for what in ("feature", "label"))
+        return Loader(packed, features, categories, labels)
 
     def pack(self, values: dict[str, Any]) -> dict[str, Any]:
         return {**values, "model": _whole(values["model"], self.getOrDefault("custom_objects"))}
@@ -129,10 +134,6 @@ class KerasModel(DistributedModel):
     @classmethod
     def unpack(cls, values: dict[str, Any]) -> dict[str, Any]:
         return _unpacked(values)
-
-
-def _list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _compile_config(model: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 
 from farandole.errors import DataError, SettingsError
 from farandole.estimators.batches import Batch
+from farandole.estimators.fingerprint import digest
 from farandole.estimators.loaders.torch import several
 from farandole.estimators.spark.params import Row, declare
 from farandole.estimators.spec import Result, Spec, Watching
@@ -74,9 +75,8 @@ class LightningEstimator(TorchEstimator):
         if self._module() is None:
             return super().facts(payload)
         given = dict(self._module().hparams)
-        return {
-            "hparams": {name: value for name, value in given.items() if isinstance(value, bool | int | float | str)}
-        }
+        held = {name: value for name, value in given.items() if isinstance(value, bool | int | float | str)}
+        return {"hparams": held, "model": digest(repr(self._module()))}
 
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
         if self._module() is None:

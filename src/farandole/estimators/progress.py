@@ -12,9 +12,7 @@ from farandole.estimators.checkpoint import Checkpoint, last_of, write
 from farandole.estimators.spec import Result, Spec, Watching
 from farandole.frontend.objects import broadcast_object
 from farandole.log import logger
-from farandole.report import messages
-
-EVERY = 1.0  # seconds between reports to the status line
+from farandole.report import messages, pace
 
 
 class Best:
@@ -52,15 +50,16 @@ class Best:
 
 
 class Progress:
-    """``begin`` once, ``end_epoch`` after each epoch, ``result`` at the end; on all ranks."""
+    """``begin`` once, ``begin_epoch`` and ``end_epoch`` for each epoch, ``result`` at the end; on all ranks. An epoch
+    has ``rows``, of all ranks, and ``batches`` of a rank."""
 
-    def __init__(self, spec: Spec, rank: int, rows: int) -> None:
-        self._spec, self._rank, self._rows = spec, rank, rows
+    def __init__(self, spec: Spec, rank: int, rows: int, batches: int) -> None:
+        self._spec, self._rank, self._rows, self._batches = spec, rank, rows, batches
         self.history: list[dict[str, Any]] = []
         self._best = Best(spec.watching)
         self._best_weights: bytes | None = None
         self._saves = spec.store if spec.store is not None and spec.store.saving_runs() else None
-        self._began = self._epoch_began = self._reported = time.monotonic()
+        self._began = self._epoch_began = time.monotonic()
         self._first = self._steps = 0
 
     def begin(self) -> Checkpoint | None:
@@ -84,14 +83,15 @@ class Progress:
     def _compare(self, kept: Mapping[str, Any] | None) -> None:
         """With the training of the checkpoint. DataError if that was another one, and nothing is left to do."""
         mine = self._spec.fingerprint
-        other = [name for name in mine if kept is not None and kept.get(name) != mine[name]]
+        other = [name for name in mine if kept is not None and name in kept and kept[name] != mine[name]]
         if not other or kept is None:
             return
         told = "; ".join(f"{name} was {kept.get(name)!r} and is {mine[name]!r}" for name in other)
         if self.first >= self._spec.epochs:
             raise DataError(
                 f"run {self._spec.run_id!r} has ended, and was another training: {told}. Its model would be the answer "
-                "to another question: give another run_id (or none), or more epochs to go on from it"
+                "to another question: give another run_id (or none), or more epochs to go on from it; for "
+                "HorovodEstimator another modelDir, or more maxSteps"
             )
         if self._rank == 0:
             logger.warning("run %s goes on from a checkpoint of another training: %s", self._spec.run_id, told)
@@ -101,12 +101,11 @@ class Progress:
         """The epoch with which training begins: ``epochs`` if nothing is left to do."""
         return self._spec.epochs if self._best.stop else self._first
 
-    def step(self, epoch: int, step: int, rows: int) -> None:
-        """Tell the status line, now and then. ``rows``: of all ranks."""
-        if self._rank or time.monotonic() - self._reported < EVERY:
-            return
-        self._reported = now = time.monotonic()
-        messages.progress(epoch=epoch, step=step, rate=rows * (step + 1) / max(now - self._epoch_began, 1e-9))
+    def begin_epoch(self, epoch: int, passes: int) -> None:
+        """Tell the status line what it counts from here on. ``passes``: batches whose gradients make a step."""
+        steps = -(-self._batches // passes)
+        loss = flat(self.history[-1]).get("loss") if self.history else None
+        pace.epoch(epoch + 1, self._spec.epochs, steps, self._rows / steps, loss)
 
     def end_epoch(
         self, epoch: int, train: Mapping[str, Any], validation: Mapping[str, Any] | None,

@@ -12,6 +12,7 @@ import torch
 
 from farandole.errors import SettingsError
 from farandole.estimators.batches import Batch
+from farandole.estimators.fingerprint import digest, plain
 from farandole.estimators.loaders.torch import Loader
 from farandole.estimators.spark.estimator import DistributedEstimator
 from farandole.estimators.spark.model import DistributedModel
@@ -64,8 +65,10 @@ class TorchEstimator(DistributedEstimator):
             {name: value for name, value in group.items() if isinstance(value, bool | int | float | str | tuple)}
             for group in optimizer.param_groups
         ]
-        losses = [getattr(loss, "__name__", type(loss).__name__) for loss in payload["losses"]]
-        return {"optimizer": [type(optimizer).__name__, groups], "loss": losses}
+        return {
+            "optimizer": [type(optimizer).__name__, groups], "loss": plain(payload["losses"]),
+            "model": digest(repr(payload["model"])),
+        }  # fmt: skip
 
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
         return trainer.check(spec, batch)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from farandole import lazy
 
 if TYPE_CHECKING:
     from farandole.inference.parquet import predict_parquet
@@ -12,16 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = ["predict_parquet", "predict_udf", "transform", "tune"]
 
-# Imported when they are used.
-_LATER = {"parquet": ("predict_parquet",), "spark": ("predict_udf", "transform"), "tuning": ("tune",)}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _LATER.items():
-        if name in names:
-            return getattr(importlib.import_module(f"farandole.inference.{module}"), name)
-    raise AttributeError(f"module 'farandole.inference' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy.names(
+    __name__, {"parquet": ("predict_parquet",), "spark": ("predict_udf", "transform"), "tuning": ("tune",)}
+)

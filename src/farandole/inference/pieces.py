@@ -38,11 +38,16 @@ def pieces(sources: Sequence[Source], rows: int) -> list[Piece]:
     rows is one empty piece, so that its columns are written, too."""
     found: list[Piece] = []
     for file, source in enumerate(sources):
-        each = source.bytes / max(source.rows, 1)
-        most = max(1, min(rows, int(PIECE_BYTES / max(each, 1e-9))))
+        most = at_once(source, rows, PIECE_BYTES)
         for begin in range(0, source.rows, most):
             found.append(Piece(len(found), file, begin, min(begin + most, source.rows)))
     return found or [Piece(0, 0, 0, 0)]
+
+
+def at_once(source: Source, rows: int, size: int) -> int:
+    """How many rows of a file are ``rows`` at most, and ``size`` bytes; at least one."""
+    each = source.bytes / max(source.rows, 1)
+    return max(1, min(rows, int(size / max(each, 1e-9))))
 
 
 def share(todo: Sequence[Piece], rank: int, size: int) -> list[Piece]:

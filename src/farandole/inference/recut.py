@@ -18,29 +18,35 @@ class Slice(NamedTuple, Generic[T]):
 
 
 class Batch(NamedTuple, Generic[T]):
-    """``row``: the number of its first row in the stream. ``slices``: where its rows lie, in order."""
+    """``row``: the number of its first row in the stream. ``slices``: where its rows lie, in order. With ``together``,
+    ``rows`` may be several times the model's size: then they lie in one chunk."""
 
     row: int
     rows: int
     slices: tuple[Slice[T], ...]
 
 
-def recut(chunks: Iterator[T], length: Callable[[T], int], size: int) -> Iterator[Batch[T]]:
+def recut(chunks: Iterator[T], length: Callable[[T], int], size: int, together: bool = False) -> Iterator[Batch[T]]:
     """All rows of ``chunks`` in order, as batches of ``size`` rows; the last one may be shorter. A batch is given as
-    soon as its rows are there: no chunk is read ahead. Chunks may be empty."""
+    soon as its rows are there: no chunk is read ahead. Chunks may be empty.
+
+    ``together``: all batches that lie in one chunk are given as one, so that what costs something for each is done once
+    for the chunk."""
     waiting: deque[Slice[T]] = deque()
     row = there = 0
     for chunk in chunks:
         waiting.append(Slice(chunk, 0, length(chunk)))
         there += length(chunk)
         while there >= size:
-            yield Batch(row, size, _take(waiting, size))
-            row, there = row + size, there - size
+            rows = there - there % size if together and len(waiting) == 1 else size
+            yield Batch(row, rows, take(waiting, rows))
+            row, there = row + rows, there - rows
     if there:
-        yield Batch(row, there, _take(waiting, there))
+        yield Batch(row, there, take(waiting, there))
 
 
-def _take(waiting: deque[Slice[T]], rows: int) -> tuple[Slice[T], ...]:
+def take(waiting: deque[Slice[T]], rows: int) -> tuple[Slice[T], ...]:
+    """The first ``rows`` rows, which are no longer waiting then."""
     taken = []
     while rows:
         first = waiting.popleft()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from farandole.data.extras import need
+from farandole.data.parquet.casts import cast
 from farandole.errors import DataError, SettingsError, did_you_mean
 
 if TYPE_CHECKING:
@@ -127,6 +129,7 @@ def _expect(tokens: list[str], wanted: str) -> None:
         raise SettingsError(f"returns: {tokens[0]!r} stands where {wanted!r} belongs; give a type as in {EXAMPLES}")
 
 
+@functools.lru_cache
 def arrow_type(kind: Type) -> Any:
     """pyarrow's type, with the names that Spark gives to fields."""
     pa = need("pyarrow", _PURPOSE)
@@ -250,7 +253,13 @@ def _cast(output: Array, kind: Type, name: str) -> Array:
             f"{name} gave {output.dtype.name}, which is no '{kind}': give returns='{of((), output.dtype)}', or convert "
             "it in the model"
         )
-    found = output.astype(wanted)
-    if wanted.kind == "i" and not np.array_equal(found, output):
-        raise DataError(f"{name} gave {output.dtype.name} that '{kind}' does not hold: give returns= a wider type")
+    found, place = cast(output, wanted)
+    if place < 0 and output.dtype.kind in "iu" and wanted.kind == "f":  # ids and counts: no rounding without a word
+        same = found.astype(output.dtype) == output
+        place = -1 if same.all() else int(np.argmin(same))
+    if place >= 0:
+        raise DataError(
+            f"{name} gave {output.reshape(-1)[place]} of {output.dtype.name}, which '{kind}' does not hold: give "
+            f"returns='{of((), output.dtype)}', or another wider type"
+        )
     return np.ascontiguousarray(found)

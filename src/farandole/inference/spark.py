@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +21,7 @@ from farandole.inference.stream import BATCH_SIZE, ERROR, PREDICTION, Chunk, How
 
 _PURPOSE = "inference"
 ARCHIVE = "farandole-inference.zip"
+_WHOLE = {"tinyint": "int8", "smallint": "int16", "int": "int32", "bigint": "int64"}
 _sent_along: dict[
     str, Any
 ] = {}  # by Spark application: the folder of its archive, which executors fetch when they start
@@ -80,7 +83,8 @@ def predict_udf(
         _how(job, len(inputs) + key, 1)  # here, so that what is wrong is told early
     kind = str(job.returns)
     column = kind if errors == "raise" else f"struct<{PREDICTION}:{kind},{ERROR}:string>"
-    return _udf(_task(cloudpickle.dumps(job), _sent(packed.content), _archive()), column)
+    facts = cloudpickle.dumps(job), _sent(packed.content), _archive()
+    return _udf(lambda masked: _task(*facts, masked), column)
 
 
 def transform(
@@ -120,22 +124,27 @@ def transform(
     return frame.withColumns({name: functions.col(path) for name, path in columns.items()}).drop(whole)
 
 
-def task(job_bytes: bytes, content: Any, batches: Iterator[Any]) -> Iterator[Any]:
+def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -> Iterator[Any]:
     """Of a Python worker: the columns of one partition to its predictions. ``batches``: what Spark gives to an Arrow
-    or pandas function in the form of iterators; what comes out is of the same kind."""
+    or pandas function in the form of iterators; what comes out is of the same kind. ``masked``: after the columns come
+    as many that hold their types where they are null."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     job: _Job = cloudpickle.loads(job_bytes)
-    first = next(batches, None)
+    columns = (each if isinstance(each, tuple) else (each,) for each in batches)
+    first = next(columns, None)
     if first is None:
         return
     threads = job.threads or context.cpus()
-    arrow = _is_arrow(first if not isinstance(first, tuple) else first[0])
-    how = _how(job, len(first) if isinstance(first, tuple) else 1, threads)
+    how = _how(job, len(first) // (1 + masked), threads)
     place = Place(threads, job.device or device_of(context))
     predict = open_model(job.model, place, _folder(), lambda: _content(content))
-    found = predictions(_chunks(first, batches, arrow), predict, how, f"partition {context.partitionId()}")
+    arrow = isinstance(first[0], need("pyarrow", _PURPOSE).Array)
+    chunks: Iterator[Chunk] = itertools.chain([first], columns)
+    if not arrow:
+        chunks = (_chunk(each, masked) for each in chunks)
+    found = predictions(chunks, predict, how, f"partition {context.partitionId()}")
     yield from found if arrow else map(_pandas, found)
 
 
@@ -165,29 +174,39 @@ def _by_name(option: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
 # The driver's side.
 
 
-def _udf(function: Callable[..., Any], kind: str) -> Any:
-    """Spark 4.1 and later hand over Arrow's arrays, others what pandas makes of them."""
+def _udf(task_of: Callable[[bool], Callable[..., Any]], kind: str) -> Any:
+    """Spark 4.1 and later hand over Arrow's arrays, others what pandas makes of them, for which null is a NaN, and
+    whole numbers beside it are floats. So a column goes along that holds the type of what is null, but in SQL.
+    ``task_of``: the task, with such columns or without."""
     from pyspark.sql import functions
 
     if hasattr(functions, "arrow_udf"):
-        return functions.arrow_udf(function, kind, functions.ArrowUDFType.SCALAR_ITER)
-    return functions.pandas_udf(function, kind, functions.PandasUDFType.SCALAR_ITER)
+        return functions.arrow_udf(task_of(False), kind, functions.ArrowUDFType.SCALAR_ITER)
+    plain, masked = (functions.pandas_udf(task_of(each), kind, functions.PandasUDFType.SCALAR_ITER)
+                     for each in (False, True))  # fmt: skip
+
+    @functools.wraps(plain)  # with what registers it for SQL
+    def call(*columns: Any) -> Any:
+        absent = [functions.when(functions.isnull(each), functions.typeof(each)) for each in columns]
+        return masked(*columns, *absent)
+
+    return call
 
 
-def _task(job: bytes, content: Any, archive: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For the executors. A function inside a function is sent whole: Farandole need not be there to read it."""
+def _task(job: bytes, content: Any, archive: str, masked: bool) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For the executors. A function inside a function is sent whole: Farandole need not be there to read it. Another
+    version that may be there does not count: what the driver has pickled is for its own."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        import importlib.util
         import sys
 
-        if archive and importlib.util.find_spec("farandole") is None:
+        if archive and "farandole" not in sys.modules:
             from pyspark import SparkFiles
 
             sys.path.insert(0, SparkFiles.get(archive))
         from farandole.inference.spark import task
 
-        return task(job, content, batches)
+        return task(job, content, masked, batches)
 
     return run
 
@@ -254,28 +273,30 @@ def device_of(context: Any) -> str:
     return f"cuda:{gpu.addresses[0]}" if gpu is not None and gpu.addresses else "cpu"
 
 
-def _is_arrow(column: Any) -> bool:
-    return isinstance(column, need("pyarrow", _PURPOSE).Array)
+def _chunk(columns: Sequence[Any], masked: bool) -> Chunk:
+    """Columns as pandas has them, with those that hold their types where they are null, as Arrow's."""
+    number = len(columns) // (1 + masked)
+    absent = columns[number:] if masked else [None] * number
+    return [_arrow(*each) for each in zip(columns[:number], absent, strict=True)]
 
 
-def _chunks(first: Any, batches: Iterator[Any], arrow: bool) -> Iterator[Chunk]:
-    while first is not None:
-        columns = first if isinstance(first, tuple) else (first,)
-        yield columns if arrow else [_arrow(column) for column in columns]
-        first = next(batches, None)
-
-
-def _arrow(column: Any) -> Any:
-    """A column as pandas has it: a Series, and for structs a DataFrame."""
+def _arrow(column: Any, absent: Any = None) -> Any:
+    """A column as pandas has it: a Series, and for structs a DataFrame. ``absent``: its type, where it is null."""
     pa = need("pyarrow", _PURPOSE)
     if hasattr(column, "columns"):
         return pa.StructArray.from_arrays([_arrow(column[name]) for name in column.columns], [*column.columns])
-    return pa.Array.from_pandas(column)
+    if absent is None or column.dtype.kind != "f":
+        return pa.Array.from_pandas(column)
+    null = absent.notna()
+    whole = _WHOLE.get(absent[null].iloc[0]) if null.any() else None
+    values = column if whole is None else column.mask(null, 0).astype(whole)
+    return pa.array(values.to_numpy(), mask=null.to_numpy(), from_pandas=False)
 
 
 def _pandas(array: Any) -> Any:
-    """What Spark takes from a pandas function: a Series, and for structs a DataFrame."""
-    pa = need("pyarrow", _PURPOSE)
+    """What Spark takes from a pandas function: a Series, and for structs a DataFrame. They hold Arrow's own arrays,
+    which know null from NaN, and integers beside null."""
+    pa, kind = need("pyarrow", _PURPOSE), need("pandas", _PURPOSE).ArrowDtype
     if pa.types.is_struct(array.type):
-        return pa.Table.from_arrays(array.flatten(), [field.name for field in array.type]).to_pandas()
-    return array.to_pandas()
+        array = pa.Table.from_arrays(array.flatten(), [field.name for field in array.type])
+    return array.to_pandas(types_mapper=kind)

@@ -94,7 +94,7 @@ def predictions(chunks: Iterator[Chunk], predict: Predictor, how: How, source: s
 
 
 class _Prepared(NamedTuple):
-    """A batch as Arrow columns; ``arrays``: as the model takes them, or the error of the conversion."""
+    """Batches as Arrow columns; ``arrays``: as the model takes them, None if the conversion failed."""
 
     batch: Batch[Chunk]
     columns: Chunk
@@ -121,7 +121,8 @@ class _Stream:
         pa = need("pyarrow", _PURPOSE)
         done: list[Any] = []
         rows = 0
-        for prepared in self._prepared(recut(self._counted(chunks), _rows, self._how.batch_size)):
+        together = not self._how.wanted.decode  # what is decoded is many times as large: a batch at a time
+        for prepared in self._prepared(recut(self._counted(chunks), _rows, self._how.batch_size, together)):
             done += self._predicted(prepared)
             rows += prepared.batch.rows
             if rows >= self._largest:
@@ -158,21 +159,24 @@ class _Stream:
     def _predicted(self, prepared: _Prepared) -> Iterator[Any]:
         batch, columns = prepared.batch, prepared.columns
 
+        def arrays(begin: int, end: int) -> dict[str, Array]:
+            whole = begin % self._how.batch_size == 0 and end == min(begin + self._how.batch_size, batch.rows)
+            if whole and prepared.arrays is not None:
+                return {name: array[begin:end] for name, array in prepared.arrays.items()}
+            chosen = [column.slice(begin, end - begin) for column in columns]
+            return self._arrays(chosen, batch.row + begin)  # anew: a model that failed may have written to the others
+
         def call(begin: int, end: int) -> Any:
-            if end - begin == batch.rows and prepared.arrays is not None:
-                arrays = prepared.arrays
-            else:
-                chosen = [column.slice(begin, end - begin) for column in columns]
-                arrays = self._arrays(chosen, batch.row + begin)
-            found = self._predict(arrays)
+            found = self._predict(arrays(begin, end))
             try:
                 return to_arrow(found, self._how.returns, end - begin)
             except ShapeError as error:
                 raise WholeError(error) from None
 
         try:
-            for part in parts(call, 0, batch.rows):
-                yield self._result(part, prepared)
+            for begin in range(0, batch.rows, self._how.batch_size):
+                for part in parts(call, begin, min(begin + self._how.batch_size, batch.rows)):
+                    yield self._result(part, prepared)
         except WholeError as error:
             raise error.args[0] from None
 
@@ -216,9 +220,10 @@ class _Stream:
         return found
 
     def _described(self, columns: Chunk, where: Where) -> tuple[Column, ...]:
-        """What the columns are. Rows that are null are told later, one by one."""
+        """What the columns are, by the first batch. Rows that are null are told later, one by one."""
         found = []
-        for name, array in zip(self._how.inputs, columns, strict=True):
+        batch = [column.slice(0, self._how.batch_size) for column in columns]
+        for name, array in zip(self._how.inputs, batch, strict=True):
             if array.null_count == len(array) and name not in self._how.wanted.fill:
                 raise null_error(name, first_null(array), where)
             found.append(self._column(name, array, where))

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from farandole.data import ParquetData, Store, from_parquet, from_spark
+from farandole.data.parquet.columns import Column, Where, values
 from farandole.errors import DataError
 
 VECTOR = pa.struct({"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()),
@@ -93,6 +94,15 @@ def test_values(tmp_path: Path, column: Any, options: Any, expected: Any, dtype:
     found = read(tmp_path, column, **options)
     assert found.dtype == dtype
     assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(4)])
+def test_raw_bytes_are_read_where_they_lie(kind: Any) -> None:
+    rows = pa.array([np.array([row, -row], np.int16).tobytes() for row in range(9)], kind)
+    column = Column("x", "bytes", "int16", (2,))
+    for begin, end in ((0, 9), (3, 7), (4, 4)):
+        found = values(rows.slice(begin, end - begin), column, Where("a file"))
+        assert (found.shape, found.tolist()) == ((end - begin, 2), [[row, -row] for row in range(begin, end)])
 
 
 @pytest.mark.parametrize(
@@ -217,6 +227,10 @@ def test_the_row_is_that_of_the_file_whatever_the_order(tmp_path: Path) -> None:
     data = from_parquet(str(tmp_path / "c.parquet"))
     with pytest.raises(DataError, match=r"c\.parquet, row (0|100), column 'x': null"):
         list(data.numpy(7, rank=0, size=1))
+    pq.write_table(pa.table({"a": [1, 2], "a.b": [None, 3]}), tmp_path / "dots.parquet")
+    assert from_parquet(str(tmp_path / "dots.parquet"), fill={"a.b": 0}).rows == 2
+    with pytest.raises(DataError, match=r"row 0, column 'a\.b': null"):
+        from_parquet(str(tmp_path / "dots.parquet")).rows  # noqa: B018
     images = [npy([row]) for row in range(100)]
     written(tmp_path, pa.array([*images[:70], b"?", *images]), "d.parquet", row_group_size=10)
     for size in (1, 3):

@@ -35,18 +35,19 @@ class _Loaded(NamedTuple):
 class Chunks:
     """``take(n)``: the next n rows of a rank.
 
-    ``read(block)`` gives a block's columns. ``threads`` read so many pieces ahead; 0: each is read when it is needed.
+    ``read(block)`` gives a block's columns. ``threads`` read ``ahead`` pieces before they are needed; 0: each is read
+    when it is.
     """
 
     def __init__(
         self, order: Order, strands: Sequence[Strand], columns: Sequence[Column], read: Callable[[int], Arrays],
-        threads: int,
+        threads: int, ahead: int,
     ) -> None:  # fmt: skip
         self._order, self._strands, self._columns, self._read = order, strands, columns, read
         self._needs = heapq.merge(*(_needs(order, number, strand) for number, strand in enumerate(strands)))
         self._pool = ThreadPoolExecutor(threads, "farandole-reader") if threads else None
         self._ahead: deque[tuple[_Need, Future[_Loaded]]] = deque()
-        self._ahead_most = threads
+        self._ahead_most = ahead
         self._waiting: _Need | None = None
         self._loaded: list[deque[_Loaded]] = [deque() for _ in strands]
         self._taken = [0 for _ in strands]  # rows of the first loaded piece
@@ -87,7 +88,7 @@ class Chunks:
         rows = piece.rows[taken : taken + count]
         begin = place - self._place
         for name, array in out.items():
-            array[begin : begin + count * strand.period : strand.period] = piece.arrays[name][rows]
+            array[begin : begin + count * strand.period : strand.period] = piece.arrays[name].take(rows, axis=0)
         self._next[number] = place + count * strand.period
         self._taken[number] = taken + count
         if self._taken[number] == len(piece.rows):

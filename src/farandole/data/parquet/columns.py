@@ -263,8 +263,8 @@ def values(array: Any, column: Column, where: Where) -> Array:
 
 
 def plain(array: Any) -> Array:
-    """An Arrow array of numbers or booleans, without nulls, as numpy: its own memory, without pyarrow's conversions for
-    pandas."""
+    """An Arrow array of numbers or booleans, without nulls, as numpy: its own memory, which is read only, without
+    pyarrow's conversions for pandas."""
     pa = need("pyarrow", _PURPOSE)
     if pa.types.is_boolean(array.type):
         return plain(array.cast(pa.uint8())).view(np.bool_)
@@ -272,6 +272,7 @@ def plain(array: Any) -> Array:
     if not len(array):
         return np.empty(0, dtype)
     found: Array = np.frombuffer(array.buffers()[1], dtype)[array.offset : array.offset + len(array)]
+    found.flags.writeable = False  # what Parquet is read into could be written, also where others still need it
     return found
 
 
@@ -427,8 +428,21 @@ def _raw(array: Any, column: Column, where: Where) -> Array:
         )  # fmt: skip
     if array.null_count:
         array = array.fill_null(np.full(column.shape, column.fill, column.dtype).tobytes())
-    joined = b"".join(array.to_pylist())
-    return np.frombuffer(joined, column.dtype).reshape(len(array), *column.shape)
+    return _end_to_end(array).view(column.dtype).reshape(len(array), *column.shape)
+
+
+def _end_to_end(array: Any) -> Array:
+    """The bytes of all rows of an Arrow array without nulls, which is its own memory."""
+    types, kind = need("pyarrow", _PURPOSE).types, array.type
+    if not len(array):
+        return np.empty(0, np.uint8)
+    *_, places, data = array.buffers()
+    if types.is_fixed_size_binary(kind):
+        begin, end = (row * kind.byte_width for row in (array.offset, array.offset + len(array)))
+    else:
+        offsets = np.frombuffer(places, np.int64 if types.is_large_binary(kind) else np.int32)
+        begin, end = offsets[array.offset], offsets[array.offset + len(array)]
+    return np.frombuffer(data, np.uint8)[begin:end]
 
 
 def _images(array: Any, column: Column, where: Where) -> Array:

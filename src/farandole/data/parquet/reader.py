@@ -11,7 +11,7 @@ import numpy as np
 from farandole import context
 from farandole.config import Placement
 from farandole.data.loader import _Ahead
-from farandole.data.order import Order, lanes_for
+from farandole.data.order import Order, ahead_for, lanes_for
 from farandole.data.parquet.chunks import Arrays, Chunks
 from farandole.data.parquet.columns import Column, Where, decoded, fitting
 from farandole.data.parquet.data import Files, ParquetData, RowGroup
@@ -22,7 +22,7 @@ from farandole.log import logger
 if TYPE_CHECKING:
     from farandole.types import Array
 
-MEMORY = 256 << 20
+MEMORY = 128 << 20
 _CHUNK_BYTES, _CHUNK_ROWS = 4 << 20, 1 << 15  # rows that are put together at a time
 _CHUNKS_AHEAD = 2
 _TOGETHER, _TOGETHER_PART = 1 << 20, 64  # bytes, and part of the memory: smaller row groups are read as one block
@@ -72,6 +72,7 @@ class Reader:
         self._blocks = scan.blocks(scan.bytes if self._whole else min(_TOGETHER, memory // _TOGETHER_PART))
         largest = max(sum(group.size for group in block) for block in self._blocks)
         self._lanes = lanes_for(len(self._blocks), largest, memory)
+        self._pieces_ahead = ahead_for(threads, self._lanes, largest, memory)
         self._files = Files(data)
         self._kept: Arrays | None = None
         self._running: tuple[_Epoch, int] | None = None  # the last loop's, and how many batches it handed out
@@ -181,7 +182,9 @@ class _Iteration:
     def _iterate(self) -> Iterator[list[Any]]:
         epoch, reader = self._epoch, self._reader
         strands = self._order.strands(epoch.begin, epoch.rank, epoch.size)
-        chunks = Chunks(self._order, strands, self._columns, reader._block, reader._threads)
+        chunks = Chunks(
+            self._order, strands, self._columns, reader._block, reader._threads, reader._pieces_ahead,
+        )  # fmt: skip
         together, first, taken = self._together(), 0, 0
         try:
             while first < epoch.steps.count:

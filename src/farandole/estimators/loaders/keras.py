@@ -80,14 +80,15 @@ class Loader(NamedTuple):
     packed: Packed
     names: Sequence[str]
     categories: Sequence[str]
+    labels: Sequence[str] = ()
 
     def __call__(self) -> Callable[..., tuple[Any, ...]]:
         model = self.packed.open()
 
         def predict(*arrays: Any) -> tuple[Any, ...]:
             given = inputs_of(model, self.names, arrays, self.categories)
-            found = several(model.predict_on_batch(given))
-            return tuple(np.asarray(each, np.float32) for each in found)
+            found = several(model.predict_on_batch(given), self.labels)
+            return tuple(np.asarray(each).astype(np.float64) for each in found)  # as the columns are
 
         return predict
 
@@ -115,15 +116,18 @@ def _input(array: Any, declared: Any, category: bool) -> Any:
     dtype = "int64" if category else "float32"
     if declared is not None:
         name = getattr(declared.dtype, "name", str(declared.dtype))
-        dtype = name if np.issubdtype(np.dtype(name) if name != "bfloat16" else np.float32, np.integer) else dtype
+        whole = name != "bfloat16" and np.issubdtype(np.dtype(name), np.integer)
+        dtype = name if whole or name == "float64" else dtype
         shape = tuple(declared.shape)[1:]
         if None not in shape and array.shape[1:] != shape and np.prod(shape) == np.prod(array.shape[1:]):
             array = array.reshape(len(array), *shape)
     return array.astype(dtype, copy=False)
 
 
-def several(outputs: Any) -> list[Any]:
-    """A model's outputs, as a list."""
+def several(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
+    """A model's outputs, as a list. Several in a dict, whose order differs between backends: in that of the labels
+    whose names they have."""
     if isinstance(outputs, Mapping):
-        return list(outputs.values())
+        named = len(outputs) > 1 and set(outputs) == set(labels)
+        return [outputs[name] for name in (labels if named else outputs)]
     return list(outputs) if isinstance(outputs, list | tuple) else [outputs]

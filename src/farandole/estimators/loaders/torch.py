@@ -23,7 +23,7 @@ class Loader(NamedTuple):
         def predict(*arrays: Any) -> tuple[Any, ...]:
             with torch.inference_mode():
                 inputs = inputs_of(arrays, self.whole, self.shapes, floating(model), torch.device("cpu"))
-                return tuple(each.float().numpy() for each in several(model(*inputs)))
+                return tuple(each.double().numpy() for each in several(model(*inputs)))  # as the columns are
 
         return predict
 

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyspark.ml import Estimator
 
 from farandole.data import ParquetData, Store, from_parquet
+from farandole.data.parquet.reader import MEMORY
 from farandole.errors import DataError, SettingsError, did_you_mean
 from farandole.estimators import mlflow
 from farandole.estimators.backend import Backend, LocalBackend, SparkBackend, spark_runs
 from farandole.estimators.batches import Batch, first
-from farandole.estimators.spark.frames import prepared
+from farandole.estimators.fingerprint import plain
+from farandole.estimators.spark.frames import padded, prepared
 from farandole.estimators.spark.params import EstimatorParams
 from farandole.estimators.spark.persistence import Persistent
+from farandole.estimators.spark.several import Several
 from farandole.estimators.spec import Columns, Reading, Result, Spec, Watching, direction
+from farandole.estimators.trainers.device import pin
 from farandole.report import pickling
 
-MEMORY = 256 << 20
 FINGERPRINT = (
     "batch_size", "feature_cols", "label_cols", "sample_weight_col", "categorical_cols", "loss_weights", "random_seed",
-    "shuffle", "scale_lr", "backward_passes_per_step",
+    "shuffle", "scale_lr", "backward_passes_per_step", "train_steps_per_epoch", "validation", "transformation_fn",
+)  # fmt: skip
+OF_DATA = (
+    "feature_cols", "label_cols", "sample_weight_col", "validation", "random_seed", "store", "data_options",
+    "transformation_fn", "transformation_edit_fields", "transformation_removed_fields",
 )  # fmt: skip
 POOLS = ("thread", "dummy", "process")
+Pair = tuple[ParquetData, ParquetData | None]
 
 
 class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ignore[misc]
@@ -36,6 +45,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
 
     train: Callable[[Spec], Result | None]
     _prefix = "run"  # of run ids
+    _greedy = False  # whether the framework takes all GPUs that it sees
 
     def __init__(self, **values: Any) -> None:
         Estimator.__init__(self)
@@ -90,21 +100,42 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
                 f"validation={self._value('validation')!r} splits DataFrames; of Parquet files give those for "
                 "validation: fit_on_parquet(train, validation)"
             )
-        data, other = (self._opened(each, columns) for each in (train, validation))
-        assert data is not None
+        data = self._opened(train, columns, {})
+        other = None if validation is None else self._opened(validation, columns, padded(data))
         return self._train(data, other, self._backend())
 
+    def fitMultiple(self, dataset: Any, paramMaps: Sequence[Mapping[Any, Any]]) -> Iterator[tuple[int, Any]]:
+        """As Spark's own, but the DataFrame is written once for all maps, unless one of them changes what is read."""
+        if not paramMaps or any(param.name in OF_DATA for each in paramMaps for param in each):
+            return super().fitMultiple(dataset, paramMaps)  # type: ignore[no-any-return]
+        made = [self.copy(each) for each in paramMaps]
+        for each in made[1:]:  # the first one does when it writes
+            each._checked_columns()
+        return Several(made[0]._written(dataset), [each._trained for each in made])
+
     def _fit(self, dataset: Any) -> Any:
-        columns, store = self._columns(), self._value("store")
-        parent = None if store is None else store.get_train_data_path()
+        with self._written(dataset) as data:
+            return self._trained(data)
+
+    @contextlib.contextmanager
+    def _written(self, dataset: Any) -> Iterator[Pair]:
+        """Rows for training and for validation, as files that are there until the ``with`` block ends."""
+        columns, store = self._checked_columns(), self._value("store")
+        parent = None if store is None else f"{store.prefix_path}/intermediate_data"  # apart from prepared data
         options = dict(self._value("data_options") or {})
         if store is not None and "://" in store.prefix_path and store.storage_options:
             options.setdefault("storage_options", store.storage_options)
-        validation = self._value("validation")
-        self.payload()  # what is wrong with the model is told before Spark computes
-        backend = self._backend(spark=True)
-        with prepared(dataset, columns, validation, parent, options, self._seed()) as (data, other):
-            return self._train(data, other, backend)
+        with prepared(dataset, columns, self._value("validation"), parent, options, self._seed()) as data:
+            yield data
+
+    def _checked_columns(self) -> Columns:
+        """The columns. What is wrong with parameters or the model is told here, before Spark computes."""
+        columns = self._columns()
+        self.payload()
+        return columns
+
+    def _trained(self, data: Pair) -> Any:
+        return self._train(*data, self._backend(spark=True))
 
     def _train(self, data: ParquetData, validation: ParquetData | None, backend: Backend) -> Any:
         spec = self._spec(data, validation)
@@ -112,12 +143,17 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             outputs = self.check(spec, first(data, spec.columns))
         except ImportError:  # of pyarrow: the ranks look
             outputs = None
-        results = backend.run(_alone, args=(self.train, pickling.pack(spec, "the training")), env=self.env())
+        packed, one_gpu = pickling.pack(spec, "the training"), spec.use_gpu if self._greedy else None
+        results = backend.run(_alone, args=(self.train, packed, one_gpu), env=self.env())
         result: Result = results[0]
         mlflow.track(result.history)
         shapes = {column.name: list(column.shape) for column in data.columns}
         dtypes = {column.name: column.dtype for column in data.columns}
-        metadata = {"outputs": outputs, "shapes": shapes, "dtypes": dtypes, "options": reading(data, spec.columns)}
+        labels = {each.name: each.kind if each.kind == "list" else each.dtype for each in data.columns}
+        metadata = {
+            "outputs": outputs, "shapes": shapes, "dtypes": dtypes, "options": reading(data, spec.columns),
+            "labels": {name: labels[name] for name in spec.columns.labels if name in labels},
+        }  # fmt: skip
         return self.model_of(result, spec, metadata)
 
     def _spec(self, data: ParquetData, validation: ParquetData | None) -> Spec:
@@ -128,24 +164,30 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         def threads(name: str) -> int:
             return 0 if value("reader_pool_type") == "dummy" else value(name)
 
-        run_id, payload = value("run_id"), self.payload()
+        run_id, payload, watching = value("run_id"), self.payload(), self._watching(validation is not None)
         return Spec(
             train=data, validation=validation, columns=self._columns(),
             train_reading=Reading(size, value("train_steps_per_epoch"), threads("train_reader_num_workers"), memory,
                                   value("shuffle"), seed),
             validation_reading=Reading(value("val_batch_size") or size, value("validation_steps_per_epoch"),
                                        threads("val_reader_num_workers"), memory),
-            epochs=value("epochs"), seed=seed, watching=self._watching(validation is not None), store=value("store"),
+            epochs=value("epochs"), seed=seed, watching=watching, store=value("store"),
             run_id=run_id or f"{self._prefix}_{int(time.time())}_{uuid.uuid4().hex[:8]}", resume=bool(run_id),
-            fingerprint=self._fingerprint(data, payload), verbose=value("verbose"),
+            fingerprint=self._fingerprint(data, validation, watching, payload), verbose=value("verbose"),
             use_gpu=value("use_gpu"), scale_lr=value("scale_lr"), backward_passes=value("backward_passes_per_step"),
             compression=value("gradient_compression"), payload=payload,
         )  # fmt: skip
 
-    def _fingerprint(self, data: ParquetData, payload: Mapping[str, Any]) -> dict[str, Any]:
-        facts = {name: self._value(name) for name in FINGERPRINT}
-        columns = {column.name: [column.dtype, list(column.shape)] for column in data.columns}
-        facts.update(self.facts(payload), rows=data.rows, columns=columns)
+    def _fingerprint(
+        self, data: ParquetData, validation: ParquetData | None, watching: Watching, payload: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        facts = {name: plain(self._value(name)) for name in FINGERPRINT}
+        facts["columns"] = {column.name: [column.dtype, list(column.shape)] for column in data.columns}
+        read = {name: each for name, each in (self._value("data_options") or {}).items() if name != "storage_options"}
+        facts.update(
+            self.facts(payload), rows=data.rows, validation_rows=validation.rows if validation is not None else 0,
+            monitor=[watching.monitor, watching.mode], data_options=plain(read),
+        )  # fmt: skip
         return dict(json.loads(json.dumps(facts, default=str)))
 
     # Parameters.
@@ -227,15 +269,15 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             return SparkBackend(num_proc, verbose=verbose)
         return LocalBackend(num_proc)
 
-    def _opened(self, given: Any, columns: Columns) -> ParquetData | None:
-        if given is None:
-            return None
+    def _opened(self, given: Any, columns: Columns, shapes: Mapping[str, Any]) -> ParquetData:
+        """The files of a path, or of data. ``shapes``: of columns for which the user gives none."""
         path, own, options = given, None, dict[str, Any]()
         if isinstance(given, ParquetData):
             path, own, options = given.path, given.storage_options, given.wanted._asdict()
         store = self._value("store")
         for name, value in (self._value("data_options") or {}).items():
             options[name] = {**options.get(name, {}), **value} if value else options.get(name)
+        options["shapes"] = {**shapes, **(options.get("shapes") or {})}
         if not options.get("storage_options"):
             options["storage_options"] = own or (
                 store.storage_options if store is not None and "://" in str(path) else None
@@ -246,14 +288,18 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         return data
 
 
-def _alone(train: Callable[[Spec], Result | None], spec: bytes) -> Result | None:
-    """On a rank. The spec comes pickled, so that what it holds is checked and packed once."""
+def _alone(train: Callable[[Spec], Result | None], spec: bytes, one_gpu: bool | None) -> Result | None:
+    """On a rank. The spec comes pickled, so that what it holds is checked and packed once. ``one_gpu``: whether the
+    process may see one, or none; None: it sees what it sees."""
+    if one_gpu is not None:
+        pin(one_gpu)  # before anything in the spec imports a framework, which may look for GPUs then
     return train(pickling.unpack(spec))
 
 
 def reading(data: ParquetData, columns: Columns) -> dict[str, list[Any]]:
     """How features were read, for each of them in order, as ``predict_udf`` takes it; None where nothing was said."""
     options = data.wanted._asdict()
+    options["shapes"] = {**padded(data), **options["shapes"]}
     return {
         option: [by_name.get(name) for name in columns.features]
         for option, by_name in options.items()

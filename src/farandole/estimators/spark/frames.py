@@ -33,12 +33,18 @@ def prepared(
         data = stack.enter_context(_written(train, parent, given, "the DataFrame has no rows for training"))
         other = None
         if held is not None:
+            given["shapes"] = {**padded(data), **(options.get("shapes") or {})}
             empty = "Validation DataFrame is empty. Increase the validation split, or look at the validation column"
             other = stack.enter_context(_written(held, parent, given, f"{empty}: validation={validation!r}"))
         for each in (data, other):
             if each is not None:
                 check_lists(frame.sparkSession, each, options)
         yield data, other
+
+
+def padded(data: ParquetData) -> dict[str, tuple[int, ...]]:
+    """The shapes of lists that are filled up: training says them, and other rows follow."""
+    return {each.name: each.shape for each in data.columns if each.fill is not None and each.kind in ("list", "vector")}
 
 
 def _written(frame: Any, parent: str | None, options: Mapping[str, Any], empty: str) -> Any:

@@ -85,10 +85,13 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
     def _finished(self, dataset: Any, label: str, kind: str) -> Callable[[Any], Any]:
         """Makes of a prediction what fits the label: numbers of its type, and several of them as a vector, which Spark
         ML's evaluators take, or an array where the label is one."""
-        found = dataset.schema[label].dataType if label in dataset.columns else None
+        kept = (self.getOrDefault("_metadata") or {}).get("labels", {}).get(label)  # of training: labels may be gone
+        if kept is None and label in dataset.columns:
+            found = dataset.schema[label].dataType
+            kept = {T.FloatType: "float32", T.ArrayType: "list"}.get(type(found))
         if kind == "double":
-            return (lambda column: column.cast("float")) if isinstance(found, T.FloatType) else (lambda column: column)
-        if kind == "array<double>" and not isinstance(found, T.ArrayType):
+            return (lambda column: column.cast("float")) if kept == "float32" else (lambda column: column)
+        if kind == "array<double>" and kept != "list":
             return lambda column: array_to_vector(column)
         return lambda column: column
 

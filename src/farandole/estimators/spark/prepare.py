@@ -52,16 +52,18 @@ def clear_training_cache() -> None:
 
 
 def _write(df: Any, columns: Columns, validation: float | str | None, store: Store) -> int:
-    number = next(each for each in itertools.count() if not store.exists(store.get_train_data_path(each)))
-    parts = zip(
-        split(df, columns.all, validation, 0), (store.get_train_data_path, store.get_val_data_path), strict=True
-    )
+    train, held = split(df, columns.all, validation, 0)
+    for frame, empty in ((train, "the DataFrame has no rows for training"), (held, "Validation DataFrame is empty")):
+        if frame is not None and frame.isEmpty():
+            raise DataError(empty)
+    paths = (store.get_train_data_path, store.get_val_data_path)
+    number = next(each for each in itertools.count() if not any(store.exists(path(each)) for path in paths))
     try:
-        for frame, path in parts:
+        for frame, path in zip((train, held), paths, strict=True):
             if frame is not None:
-                if frame.isEmpty():
-                    raise DataError("Validation DataFrame is empty" if frame is not df else "the DataFrame has no rows")
-                frame.write.option("parquet.block.size", ROW_GROUP).mode("overwrite").parquet(spark_url(path(number)))
+                frame.write.option("parquet.block.size", ROW_GROUP).mode("errorifexists").parquet(
+                    spark_url(path(number))
+                )
     except BaseException:
         store.delete(store.get_train_data_path(number))
         store.delete(store.get_val_data_path(number))

@@ -20,8 +20,13 @@ def number(local_rank: int, count: int) -> int:
 
 def pin(use_gpu: bool) -> None:
     """Show this process one GPU, before a framework looks for them: for frameworks that take all they see."""
-    placed, cards = Placement.from_env(), len(glob.glob("/dev/nvidia[0-9]*"))
     if not use_gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    elif cards and "CUDA_VISIBLE_DEVICES" not in os.environ:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(number(max(placed.local_rank, 0), cards))
+        return
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    cards = [str(each) for each in range(len(glob.glob("/dev/nvidia[0-9]*")))] if seen is None else seen.split(",")
+    if not cards or (seen is not None and len(cards) == 1):
+        return
+    os.environ["CUDA_VISIBLE_DEVICES"] = cards[number(max(Placement.from_env().local_rank, 0), len(cards))]
+    if get_available_devices():
+        os.environ["FARANDOLE_GPUS"] = "0"  # their numbers are those of GPUs that the process sees

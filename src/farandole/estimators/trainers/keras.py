@@ -4,36 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import io
 import itertools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
+from farandole.data import ParquetData
 from farandole.errors import DataError, SettingsError
-from farandole.estimators.batches import Batch, Batches
+from farandole.estimators.batches import Batch, Batches, first
 from farandole.estimators.loaders.keras import Packed, inputs_of, several
 from farandole.estimators.progress import Progress
 from farandole.estimators.spec import Result, Spec
-from farandole.estimators.trainers.device import pin
+from farandole.estimators.trainers.keras_state import Rates, go_on, load, saved
+from farandole.frontend.objects import allgather_object
 from farandole.log import logger
 
 
 def train(spec: Spec) -> Result | None:
     """On every rank; the result on rank 0."""
-    pin(spec.use_gpu)
     packed: Packed = spec.payload["model"]
     keras = packed.package()
     hvd = importlib.import_module("farandole.keras.tf_keras" if packed.backend == "tf_keras" else "farandole.keras")
     hvd.init()
     ranks = hvd.rank(), hvd.size()
     batches = Batches(spec.train, spec.columns, spec.train_reading, *ranks)
-    progress = Progress(spec, hvd.rank(), batches.rows)
+    progress = Progress(spec, hvd.rank(), batches.rows, len(batches))
     found = progress.begin()
+    numbers = np.random.default_rng([spec.seed, progress.first, hvd.rank()])
+    keras.utils.set_random_seed(int(numbers.integers(2**31)))
     model = packed.open()
+    _seed(model, numbers)
+    if len(spec.columns.labels) > 1 and "heads" not in spec.payload:  # the driver could read no rows
+        check(spec, first(spec.train, spec.columns), model)
     factor = hvd.size() if spec.scale_lr else 1
     with keras.utils.custom_object_scope(cloudpickle.loads(packed.custom)):
         options = compiled(keras, spec.payload)
@@ -46,25 +51,42 @@ def train(spec: Spec) -> Result | None:
     if found is not None:
         load(model, found.state)
         batches.load(found.data)
+    else:
+        go_on(model, spec.payload["slots"])
     rates.scale()
+    for each in spec.payload["callbacks"]:
+        if spec.scale_lr and rates.fixed and isinstance(each, hvd.callbacks.LearningRateScheduleCallback):
+            each.schedule = each.schedule._replace(initial_lr=rates.given * factor)  # as in Horovod
     if hvd.rank() == 0:
         _tell_left(spec.backward_passes, len(batches) * max(spec.epochs - progress.first, 0))
     rows = Rows(batches, model, spec, share=True)
     epochs = _epochs(keras, progress, spec, rows, rates)
-    callbacks = [
-        hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(),
-        *spec.payload["callbacks"], epochs,
-    ]  # fmt: skip
+    held = None if spec.validation is None else _held(spec, spec.validation, *ranks)
+    means = _means(keras, rows, held) if packed.backend == "tf_keras" else hvd.callbacks.MetricAverageCallback()
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), means, *spec.payload["callbacks"], epochs]
     if progress.first < spec.epochs:
-        _fit(model, rows, spec, progress.first, callbacks, ranks)
+        _fit(model, rows, spec, progress.first, callbacks, held)
     rates.restore()
     return progress.result(lambda: saved(model, rates))
 
 
-def _fit(model: Any, rows: Rows, spec: Spec, first: int, callbacks: list[Any], ranks: tuple[int, int]) -> None:
+def _seed(model: Any, numbers: np.random.Generator) -> None:
+    """Give the layers that have no seed of the user's new ones: those of Keras 3 came with the model."""
+    for layer in model._flatten_layers():
+        for each in getattr(layer, "_seed_generators", ()):
+            if each.get_config()["seed"] is None:
+                each.state.assign([int(numbers.integers(2**31)), 0])
+
+
+def _held(spec: Spec, data: ParquetData, rank: int, size: int) -> Batches:
+    """Rows for validation: a rank's part, or all of them where there are fewer than ranks."""
+    part = (rank, size) if data.rows >= size else (0, 1)
+    return Batches(data, spec.columns, spec.validation_reading, *part)
+
+
+def _fit(model: Any, rows: Rows, spec: Spec, first: int, callbacks: list[Any], held: Batches | None) -> None:
     given: dict[str, Any] = {}
-    if spec.validation is not None:
-        held = Batches(spec.validation, spec.columns, spec.validation_reading, *ranks)
+    if held is not None:
         given["validation_data"] = _indexed(spec.payload["model"].package(), Rows(held, model, spec, share=False))
     with rows.endless() as batches:
         model.fit(
@@ -83,11 +105,12 @@ def _tell_left(passes: int, batches: int) -> None:
 
 
 class Rows:
-    """Batches as Keras takes them. ``ends``: where each epoch left the rows, however far ahead Keras reads. ``share``:
-    whether a mean counts as this rank's part of the rows, as the loss of training does."""
+    """Batches as Keras takes them. ``ends``: where each epoch left the rows, however far ahead Keras reads, and
+    ``counts``: how many it had. ``share``: whether a mean counts as this rank's part of the rows, as the loss of
+    training does."""
 
     def __init__(self, batches: Batches, model: Any, spec: Spec, *, share: bool) -> None:
-        self.batches, self.ends = batches, list[dict[str, int]]()
+        self.batches, self.ends, self.counts = batches, list[dict[str, int]](), list[int]()
         self._model, self._spec, self._share = model, spec, share
         self._weighted = spec.columns.weight is not None or (share and batches.uneven)
         self._lock, self._place = threading.Lock(), -1
@@ -105,10 +128,12 @@ class Rows:
 
     def _epochs(self) -> Iterator[Any]:
         while True:
-            length = len(self.batches)
+            length, count = len(self.batches), 0
             for number, batch in enumerate(self.batches, 1):
+                count += batch.rows
                 if number == length:
                     self.ends.append(self.batches.state())
+                    self.counts.append(count)
                 yield self.given(batch)
 
     def at(self, index: int) -> tuple[Any, ...]:
@@ -125,11 +150,16 @@ class Rows:
         columns, payload = self._spec.columns, self._spec.payload
         inputs = inputs_of(self._model, columns.features, batch.inputs, payload["categories"])
         labels = labels_of(self._spec, batch)
+        heads = payload.get("heads")
+
+        def like_outputs(values: list[Any]) -> Any:
+            return dict(zip(heads, values, strict=True)) if heads else values if len(values) > 1 else values[0]
+
         if not self._weighted:
-            return inputs, labels[0] if len(labels) == 1 else labels
+            return inputs, like_outputs(labels)
         share = np.full(len(labels[0]), batch.share if self._share else 1.0, np.float32)
         weight = share if batch.weight is None else share * batch.weight
-        return (inputs, labels[0], weight) if len(labels) == 1 else (inputs, labels, [weight] * len(labels))
+        return inputs, like_outputs(labels), like_outputs([weight] * len(labels))
 
 
 def _indexed(keras: Any, rows: Rows) -> Any:
@@ -160,16 +190,11 @@ def labels_of(spec: Spec, batch: Batch) -> list[Any]:
 
 def _epochs(keras: Any, progress: Progress, spec: Spec, rows: Rows, rates: Rates) -> Any:
     """The callback that notes each epoch's numbers, and ends training."""
-    size, first = len(rows.batches), progress.first
+    first = progress.first
 
     class Epochs(keras.callbacks.Callback):  # type: ignore[misc]
-        epoch = 0
-
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.epoch = epoch
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            progress.step(self.epoch, batch, rows.batches.rows // max(size, 1))
+            progress.begin_epoch(epoch, spec.backward_passes)
 
         def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
             numbers = {name: float(value) for name, value in (logs or {}).items()}
@@ -184,80 +209,33 @@ def _epochs(keras: Any, progress: Progress, spec: Spec, rows: Rows, rates: Rates
     return Epochs()
 
 
-class Rates:
-    """An optimizer's learning rate: that of one rank, as it is kept, and ``factor`` times that, in training. A schedule
-    stays as it is."""
+def _means(keras: Any, rows: Rows, held: Batches | None) -> Any:
+    """A callback that makes the numbers of an epoch, for those after it, means over the rows of all ranks."""
 
-    def __init__(self, optimizer: Any, factor: int) -> None:
-        found = getattr(optimizer, "_learning_rate", None)
-        self.variable = found if hasattr(found, "assign") else None
-        self.factor = factor
-        self._one = 0.0 if self.variable is None else float(np.asarray(self.variable))
+    class Means(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            mine = {name: float(value) for name, value in (logs or {}).items() if name != "lr"}
+            counts = {"train": rows.counts.pop(0), "val": 0 if held is None else held.of_rank}
+            everybody = allgather_object((mine, counts))
+            for name in mine:
+                part = "val" if name.startswith("val_") else "train"
+                weights = [float(count[part]) for _, count in everybody]
+                logs[name] = float(np.average([numbers[name] for numbers, _ in everybody], weights=weights))
 
-    def scale(self) -> None:
-        if self.variable is not None:
-            self._one = float(np.asarray(self.variable))
-            self.variable.assign(self._one * self.factor)
-
-    def restore(self) -> None:
-        if self.variable is not None:
-            self.variable.assign(self.one(float(np.asarray(self.variable))))
-            self.factor = 1
-
-    def one(self, rate: float) -> float:
-        """Of one rank, without a rounding error where nothing has changed it."""
-        return self._one if rate == float(np.float32(self._one * self.factor)) else rate / self.factor
+    return Means()
 
 
 def compiled(keras: Any, payload: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of ``compile``: what the model was compiled with, and what the estimator was given instead."""
     options: dict[str, Any] = keras.saving.deserialize_keras_object(dict(payload["compiled"] or {}))
-    options.update({name: value for name, value in payload["options"].items() if value is not None})
+    heads = payload.get("heads") or ()
+    for name, value in payload["options"].items():
+        if heads and isinstance(value, list | tuple) and len(value) == len(heads):  # one for each label
+            value = dict(zip(heads, value, strict=True))
+        if value is not None:
+            options[name] = value
     options["optimizer"] = keras.optimizers.get(options["optimizer"])
     return options
-
-
-def saved(model: Any, rates: Rates) -> bytes:
-    """Weights and the optimizer's variables."""
-    optimizer = [np.asarray(each) for each in _variables(model.optimizer)]
-    if rates.variable is not None:
-        for place, variable in enumerate(_variables(model.optimizer)):
-            if variable is rates.variable:
-                optimizer[place] = np.asarray(rates.one(float(optimizer[place])), optimizer[place].dtype)
-    file = io.BytesIO()
-    arrays: dict[str, Any] = {f"w{place}": each for place, each in enumerate(model.get_weights())}
-    arrays.update({f"o{place}": each for place, each in enumerate(optimizer)})
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
-def load(model: Any, state: bytes) -> None:
-    """What ``saved`` gave, into a compiled model."""
-    with np.load(io.BytesIO(state)) as arrays:
-        weights = [arrays[f"w{place}"] for place in range(sum(name[0] == "w" for name in arrays))]
-        optimizer = [arrays[name] for name in sorted((n for n in arrays if n[0] == "o"), key=lambda n: int(n[1:]))]
-    given = len(model.get_weights())
-    if given != len(weights):
-        raise DataError(
-            f"the model that was trained has {len(weights)} arrays of weights, and the one that was given {given}: "
-            "give a model that is built (with an Input layer, or after model.build(shape))"
-        )
-    model.set_weights(weights)
-    if not getattr(model.optimizer, "built", False):
-        model.optimizer.build(model.trainable_variables)
-    for variable, value in zip(_variables(model.optimizer), optimizer, strict=True):
-        variable.assign(value)
-
-
-def _variables(optimizer: Any) -> list[Any]:
-    """Those of an optimizer, but for gradients of this rank that it has added up and not applied."""
-    found = optimizer.variables
-    pending: set[int] = set()
-    each = optimizer
-    while each is not None:  # optimizers that scale losses have another one
-        pending.update(id(variable) for variable in getattr(each, "_accumulated_gradients", None) or ())
-        each = getattr(each, "inner_optimizer", None)
-    return [variable for variable in (found() if callable(found) else found) if id(variable) not in pending]
 
 
 def _build(model: Any, batch: Batch) -> None:
@@ -275,19 +253,22 @@ def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
     )
     try:
         _build(model, batch)
-        found = several(model(inputs_of(model, names, batch.inputs, spec.payload["categories"]), training=False))
+        outputs = model(inputs_of(model, names, batch.inputs, spec.payload["categories"]), training=False)
     except Exception as error:
         raise DataError(f"the model cannot take the features {told}: {type(error).__name__}: {error}") from error
-    labels = labels_of(spec, batch)
+    found, labels = several(outputs, spec.columns.labels), labels_of(spec, batch)
     if len(found) != len(labels):
         raise DataError(f"the model has {len(found)} outputs for {len(labels)} label columns: {spec.columns.labels}")
+    spec.payload["heads"] = heads_of(outputs, spec.columns.labels)
     shapes = [tuple(each.shape)[1:] for each in found]
     try:
-        losses = several(compiled(keras, spec.payload).get("loss"))
-        functions = [keras.losses.get(each) for each in (losses if len(losses) == len(found) else losses * len(found))]
+        chosen = _losses(compiled(keras, spec.payload).get("loss"), outputs, model, spec)
+        functions = [keras.losses.get(each) for each in chosen]
     except (ValueError, TypeError) as error:
         raise SettingsError(f"loss={spec.payload['options']['loss']!r}: {error}") from error
     for name, label, output, function in zip(spec.columns.labels, labels, found, functions, strict=True):
+        if function is None:  # an output that is not trained
+            continue
         try:
             function(label, output)
         except Exception as error:
@@ -296,3 +277,31 @@ def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
                 f"{label.dtype}{list(label.shape[1:])}: {type(error).__name__}: {error}"
             ) from error
     return shapes
+
+
+def heads_of(outputs: Any, labels: Sequence[str]) -> tuple[str, ...]:
+    """The names of outputs that come as a dict, in the order of the labels; none for other outputs. DataError if they
+    are not those of the labels: frameworks sort the keys of a dict, so an order tells nothing."""
+    if not isinstance(outputs, Mapping) or len(outputs) == 1:
+        return ()
+    if set(outputs) != set(labels):
+        raise DataError(
+            f"the model's outputs are a dict of {', '.join(outputs)}, and the label columns are {', '.join(labels)}: "
+            "give outputs the names of their labels, or let the model give a list, in the order of label_cols"
+        )
+    return tuple(labels)
+
+
+def _losses(given: Any, outputs: Any, model: Any, spec: Spec) -> list[Any]:
+    """The loss of each label, as Keras pairs them with the outputs. ValueError for one of an unknown output."""
+    heads, count = spec.payload["heads"], len(spec.columns.labels)
+    if heads and isinstance(given, list | tuple) and len(given) == count:  # of compile(), and sorted
+        given = dict(zip(sorted(heads), given, strict=True))
+    if isinstance(given, Mapping):
+        own = list(outputs) if isinstance(outputs, Mapping) else getattr(model, "output_names", None)
+        names = list(heads or own or given)
+        if not set(given) <= set(names):
+            raise ValueError(f"the outputs are {', '.join(names)}")
+        return [given.get(name) for name in names]
+    losses = several(given)
+    return losses if len(losses) == count else losses * count

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import io
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,8 +21,6 @@ from farandole.estimators.spec import Result, Spec
 from farandole.estimators.trainers.device import number
 from farandole.estimators.trainers.torch import average_buffers
 
-SHARE, ROWS = "_share", "_rows"  # in a batch, until the module gets it
-
 
 def train(spec: Spec) -> Result | None:
     """On every rank; the result on rank 0."""
@@ -30,23 +30,27 @@ def train(spec: Spec) -> Result | None:
     if spec.use_gpu and torch.cuda.is_available():
         device = torch.device("cuda", number(hvd.local_rank(), torch.cuda.device_count()))
     batches = Batches(spec.train, spec.columns, spec.train_reading, *ranks)
-    progress = Progress(spec, hvd.rank(), batches.rows)
+    progress = Progress(spec, hvd.rank(), batches.rows, len(batches))
     found = progress.begin()
-    module = shared(payload["model"], spec)
-    epochs = Epochs(spec, progress, batches, None if found is None else found.state)
+    losses = Losses()
+    module = shared(payload["model"], spec, losses)
+    epochs = Epochs(spec, progress, batches, losses, None if found is None else found.state)
+    arguments = dict(payload["trainer_args"])
+    own = arguments.pop("callbacks", None) or []
+    callbacks = [*payload["callbacks"], *(own if isinstance(own, list | tuple) else [own]), epochs]
     if found is not None:
         batches.load(found.data)
-    loaders: dict[str, Any] = {"train_dataloaders": _loader(batches, module, spec)}
+    loaders: dict[str, Any] = {"train_dataloaders": _loader(batches, module, spec, losses)}
     if spec.validation is not None:
         held = Batches(spec.validation, spec.columns, spec.validation_reading, *ranks)
-        loaders["val_dataloaders"] = _loader(held, module, spec, again=True)
+        loaders["val_dataloaders"] = _loader(held, module, spec)
     trainer = pl.Trainer(**{
         "strategy": Ranks(device), "accelerator": "gpu" if device.type == "cuda" else "cpu", "devices": 1,
         "max_epochs": spec.epochs, "logger": payload["logger"] if hvd.rank() == 0 and payload["logger"] else False,
         "log_every_n_steps": payload["log_every_n_steps"], "profiler": payload["profiler"],
-        "detect_anomaly": payload["terminate_on_nan"], "callbacks": [*payload["callbacks"], epochs],
-        "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
-        "num_sanity_val_steps": 0, "use_distributed_sampler": False, **payload["trainer_args"],
+        "detect_anomaly": payload["terminate_on_nan"], "callbacks": callbacks,
+        "enable_progress_bar": False, "enable_model_summary": False,
+        "num_sanity_val_steps": 0, "use_distributed_sampler": False, **arguments,
     })  # fmt: skip
     first = trainer.fit_loop.epoch_progress.current
     first.processed = first.completed = progress.first
@@ -90,36 +94,54 @@ class Ranks(SingleDeviceStrategy):  # type: ignore[misc]
         return bool(agreed.item())
 
 
-def shared(module: Any, spec: Spec) -> Any:
+class Losses:
+    """Of this rank's batches in an epoch: their sum over rows, the rows that have one, and all rows. A batch is a dict
+    of the user's columns alone, so its share, and the rows that count, go beside it."""
+
+    def __init__(self) -> None:
+        self.coming: deque[tuple[float, int]] = deque()  # of batches that were read ahead
+        self.share, self.of_batch = 1.0, 0
+        self.begin()
+
+    def next_batch(self) -> None:
+        self.share, self.of_batch = self.coming.popleft()
+
+    def begin(self) -> None:
+        self.total, self.counted, self.rows = torch.zeros((), dtype=torch.float64), 0, 0
+
+    def add(self, loss: Any) -> None:
+        rows = self.of_batch
+        self.rows += rows
+        if loss is not None and rows:
+            self.total = self.total + loss.detach().double().cpu() * rows
+            self.counted += rows
+
+    def mean(self) -> float | None:
+        """Over the rows of all ranks; None if there was no loss, as a module that optimizes by itself may have none."""
+        total, counted = hvd.allreduce(torch.stack([self.total, torch.tensor(self.counted).double()]), op=hvd.Sum)
+        return float(total / counted) if counted else None
+
+
+def shared(module: Any, spec: Spec, losses: Losses) -> Any:
     """The module, with optimizers that average gradients, and losses that count as this rank's part of the rows."""
     kind = type(module)
 
     class Shared(kind):  # type: ignore[valid-type,misc]
-        losses: tuple[float, int] = (0.0, 0)  # their sum over rows of the epoch, and the rows
-
         def configure_optimizers(self) -> Any:
             return _distributed(super().configure_optimizers(), self, spec)
 
+        @functools.wraps(kind.training_step)  # Lightning looks at its arguments
         def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-            mine, share, rows = _taken(batch)
-            found = super().training_step(mine, *args, **kwargs)
-            loss = found["loss"] if isinstance(found, Mapping) else found
-            if loss is None:
-                return None
-            self.losses = (self.losses[0] + loss.detach().double() * rows, self.losses[1] + rows)
-            return {**found, "loss": loss * share} if isinstance(found, Mapping) else loss * share
-
-        def validation_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-            return super().validation_step(_taken(batch)[0], *args, **kwargs)
+            found = super().training_step(batch, *args, **kwargs)
+            loss = found.get("loss") if isinstance(found, Mapping) else found
+            losses.add(loss)
+            if loss is None or losses.share == 1:
+                return found
+            return {**found, "loss": loss * losses.share} if isinstance(found, Mapping) else loss * losses.share
 
     Shared.__name__, Shared.__qualname__ = kind.__name__, kind.__qualname__
     module.__class__ = Shared
     return module
-
-
-def _taken(batch: Any) -> tuple[dict[str, Any], Any, int]:
-    mine = dict(batch)
-    return mine, mine.pop(SHARE), int(mine.pop(ROWS))
 
 
 def _distributed(found: Any, module: Any, spec: Spec) -> Any:
@@ -151,16 +173,20 @@ def _distributed(found: Any, module: Any, spec: Spec) -> Any:
 class _Rows(torch.utils.data.IterableDataset):  # type: ignore[misc]
     """Batches as dicts of tensors by column, as Horovod's modules take them."""
 
-    def __init__(self, batches: Batches, module: Any, spec: Spec, again: bool) -> None:
-        self._batches, self._module, self._spec, self._again = batches, module, spec, again
+    def __init__(self, batches: Batches, module: Any, spec: Spec, losses: Losses | None) -> None:
+        self._batches, self._module, self._spec, self._losses = batches, module, spec, losses
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self._again:
+        if self._losses is None:  # of validation: all rows again
             self._batches.rewind()
+        else:
+            self._losses.coming.clear()
         for batch in self._batches:
+            if self._losses is not None:
+                self._losses.coming.append((batch.share, batch.rows))
             yield given(batch, self._spec, self._module)
 
 
@@ -175,18 +201,21 @@ def given(batch: Batch, spec: Spec, module: Any) -> dict[str, Any]:
             found[name] = label.to(floating(module)) if label.is_floating_point() else label.long()
     if columns.weight is not None and batch.weight is not None:
         found[columns.weight] = tensor_of(batch.weight)
-    return {**found, SHARE: torch.tensor(batch.share), ROWS: torch.tensor(batch.rows)}
+    return found
 
 
-def _loader(batches: Batches, module: Any, spec: Spec, again: bool = False) -> Any:
-    return torch.utils.data.DataLoader(_Rows(batches, module, spec, again), batch_size=None)
+def _loader(batches: Batches, module: Any, spec: Spec, losses: Losses | None = None) -> Any:
+    return torch.utils.data.DataLoader(_Rows(batches, module, spec, losses), batch_size=None)
 
 
-class Epochs(pl.Callback):  # type: ignore[misc]
-    """Notes each epoch's numbers, over all ranks, and ends training."""
+class Epochs(pl.callbacks.Checkpoint):  # type: ignore[misc]
+    """Notes each epoch's numbers, over all ranks, and ends training. As one that keeps checkpoints it is called after
+    the module's own hooks, which may log."""
 
-    def __init__(self, spec: Spec, progress: Progress, batches: Batches, state: bytes | None) -> None:
-        self._spec, self._progress, self._batches, self._state = spec, progress, batches, state
+    def __init__(
+        self, spec: Spec, progress: Progress, batches: Batches, losses: Losses, state: bytes | None
+    ) -> None:  # fmt: skip
+        self._spec, self._progress, self._batches, self._losses, self._state = spec, progress, batches, losses, state
         self._held = 0 if spec.validation is None else len(
             range(hvd.rank(), spec.validation.rows, hvd.size())
         )  # fmt: skip
@@ -204,10 +233,11 @@ class Epochs(pl.Callback):  # type: ignore[misc]
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         seed = np.random.SeedSequence([self._spec.seed, trainer.current_epoch, hvd.rank()]).generate_state(1)[0]
         torch.manual_seed(int(seed))
-        module.losses = (0.0, 0)
+        self._losses.begin()
+        self._progress.begin_epoch(trainer.current_epoch, trainer.accumulate_grad_batches)
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, step: int) -> None:
-        self._progress.step(trainer.current_epoch, step, self._batches.rows // max(len(self._batches), 1))
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, step: int) -> None:
+        self._losses.next_batch()
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
         average_buffers(module)
@@ -215,10 +245,11 @@ class Epochs(pl.Callback):  # type: ignore[misc]
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         if self._spec.validation is None:
             average_buffers(module)
-        total, rows = module.losses
         numbers = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
         training = {name: value for name, value in numbers.items() if not name.startswith("val_")}
-        training = _everybody({"loss": float(total) / max(rows, 1), **training}, rows)
+        loss, training = self._losses.mean(), _everybody(training, self._losses.rows)
+        if loss is not None:
+            training = {"loss": loss, **training}
         validation = None
         if self._spec.validation is not None:
             held = {name[4:]: value for name, value in numbers.items() if name.startswith("val_")}

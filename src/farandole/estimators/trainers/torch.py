@@ -50,7 +50,7 @@ class Training:
         self.held = None
         if spec.validation is not None:
             self.held = Batches(spec.validation, spec.columns, spec.validation_reading, *ranks)
-        self.progress = Progress(spec, hvd.rank(), self.batches.rows)
+        self.progress = Progress(spec, hvd.rank(), self.batches.rows, len(self.batches))
 
     def run(self) -> Result | None:
         found = self.progress.begin()
@@ -76,8 +76,9 @@ class Training:
         """Whether it was the last one."""
         seed = np.random.SeedSequence([self.spec.seed, epoch, hvd.rank()]).generate_state(1)[0]
         torch.manual_seed(int(seed))  # so that training that goes on here has the same numbers
+        self.progress.begin_epoch(epoch, self.spec.backward_passes)
         self._tell("on_epoch_begin", epoch)
-        training = self._train(epoch)
+        training = self._train()
         average_buffers(self.model)
         validation = None if self.held is None else self._evaluate(self.held)
         logs = flat({"train": training, "validation": validation})
@@ -86,17 +87,16 @@ class Training:
         wish = any(getattr(each, "stop_training", False) for each in self.payload["callbacks"])
         return enough or bool(hvd.allreduce(torch.tensor(float(wish)), op=hvd.Max))
 
-    def _train(self, epoch: int) -> dict[str, Any]:
+    def _train(self) -> dict[str, Any]:
         self.model.train()
         numbers, steps = Numbers(self.objective), len(self.batches)
-        rows = self.spec.train_reading.batch_size * hvd.size()
         for step, batch in enumerate(self.batches):
             inputs, labels, weights = self._tensors(batch)
-            optimizer = Passes(self.optimizer, step, steps, self.spec.backward_passes)
-            loss = self.objective.for_batch(batch.share)
-            outputs, _ = self.step(self.model, optimizer, self.objective.matched, loss, inputs, labels, weights)
-            numbers.add(batch.rows, loss.last, outputs, labels)
-            self.progress.step(epoch, step, rows)
+            passes = self.spec.backward_passes
+            optimizer = self.optimizer if passes == 1 else Passes(self.optimizer, step, steps, passes)
+            given = self.objective.for_batch(batch.share)
+            outputs, loss = self.step(self.model, optimizer, self.objective.matched, given, inputs, labels, weights)
+            numbers.add(batch.rows, _one(loss), outputs, labels)
         return numbers.everybody()
 
     def _evaluate(self, batches: Batches) -> dict[str, Any]:
@@ -107,9 +107,8 @@ class Training:
             for batch in batches:
                 inputs, labels, weights = self._tensors(batch)
                 outputs, labels = self.objective.matched(self.model(*inputs), labels)
-                loss = self.objective.for_batch(1.0)
-                loss(outputs, labels, weights)
-                numbers.add(batch.rows, loss.last, outputs, labels)
+                loss = self.objective.for_batch(1.0)(outputs, labels, weights)
+                numbers.add(batch.rows, loss, outputs, labels)
         return numbers.everybody()
 
     def _tell(self, event: str, *facts: Any) -> None:
@@ -154,6 +153,15 @@ def minibatch(
     return outputs, loss
 
 
+def _one(loss: Any) -> Any:
+    if loss is None or torch.as_tensor(loss).numel() != 1:
+        raise DataError(
+            f"train_minibatch_fn gave {type(loss).__name__} as the loss of its step: it must return the outputs "
+            "and the loss, one number"
+        )
+    return torch.as_tensor(loss).detach().reshape(())
+
+
 def average_buffers(model: Any) -> None:
     """Running statistics (of BatchNorm), which each rank has of its own rows, become the mean of all ranks'."""
     own = [each for each in model.buffers() if each.is_floating_point() and each.numel()]
@@ -166,9 +174,6 @@ def average_buffers(model: Any) -> None:
 
 class Passes:
     """An optimizer that steps after every k-th batch, and after the last one."""
-
-    def __new__(cls, optimizer: Any, step: int, steps: int, passes: int) -> Any:
-        return optimizer if passes == 1 else super().__new__(cls)
 
     def __init__(self, optimizer: Any, step: int, steps: int, passes: int) -> None:
         self._optimizer = optimizer
@@ -212,11 +217,10 @@ class Objective:
 
 
 class BatchLoss:
-    """``loss_fn(outputs, labels, sample_weights)``, times the share of this rank's rows. ``last``: without it."""
+    """``loss_fn(outputs, labels, sample_weights)``, whose gradients are times the share of this rank's rows."""
 
     def __init__(self, objective: Objective, share: float) -> None:
         self._objective, self._share = objective, share
-        self.last: Any = None
 
     def __call__(self, outputs: Sequence[Any], labels: Sequence[Any], sample_weights: Any = None) -> Any:
         mine = self._objective
@@ -228,8 +232,9 @@ class BatchLoss:
                 for loss, *pair in zip(mine.rowwise, outputs, labels, strict=True)
             ]
         total = sum(part * weight for part, weight in zip(parts, mine.weights, strict=True))
-        self.last = total.detach()
-        return total if self._share == 1 else total * self._share
+        if self._share != 1 and total.requires_grad:
+            total.register_hook(lambda gradient: gradient * self._share)
+        return total
 
 
 class Numbers:
@@ -243,6 +248,8 @@ class Numbers:
 
     def add(self, rows: int, loss: Any, outputs: Any, labels: Any) -> None:
         """A batch, of which ``rows`` count."""
+        if not rows:
+            return
         with torch.no_grad():
             outputs, labels = self._objective.matched(outputs, labels)
             values = [loss, *(function(outputs[place], labels[place]) for place, function in self._functions)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FunctionPredictor:
-    """Columns are the arguments, in their order."""
+    """Columns are the arguments, in their order. The function may write to them."""
 
     floating: str | None = None
 
@@ -26,7 +26,7 @@ class FunctionPredictor:
 
     def __call__(self, inputs: dict[str, Array]) -> Any:
         with computing(self):
-            return self._function(*inputs.values())
+            return self._function(*(each if each.flags.writeable else each.copy() for each in inputs.values()))
 
 
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:

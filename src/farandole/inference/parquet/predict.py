@@ -6,12 +6,14 @@ import json
 import os
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
 from farandole.config import Placement
@@ -21,13 +23,16 @@ from farandole.data.parquet.data import fragments, keys
 from farandole.errors import DataError, SettingsError, did_you_mean
 from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
 from farandole.inference.parquet.target import Target, check_apart, mark
-from farandole.inference.pieces import Piece, Source, pieces, share
+from farandole.inference.pieces import Piece, Source, at_once, pieces, share
+from farandole.inference.recut import Slice, take
 from farandole.inference.returns import DEFAULT, Type, parse
-from farandole.inference.stream import BATCH_SIZE, PREDICTION, How, check_batch_size, predictions
+from farandole.inference.stream import BATCH_SIZE, PREDICTION, How, Predictor, check_batch_size, predictions
 from farandole.inference.versions import identity, identity_of
 
 ROWS = 1 << 17  # of a file of the output
-_READ = 1 << 14  # rows that are read at once
+_READ, _READ_BYTES = 1 << 14, 4 << 20  # that are read at once
+_BUFFER = 1 << 20  # bytes of each column that are read from a disk at once
+_GROUP_BYTES = 16 << 20  # of a row group of the output
 
 
 class Summary(NamedTuple):
@@ -228,41 +233,72 @@ def _work(job: _Job, rank: int, size: int) -> None:
     system = paths.arrow_filesystem(*job.where)[0]
     target = Target(job.output, job.where[1], job.mark)
     for piece in mine:
-        source = job.sources[piece.file]
-        columns = [*job.how.inputs, *([job.key] if job.key else [])]
-        read = _batches(system, source, piece, [*dict.fromkeys([*job.keep, *columns])])
-        kept: list[Any] = []
-        chunks = _kept(read, columns, job.keep, kept)
-        found = list(predictions(chunks, predict, job.how, source.path, piece.begin))
-        target.write(piece, _table(kept, found, job, system, source))
+        target.write(piece, _grouped(_tables(piece, job, predict, system)))
 
 
-def _kept(batches: Iterator[Any], columns: Sequence[str], keep: Sequence[str], kept: list[Any]) -> Iterator[Any]:
-    """The model's columns of each batch; those that are kept go to ``kept``."""
+def _tables(piece: Piece, job: _Job, predict: Predictor, system: Any) -> Iterator[Any]:
+    """A piece's rows with their predictions, some at a time; at least one table."""
+    source = job.sources[piece.file]
+    if piece.begin == piece.end:
+        yield _empty(job, system, source)
+    columns = [*job.how.inputs, *([job.key] if job.key else [])]
+    read = _batches(system, source, piece, [*dict.fromkeys([*job.keep, *columns])])
+    waiting: deque[Slice[Any]] = deque()
+    chunks = _kept(read, columns, job.keep, waiting)
+    for found in predictions(chunks, predict, job.how, source.path, piece.begin):
+        kept = [each.chunk.slice(each.begin, each.end - each.begin) for each in take(waiting, len(found))]
+        yield _with(pa.Table.from_batches(kept), pa.chunked_array([found]), job)
+
+
+def _kept(
+    batches: Iterator[Any], columns: Sequence[str], keep: Sequence[str], waiting: deque[Slice[Any]]
+) -> Iterator[Any]:
+    """The model's columns of each batch; those that are kept wait for its predictions."""
     for batch in batches:
-        kept.append(batch.select(list(keep)))
+        waiting.append(Slice(batch.select(list(keep)), 0, batch.num_rows))
         yield [batch.column(name) for name in columns]
 
 
+def _grouped(tables: Iterator[Any]) -> Iterator[Any]:
+    """Tables of the size of a row group."""
+    waiting: list[Any] = []
+    for table in tables:
+        waiting.append(table)
+        if sum(each.nbytes for each in waiting) >= _GROUP_BYTES:
+            yield pa.concat_tables(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)
+
+
 def _batches(system: Any, source: Source, piece: Piece, names: Sequence[str]) -> Iterator[Any]:
-    """Rows of a piece, from the row groups that hold them."""
+    """Rows of a piece, from the row groups that hold them. A row group is not read as a whole, where it is near."""
     constant = dict(source.keys)
-    with pq.ParquetFile(source.path, filesystem=system) as file:
-        row, first = 0, 0
-        groups: list[int] = []
+    own = [name for name in names if name not in constant]
+    rows = at_once(source, _READ, _READ_BYTES)
+    near = isinstance(system, fs.LocalFileSystem)
+    buffers = {"pre_buffer": not near, "buffer_size": _BUFFER if near else 0}
+    with pq.ParquetFile(source.path, filesystem=system, **buffers) as file:
+        row = 0
         for number in range(file.metadata.num_row_groups):
-            rows = file.metadata.row_group(number).num_rows
-            if row < piece.end and row + rows > piece.begin:
-                first = first if groups else row
-                groups.append(number)
-            row += rows
-        row = first
-        own = [name for name in names if name not in constant]
-        for batch in file.iter_batches(_READ, row_groups=groups, columns=own, use_threads=False):
-            begin, end = max(piece.begin - row, 0), min(piece.end - row, batch.num_rows)
-            row += batch.num_rows
-            if begin < end:
-                yield _with_keys(batch.slice(begin, end - begin), constant, names)
+            end = row + file.metadata.row_group(number).num_rows
+            if row < piece.end and end > piece.begin:
+                found = file.iter_batches(rows, row_groups=[number], columns=own, use_threads=False)
+                for batch in _within(found, piece.begin - row, piece.end - row):
+                    yield _with_keys(batch, constant, names)
+            row = end
+
+
+def _within(batches: Iterator[Any], begin: int, end: int) -> Iterator[Any]:
+    """Rows ``begin`` to ``end - 1`` of batches; those after them are not read."""
+    row = 0
+    for batch in batches:
+        first, last = max(begin - row, 0), min(end - row, batch.num_rows)
+        if first < last:
+            yield batch.slice(first, last - first)
+        row += batch.num_rows
+        if row >= end:
+            return
 
 
 def _with_keys(batch: Any, constant: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -273,14 +309,15 @@ def _with_keys(batch: Any, constant: Mapping[str, Any], names: Sequence[str]) ->
     return pa.RecordBatch.from_arrays(columns, list(names))
 
 
-def _table(kept: list[Any], found: list[Any], job: _Job, system: Any, source: Source) -> Any:
+def _empty(job: _Job, system: Any, source: Source) -> Any:
+    """The columns, without a row."""
+    table = pq.read_schema(source.path, filesystem=system).empty_table()
+    kept = table.select([name for name in job.keep if name in table.column_names])
+    return _with(kept, pa.chunked_array([], job.how.type), job)
+
+
+def _with(table: Any, column: Any, job: _Job) -> Any:
     """Kept columns, and the new ones."""
-    if kept:
-        table = pa.Table.from_batches(kept)
-    else:
-        table = pq.read_schema(source.path, filesystem=system).empty_table()
-        table = table.select([name for name in job.keep if name in table.column_names])
-    column = pa.chunked_array(found, job.how.type)
     columns = [_field(column, 0), _field(column, 1)] if job.how.errors == "column" else [column]
     if job.apart:
         fields = len(job.how.returns.fields)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -81,10 +83,14 @@ class Target:
         except (pa.ArrowException, OSError):
             return False
 
-    def write(self, piece: Piece, table: Any) -> None:
-        sink = pa.BufferOutputStream()
-        pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), _MARK: self._mark}), sink)
-        self._put(piece.name, sink.getvalue())
+    def write(self, piece: Piece, tables: Iterator[Any]) -> None:
+        """A file of ``tables``, at least one, of the same columns; each is a row group, and only one is in memory."""
+        with self._whole(piece.name) as file:
+            first = next(tables)
+            schema = first.schema.with_metadata({**(first.schema.metadata or {}), _MARK: self._mark})
+            with pq.ParquetWriter(file, schema) as writer:
+                for table in itertools.chain([first], tables):
+                    writer.write_table(table)
 
     def finish(self, every: Sequence[Piece]) -> None:
         """Remove what processes left that were ended. DataError if a piece is missing, or a file too many."""
@@ -120,10 +126,20 @@ class Target:
                 )
 
     def _put(self, name: str, content: Any) -> None:
-        """A file, whole or not at all."""
-        temporary = f"{self._path}/.{name}.{socket.gethostname()}-{os.getpid()}"
-        with self._system.open_output_stream(temporary) as file:
+        with self._whole(name) as file:
             file.write(content)
+
+    @contextlib.contextmanager
+    def _whole(self, name: str) -> Iterator[Any]:
+        """A file to write to, which is there in the end whole, or not at all."""
+        temporary = f"{self._path}/.{name}.{socket.gethostname()}-{os.getpid()}"
+        try:
+            with self._system.open_output_stream(temporary) as file:
+                yield file
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._system.delete_file(temporary)
+            raise
         self._system.move(temporary, f"{self._path}/{name}")
 
     def _names(self) -> list[str]:

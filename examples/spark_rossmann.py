@@ -1,0 +1,149 @@
+"""Sales of drug stores from tables on Spark: categories become embeddings, and the log of the sales is learned.
+
+    python examples/spark_rossmann.py --num-proc 2
+    spark-submit examples/spark_rossmann.py --stores 1000 --days 900 --num-proc 8 --work hdfs:///user/me/sales
+
+The columns are those of Kaggle's Rossmann competition, and so is the measure: the root of the mean squared error in
+percent (RMSPE). The rows are made here: stores of several types, promotions, holidays, rivals near and far, seasons.
+The last four weeks are predicted from those before.
+"""
+
+import argparse
+import datetime
+import os
+import sys
+
+import keras
+import numpy as np
+from keras import layers, ops
+from pyspark.ml import Pipeline
+from pyspark.ml.feature import Imputer, StandardScaler, StringIndexer, VectorAssembler
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from farandole.data import Store
+from farandole.estimators import KerasEstimator
+
+CATEGORIES = {"store": 8, "day_of_week": 3, "month": 3, "type_index": 2, "holiday_index": 2}  # numbers in an embedding
+NUMBERS = ["promo", "distance", "year_part"]
+COLUMNS = (
+    "store int, store_type string, competition_distance double, date date, promo int, state_holiday string, sales int"
+)
+FIRST = datetime.date(2014, 1, 1)
+TEST_DAYS = 28
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--master", help="default: what spark-submit says, else all cores of this machine")
+    parser.add_argument("--num-proc", type=int, default=2, metavar="N")
+    parser.add_argument("--work", metavar="DIR", default="work", help="for data, checkpoints and predictions")
+    parser.add_argument("--stores", type=int, default=25)
+    parser.add_argument("--days", type=int, default=400)
+    parser.add_argument("--epochs", type=int, default=8)
+    return parser.parse_args()
+
+
+def rows(stores: int, days: int, random: np.random.Generator) -> list[tuple]:
+    """Those of COLUMNS. The nearest rival of some stores is unknown; a closed one sells nothing."""
+    size = random.normal(8.7, 0.4, stores)  # the log of the sales on a usual day
+    kinds = random.integers(0, 4, stores)
+    distance = np.round(random.lognormal(7.5, 1.0, stores), -1)
+    of_week = random.normal(0, 0.15, (4, 7))  # each type of store has a week of its own
+    of_promo = np.array([0.35, 0.15, 0.25, 0.4])
+    holidays = {day: "abc"[number % 3] for number, day in enumerate(range(5, days, 30))}
+    found = []
+    for day in range(days):
+        date = FIRST + datetime.timedelta(day)
+        promo, holiday = int(day // 7 % 2), holidays.get(day, "0")
+        season = 0.15 * np.cos(2 * np.pi * date.timetuple().tm_yday / 365)
+        log_sales = size + of_week[kinds, date.weekday()] + promo * of_promo[kinds] + season
+        log_sales += -0.3 * np.exp(-distance / 2000) - 0.4 * (holiday != "0") + random.normal(0, 0.08, stores)
+        for store in range(stores):
+            closed = date.weekday() == 6 and kinds[store] != 1
+            known = float(distance[store]) if store % 10 else None
+            sales = 0 if closed else int(np.exp(log_sales[store]))
+            found.append((store, "abcd"[kinds[store]], known, date, promo, holiday, sales))
+    return found
+
+
+def prepared(raw):
+    """Open days, with columns of numbers made of dates and skewed ones."""
+    date = F.col("date")
+    return raw.where("sales > 0").select(
+        "store", "store_type", date, "promo", "state_holiday", "sales", F.log("sales").alias("log_sales"),
+        (F.dayofweek(date) - 1).alias("day_of_week"), (F.month(date) - 1).alias("month"),
+        (F.dayofyear(date) / 366).alias("year_part"), F.log1p("competition_distance").alias("log_distance"),
+    )  # fmt: skip
+
+
+def features() -> list:
+    """Stages of the pipeline: text to numbers, unknown distances, numbers of one size."""
+    return [
+        StringIndexer(inputCol="store_type", outputCol="type_index", handleInvalid="keep"),
+        StringIndexer(inputCol="state_holiday", outputCol="holiday_index", handleInvalid="keep"),
+        Imputer(inputCols=["log_distance"], outputCols=["distance"], strategy="median"),
+        VectorAssembler(inputCols=NUMBERS, outputCol="assembled"),
+        StandardScaler(inputCol="assembled", outputCol="numbers", withMean=True),
+    ]
+
+
+def network(stores: int, mean: float) -> keras.Model:
+    """An embedding for each category, beside the numbers. It begins with the mean."""
+    sizes = {"store": stores, "day_of_week": 7, "month": 12, "type_index": 5, "holiday_index": 5}
+    inputs, parts = [], []
+    for name, width in CATEGORIES.items():
+        inputs.append(layers.Input((1,), name=name, dtype="int64"))
+        parts.append(layers.Flatten()(layers.Embedding(sizes[name], width)(inputs[-1])))
+    inputs.append(layers.Input((len(NUMBERS),), name="numbers"))
+    hidden = layers.Concatenate()([*parts, inputs[-1]])
+    for units in (64, 32):
+        hidden = layers.Dense(units, "relu")(hidden)
+    return keras.Model(inputs, layers.Dense(1, bias_initializer=keras.initializers.Constant(mean))(hidden))
+
+
+def rmspe(log_sales, predicted):
+    """Of a batch, while training: the measure, for logs."""
+    difference = ops.reshape(predicted, (-1,)) - ops.reshape(log_sales, (-1,))
+    return ops.sqrt(ops.mean(ops.square(1 - ops.exp(difference))))
+
+
+def error(frame, predicted) -> float:
+    """RMSPE of a column."""
+    return frame.select(F.sqrt(F.avg((1 - predicted / F.col("sales")) ** 2))).first()[0]
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("sales")
+    spark = (builder.master(arguments.master) if arguments.master else builder).getOrCreate()
+
+    made = rows(arguments.stores, arguments.days, np.random.default_rng(1))
+    known = prepared(spark.createDataFrame(made, COLUMNS))
+    cut = FIRST + datetime.timedelta(arguments.days - TEST_DAYS)
+    train, test = known.where(F.col("date") < F.lit(cut)), known.where(F.col("date") >= F.lit(cut))
+    mean, mean_log = train.agg(F.avg("sales"), F.avg("log_sales")).first()
+
+    keras.utils.set_random_seed(1)
+    estimator = KerasEstimator(
+        model=network(arguments.stores, mean_log), optimizer=keras.optimizers.Adam(0.005), loss="mse", metrics=[rmspe],
+        feature_cols=[*CATEGORIES, "numbers"], categorical_cols=list(CATEGORIES), label_cols=["log_sales"],
+        validation=0.1, monitor="val_rmspe", mode="min", batch_size=64, epochs=arguments.epochs,
+        num_proc=arguments.num_proc, store=Store.create(arguments.work), random_seed=1,
+    )  # fmt: skip
+    model = Pipeline(stages=[*features(), estimator]).fit(train)
+
+    path = f"{arguments.work}/predictions"
+    found = model.transform(test).withColumn("predicted", F.exp("log_sales__output"))
+    found.select("store", "date", "sales", "predicted").write.mode("overwrite").parquet(path)
+    written = spark.read.parquet(path)
+    print(
+        f"RMSPE {error(written, F.col('predicted')):.1%}, of the mean {error(written, F.lit(mean)):.1%}: "
+        f"{written.count()} predictions in {path}"
+    )
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What a model comes from, in words that are the same for each program that is written alike: as JSON has them, without
+addresses, and without the numbers that Keras puts behind names."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_VARYING = ("shared_object_id", "code", "training")  # an address; a function's lines; what a module does just now
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON has it: functions and classes by their names, other objects by their class and the plain values
+    that they hold."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value if value == value else "nan"  # which is like no other
+    if isinstance(value, Mapping):
+        return {
+            str(name): _unnumbered(each) if name == "name" else plain(each)
+            for name, each in value.items()
+            if name not in _VARYING
+        }
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if hasattr(value, "tolist"):  # of numpy
+        return plain(value.tolist())
+    if isinstance(value, functools.partial):
+        return [plain(value.func), plain(value.args), plain(value.keywords)]
+    if hasattr(value, "__qualname__"):
+        return value.__qualname__
+    return [type(value).__name__, configured(value)]
+
+
+def configured(value: Any) -> Any:
+    """What an object was made with: its Keras configuration, without those of a model's layers, or the plain values
+    among its attributes."""
+    if hasattr(value, "get_config"):
+        if hasattr(value, "layers"):
+            return None
+        try:
+            return plain(value.get_config())
+        except NotImplementedError:
+            return None
+    held = getattr(value, "__dict__", {})
+    return plain({
+        name: each for name, each in held.items() if name[0] != "_" and isinstance(each, bool | int | float | str)
+    })  # fmt: skip
+
+
+def digest(value: Any) -> str:
+    """Of a value that is ``plain``."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _unnumbered(name: Any) -> Any:
+    return re.sub(r"_\d+$", "", name) if isinstance(name, str) else plain(name)

@@ -1,0 +1,117 @@
+"""What a Keras training keeps: weights, and the variables and the learning rate of its optimizer."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+
+from farandole.errors import DataError
+
+
+class Rates:
+    """An optimizer's learning rate: that of one rank, as it is kept, and ``factor`` times that, in training. A schedule
+    stays as it is (it is not ``fixed``). ``given``: the rate at the beginning."""
+
+    def __init__(self, optimizer: Any, factor: int) -> None:
+        self._optimizer, self.factor = innermost(optimizer), factor
+        old = vars(self._optimizer).get("_hyper")  # of tf_keras.optimizers.legacy, which has it as no variable
+        self.variable = getattr(self._optimizer, "_learning_rate", None) if old is None else None
+        found = self.variable if old is None else old.get("learning_rate")
+        self.fixed = found is not None and not callable(found)
+        self.given = self._one = self.now if self.fixed else 0.0
+
+    @property
+    def now(self) -> float:
+        return float(np.asarray(self._optimizer.learning_rate))
+
+    def scale(self) -> None:
+        if self.fixed:
+            self._one = self.now
+            self._optimizer.learning_rate = self._one * self.factor
+
+    def restore(self) -> None:
+        if self.fixed:
+            self._optimizer.learning_rate = self.one(self.now)
+            self.factor = 1
+
+    def one(self, rate: float) -> float:
+        """Of one rank, without a rounding error where nothing has changed it."""
+        return self._one if rate == float(np.float32(self._one * self.factor)) else rate / self.factor
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer that has the learning rate: those that scale losses have another one inside."""
+    while getattr(optimizer, "inner_optimizer", None) is not None:
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def saved(model: Any, rates: Rates) -> bytes:
+    """Weights and the optimizer's variables, and the learning rate where it is none of them."""
+    optimizer = slots(model.optimizer)
+    arrays: dict[str, Any] = {f"w{place}": each for place, each in enumerate(model.get_weights())}
+    if rates.fixed:
+        places = [place for place, each in enumerate(_variables(model.optimizer)) if each is rates.variable]
+        for place in places:
+            optimizer[place] = np.asarray(rates.one(float(optimizer[place])), optimizer[place].dtype)
+        if not places:
+            arrays["rate"] = rates.one(rates.now)
+    file = io.BytesIO()
+    arrays.update({f"o{place}": each for place, each in enumerate(optimizer)})
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def load(model: Any, state: bytes) -> None:
+    """What ``saved`` gave, into a compiled model."""
+    with np.load(io.BytesIO(state)) as arrays:
+        weights = [arrays[f"w{place}"] for place in range(sum(name[0] == "w" for name in arrays))]
+        optimizer = [arrays[name] for name in sorted((n for n in arrays if n[0] == "o"), key=lambda n: int(n[1:]))]
+        rate = float(arrays["rate"]) if "rate" in arrays else None
+    given = len(model.get_weights())
+    if given != len(weights):
+        raise DataError(
+            f"the model that was trained has {len(weights)} arrays of weights, and the one that was given {given}: "
+            "give a model that is built (with an Input layer, or after model.build(shape))"
+        )
+    model.set_weights(weights)
+    if rate is not None:
+        innermost(model.optimizer).learning_rate = rate
+    for variable, value in zip(_made(model), optimizer, strict=True):
+        variable.assign(value)
+
+
+def slots(optimizer: Any) -> list[Any]:
+    """The values of an optimizer's variables."""
+    return [np.asarray(each) for each in _variables(optimizer)]
+
+
+def go_on(model: Any, values: list[Any]) -> None:
+    """Go on with the state of an optimizer that has trained this model before."""
+    if values:
+        variables = _made(model)
+        if [tuple(each.shape) for each in variables] == [each.shape for each in values]:
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+
+def _made(model: Any) -> list[Any]:
+    """The variables of a model's optimizer, which has them from its first step on, or from now."""
+    if hasattr(model.optimizer, "_create_all_weights"):  # of tf_keras.optimizers.legacy
+        model.optimizer._create_all_weights(model.trainable_variables)
+    elif not getattr(model.optimizer, "built", False):
+        model.optimizer.build(model.trainable_variables)
+    return _variables(model.optimizer)
+
+
+def _variables(optimizer: Any) -> list[Any]:
+    """Those of an optimizer, but for gradients of this rank that it has added up and not applied."""
+    found = optimizer.variables
+    pending: set[int] = set()
+    each = optimizer
+    while each is not None:  # optimizers that scale losses have another one
+        pending.update(id(variable) for variable in getattr(each, "_accumulated_gradients", None) or ())
+        each = getattr(each, "inner_optimizer", None)
+    return [variable for variable in (found() if callable(found) else found) if id(variable) not in pending]

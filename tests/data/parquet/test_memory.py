@@ -1,0 +1,33 @@
+"""More rows than a reader may hold: they do not pile up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.kits.memory import MOST, ROWS, WIDTH, grown, write
+
+PREPARE = """
+from farandole.data import from_parquet
+
+def rows(path, memory):
+    return sum(len(batch["x"]) for batch in from_parquet(path).numpy(256, memory=memory, rank=0, size=1))
+
+rows({small!r}, {memory})
+"""
+
+
+def test_shuffled_rows_do_not_pile_up(tmp_path: Path) -> None:
+    large, small = write(tmp_path / "large.parquet", ROWS, 1000), write(tmp_path / "small.parquet", 2000, 1000)
+    found = {}
+    for memory in (32 << 20, 1 << 30):
+        prepare = PREPARE.format(small=small, memory=memory)
+        found[memory] = grown(prepare, f"assert rows({large!r}, {memory}) == {ROWS}")
+    assert found[32 << 20] < MOST
+    assert found[1 << 30] > ROWS * WIDTH * 4, "with memory for all they stay"
+
+
+def test_of_large_row_groups_only_as_many_are_read_ahead_as_memory_allows(tmp_path: Path) -> None:
+    group = ROWS // 5  # 40 MB
+    large, small = write(tmp_path / "large.parquet", ROWS, group), write(tmp_path / "small.parquet", 2000, 1000)
+    prepare = PREPARE.format(small=small, memory=64 << 20)
+    assert grown(prepare, f"assert rows({large!r}, {64 << 20}) == {ROWS}") < 4 * group * WIDTH * 4

@@ -1,0 +1,34 @@
+"""Which GPU a rank sees: no rank, no framework, no GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from farandole.estimators.trainers.device import pin
+
+
+@pytest.mark.parametrize(
+    ("seen", "own", "by_rank", "expected"),
+    [
+        ("0,1", "1", "", ("1", "0")),  # of Spark, which shows every task the GPUs of all of its host
+        ("GPU-a,GPU-b", "0", "", ("GPU-a", "0")),
+        ("4,6", "0", "1", ("6", "0")),
+        ("4,6", "", "", ("6", "")),  # of the user's shell
+        ("6", "", "", ("6", "")),
+        ("", "", "", ("", "")),
+    ],
+)
+def test_a_rank_sees_one_gpu(
+    seen: str, own: str, by_rank: str, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    monkeypatch.setenv("FARANDOLE_GPUS", own)
+    monkeypatch.setenv("FARANDOLE_LOCAL_RANK", "1")
+    monkeypatch.setenv("HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", by_rank)
+    for _ in range(2):  # the second time, it is so already
+        pin(True)
+        assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["FARANDOLE_GPUS"]) == expected
+    pin(False)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
