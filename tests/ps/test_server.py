@@ -250,6 +250,32 @@ def test_ranks_that_never_came_and_have_left_are_let_go(monkeypatch: pytest.Monk
         client.close()
 
 
+def test_a_flush_changes_nothing_that_others_have_yet_to_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 flushes while rank 1 is about to get the answer to its push of the same step."""
+    until = ParameterServer.until
+
+    def slow(server: ParameterServer, true: Callable[[], object], name: Any, client: Any) -> bool:
+        found = until(server, true, name, client)
+        centre = server.group(name).centre
+        if client.rank == 1 and centre is not None and server.group(name).clocks.version == 1:
+            server.changed.wait_for(lambda: centre.values[0][0] > 1, 0.3)
+        return found
+
+    monkeypatch.setattr(ParameterServer, "until", slow)
+    with serving() as ranks:
+
+        def fn(rank: int, servers: Servers) -> Any:
+            own, pushed = [np.zeros(1)], [np.ones(1)]
+            centre = group_of(servers, 2, Rule(sync=True), own)
+            centre.push(own, pushed)
+            stepped = pushed[0].copy()
+            centre.flush(own, [np.full(1, 2.0)])
+            servers.close()
+            return stepped
+
+        assert [found.tolist() for found in ranks.run(2, fn)] == [[1.0], [1.0]]
+
+
 @pytest.mark.parametrize("heard", [0, 1, 2], ids=["no answer", "one", "one, and half of the other"])
 def test_a_push_that_is_interrupted_is_not_counted_twice_and_its_answer_is_for_no_other(
     heard: int, monkeypatch: pytest.MonkeyPatch

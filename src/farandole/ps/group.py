@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -52,6 +53,7 @@ class Group:
         self.centre: Centre | None = None
         self.failure: Failure | None = None
         self.known: set[int] = set()  # ranks that have said hello
+        self._answering: list[int] = []  # ranks whose pushes have no answer yet
 
     def arrays(self) -> list[Array]:
         """New memory for this server's share. Pages of it come into being when they are written to."""
@@ -86,6 +88,20 @@ class Group:
     def first(self) -> int:
         """The rank whose weights the centre begins with."""
         return min(self.clocks.here(), default=0)
+
+    @contextlib.contextmanager
+    def answering(self, rank: int) -> Iterator[None]:
+        """While the rank waits for the centre that its push leads to."""
+        self._answering.append(rank)
+        try:
+            yield
+        finally:
+            self._answering.remove(rank)
+
+    def owes(self) -> bool:
+        """Is there a centre that a rank may have, and has not been given? A flush before that would be in it, and ranks
+        that stepped together would have other weights."""
+        return any(self.clocks.ready(rank) for rank in self._answering)
 
     def leave(self, rank: int, *, for_good: bool) -> None:
         """See ``Clocks.leave``."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from farandole.errors import HorovodInternalError, WireError
 from farandole.handshake import Session, hang_up
 from farandole.log import logger
-from farandole.ps.clocks import Fate
+from farandole.ps.clocks import Decision, Fate
 from farandole.ps.group import Failure, Group
 from farandole.ps.listener import Listener
 from farandole.ps.replicas import DISMISSED, Replicas
@@ -322,14 +322,19 @@ class Client:
             return None
         if group.failure is not None or group.centre is None:
             return _refusal(group) or {"give": True}
-        fate, staleness = Fate.APPLY, 0
+        decision = Decision(Fate.APPLY)
+        if what == "flush" and not server.until(lambda: group.failure is not None or not group.owes(), name, self):
+            return None
         if what != "pull":
-            decision = server.event(name, {**message, "data": True}, incoming)
+            found = server.event(name, {**message, "data": True}, incoming)
         if what == "push":
-            fate, staleness = decision.fate, decision.staleness
-            if not server.until(lambda: group.failure is not None or group.clocks.ready(rank), name, self):
+            decision = found
+            with group.answering(rank):
+                here = server.until(lambda: group.failure is not None or group.clocks.ready(rank), name, self)
+            server.changed.notify_all()  # flushes hear of it when this thread has copied the centre
+            if not here:
                 return None
-        counted = {"dropped": fate is Fate.DROP, "staleness": staleness}
+        counted = {"dropped": decision.fate is Fate.DROP, "staleness": decision.staleness}
         return _refusal(group) or {"data": True, "version": group.clocks.version, **counted}
 
 
