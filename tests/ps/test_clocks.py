@@ -47,8 +47,9 @@ def test_a_step_waits_for_all_but_the_backups_and_drops_what_comes_later() -> No
     assert clocks.awaited(2) == [0, 1]
     assert clocks.push(0, 1, 0) == Decision(Fate.COLLECT, complete=2)
     assert (clocks.ready(2), clocks.version) == (True, 1)
-    assert clocks.push(1, 1, 0) == Decision(Fate.DROP, staleness=1)
+    assert clocks.push(1, 1, 0) == Decision(Fate.DROP, staleness=1, dropped=True)
     assert clocks.ready(1), "it goes on from the centre that is there"
+    assert clocks.push(1, 1, 0) == Decision(Fate.AGAIN, staleness=1, dropped=True), "the answer of the first time"
     assert clocks.push(1, 2, 1) == Decision(Fate.COLLECT)
     assert clocks.push(1, 2, 1) == Decision(Fate.AGAIN)
 

@@ -151,6 +151,27 @@ def interrupted(*args: Any) -> Any:
     raise KeyboardInterrupt
 
 
+def test_a_late_push_that_is_interrupted_is_late_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the codec left of it would be all that the rank had left of its changes, which nobody has counted."""
+    from farandole.ps import client as client_module
+    from farandole.ps import server as server_module
+
+    monkeypatch.setattr(server_module, "GRACE", 30.0)
+    with serving() as ranks:
+        rule, clients = Rule(sync=True, backup=1), [ranks.client(rank) for rank in (0, 1)]
+        codecs = [coded("topk:0.5") for _ in clients]
+        first, late = (group_of(each, 2, rule, [np.zeros(2)], by) for each, by in zip(clients, codecs, strict=True))
+        first.push([np.zeros(2)], [np.array([1.0, 2.0])])
+        with monkeypatch.context() as patch:
+            patch.setattr(client_module, "receive", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                late.push([np.zeros(2)], [np.array([5.0, 4.0])])
+        assert late.push([np.zeros(2)], [np.array([5.0, 4.0])]).dropped
+        assert not codecs[1].state_dict()
+        for each in clients:
+            each.close()
+
+
 def test_statistics_are_whole() -> None:
     with serving(count=2) as ranks:
 

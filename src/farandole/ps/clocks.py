@@ -52,11 +52,12 @@ class Fate(enum.Enum):
 
 class Decision(NamedTuple):
     """``staleness``: updates of the centre since the rank's last pull. ``complete``: so many collected pushes are the
-    step now; 0: more are awaited."""
+    step now; 0: more are awaited. ``dropped``: it came too late, now or when it came first."""
 
     fate: Fate
     staleness: int = 0
     complete: int = 0
+    dropped: bool = False
 
 
 class Clocks:
@@ -69,6 +70,7 @@ class Clocks:
         self.gone: set[int] = set()  # they have ended, or left in order
         self.joined: set[int] = set()  # they wait until all have joined
         self._numbers = dict.fromkeys(ranks, 0)  # of the last event of each rank
+        self._decisions: dict[int, Decision] = {}  # on that event, if it is a push
         self._pulled = dict.fromkeys(ranks, 0)  # versions from which they set out, by rank
         self._arrived: set[int] = set()  # collected for the present step
 
@@ -77,13 +79,21 @@ class Clocks:
         last = self._numbers[rank]
         if number not in (last, last + 1):
             raise WireError(f"rank {rank} sent event {number} to a parameter server after event {last}", rank)
-        self._numbers[rank] = number
+        if number != last:
+            self._numbers[rank] = number
+            self._decisions.pop(rank, None)
         return number == last
 
     def push(self, rank: int, number: int, pulled: int) -> Decision:
-        """``number``: of the rank's event, from 1; ``pulled``: the version from which it set out."""
+        """``number``: of the rank's event, from 1; ``pulled``: the version from which it set out. One that comes again
+        is not counted, and its rank hears what it would have heard the first time."""
         if self.seen(rank, number):
-            return Decision(Fate.AGAIN)
+            first = self._decisions.get(rank, Decision(Fate.AGAIN))
+            return first._replace(fate=Fate.AGAIN, complete=0)
+        found = self._decisions[rank] = self._decide(rank, pulled)
+        return found
+
+    def _decide(self, rank: int, pulled: int) -> Decision:
         if not 0 <= pulled <= self.version:
             raise WireError(f"rank {rank} set out from version {pulled} of a centre at {self.version}", rank)
         self._come_back(rank)
@@ -94,7 +104,7 @@ class Clocks:
             self.version += 1
             return Decision(Fate.APPLY, staleness)
         if staleness:
-            return Decision(Fate.DROP, staleness)
+            return Decision(Fate.DROP, staleness, dropped=True)
         self._arrived.add(rank)
         return Decision(Fate.COLLECT, 0, self._completed())
 

@@ -334,7 +334,7 @@ class Client:
             server.changed.notify_all()  # flushes hear of it when this thread has copied the centre
             if not here:
                 return None
-        counted = {"dropped": decision.fate is Fate.DROP, "staleness": decision.staleness}
+        counted = {"dropped": decision.dropped, "staleness": decision.staleness}
         return _refusal(group) or {"data": True, "version": group.clocks.version, **counted}
 
 
