@@ -34,7 +34,7 @@ from farandole.handshake import new_secret
 from farandole.transports.inproc import World
 
 HERE = Path(__file__).parent
-START = 80.0  # seconds until all ranks are there: one whose process is new imports its framework first
+START = 150.0  # seconds until all ranks are there: one whose process is new imports its framework first
 
 
 class Deadline(AssertionError):
@@ -55,14 +55,14 @@ class Died:
     code: int
 
 
-def ranks(n: int, fn: Callable[[Any], Any], *, deadline: float = 30.0, ahead: int = 1 << 20) -> list[Any]:
+def ranks(n: int, fn: Callable[[Any], Any], *, deadline: float = 90.0, ahead: int = 1 << 20) -> list[Any]:
     """Run ``fn(transport)`` on n threads, the ranks of one inproc world."""
     world = World(n, ahead)
     return threads(n, lambda rank: over(world.link(rank)), fn, deadline=deadline)
 
 
 def threads(
-    n: int, join: Callable[[int], Any], fn: Callable[[Any], Any], *, deadline: float = 30.0, close: bool = True
+    n: int, join: Callable[[int], Any], fn: Callable[[Any], Any], *, deadline: float = 90.0, close: bool = True
 ) -> list[Any]:
     """Run ``fn(join(rank))`` on n threads. A rank that fails aborts its wire, so that the others end too."""
     results: list[Any] = [None] * n
@@ -169,7 +169,7 @@ def end_all() -> None:
             _idle.pop().end()
 
 
-def spread(n: int, fn: Callable[[int], Any], *, deadline: float = 60.0, deaths: bool = False) -> list[Any]:
+def spread(n: int, fn: Callable[[int], Any], *, deadline: float = 200.0, deaths: bool = False) -> list[Any]:
     """Run ``fn(rank)`` in n processes."""
     module = sys.modules.get(getattr(fn, "__module__", ""), None)
     if module is not None and getattr(module, "__file__", None) and HERE in Path(str(module.__file__)).parents:
@@ -202,7 +202,7 @@ def _receive(worker: _Process, rank: int, results: list[Any], errors: list[BaseE
     try:
         fine, value, text = cloudpickle.loads(worker.results.recv_bytes())
     except EOFError:
-        code = worker.process.wait(5)
+        code = worker.process.wait(60)
         worker.end()
         if deaths:
             results[rank] = Died(code)
@@ -224,7 +224,7 @@ def _show(waiting: dict[int, _Process]) -> None:
 
 
 def procs(
-    n: int, fn: Callable[[Any], Any], *, wire: str = "", deadline: float = 60.0, deaths: bool = False
+    n: int, fn: Callable[[Any], Any], *, wire: str = "", deadline: float = 200.0, deaths: bool = False
 ) -> list[Any]:
     """Run ``fn(transport)`` in n processes, over ``wire``: "shm" or "tcp" (default: shm)."""
     kind = wire or ("shm" if importlib.util.find_spec("farandole.transports.shm") else "tcp")

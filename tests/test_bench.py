@@ -149,7 +149,7 @@ def test_everything_is_measured_when_nothing_is_named() -> None:
 
 def bench(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "farandole.cli", "bench", *arguments], cwd=folder, text=True, timeout=110,
+        [sys.executable, "-m", "farandole.cli", "bench", *arguments], cwd=folder, text=True, timeout=280,
         stdin=subprocess.DEVNULL, capture_output=True,
     )  # fmt: skip
 
@@ -333,7 +333,7 @@ def test_hosts_end_with_the_benchmark_that_was_killed() -> None:
         spaces = {os.readlink(f"/proc/{each.pid}/ns/net") for each in left}
         benchmark.kill()
     assert len(spaces) >= 3  # two hosts and what joins them
-    assert psutil.wait_procs(left, timeout=10)[1] == []
+    assert psutil.wait_procs(left, timeout=60)[1] == []
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_without_mpi_ranks_are_plain_processes_and_end_with_the_benchmark(monkey
     ranks = children()
     assert len(ranks) == 3
     cases.close()
-    assert psutil.wait_procs(ranks, timeout=10)[1] == []
+    assert psutil.wait_procs(ranks, timeout=60)[1] == []
 
 
 @pytest.mark.slow
@@ -422,7 +422,7 @@ def test_nothing_is_left_when_the_benchmark_is_ended(number: int, code: int, tmp
         benchmark.stderr.read()
     assert benchmark.returncode == code
     assert ranks != []
-    assert psutil.wait_procs(ranks, timeout=10)[1] == []
+    assert psutil.wait_procs(ranks, timeout=60)[1] == []
     assert list(tmp_path.iterdir()) == []
 
 

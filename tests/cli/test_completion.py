@@ -30,7 +30,7 @@ def completed(file: Path, *words: str, folder: Path | None = None) -> list[str]:
     quoted = " ".join(f"'{word}'" for word in words)
     state = f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}"
     code = f"source {file}; {state}; _farandole; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    done = subprocess.run(["bash", "--norc", "-c", code], cwd=folder, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(["bash", "--norc", "-c", code], cwd=folder, capture_output=True, text=True, timeout=100)
     assert done.stderr == ""
     return done.stdout.split()
 
@@ -80,7 +80,7 @@ def test_a_script_knows_every_flag_and_value(shell: str, capsys: pytest.CaptureF
     assert all(" ".join(setting.choices) in text for setting in settings_of())
     assert "auto local ssh spark" in text
     if shutil.which(shell):
-        done = subprocess.run([shell, "-n"], input=text, capture_output=True, text=True, timeout=20)
+        done = subprocess.run([shell, "-n"], input=text, capture_output=True, text=True, timeout=100)
         assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -94,11 +94,11 @@ def test_a_callback_may_wait_for_what_it_calls() -> None:
                 nested.when_done(lambda step=step: call_and_wait(*name, step))
             nested.when_done(told.set)
             calls.start(nested)
-            waited.append(told.wait(30))
+            waited.append(told.wait(60))
 
     begin, both = threading.Event(), [threading.Event(), threading.Event()]
     for number, told in enumerate(both):
-        call = Call(lambda number=number: order.append((number,)) if begin.wait(30) else None)
+        call = Call(lambda number=number: order.append((number,)) if begin.wait(60) else None)
         call.when_done(lambda number=number: call_and_wait(number))
         call.when_done(told.set)
         calls.start(call)

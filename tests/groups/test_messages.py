@@ -28,14 +28,14 @@ def test_where_a_silent_rank_stands_is_asked_with_no_lock_held() -> None:
 
     def where(ranks: Sequence[int]) -> str:
         asked.set()
-        answered.wait(30)
+        answered.wait(60)
         return f"\n{list(ranks)} is at: a line"
 
     messages = Messages(streams, "rank {}".format, where)
     late, given_up = (messages.receive(1, tag, np.empty(1, np.uint8), 0, 0.0) for tag in (1, 2))
     waiter = threading.Thread(target=messages.wait, args=(late, 60.0), daemon=True)
     waiter.start()
-    assert asked.wait(30)
+    assert asked.wait(60)
     made: list[Any] = []
 
     def others() -> None:
@@ -44,11 +44,11 @@ def test_where_a_silent_rank_stands_is_asked_with_no_lock_held() -> None:
 
     other = threading.Thread(target=others, daemon=True)
     other.start()
-    other.join(20)
+    other.join(60)
     kept = other.is_alive()
     answered.set()
-    waiter.join(30)
-    other.join(30)
+    waiter.join(60)
+    other.join(60)
     assert not kept
     assert late.done
     assert isinstance(late.error, StalledError)

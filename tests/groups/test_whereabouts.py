@@ -35,7 +35,7 @@ def test_a_store_that_does_not_answer_keeps_nobody(monkeypatch: pytest.MonkeyPat
     rank = one_rank(0, 2, {}, look)
     asker = threading.Thread(target=lambda: said.append(rank.of([1])), daemon=True)
     asker.start()
-    asker.join(30)
+    asker.join(60)
     answered = list(said)
     over.set()
     rank.close()

@@ -47,7 +47,7 @@ def test_other_users_are_turned_away_before_anything_is_read(
         assert _hung_up(sock)
         assert wait_until(lambda: "the job as user 123456" in caplog.text)
     listener.shutdown(socket.SHUT_RDWR)
-    thread.join(10)
+    thread.join(60)
     assert not served
     assert not len(at_door)
 
@@ -65,7 +65,7 @@ def test_the_oldest_of_too_many_has_to_go(listener: socket.socket) -> None:
     at_door.close()
     assert _hung_up(came[1])
     listener.shutdown(socket.SHUT_RDWR)
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     for sock in (*came, *served):
         sock.close()

@@ -40,7 +40,7 @@ class Server(threading.Thread):
             sock.close()
 
     def result(self) -> Exception | None:
-        self.join(10)
+        self.join(60)
         assert not self.is_alive()
         return self.error
 

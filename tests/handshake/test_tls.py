@@ -51,7 +51,7 @@ def test_messages_of_any_length(pair: Pair, length: int) -> None:
         thread = threading.Thread(target=sender.send, args=(memoryview(content),))
         thread.start()
         assert receiver.receive(length) == content
-        thread.join(10)
+        thread.join(60)
 
 
 def test_a_socket_that_does_not_block(pair: Pair) -> None:
@@ -173,7 +173,7 @@ def test_a_server_with_another_certificate(pair: Pair) -> None:
     thread.start()
     with pytest.raises(AuthenticationError, match="does not have the certificate of this job"):
         authenticate(pair[1], SECRET, "test", server=False)
-    thread.join(10)
+    thread.join(60)
 
 
 def test_a_stranger_in_clear(pair: Pair) -> None:

@@ -126,7 +126,7 @@ def test_against_numpy(way: str, n: int, wire: str) -> None:
         finally:
             jax.config.update("jax_enable_x64", False)
 
-    job(n, check, wire=wire, deadline=110)
+    job(n, check, wire=wire)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

@@ -142,7 +142,7 @@ def test_two_stages_are_one_process(backend: str) -> None:
             found[f"{name} alone"] = history, model.predict(data["x"], verbose=0), p.weights(model)
         return found
 
-    results = on(backend, 2, train, deadline=200.0)
+    results = on(backend, 2, train)
     alone = {name: value for each in results for name, value in each.items() if name.endswith(" alone")}
     assert len(alone) == 3
     for name, (history, predictions, weights) in alone.items():

@@ -43,14 +43,14 @@ class BoardKit(Worlds):
                 assert board.collect() is None
                 go[1].set()
             elif rank == 1:
-                assert go[1].wait(10)
+                assert go[1].wait(60)
                 wait_until(board, lambda: board.started(), "rank 0's message")
                 assert board.missing() == [1, 2]
                 board.post(b"second")
                 assert board.missing() == [2]
                 go[2].set()
             else:
-                assert go[2].wait(10)
+                assert go[2].wait(60)
                 wait_until(board, lambda: board.missing() == [2], "the messages of 0 and 1")
                 board.post(b"third")
             assert collect(board) == [b"first", b"second", b"third"]
@@ -70,7 +70,7 @@ class BoardKit(Worlds):
                 assert board.missing() == [1]
                 posted.set()
             else:
-                assert posted.wait(10)
+                assert posted.wait(60)
                 wait_until(board, lambda: board.missing() == [], "round 1")
                 assert board.collect() == [b"1", b"1"]
                 wait_until(board, board.started, "round 2")
@@ -87,18 +87,18 @@ class BoardKit(Worlds):
             start = time.monotonic()
             while time.monotonic() - start < 0.05:  # it may return early, but must return
                 board.wait(0.05, spin=spin)
-            assert time.monotonic() - start < 3.0
+            assert time.monotonic() - start < 15.0
             board.wake()  # before the wait: not forgotten
             start = time.monotonic()
             board.wait(20.0, spin=spin)
-            assert time.monotonic() - start < 5.0
+            assert time.monotonic() - start < 15.0
             woken = threading.Event()
             timer = threading.Thread(target=lambda: (time.sleep(0.05), woken.set(), board.wake()))
             timer.start()
             start = time.monotonic()
             while not woken.is_set():
                 board.wait(20.0, spin=spin)
-            assert time.monotonic() - start < 5.0
+            assert time.monotonic() - start < 15.0
             timer.join()
             transport.barrier()
 
@@ -120,7 +120,7 @@ class BoardKit(Worlds):
             collect(board)
             return waited
 
-        assert max(self.run(2, body)) < 5.0
+        assert max(self.run(2, body)) < 15.0
 
 
 class FailureKit(Worlds):
@@ -132,7 +132,7 @@ class FailureKit(Worlds):
 
         def body(transport: Transport) -> str:
             transport.barrier()
-            together.wait(10)
+            together.wait(60)
             if transport.rank == 1:
                 time.sleep(0.05)  # let the others wait
                 transport.abort("rank 1 ran out of patience")
@@ -140,7 +140,7 @@ class FailureKit(Worlds):
             start = time.monotonic()
             with pytest.raises(PeerLostError) as caught:
                 wait_in(transport, waiting)
-            assert time.monotonic() - start < 5.0
+            assert time.monotonic() - start < 15.0
             with pytest.raises(PeerLostError):
                 transport.barrier()  # and later calls too
             return str(caught.value)
@@ -154,7 +154,7 @@ class FailureKit(Worlds):
 
         def body(transport: Transport) -> None:
             transport.barrier()
-            together.wait(10)
+            together.wait(60)
             if transport.rank == 0:
                 timer = threading.Timer(0.05, transport.abort, ["enough"])
                 timer.start()
@@ -175,7 +175,7 @@ class FailureKit(Worlds):
         def body(transport: Transport) -> None:
             sub = transport.split([0, 1])
             transport.barrier()
-            together.wait(10)
+            together.wait(60)
             if transport.rank == 2:
                 transport.abort("the third one stumbled")
             elif transport.rank == 1:
@@ -208,7 +208,7 @@ class FailureKit(Worlds):
                 transport.close()
                 gone.set()
             else:
-                assert gone.wait(10)
+                assert gone.wait(60)
                 with pytest.raises(PeerLostError):
                     transport.barrier()
 

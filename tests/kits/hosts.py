@@ -179,7 +179,7 @@ class Capture:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.seen = self._process.communicate(timeout=30)[0]
+        self.seen = self._process.communicate(timeout=100)[0]
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Hosts:
     def config(self) -> str:
         return str(self.folder / "ssh_config")
 
-    def idle(self, seconds: float = 10.0) -> bool:
+    def idle(self, seconds: float = 60.0) -> bool:
         """Does nothing but init and sshd run on any host, at the latest after so many seconds? (sshd keeps sessions of
         clients that vanished.)"""
         deadline = time.monotonic() + seconds
@@ -330,7 +330,7 @@ def _program(command: Sequence[str], facts: dict[str, Any]) -> Iterator[subproce
             with contextlib.suppress(OSError):
                 process.stdin.close()
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()  # and its child with it
 

@@ -123,5 +123,5 @@ class LinkKit(Worlds):
 
 
 def _after(sent: threading.Event, link: Link) -> None:
-    assert sent.wait(10), "the send waited for its receive"
+    assert sent.wait(60), "the send waited for its receive"
     link.sendrecv(np.ones(1, np.uint8), 1, None, 1)

@@ -98,7 +98,7 @@ class Cluster:
             self._daemon("slurmd", "-D", "-N", node, "-f", f"{self.folder}/slurm.conf")
         self._until(lambda: self.run(["sinfo", "-h", "-o", "%t %D"]).stdout.strip() == "idle 2", "idle nodes")
 
-    def run(self, command: Sequence[str], *, timeout: float = 90, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(self, command: Sequence[str], *, timeout: float = 150, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             list(command), env={**self.environment(), **env}, capture_output=True, text=True, timeout=timeout,
             check=False, cwd=self.folder,
@@ -142,7 +142,7 @@ class Cluster:
                 subprocess.Popen(command, env=self.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             )
 
-    def _until(self, condition: object, what: str, seconds: float = 60.0) -> None:
+    def _until(self, condition: object, what: str, seconds: float = 120.0) -> None:
         end = time.monotonic() + seconds
         while not condition():  # type: ignore[operator]
             logs = "\n".join(f"{path.name}: {path.read_text()[-2000:]}" for path in self.folder.glob("*.out"))

@@ -3,7 +3,7 @@
     class TestMine(TransportKit):
         def joiner(self, size):
             secret, scope = new_secret(), fresh_scope()
-            return lambda rank: mine.connect(rank, size, secret, scope, 10.0)
+            return lambda rank: mine.connect(rank, size, secret, scope, 60.0)
 
 ``joiner(size)`` makes one world; what it returns is called once per rank, each in a thread of its own.
 """

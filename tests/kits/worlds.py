@@ -24,7 +24,7 @@ def fresh_scope() -> str:
     return f"kit{next(_scopes)}"
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     """Poll with a deadline."""
     end = time.monotonic() + seconds
     while not condition():
@@ -39,7 +39,7 @@ def in_place(array: Any, dtype: DType) -> Buffer:
 class Worlds:
     """Makes worlds of one wire and runs functions on all their ranks."""
 
-    deadline = 40.0
+    deadline = 90.0
 
     def joiner(self, size: int) -> Callable[[int], Any]:
         raise NotImplementedError
@@ -63,7 +63,7 @@ def rounds(transport: Any, messages: list[bytes]) -> None:
         assert got == [message + bytes([rank]) for rank in range(transport.size)]
 
 
-def collect(board: Any, seconds: float = 10.0) -> list[bytes]:
+def collect(board: Any, seconds: float = 60.0) -> list[bytes]:
     end = time.monotonic() + seconds
     while (messages := board.collect()) is None:
         assert time.monotonic() < end, f"still missing after {seconds} s: {board.missing()}"
@@ -72,7 +72,7 @@ def collect(board: Any, seconds: float = 10.0) -> list[bytes]:
 
 
 def wait_until(board: Any, condition: Callable[[], bool], what: str, pause: float = 0.5) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, f"{what} did not come"
         board.wait(pause, spin=False)

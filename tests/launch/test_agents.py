@@ -107,13 +107,13 @@ def test_with_tls_a_cluster_that_others_can_read_is_told_an_invitation_only() ->
         allocation.start(["python"], {})
         assert secret not in str(told)
         assert told["address"] != store.address
-        client = enter(StoreClient(told["address"], told["secret"], timeout=10.0), 0)
+        client = enter(StoreClient(told["address"], told["secret"], timeout=60.0), 0)
         assert (client.address, client.secret) == (store.address, secret)
         client.set("agent/0/hello", json.dumps(HELLO).encode())
         client.close()
         assert allocation.slots() is not None
         with pytest.raises(RendezvousError):  # all are in
-            StoreClient(told["address"], told["secret"], timeout=10.0)
+            StoreClient(told["address"], told["secret"], timeout=60.0)
     finally:
         allocation.close()
         store.close()
@@ -121,11 +121,11 @@ def test_with_tls_a_cluster_that_others_can_read_is_told_an_invitation_only() ->
 
 def test_an_agent_runs_other_processes_beside_its_rank() -> None:
     other = "import os, sys; print(os.environ['OWN'], os.environ['FARANDOLE_STORE'], flush=True); sys.exit(3)"
-    allocation = AgentAllocation(Command("mpi", ["env"], "here", "lo"), [Place(1)], 30.0)
+    allocation = AgentAllocation(Command("mpi", ["env"], "here", "lo"), [Place(1)], 100.0)
     store = allocation.listen(new_secret())
     try:
         (rank,) = allocation.start([sys.executable, "-c", "import signal; signal.pause()"], {})
-        assert wait_until(lambda: allocation.slots() is not None, 30)
+        assert wait_until(lambda: allocation.slots() is not None, 100)
         workers = allocation.serve([sys.executable, "-c", other], [{"OWN": "1"}, {"OWN": "2"}, {"OWN": "3"}], 2)
         assert [(worker.slot.rank, worker.slot.host) for worker in workers] == [
             (number, rank.slot.host) for number in (1, 2, 3)
@@ -171,11 +171,11 @@ class TestPackages:
     def test_an_agent_without_farandole_fetches_the_drivers(self, tmp_path: Path) -> None:
         """As mpirun or srun starts it, with an interpreter that has no packages; its rank has them, too."""
         hide = f'p=$1; shift; exec env -u PYTHONPATH XDG_CACHE_HOME={tmp_path} "$p" -S "$@"'
-        allocation = AgentAllocation(Command("mpi", ["sh", "-c", hide, "sh"], "nowhere"), [Place(1)], 30.0)
+        allocation = AgentAllocation(Command("mpi", ["sh", "-c", hide, "sh"], "nowhere"), [Place(1)], 100.0)
         store = allocation.listen(new_secret())
         try:
             (worker,) = allocation.start([sys.executable, "-c", "import farandole; print(farandole.__file__)"], {})
-            assert wait_until(lambda: allocation.slots() is not None, 30)
+            assert wait_until(lambda: allocation.slots() is not None, 100)
             assert worker.stdout is not None
             with open(worker.stdout, encoding="utf-8") as out:
                 said = out.read()

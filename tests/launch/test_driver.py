@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -245,16 +244,13 @@ class TestTheDriverEnds:
         jobs.finish(process)
 
     def test_a_second_interrupt_does_not_wait(self, jobs: Marked, tmp_path: Path) -> None:
-        code = f"trap '' TERM; touch {tmp_path}/$HOROVOD_RANK; while true; do sleep 0.1; done"
-        process = jobs.start("run", "-np", "1", "bash", "-c", code)
-        assert wait_until((tmp_path / "0").exists)
-        began = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        again = threading.Timer(0.5, process.send_signal, (signal.SIGINT,))
-        again.start()
+        driver = "import sys; from farandole import cli; from farandole.launch import watch; watch.TERM_GRACE = 1000\n"
+        code = f"trap 'touch {tmp_path}/told' TERM; touch {tmp_path}/begun; while true; do sleep 0.1; done"
+        process = jobs.python("-c", f"{driver}sys.exit(cli.main())", "run", "-np", "1", "bash", "-c", code)
+        for name in ("begun", "told"):
+            assert wait_until((tmp_path / name).exists)
+            process.send_signal(signal.SIGINT)
         assert jobs.finish(process).returncode == 130
-        again.join()
-        assert time.monotonic() - began < 2.5
 
 
 # Two processes in sessions of their own that hold the rank's pipes. The second has no parent, and no variables by which
@@ -296,7 +292,7 @@ def command_of(pid: int) -> str:
 def test_closed_standard_streams(jobs: Marked, tmp_path: Path) -> None:
     """Pipes and sockets of the job do not get their numbers."""
     command = f"{PY} -m farandole.cli run -np 2 --output-dir {tmp_path} bash -c 'echo one; echo two >&2' >&- 2>&- <&-"
-    done = subprocess.run(["bash", "-c", command], env=jobs.env, timeout=30, check=False)
+    done = subprocess.run(["bash", "-c", command], env=jobs.env, timeout=100, check=False)
     assert done.returncode == 0
     for rank in range(2):
         assert (tmp_path / f"rank.{rank}" / "stdout").read_text() == "one\n"
@@ -306,7 +302,7 @@ def test_closed_standard_streams(jobs: Marked, tmp_path: Path) -> None:
 def test_too_few_open_files(jobs: Marked) -> None:
     command = f"ulimit -n 8; exec {PY} -m farandole.cli run -np 2 true"
     done = subprocess.run(
-        ["bash", "-c", command], env=jobs.env, capture_output=True, text=True, timeout=30, check=False
+        ["bash", "-c", command], env=jobs.env, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 2
     assert "a process may have 8 open files here (RLIMIT_NOFILE), and a job of 2 ranks needs" in done.stderr
@@ -376,7 +372,7 @@ while time.monotonic() < ends:
                 break
             shown += piece
         os.close(main)
-        assert process.wait(10) == 0
-    assert re.search(rb"2 of 2 ranks running.*, 0:00:0\d", shown)
+        assert process.wait(60) == 0
+    assert re.search(rb"2 of 2 ranks running.*, 0:0\d:\d\d", shown)
     assert re.search(rb"epoch 1/2, step \d+/1000000000, [\d.]+ steps/s, \d+:\d\d:\d\d left", shown), shown
     assert shown.endswith(b"\r\x1b[2K"), "taken away in the end"

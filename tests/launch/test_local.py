@@ -31,7 +31,7 @@ def end(workers: list[LocalWorker]) -> None:
         for fd in (worker.stdout, worker.stderr):
             if fd is not None:
                 os.close(fd)
-    assert wait_until(lambda: not any(worker.alive() for worker in workers), 5.0)
+    assert wait_until(lambda: not any(worker.alive() for worker in workers))
 
 
 def test_a_rank_knows_who_it_is(jobs: Marked) -> None:
@@ -108,7 +108,7 @@ def test_what_left_its_session_is_ended(jobs: Marked, then: str) -> None:
         end(workers)
     assert left
     assert not [pid for pid, seen in left.items() if reaper.processes().get(pid) == seen]
-    assert wait_until(lambda: not jobs.left(), 5.0)
+    assert wait_until(lambda: not jobs.left())
 
 
 def children_of(worker: LocalWorker) -> Callable[[], dict[int, tuple[int, int]]]:
@@ -166,7 +166,7 @@ def test_too_many_ranks_for_this_machine_leave_nothing(jobs: Marked) -> None:
     with pytest.raises(SettingsError, match=r"2 ranks could not be started, only 1: .*Argument list too long"):
         start_ranks([slots[0], monster], ["sleep", "1000"], dict([jobs.mark.split("=")]))
     assert len(os.listdir("/proc/self/fd")) == before
-    assert wait_until(lambda: not jobs.left(), 5.0)
+    assert wait_until(lambda: not jobs.left())
 
 
 class TestReaper:

@@ -33,7 +33,7 @@ assert not [name for name in os.environ if name.startswith(("SLURM_PROCID", "SLU
 total = hvd.allreduce(np.ones(2, np.float32), op=hvd.Sum)
 if hvd.rank() == 0:  # as Slurm does it before the time limit, with --signal=USR1
     subprocess.run(["scancel", "--signal=USR1", os.environ["SLURM_JOB_ID"]], check=True)
-heard = told.wait(30)
+heard = told.wait(60)
 print(hvd.rank(), hvd.local_rank(), hvd.cross_rank(), total.tolist(), os.environ["SLURM_JOB_ID"], heard, flush=True)
 hvd.allreduce(np.ones(2, np.float32))
 if hvd.rank() == 1:
@@ -48,7 +48,7 @@ def test_a_batch_script_whose_ranks_are_warned_before_the_end(slurm_cluster: kit
     program.write_text(PROGRAM)
     batch.write_text(BATCH.format(python=sys.executable, program=program))
     number = slurm_cluster.run(["sbatch", "--parsable", "--output", str(out), str(batch)]).stdout.strip()
-    assert wait_until(lambda: out.exists() and "it ended with" in out.read_text(), 60), out.read_text()
+    assert wait_until(lambda: out.exists() and "it ended with" in out.read_text(), 150), out.read_text()
     said = out.read_text()
     for line in (
         f"farandole: 3 ranks on n1:2, n2:1, by srun in job {number}, encrypted (--tls)",
@@ -80,12 +80,12 @@ def test_the_batch_file_of_the_page_goes_on_after_its_time_limit(slurm_cluster: 
         return [int(line.split()[-1]) for line in lines if line.startswith("from step ")]
 
     out = tmp_path / "out"
-    assert wait_until(turns, 60)
+    assert wait_until(turns, 150)
     slurm_cluster.run(["scancel", "--signal=USR1", job])
     # Slurm lets a job wait for two minutes before its next turn.
-    assert wait_until(lambda: slurm_cluster.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout == "PENDING\n", 60)
+    assert wait_until(lambda: slurm_cluster.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout == "PENDING\n", 150)
     slurm_cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
-    assert wait_until(lambda: len(turns()) == 2, 60), out.read_text()
+    assert wait_until(lambda: len(turns()) == 2, 150), out.read_text()
     slurm_cluster.run(["scancel", job])
     first, second = turns()
     assert first == 0

@@ -207,7 +207,7 @@ def test_a_secret_is_on_no_command_line_and_on_no_disk(four: Hosts) -> None:
         assert any(word == "ssh" for word in lines)
         assert not any(secret in word for secret in secrets for word in lines)
         driver.send_signal(signal.SIGINT)
-        _, err = job.communicate(timeout=30)
+        _, err = job.communicate(timeout=60)
         assert (job.returncode, err.splitlines()[-1]) == (130, "farandole: the job was ended by SIGINT")
     finally:
         job.kill()
@@ -283,7 +283,7 @@ def test_everything_ends_when_something_is_killed(act: Callable[..., None], stat
             for _ in range(4):
                 assert "ready" in job.stdout.readline()
             act(four, job)
-            _, err = job.communicate(timeout=10)
+            _, err = job.communicate(timeout=60)
             assert job.returncode == status
             assert says in err
         finally:
@@ -300,20 +300,20 @@ def test_a_cable_that_is_out_for_five_seconds_and_one_that_stays_out() -> None:
         steps = threading.Semaphore(0)
         threading.Thread(target=lambda: [steps.release() for _ in job.stdout or ()], daemon=True).start()
         try:
-            assert all(steps.acquire(timeout=30) for _ in range(30))
+            assert all(steps.acquire(timeout=60) for _ in range(30))
             three[2].cable("down")
             threading.Event().wait(5.0)
             three[2].cable("up")
             while steps.acquire(blocking=False):
                 pass
-            assert all(steps.acquire(timeout=15) for _ in range(300))
+            assert all(steps.acquire(timeout=60) for _ in range(300))
             three[2].cable("down")
-            job.wait(15)
+            job.wait(60)
             assert job.stderr is not None
             assert re.search(r"Rank 2 on c failed: its host was lost: it does not answer", job.stderr.read())
         finally:
             job.kill()
-        assert three.idle(15)
+        assert three.idle()
 
 
 def test_it_is_chosen_for_hosts_that_are_not_all_here() -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from farandole.launch import reaper
 
-LIMIT = 10.0  # seconds after which nothing of a job may be left
+LIMIT = 40.0  # seconds after which nothing of a job may be left
 
 
-def wait_until(true: Callable[[], object], seconds: float = 10.0) -> bool:
+def wait_until(true: Callable[[], object], seconds: float = 60.0) -> bool:
     """Poll; False when the time is up."""
     deadline = time.monotonic() + seconds
     while not true():
@@ -53,11 +53,11 @@ class Marked:
             stderr=subprocess.PIPE, start_new_session=True, preexec_fn=_default_interrupt, **options,  # type: ignore[call-overload]
         )  # fmt: skip
 
-    def run(self, *arguments: str, seconds: float = 30.0, **options: object) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, seconds: float = 100.0, **options: object) -> subprocess.CompletedProcess[str]:
         """``farandole ARGUMENTS`` to its end; afterwards nothing may be left of it."""
         return self.finish(self.start(*arguments, **options), seconds)
 
-    def finish(self, process: subprocess.Popen[str], seconds: float = 30.0) -> subprocess.CompletedProcess[str]:
+    def finish(self, process: subprocess.Popen[str], seconds: float = 100.0) -> subprocess.CompletedProcess[str]:
         out, err = process.communicate(timeout=seconds)
         assert wait_until(lambda: not self.left(), LIMIT), f"left behind: {self.left()}\n{out}\n{err}"
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
@@ -82,7 +82,7 @@ def marked() -> Iterator[Marked]:
         jobs.end()
 
 
-def read_pids(folder: Path, count: int, seconds: float = 20.0) -> dict[str, int]:
+def read_pids(folder: Path, count: int, seconds: float = 60.0) -> dict[str, int]:
     """The processes that wrote ``NAME.pid`` into ``folder``, once there are ``count``."""
 
     def found() -> dict[str, int]:

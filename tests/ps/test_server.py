@@ -195,7 +195,7 @@ def test_ranks_with_another_model_or_strategy_are_told_on_all() -> None:
                 centre.push(own, own)
 
             if rank:
-                turns[rank - 1].wait(20.0)
+                turns[rank - 1].wait(60)
             with pytest.raises(ValueError, match=r"rank 2 has w1 of shape \(4,\) .* where rank 0 has w1 of shape"):
                 both()
 
@@ -408,17 +408,17 @@ def test_the_replica_goes_on_for_a_primary_that_is_stopped_and_not_for_one_that_
         met, goes_on = threading.Barrier(2), threading.Event()
 
         def stopped(*args: Any, **kwargs: Any) -> Any:
-            goes_on.wait(20.0)
+            goes_on.wait(60)
             raise AuthenticationError("it was stopped")
 
         def fn(rank: int, servers: Servers) -> Any:
             zeros, into = [np.zeros(1)], [np.ones(1)]
             centre = group_of(servers, 2, Rule(sync=True), zeros)
-            met.wait(20.0)
-            assert rank or all(looks.acquire(timeout=20.0) for _ in range(4)), "two to connect, two while rank 1 waits"
+            met.wait(60)
+            assert rank or all(looks.acquire(timeout=60.0) for _ in range(4)), "two to connect, two while rank 1 waits"
             centre.push(zeros, into)
             assert not replica._promoted
-            met.wait(20.0)
+            met.wait(60)
             servers.close()
             return into[0].tolist()
 

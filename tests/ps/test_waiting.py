@@ -28,7 +28,7 @@ def test_a_server_without_a_replica_that_is_stopped_is_told_and_is_lost_in_the_e
     monkeypatch.setattr(client_module.logger, "warning", lambda text, *values: told.append(text % values))
 
     def stopped(*args: Any, **kwargs: Any) -> Any:
-        goes_on.wait(20.0)
+        goes_on.wait(60)
         raise AuthenticationError("it was stopped")
 
     with serving() as ranks:
@@ -44,13 +44,13 @@ def test_a_server_without_a_replica_that_is_stopped_is_told_and_is_lost_in_the_e
         receive_into, send = server_module.receive_into, server_module.send
 
         def receives(*arguments: Any) -> None:
-            goes_on.wait(20.0)
+            goes_on.wait(60)
             receive_into(*arguments)
 
         def sends(session: Any, message: Any, arrays: Any = None) -> None:
             send(session, message)
             session.stream.send(b"head")
-            goes_on.wait(20.0)
+            goes_on.wait(60)
 
         if where == "sending":
             monkeypatch.setattr(server_module, "receive_into", receives)
@@ -75,10 +75,10 @@ def test_ranks_that_others_wait_for_are_named(monkeypatch: pytest.MonkeyPatch) -
         def fn(rank: int, servers: Servers) -> None:
             centre = group_of(servers, 3, Rule(sync=True), [np.zeros(1)])
             if rank == 2:
-                text = told.get(timeout=20.0)
+                text = told.get(timeout=60.0)
                 assert re.match(r"rank [01] has waited for \d+ s at .* \(of test.weights.1\), until rank\(s\) ", text)
                 while not text.endswith("rank(s) 2 push there: slower than the others, or they hang"):
-                    text = told.get(timeout=20.0)
+                    text = told.get(timeout=60.0)
             centre.push([np.zeros(1)], [np.ones(1)])
             servers.close()
 

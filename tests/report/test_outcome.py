@@ -114,7 +114,7 @@ def test_install_reports_how_the_process_ends(body: str, status: str, code: int)
     store = StoreServer(secret)
     try:
         command = [sys.executable, "-c", PROGRAM.format(body), store.address, secret]
-        done = subprocess.run(command, timeout=30, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, timeout=100, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
         reported = store.get("outcome/3")
         assert reported is not None

@@ -82,7 +82,7 @@ def test_tasks_that_do_not_get_their_turn_in_time(spark: Any, tmp_path: Path) ->
 
     thread = threading.Thread(target=lambda: spark.sparkContext.parallelize([0], 1).mapPartitions(busy).collect())
     thread.start()
-    assert tools.wait_until((tmp_path / "busy").exists, 30)
+    assert tools.wait_until((tmp_path / "busy").exists)
     try:
         with pytest.raises(farandole.errors.RendezvousError) as caught:
             run(print, num_proc=2, start_timeout=1.0)
@@ -122,7 +122,7 @@ def test_an_interrupt_before_the_tasks_have_started(spark: Any, tmp_path: Path) 
 
     other = threading.Thread(target=lambda: spark.sparkContext.parallelize([0], 1).mapPartitions(busy).collect())
     other.start()
-    assert tools.wait_until((tmp_path / "busy").exists, 30)
+    assert tools.wait_until((tmp_path / "busy").exists)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
     try:

@@ -54,7 +54,7 @@ class Cluster:
             process.terminate()
         for process in self.processes:
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

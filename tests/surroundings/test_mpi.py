@@ -55,7 +55,7 @@ class TestTwoHosts(tools.TwoHosts):
     @pytest.mark.parametrize(
         ("rank", "timeout", "says"),
         [("1", 600, "local rank 1 on a ended before init(): no process of it is left."),
-         ("2", 2, "rank 0: all ranks of a are in init(), but those of other hosts did not reach it within 2 s.")],
+         ("2", 8, "rank 0: all ranks of a are in init(), but those of other hosts did not reach it within 8 s.")],
     )  # fmt: skip
     def test_a_rank_that_ends_before_init(
         self, rank: str, timeout: int, says: str, two_hosts: Hosts, tmp_path: Path

@@ -44,7 +44,7 @@ class Manager:
                 self.values[words["key"]] = words["value"]
                 return "cmd=put_result rc=0"
             case "barrier_in":
-                self._barrier.wait(10)
+                self._barrier.wait(60)
                 return "cmd=barrier_out rc=0"
             case "get" if words["key"] in self.values:
                 return f"cmd=get_result rc=0 value={self.values[words['key']]}"
@@ -58,7 +58,7 @@ class Manager:
         for sock in self.theirs:
             sock.close()
         for thread in self.threads:
-            thread.join(10)
+            thread.join(60)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_all_get_the_text_of_rank_0(longest: int, manager_of: Callable[..., Mana
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert told == dict.fromkeys(range(3), f"host:5,5ec{'r' * 20}et-of-0")
     assert manager.finalized == 3, "else the end of a process would count as a failure"
 

@@ -121,7 +121,7 @@ class TestTheEnd:
             clients[rank].close()
         assert ended.is_alive(), "rank 3 goes on"
         clients[3].close()  # killed: it says nothing
-        ended.join(20)
+        ended.join(60)
         assert not ended.is_alive()
         assert capsys.readouterr().err.splitlines() == [
             "farandole: rank 1 on h1 failed: ValueError: no more data",

@@ -141,7 +141,7 @@ class Told:
         if placement.rank == 0:
             self.text = text()
             self.there.set()
-        assert self.there.wait(20)
+        assert self.there.wait(60)
         return self.text
 
     def settled(self) -> None:
@@ -167,7 +167,7 @@ def test_all_hear_of_a_rank_that_ended_before_init(seen: int, monkeypatch: pytes
     def staying(client: StoreClient, name: str) -> None:
         """Rank 0 comes last, so that rank 2 is there when it counts."""
         if name == "rank/0":
-            assert came.wait(20)
+            assert came.wait(60)
         stay(client, name)
 
     put = StoreClient.set
@@ -183,7 +183,7 @@ def test_all_hear_of_a_rank_that_ended_before_init(seen: int, monkeypatch: pytes
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert set(told) == {0, 2}
     assert all(text.startswith("rank 1 ended before init(): no process of it is left.") for text in told.values())
 
@@ -196,7 +196,7 @@ def test_tasks_on_other_nodes_hear_that_rank_0_ended(tmp_path: Path, monkeypatch
     monkeypatch.setattr(slurm, "TOLD", 0.0)
     elsewhere.start()
     unlink = Path.unlink
-    monkeypatch.setattr(Path, "unlink", lambda path, **options: (elsewhere.join(20), unlink(path, **options)))
+    monkeypatch.setattr(Path, "unlink", lambda path, **options: (elsewhere.join(60), unlink(path, **options)))
     assert slurm.read(path, Placement(rank=1, size=3), 600.0, Ended(0)) == slurm.ENDED  # type: ignore[arg-type]
     assert heard == [slurm.ENDED]
     assert not path.exists()

@@ -88,5 +88,5 @@ def test_several_hosts_tell_each_other_through_torchruns_store(monkeypatch: pyte
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert told == {0: text, 1: text}

@@ -75,7 +75,7 @@ def test_gradients_of_every_collective(mode: str) -> None:
         for number, (one, (_, _, expected)) in enumerate(zip(found, cases, strict=True)):
             assert one == expected, number
 
-    job(2, body, deadline=100)
+    job(2, body)
 
 
 def test_second_derivatives() -> None:

@@ -136,7 +136,7 @@ def test_four_ranks_train_as_one() -> None:
         same(history[1], session_steps(0, 1, "momentum"), rtol=2e-4, atol=2e-6)
         return history
 
-    first, *others = job(4, body, deadline=90.0)
+    first, *others = job(4, body)
     for other in others:
         same(first, other, rtol=0, atol=0)
 

@@ -67,7 +67,7 @@ def test_every_operation(n: int, settings: dict[str, Any], dtype: str) -> None:
                 assert found.device == device
                 torch.testing.assert_close(found.cpu(), wanted)
 
-    job(n, check, deadline=120, store=True, **settings)
+    job(n, check, store=True, **settings)
 
 
 @pytest.mark.parametrize(("n", "settings"), WAYS)
@@ -90,7 +90,7 @@ def test_side_streams_are_in_order(n: int, settings: dict[str, Any]) -> None:
         with torch.inference_mode():
             assert hvd.allreduce(torch.ones(2, device=device), op=hvd.Sum).tolist() == [n, n]
 
-    job(n, check, deadline=120, store=True, **settings)
+    job(n, check, store=True, **settings)
 
 
 @pytest.mark.parametrize(("n", "settings"), WAYS)
@@ -120,7 +120,7 @@ def test_training(n: int, settings: dict[str, Any], mixed: bool) -> None:
             optimizer.step()
         return [each.cpu() for each in values(model)]
 
-    assert_all_close(job(n, train, deadline=120, store=True, **settings), alone(OPTIMIZERS["momentum"]), 1e-4)
+    assert_all_close(job(n, train, store=True, **settings), alone(OPTIMIZERS["momentum"]), 1e-4)
 
 
 def test_ranks_that_share_a_gpu_go_through_host_memory() -> None:
@@ -132,7 +132,7 @@ def test_ranks_that_share_a_gpu_go_through_host_memory() -> None:
             hvd.allreduce(torch.ones(1, device="cuda"))
         return str(caught.value)
 
-    for said in job(2, check, deadline=120, store=True, nccl="on"):
+    for said in job(2, check, store=True, nccl="on"):
         assert "ranks 0 and 1 share GPU-" in said or "a torch without NCCL" in said
 
 
@@ -152,7 +152,7 @@ def test_the_programs_own_process_group_is_left_alone() -> None:
         finally:
             distributed.destroy_process_group()
 
-    job(1, check, deadline=120, store=True, nccl="on")
+    job(1, check, store=True, nccl="on")
 
 
 def test_a_graph_that_is_captured_cannot_hold_collectives() -> None:
@@ -168,7 +168,7 @@ def test_a_graph_that_is_captured_cannot_hold_collectives() -> None:
                 hvd.allreduce_(mine)
         assert hvd.allreduce(mine, op=hvd.Sum).tolist() == [1.0] * 4
 
-    job(1, check, deadline=120)
+    job(1, check)
 
 
 @pytest.mark.parametrize("settings", [{"nccl": "off"}, pytest.param({"nccl": "on"}, marks=with_two)], ids=str)
@@ -192,6 +192,6 @@ def test_a_peer_that_dies_is_named(settings: dict[str, Any]) -> None:
             context.shutdown()
 
     with stored() as having:
-        said, died = pool.procs(2, having(body), deaths=True, deadline=120)
+        said, died = pool.procs(2, having(body), deaths=True)
     assert said.startswith("rank 1 ")
     assert died == pool.Died(-signal.SIGKILL)

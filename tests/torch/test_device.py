@@ -425,7 +425,7 @@ def killed(n: int, fn: Callable[[Any, Pretend], Any], pretend_of: Callable[[int]
                 context.shutdown()
 
     with stored() as having:
-        results = pool.procs(n, having(body), wire=wire, deaths=True, deadline=40)
+        results = pool.procs(n, having(body), wire=wire, deaths=True)
     assert results[1] == pool.Died(-signal.SIGKILL)
     return results[0]
 
@@ -469,7 +469,7 @@ class _Backend:
         if self._count < 3:  # one to connect, one that goes well
             return self._backend.allreduce(tensors, options)
         if self._hangs.blocks:
-            assert self._hangs.given_up.wait(30)
+            assert self._hangs.given_up.wait(60)
             raise RuntimeError("the communicator was aborted")
         return None
 
@@ -491,7 +491,7 @@ def survived(rank: int, pretend: Pretend) -> tuple[str, list[str]]:
     def collectives() -> None:
         hvd.allreduce(torch.ones(3), op=hvd.Sum, name="the last")
         assert isinstance(pretend, Hangs)
-        assert pretend.given_up.wait(20), "nobody has noticed"
+        assert pretend.given_up.wait(60), "nobody has noticed"
         hvd.allreduce(torch.ones(3), name="another")
 
     with pytest.raises(hvd.HorovodInternalError) as caught:

@@ -73,7 +73,7 @@ def test_ranks_use_other_optimizers_or_in_another_order(which: str, wire: str) -
         return [parameter.detach().clone() for net in nets.values() for parameter in net.parameters()]
 
     wanted = alone(plan, 3)
-    for found in job(3, train, wire=wire, deadline=30):
+    for found in job(3, train, wire=wire):
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
@@ -102,7 +102,7 @@ def test_process_sets_that_overlap_and_fire_in_another_order_on_each_rank() -> N
                 optimizer.step()
         return {tuple(one.ranks): grad for one, grad in zip(mine, found, strict=True)}
 
-    told = job(3, train, deadline=30, dynamic_process_sets=True)
+    told = job(3, train, dynamic_process_sets=True)
     for one in ((0, 1), (1, 2), (0, 2)):
         assert torch.equal(told[one[0]][one], told[one[1]][one])
 
@@ -123,7 +123,7 @@ def test_numbers_are_those_of_the_making_also_on_another_engine() -> None:
             optimizer.step()
         return [nets[name].weight.grad.clone() for name in "ab"]
 
-    first, second = job(2, train, deadline=30)
+    first, second = job(2, train)
     nets = models()
     run_backward(nets, "ab", 0, 0)
     for name, one, other in zip("ab", first, second, strict=True):
@@ -162,6 +162,6 @@ def test_a_rank_that_steps_waits_for_the_gradients_of_all() -> None:
         return found
 
     wanted = alone([[["b", "c", "a"], ["a", "b", "c"]]] * 2, 2)
-    for found in job(2, train, deadline=30):
+    for found in job(2, train):
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

@@ -42,7 +42,7 @@ class Relay:
         for connection in range(len(self._ends)):
             self.cut(connection)
         for thread in self._threads:
-            thread.join(5)
+            thread.join(60)
         for ends in self._ends:
             for sock in ends.values():
                 sock.close()

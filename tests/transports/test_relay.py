@@ -38,10 +38,10 @@ def between(attack: Attack, connection: int, work: Any, secret: str = "") -> lis
             host, port = told.split("|")
             relays.append(Relay((host, int(port)), attack))
             store.set("tcp/w/0", f"127.0.0.1|{relays[0].address[1]}{mark}{number}".encode())
-        return tcp.connect(rank, 2, secret, "w", store, 20.0, streams=streams)
+        return tcp.connect(rank, 2, secret, "w", store, 60.0, streams=streams)
 
     def body(link: Any) -> str:
-        connected.wait(20)
+        connected.wait(60)
         relays[0].arm(connection)
         try:
             work(link)
@@ -112,7 +112,7 @@ def server() -> Iterator[StoreServer]:
 def test_the_store_believes_nothing_that_no_rank_said(attack: Attack, server: StoreServer) -> None:
     host, _, port = server.address.rpartition(":")
     middle = Relay((host, int(port)), attack)
-    client = StoreClient(f"127.0.0.1:{middle.address[1]}", server._secret, timeout=5.0)
+    client = StoreClient(f"127.0.0.1:{middle.address[1]}", server._secret, timeout=60.0)
     server.set("function", b"print()")
     try:
         assert client.get("function", 5.0) == b"print()"
@@ -156,4 +156,4 @@ def test_contents_of_any_length(length: int) -> None:
         thread = threading.Thread(target=sender.send, args=(memoryview(content),))
         thread.start()
         assert receiver.receive(length) == content
-        thread.join(10)
+        thread.join(60)

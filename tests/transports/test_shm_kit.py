@@ -16,7 +16,7 @@ from tests.kits.transport import TransportKit, fresh_scope
 class TestShm(TransportKit):
     def joiner(self, size: int) -> Callable[[int], Any]:
         secret, scope = new_secret(), fresh_scope()
-        return lambda rank: shm.connect(rank, size, secret, scope, 10.0)
+        return lambda rank: shm.connect(rank, size, secret, scope, 60.0)
 
 
 class TestShmProcesses(ProcessKit):
@@ -27,7 +27,7 @@ def test_who_leaves_while_it_is_looked_for_has_said_why() -> None:
     """The reason counts, not the departure behind it, also if both come in the middle of a look."""
     secret, scope = new_secret(), fresh_scope()
     with ThreadPoolExecutor(2) as threads:
-        one, two = threads.map(lambda rank: shm.connect(rank, 2, secret, scope, 10.0), range(2))
+        one, two = threads.map(lambda rank: shm.connect(rank, 2, secret, scope, 60.0), range(2))
     poll = one._segment._poll
 
     class Late:

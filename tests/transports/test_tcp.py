@@ -29,7 +29,7 @@ from tests.transports.double_store import ThreadStore
 class TestTcp(TransportKit):
     def joiner(self, size: int) -> Callable[[int], Any]:
         secret, scope, store = new_secret(), fresh_scope(), ThreadStore()
-        return lambda rank: over(tcp.connect(rank, size, secret, scope, store, 10.0))
+        return lambda rank: over(tcp.connect(rank, size, secret, scope, store, 60.0))
 
     def test_who_leaves_a_lost_wire_is_not_taken_for_the_cause(self) -> None:
         """Rank 2 has noticed that rank 1 is gone, and leaves before rank 0 has."""
@@ -54,7 +54,7 @@ class TestTcp(TransportKit):
 class TestTcpLink(LinkKit):
     def joiner(self, size: int) -> Callable[[int], Any]:
         secret, scope, store = new_secret(), fresh_scope(), ThreadStore()
-        return lambda rank: tcp.connect(rank, size, secret, scope, store, 10.0)
+        return lambda rank: tcp.connect(rank, size, secret, scope, store, 60.0)
 
 
 class TestSeveralConnections(LinkKit):
@@ -62,14 +62,14 @@ class TestSeveralConnections(LinkKit):
 
     def joiner(self, size: int) -> Callable[[int], Any]:
         secret, scope, store = new_secret(), fresh_scope(), ThreadStore()
-        return lambda rank: tcp.connect(rank, size, secret, scope, store, 10.0, streams=3)
+        return lambda rank: tcp.connect(rank, size, secret, scope, store, 60.0, streams=3)
 
 
 def test_another_number_of_connections_is_told() -> None:
     store = ThreadStore()
     store.set("tcp/w/0", b"127.0.0.1|1;4")
     with pytest.raises(SettingsError, match=r"rank 1 was started with --tcp-streams 1 .*, rank 0 with 4: set the same"):
-        tcp.connect(1, 2, new_secret(), "w", store, 10.0)
+        tcp.connect(1, 2, new_secret(), "w", store, 60.0)
 
 
 class TestTcpProcesses(ProcessKit):
@@ -80,28 +80,23 @@ def test_missing_ranks_are_named() -> None:
     store = ThreadStore()
 
     def connect(rank: int) -> Any:
-        return tcp.connect(rank, 4, "ab" * 32, "w", store, 0.4)
+        return tcp.connect(rank, 4, "ab" * 32, "w", store, 2.0)
 
     def body(link: Any) -> None:
         raise AssertionError("connected to ranks that are not there")
 
-    with pytest.raises(RendezvousError, match=r"ranks 1, 3 did not arrive within 0.4 s"):
-        pool.threads(4, lambda rank: connect(rank) if rank in (0, 2) else _nobody(), body, deadline=10)
+    with pytest.raises(RendezvousError, match=r"ranks 1, 3 did not arrive within 2 s"):
+        pool.threads(4, lambda rank: connect(rank) if rank in (0, 2) else _nobody(), body)
 
 
 def _nobody() -> Any:
-    class Nobody:
-        def __getattr__(self, name: str) -> Any:
-            return lambda *args: None
-
-    time.sleep(0.5)
     raise PeerLostError("not a cause")
 
 
 def test_another_secret_does_not_get_in(caplog: pytest.LogCaptureFixture) -> None:
     store, secrets = ThreadStore(), [new_secret(), new_secret()]
     with caplog.at_level(logging.WARNING, "farandole"), pytest.raises(RendezvousError, match="did not connect within"):
-        pool.threads(2, lambda rank: tcp.connect(rank, 2, secrets[rank], "w", store, 0.5), lambda link: None)
+        pool.threads(2, lambda rank: tcp.connect(rank, 2, secrets[rank], "w", store, 2.0), lambda link: None)
     assert sum("was refused" in record.message for record in caplog.records) == 1
 
 
@@ -114,9 +109,9 @@ def test_an_old_address_in_the_store_is_looked_up_again() -> None:
 
     def join(rank: int) -> Any:
         if rank == 0:
-            assert started.wait(10)
+            assert started.wait(60)
         started.set()
-        return tcp.connect(rank, 2, secret, "w", store, 10.0)
+        return tcp.connect(rank, 2, secret, "w", store, 60.0)
 
     pool.threads(2, lambda rank: over(join(rank)), check_sum)
 
@@ -132,7 +127,7 @@ def test_of_several_addresses_the_first_that_answers_is_taken_and_said_once(capl
     store, secret, host = OneDead(), new_secret(), "127.0.1.1/24,127.0.2.1/24"
     with caplog.at_level(logging.INFO, "farandole"):
         for scope in ("v", "w"):
-            pool.threads(3, lambda rank: over(tcp.connect(rank, 3, secret, scope, store, 10.0, host)), check_sum)  # noqa: B023
+            pool.threads(3, lambda rank: over(tcp.connect(rank, 3, secret, scope, store, 60.0, host)), check_sum)  # noqa: B023
     said = [record.message for record in caplog.records if "goes over" in record.message]
     assert said == ["rank 0: TCP to the other hosts goes over 127.0.1.0/24 (of 127.0.1.1/24, 127.0.2.1/24)"]
 
@@ -145,7 +140,7 @@ def test_it_listens_on_the_given_interface_only_and_not_for_long() -> None:
             until(lambda: store.try_get("tcp/w/0") is not None, "rank 0's address")
             host, port = (store.try_get("tcp/w/0") or b"").decode().split("|")
             seen.append((host, int(port)))
-        return over(tcp.connect(rank, 2, secret, "w", store, 10.0, host="127.0.0.2"))
+        return over(tcp.connect(rank, 2, secret, "w", store, 60.0, host="127.0.0.2"))
 
     def body(transport: Any) -> None:
         check_sum(transport)
@@ -169,19 +164,19 @@ class _Besieged:
         self.address = (host, int(port))
 
     def _connect(self) -> None:
-        self.link = tcp.connect(0, 2, self.secret, "w", self.store, 20.0)
+        self.link = tcp.connect(0, 2, self.secret, "w", self.store, 60.0)
 
     def dial(self) -> socket.socket:
-        sock = socket.create_connection(self.address, timeout=10)
+        sock = socket.create_connection(self.address, timeout=60.0)
         sock.settimeout(10)
         return sock
 
     def relieve(self) -> None:
         """Rank 1 arrives, and all is well."""
-        other = tcp.connect(1, 2, self.secret, "w", self.store, 20.0)
-        self.thread.join(10)
+        other = tcp.connect(1, 2, self.secret, "w", self.store, 60.0)
+        self.thread.join(60)
         try:
-            pool.threads(2, lambda rank: over((self.link, other)[rank]), _work, deadline=10)
+            pool.threads(2, lambda rank: over((self.link, other)[rank]), _work)
         finally:
             for each in filter(None, (self.link, other)):
                 each.close()
@@ -194,7 +189,7 @@ def _work(transport: Any) -> None:
 
 @pytest.fixture
 def besieged(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Besieged]:
-    monkeypatch.setattr(rendezvous, "PATIENCE", 0.5)
+    monkeypatch.setattr(rendezvous, "PATIENCE", 2.0)
     place = _Besieged()
     yield place
     if place.link is None:
@@ -246,7 +241,7 @@ def test_a_recorded_handshake_is_worthless(besieged: _Besieged) -> None:
     parrot.close()
     assert fresh.thread.is_alive(), "the parrot got in"
     fresh.relieve()
-    other.join(20)
+    other.join(60)
 
 
 def _tap(front: socket.socket, back: tuple[str, int], said: list[bytes]) -> None:
@@ -271,7 +266,7 @@ def _tap(front: socket.socket, back: tuple[str, int], said: list[bytes]) -> None
 
 
 def _connect_and_leave(besieged: _Besieged) -> None:
-    tcp.connect(1, 2, besieged.secret, "w", besieged.store, 20.0).close()
+    tcp.connect(1, 2, besieged.secret, "w", besieged.store, 60.0).close()
 
 
 def test_an_authenticated_peer_with_a_wrong_rank_is_refused(besieged: _Besieged) -> None:
@@ -302,7 +297,7 @@ def test_garbage_of_any_kind(pieces: list[bytes], fuzzed: _Besieged) -> None:
     assert fuzzed.thread.is_alive(), "a stranger got in"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def fuzzed() -> Iterator[_Besieged]:
     place = _Besieged()
     yield place
@@ -317,7 +312,7 @@ def test_rubbish_on_the_board_is_told_as_such_and_is_no_goodbye(kind: str, said:
     ready = threading.Barrier(2)
 
     def body(link: Any) -> None:
-        ready.wait(10)
+        ready.wait(60)
         if link.rank == 0 and kind == "rubbish":
             link.board._peers[1].sock.sendall(os.urandom(200))
         elif link.rank == 0:
@@ -325,14 +320,14 @@ def test_rubbish_on_the_board_is_told_as_such_and_is_no_goodbye(kind: str, said:
         if link.rank == 0:
             with pytest.raises(PeerLostError, match=said):  # rank 1 says why
                 wait_forever(link.board)
-            ready.wait(10)
+            ready.wait(60)
             return
         with pytest.raises(WireError, match=said) as caught:
             wait_forever(link.board)
         assert caught.value.rank == 0
-        ready.wait(10)
+        ready.wait(60)
 
-    pool.threads(2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 10.0), body)
+    pool.threads(2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 60.0), body)
 
 
 def test_ranks_that_exchange_other_lengths_are_told() -> None:
@@ -347,7 +342,7 @@ def test_ranks_that_exchange_other_lengths_are_told() -> None:
         link.sendrecv(mine, 1 - link.rank, theirs, 1 - link.rank)
         wait_forever(link.board)
 
-    pool.threads(2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 10.0), body)
+    pool.threads(2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 60.0), body)
 
 
 def test_silence_at_its_door_does_not_keep_a_rank_out_and_no_firewall_is_blamed() -> None:
@@ -370,9 +365,9 @@ def test_nothing_is_left_open() -> None:
         if part is not None:
             check_sum(part)
 
-    pool.threads(3, lambda rank: over(tcp.connect(rank, 3, secret, "a", store, 10.0)), work)
+    pool.threads(3, lambda rank: over(tcp.connect(rank, 3, secret, "a", store, 60.0)), work)
     before, threads = descriptors(), threading.active_count()
-    pool.threads(3, lambda rank: over(tcp.connect(rank, 3, secret, "b", store, 10.0)), work)
+    pool.threads(3, lambda rank: over(tcp.connect(rank, 3, secret, "b", store, 60.0)), work)
     until(lambda: descriptors() <= before and threading.active_count() <= threads, "closing")
 
 
@@ -387,13 +382,13 @@ def test_a_large_message_is_not_held_up_by_a_board_that_nobody_reads() -> None:
         else:
             check_sum(transport, 1_000_000)
             transport.board.post(b"b")
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while (messages := transport.board.collect()) is None:
             assert time.monotonic() < end
             transport.board.wait(1.0, spin=False)
         assert [len(message) for message in messages] == [30_000_000, 1]
 
-    pool.threads(2, lambda rank: over(tcp.connect(rank, 2, secret, "w", store, 10.0)), body)
+    pool.threads(2, lambda rank: over(tcp.connect(rank, 2, secret, "w", store, 60.0)), body)
 
 
 def test_read_only_memory_can_be_sent() -> None:
@@ -404,4 +399,4 @@ def test_read_only_memory_can_be_sent() -> None:
         link.sendrecv(data, 1 - link.rank, got, 1 - link.rank)
         assert got.tobytes() == b"constant"
 
-    pool.threads(2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 10.0), body)
+    pool.threads(2, lambda rank: tcp.connect(rank, 2, secret, "w", store, 60.0), body)

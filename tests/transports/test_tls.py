@@ -31,7 +31,7 @@ PATTERN = b"weights!"
 class TestTls(ReduceKit, BoardKit, FailureKit):
     def joiner(self, size: int) -> Callable[[int], Any]:
         scope, store = fresh_scope(), ThreadStore()
-        return lambda rank: over(tcp.connect(rank, size, SECRET, scope, store, 10.0))
+        return lambda rank: over(tcp.connect(rank, size, SECRET, scope, store, 60.0))
 
 
 @pytest.mark.slow
@@ -40,7 +40,7 @@ class TestTlsLink(LinkKit):
 
     def joiner(self, size: int) -> Callable[[int], Any]:
         scope, store = fresh_scope(), ThreadStore()
-        return lambda rank: tcp.connect(rank, size, SECRET, scope, store, 10.0, streams=2)
+        return lambda rank: tcp.connect(rank, size, SECRET, scope, store, 60.0, streams=2)
 
 
 @pytest.mark.parametrize("attack", [relay.flip, relay.inject, relay.replay, relay.reflect, relay.leave_out])
@@ -75,13 +75,13 @@ def test_who_listens_learns_nothing_and_in_clear_everything(tls: bool) -> None:
     secret = new_secret(tls=tls)
     server = StoreServer(secret)
     ears = [Ear(_parts(server.address))]
-    clients = [StoreClient(f"127.0.0.1:{ears[0].address[1]}", secret, timeout=10.0) for _ in range(2)]
+    clients = [StoreClient(f"127.0.0.1:{ears[0].address[1]}", secret, timeout=60.0) for _ in range(2)]
 
     def join(rank: int) -> Any:
         if rank == 1:
             ears.append(Ear(_parts(clients[1].get("tcp/w/0", 10.0).decode().replace("|", ":"))))
             clients[1].set("tcp/w/0", f"127.0.0.1|{ears[1].address[1]}".encode())
-        return tcp.connect(rank, 2, secret, "w", clients[rank], 10.0)
+        return tcp.connect(rank, 2, secret, "w", clients[rank], 60.0)
 
     def body(link: Any) -> None:
         for length in (len(PATTERN), 4096, 3_000_000):
@@ -124,7 +124,7 @@ def test_silence_at_the_door_does_not_keep_a_rank_out() -> None:
     server = StoreServer(SECRET)
     silent = [socket.create_connection(_parts(server.address)) for _ in range(20)]
     try:
-        client = StoreClient(server.address, SECRET, timeout=5.0)
+        client = StoreClient(server.address, SECRET, timeout=60.0)
         client.set("key", b"value")
         assert client.get("key", 5.0) == b"value"
         client.close()
