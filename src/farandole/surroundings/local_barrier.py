@@ -19,7 +19,7 @@ from farandole.surroundings.siblings import LOOK, Siblings
 
 _RANK = struct.Struct("<I")
 _PEER = struct.Struct("3i")  # struct ucred: process, user, group
-_SAY = 1.0  # seconds in which who has connected must say who it is
+_SAY = 10.0  # seconds in which who has connected must say who it is: on a busy machine a rank may stand still meanwhile
 
 
 def wait(placement: Placement, timeout: float, siblings: Siblings) -> None:
