@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.errors import PeerLostError
+from farandole.errors import PeerLostError, UnfinishedHandshakeError
 from farandole.handshake import new_secret
 from farandole.ps import peer as peer_module
+from farandole.ps.dial import dial
 from farandole.ps.pairs import SharedWeights
 from farandole.ps.peer import PeerGroup, PeerServer
 from tests.pool import threads
@@ -149,6 +150,26 @@ def test_an_end_in_order_is_no_loss_and_another_one_is_told() -> None:
         with pytest.raises(PeerLostError, match=r"rank 2 cannot be reached any more, to average weights") as raised:
             groups[0].take([np.zeros(2)])
         assert raised.value.rank == 2
+
+
+def test_a_partner_that_hangs_up_on_its_caller_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was killed may still have taken the call: it is lost, and not silent."""
+    calls = []
+
+    def hangs_up_once(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 1:
+            raise UnfinishedHandshakeError("handshake on the weights socket failed: connection reset by peer")
+        return dial(*given)
+
+    with serving(2) as ranks:
+        groups = [ranks.group(rank, [np.full(2, float(rank))]) for rank in range(2)]
+        ranks.servers[1].close()
+        monkeypatch.setattr(peer_module, "dial", hangs_up_once)
+        groups[0].ask([1])
+        groups[0].rest(10)
+        with pytest.raises(PeerLostError, match=r"rank 1 cannot be reached any more, to average weights"):
+            groups[0].take([np.zeros(2)])
 
 
 def test_a_partner_that_says_nothing_is_left_alone_and_one_with_another_model_is_told(

@@ -29,6 +29,7 @@ PURPOSE = "weights"
 BUSY = 0.05  # seconds for which who is asked waits until its own average is done
 SILENCE = 5.0  # seconds without an answer until a partner is left alone
 AGAIN = 30.0  # seconds for which it is
+PAUSE = 0.02  # seconds until one that hung up is called again
 HOLD = 0.25  # seconds for which training waits, once, for an average of its own that is late
 LAST = 5.0  # seconds for averages under way when this rank ends
 _GONE: Message = {"gone": True}
@@ -321,7 +322,26 @@ class Partner:
 
     def _connected(self) -> Session | None:
         """None if it has left the job in order, or is silent."""
-        error: Exception | None = None
+        until = time.monotonic() + SILENCE
+        found = self._called()
+        while isinstance(found, UnfinishedHandshakeError) and time.monotonic() < until:
+            time.sleep(PAUSE)  # it hung up: a process that was killed listens a moment longer than it lives
+            found = self._called()
+        if isinstance(found, Session):
+            return found
+        ended = self._server.ended(self.rank)
+        if not ended and isinstance(found, (TimeoutError, UnfinishedHandshakeError)):
+            self._leave_alone()
+            return None
+        self._gone = True
+        if ended:
+            return None
+        text = f"rank {self.rank} cannot be reached any more, to average weights with it ({found})"
+        raise PeerLostError(text, self.rank)
+
+    def _called(self) -> Session | Exception:
+        """A connection to the first of its addresses that answers, or why there is none."""
+        error: Exception = ConnectionError("it has no address")
         for host, port in self._address["at"]:
             try:
                 session = dial({**self._address, "port": port}, str(host), self._server.secret, SILENCE, PURPOSE)
@@ -330,15 +350,7 @@ class Partner:
                 continue
             session.peer = f"rank {self.rank}"
             return session
-        ended = self._server.ended(self.rank)
-        if not ended and isinstance(error, (TimeoutError, UnfinishedHandshakeError)):
-            self._leave_alone()
-            return None
-        self._gone = True
-        if ended:
-            return None
-        text = f"rank {self.rank} cannot be reached any more, to average weights with it ({error})"
-        raise PeerLostError(text, self.rank)
+        return error
 
     def _leave_alone(self) -> None:
         self.close()
