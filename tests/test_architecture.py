@@ -204,7 +204,7 @@ def test_the_heavy_check_sees_what_is_wrong() -> None:
 
 def fresh(code: str) -> str:
     """What ``code`` prints in a new interpreter."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -76,7 +76,7 @@ assert [type(box) is Box and box.value for box in boxes] == [5, 5]
 print("ran once")
 """
         done = subprocess.run(
-            [sys.executable, "-"], input=script, capture_output=True, text=True, timeout=100, check=False
+            [sys.executable, "-"], input=script, capture_output=True, text=True, timeout=200, check=False
         )
         assert (done.stdout, done.stderr) == ("ran once\n", "")
 
@@ -88,7 +88,7 @@ print("ran once")
             f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
             "import farandole, neighbour\nprint('script')\nprint(farandole.run(lambda: neighbour.double(4), np=2))\n"
         )
-        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False)
         assert (done.stdout, done.stderr) == ("script\n[8, 8]\n", "")
 
     def test_a_file_of_ours_in_the_way(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from farandole.worker import _store_of_first, environment, identify
 def run_worker(**env: str) -> subprocess.CompletedProcess[str]:
     clean = {key: text for key, text in os.environ.items() if not key.startswith(("FARANDOLE_", "HOROVOD_"))}
     return subprocess.run(
-        worker_command(), env={**clean, **env}, capture_output=True, text=True, timeout=100, check=False
+        worker_command(), env={**clean, **env}, capture_output=True, text=True, timeout=200, check=False
     )
 
 
@@ -95,7 +95,7 @@ def test_another_jobs_store() -> None:
 def test_starting_a_command_imports_nothing_heavy() -> None:
     code = "import sys, farandole.worker; print(*sys.modules)"
     loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
     ).stdout
     assert not {"numpy", "cloudpickle", "psutil", "rich", "subprocess", "asyncio", "argparse"} & set(loaded.split())
 

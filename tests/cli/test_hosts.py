@@ -64,7 +64,7 @@ def test_three_hosts() -> None:
     with hosts(3, speed="1gbit") as made:
         env = {**os.environ, "PYTHONPATH": str(root / "src"), "FARANDOLE_SSH_OPTIONS": f"-F {made.config}"}
         command = made[0].command(sys.executable, "-m", "farandole.cli", "hosts", "-H", "a:1,b:2,c:1")
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stderr
         assert made.idle()
     lines = [re.split(r"  +", line) for line in done.stdout.splitlines()]

@@ -226,7 +226,7 @@ class TestOthers:
         assert "farandole " in text.partition("\nexample: ")[2]
 
     def test_as_a_module(self) -> None:
-        done = subprocess.run([sys.executable, "-m", "farandole", "-v"], capture_output=True, text=True, timeout=100)
+        done = subprocess.run([sys.executable, "-m", "farandole", "-v"], capture_output=True, text=True, timeout=200)
         assert (done.returncode, done.stdout.strip()) == (0, farandole.__version__)
 
     def test_a_misspelt_option_of_a_small_command(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,7 +239,7 @@ class TestOthers:
     def test_output_that_cannot_be_written_is_one_line(self) -> None:
         command = [sys.executable, "-m", "farandole", "--help"]
         with open("/dev/full", "w") as full:
-            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=200)
         assert done.returncode == 2
         assert done.stderr == "farandole: the output cannot be written: [Errno 28] No space left on device\n"
 
@@ -313,14 +313,14 @@ class TestPublicNames:
     def test_the_command_line_imports_nothing_heavy(self) -> None:
         code = "import sys, farandole.cli.run, farandole.launch.driver; print(*sys.modules)"
         command = [sys.executable, "-c", code]
-        loaded = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+        loaded = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True).stdout
         assert not {"numpy", "cloudpickle", "psutil", "rich", "asyncio", "importlib.metadata"} & set(loaded.split())
 
 
 @pytest.mark.parametrize("system", ["darwin", "win32"])
 def test_a_system_that_cannot_run_it_is_told_so_at_import(system: str) -> None:
     code = f"import sys; sys.platform = {system!r}; import farandole.torch"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         f"ImportError: farandole runs on Linux, and this system is {system!r}: on Windows use WSL 2, on macOS a Linux "

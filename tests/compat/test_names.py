@@ -246,7 +246,7 @@ def test_the_distribution_can_be_built_and_installed(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     done = subprocess.run(
         [*pip, "--no-build-isolation", "--no-index", "--target", str(tmp_path), str(ROOT / "compat")],
-        capture_output=True, text=True, timeout=100,
+        capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.iterdir()} >= {"horovod", "sparkdl", "bin"}

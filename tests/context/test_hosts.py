@@ -67,7 +67,7 @@ def test_two_hosts_one_of_three_ranks_and_one_of_two() -> None:
                 workers.append(
                     subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                 )
-            said = [worker.communicate(timeout=60) for worker in workers]
+            said = [worker.communicate(timeout=200) for worker in workers]
             assert [worker.returncode for worker in workers] == [0] * 5, [err for _, err in said]
             assert all(out.split() == ["Hierarchical", "3.0"] * 2 for out, _ in said)
         finally:
@@ -132,7 +132,7 @@ def test_a_host_that_vanishes_is_noticed_on_both_sides(loss: str, waiting: str) 
         if loss == "both ways":
             a.lose(b)
         b.lose(a)
-        said = [worker.communicate("\n", timeout=100)[0] for worker in workers]
+        said = [worker.communicate("\n", timeout=200)[0] for worker in workers]
     assert "rank 1 does not answer: its host is gone, or the network between" in said[0]
     broke = loss == "one way" and "rank 0 was lost: its connection broke" in said[1]  # rank 0 was quicker, and has gone
     assert broke or "rank 0 does not answer: its host is gone, or the network between" in said[1]

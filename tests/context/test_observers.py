@@ -103,7 +103,7 @@ context.shutdown()
 
 def farandole(*flags: str, steps: int) -> None:
     command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", *flags, sys.executable, "-c", PROGRAM]
-    done = subprocess.run([*command, str(steps)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, str(steps)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 
 

@@ -164,7 +164,7 @@ def test_the_command(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     ]
     done = subprocess.run(
         [*command, "--output", str(out), "-np", "2", "--keep", "id", "--returns", "float", "--rows-per-file", "300"],
-        capture_output=True, text=True, timeout=100,
+        capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("1000 rows in 4 files, ")

@@ -153,7 +153,7 @@ def test_saving_and_loading(backend: str, tmp_path: Path) -> None:
     code = f"import keras; print(type(keras.models.load_model({folder + f'/{backend}-0.keras'!r}).optimizer).__name__)"
     path = os.pathsep.join(each for each in sys.path if not Path(each, "farandole").exists())
     environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
     assert done.stdout.strip() == "Adam", done.stderr
 
 

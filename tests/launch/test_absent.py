@@ -34,7 +34,7 @@ def run(tmp_path: Path, *flags: str, late: bool) -> subprocess.CompletedProcess[
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(late=late))
     command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", *flags, sys.executable, str(program)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ}, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ}, check=False)
 
 
 def test_a_rank_that_stays_away_from_a_tensor_is_named_and_the_job_ends(tmp_path: Path) -> None:

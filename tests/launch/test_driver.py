@@ -292,7 +292,7 @@ def command_of(pid: int) -> str:
 def test_closed_standard_streams(jobs: Marked, tmp_path: Path) -> None:
     """Pipes and sockets of the job do not get their numbers."""
     command = f"{PY} -m farandole.cli run -np 2 --output-dir {tmp_path} bash -c 'echo one; echo two >&2' >&- 2>&- <&-"
-    done = subprocess.run(["bash", "-c", command], env=jobs.env, timeout=100, check=False)
+    done = subprocess.run(["bash", "-c", command], env=jobs.env, timeout=200, check=False)
     assert done.returncode == 0
     for rank in range(2):
         assert (tmp_path / f"rank.{rank}" / "stdout").read_text() == "one\n"
@@ -302,7 +302,7 @@ def test_closed_standard_streams(jobs: Marked, tmp_path: Path) -> None:
 def test_too_few_open_files(jobs: Marked) -> None:
     command = f"ulimit -n 8; exec {PY} -m farandole.cli run -np 2 true"
     done = subprocess.run(
-        ["bash", "-c", command], env=jobs.env, capture_output=True, text=True, timeout=100, check=False
+        ["bash", "-c", command], env=jobs.env, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 2
     assert "a process may have 8 open files here (RLIMIT_NOFILE), and a job of 2 ranks needs" in done.stderr

@@ -35,7 +35,7 @@ hvd.allreduce(np.ones(2, np.float32))
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "farandole", "run", *arguments], env={**os.environ, **env}, capture_output=True,
-        text=True, timeout=90, check=False,
+        text=True, timeout=200, check=False,
     )  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def start(four: Hosts, *words: str, options: str = "", folder: str = "", path: s
 
 def run(four: Hosts, *words: str, **options: str) -> tuple[int, str, str]:
     process = start(four, *words, **options)
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=200)
     assert four.idle()
     return process.returncode, out, err
 
@@ -104,7 +104,7 @@ def test_a_function_runs_there_and_its_results_come_back(four: Hosts, tmp_path: 
     (tmp_path / "call.py").write_text(FUNCTION)
     env = {**os.environ, "PYTHONPATH": SOURCES, "FARANDOLE_SSH_OPTIONS": f"-F {four.config}"}
     words = four[0].command(sys.executable, str(tmp_path / "call.py"))
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.stdout == "[(0, 'b', 42), (1, 'b', 42), (2, 'c', 42)]\n", done.stderr
     assert four.idle()
 
@@ -207,7 +207,7 @@ def test_a_secret_is_on_no_command_line_and_on_no_disk(four: Hosts) -> None:
         assert any(word == "ssh" for word in lines)
         assert not any(secret in word for secret in secrets for word in lines)
         driver.send_signal(signal.SIGINT)
-        _, err = job.communicate(timeout=60)
+        _, err = job.communicate(timeout=200)
         assert (job.returncode, err.splitlines()[-1]) == (130, "farandole: the job was ended by SIGINT")
     finally:
         job.kill()
@@ -283,7 +283,7 @@ def test_everything_ends_when_something_is_killed(act: Callable[..., None], stat
             for _ in range(4):
                 assert "ready" in job.stdout.readline()
             act(four, job)
-            _, err = job.communicate(timeout=60)
+            _, err = job.communicate(timeout=200)
             assert job.returncode == status
             assert says in err
         finally:
@@ -300,13 +300,13 @@ def test_a_cable_that_is_out_for_five_seconds_and_one_that_stays_out() -> None:
         steps = threading.Semaphore(0)
         threading.Thread(target=lambda: [steps.release() for _ in job.stdout or ()], daemon=True).start()
         try:
-            assert all(steps.acquire(timeout=60) for _ in range(30))
+            assert all(steps.acquire(timeout=200) for _ in range(30))
             three[2].cable("down")
             threading.Event().wait(5.0)
             three[2].cable("up")
             while steps.acquire(blocking=False):
                 pass
-            assert all(steps.acquire(timeout=60) for _ in range(300))
+            assert all(steps.acquire(timeout=200) for _ in range(300))
             three[2].cable("down")
             job.wait(60)
             assert job.stderr is not None

@@ -168,7 +168,7 @@ def run(path: Path, program: str, np: int, *flags: str) -> tuple[int, str]:
     with marked() as found:
         done = subprocess.run(
             [sys.executable, "-m", "farandole", "run", "-np", str(np), *flags, sys.executable, str(path)],
-            capture_output=True, text=True, timeout=100, env=found.env, check=False,
+            capture_output=True, text=True, timeout=200, env=found.env, check=False,
         )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 

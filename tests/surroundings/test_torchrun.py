@@ -64,7 +64,7 @@ def test_both_kinds_of_calls_in_one_program(first: str, launcher: list[str], tmp
     clean = {name: value for name, value in os.environ.items() if not name.startswith((*OURS, "TORCHELASTIC"))}
     done = subprocess.run(
         [sys.executable, "-m", *launcher, str(script), first], env={**clean, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"fine {first} 1") == 2, done.stdout

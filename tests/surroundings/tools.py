@@ -44,7 +44,7 @@ def run(command: Sequence[str], folder: Path, *arguments: str, **env: str) -> su
     """The end of ``PROGRAM``, started by ``command``."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     return subprocess.run(
-        [*command, *program(folder, *arguments)], env={**clean, **env}, capture_output=True, text=True, timeout=100,
+        [*command, *program(folder, *arguments)], env={**clean, **env}, capture_output=True, text=True, timeout=200,
         check=False,
     )  # fmt: skip
 
@@ -100,7 +100,7 @@ class TwoHosts:
         own = {name: value.format(ssh=ssh) for name, value in self.environment.items()}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         return subprocess.run(
-            made[0].command(*command), env={**clean, **own, "PATH": path}, capture_output=True, text=True, timeout=100,
+            made[0].command(*command), env={**clean, **own, "PATH": path}, capture_output=True, text=True, timeout=200,
             check=False,
         )  # fmt: skip
 
