@@ -21,7 +21,7 @@ from farandole.log import logger
 _RANK = struct.Struct("<I")
 _WELCOME = b"+"  # the peer is counted in: when all have dialled, all know all
 _ANSWER_SECONDS = 5.0
-_LOOK_SECONDS = 1.0  # for a rank whose socket is there, but which hangs up on us (strangers may be at it)
+_LOOK_SECONDS = 10.0  # for a rank whose socket is there, but which hangs up on us (strangers may be at it)
 _PENDING = 64  # connections, beyond those of the ranks, that may be in a handshake at one time
 
 
