@@ -352,7 +352,7 @@ def test_a_rank_that_dies_is_heard_of_by_whoever_reads() -> None:
         from farandole.config import Connection, Placement, Settings
         from farandole.transports import shm
 
-        transport = shm.connect(rank, 2, secret, "test", 20.0)
+        transport = shm.connect(rank, 2, secret, "test", 150.0)
         placement = Placement(rank=rank, size=2, local_rank=rank, local_size=2)
         context._enter(placement, Settings(), transport, Connection())
         import farandole.mxnet as hvd

@@ -252,10 +252,15 @@ def interrupted(rank: int, group: Any) -> None:
 
     if rank == 0:
         assert isinstance(group.state.run("a call", before, 5.0, wait=True).error, KeyboardInterrupt)
-    dist.barrier(group=group)
-    if rank == 0:
+        dist.barrier(group=group)
         assert isinstance(group.state.run("a call", within, 5.0, wait=True).error, KeyboardInterrupt)
-    text = error_of(lambda: dist.all_reduce(torch.ones(1), group=group))
+
+    def both() -> None:
+        if rank:
+            dist.barrier(group=group)  # some may be in it still when rank 0 is through
+        dist.all_reduce(torch.ones(1), group=group)
+
+    text = error_of(both)
     assert ("has failed before" if rank == 0 else "rank 0, in a call: KeyboardInterrupt") in text
 
 
@@ -332,11 +337,11 @@ def too_late(rank: int, what: str) -> str:
     aside = dist.new_group()
     pids: list[Any] = [None] * 3
     dist.all_gather_object(pids, os.getpid())
+    if what == "killed":
+        return error_of(lambda: killed_together(rank))
     dist.barrier()
-    dist.group.WORLD.set_timeout(timedelta(seconds=1 if what != "killed" else 60))
+    dist.group.WORLD.set_timeout(timedelta(seconds=1))
     if rank == 2:
-        if what == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
         if what == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)  # until rank 0 has seen it
             return error_of(lambda: dist.all_reduce(torch.ones(4)))
@@ -348,6 +353,17 @@ def too_late(rank: int, what: str) -> str:
     if rank == 0 and what == "elsewhere":
         dist.send(torch.ones(1), 2, group=aside)
     return text
+
+
+def killed_together(rank: int) -> None:
+    """Rank 2 is killed, while others are in the barrier still, or have begun what comes after it."""
+    import torch
+    from torch import distributed as dist
+
+    dist.barrier()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(4))
 
 
 @pytest.mark.parametrize("wire", ["auto", "tcp"])
