@@ -325,7 +325,7 @@ def test_nobody_waits_for_a_rank_that_flushes_after_an_interrupted_push(monkeypa
                 return await_answer(*args)
             (group,) = server._groups.values()
             with server.changed:
-                assert server.changed.wait_for(lambda: group.clocks.clocks[0] == 1, 20.0)
+                assert server.changed.wait_for(lambda: group.clocks.clocks[0] == 1, 60.0)
             raise KeyboardInterrupt
 
         first = ranks.client(0)
@@ -362,7 +362,7 @@ def test_a_bye_that_is_answered_late_neither_ends_the_job_nor_calls_the_replica(
         with primary.changed:
             one.close()
             assert primary._ranks == 2
-            assert primary.changed.wait_for(lambda: primary._ranks == 1, 20.0)
+            assert primary.changed.wait_for(lambda: primary._ranks == 1, 60.0)
         into = [np.ones(1)]
         centres[1].push(zeros, into)
         assert into[0][0] == 3.0
@@ -445,7 +445,7 @@ def test_a_replica_that_is_stopped_is_left_out_and_takes_in_nobody(monkeypatch: 
         with replica.changed:
             centre.push(zeros, into)
             centre.push(into, [np.ones(1)])
-            assert replica.changed.wait_for(lambda: replica._closed, 20.0)
+            assert replica.changed.wait_for(lambda: replica._closed, 60.0)
         centre.pull(into)
         assert into[0][0] == 2.0
         servers.close()
