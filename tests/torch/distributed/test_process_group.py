@@ -250,7 +250,6 @@ def met(rank: int, group: Any) -> None:
 
 def interrupted(rank: int, group: Any) -> None:
     """On 3 ranks: Ctrl-C in a collective ends the group, on all; before it, nothing."""
-    import torch
     from torch import distributed as dist
 
     def before() -> None:
