@@ -82,6 +82,13 @@ def test_a_plain_module_and_what_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the model's forward cannot take the features z"):
         estimator(feature_cols=["z"]).fit_on_parquet(path)
 
+    class Iterates(pl.LightningModule):
+        def training_step(self, dataloader_iter: Any) -> Any:
+            raise AssertionError
+
+    with pytest.raises(SettingsError, match=r"Iterates.training_step takes dataloader_iter.*take \(batch, batch_idx\)"):
+        estimator(model=Iterates()).fit_on_parquet(path)
+
 
 def test_gradients_of_several_batches_make_a_step_of_all_ranks(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -57,6 +58,11 @@ class LightningEstimator(TorchEstimator):
         for name in ("optimizer", "loss", "loss_weights", "loss_constructors", "train_minibatch_fn"):
             if value(name) is not None:
                 raise SettingsError(f"Parameter `{name}` cannot be specified with a `LightningModule`: it has its own")
+        if "dataloader_iter" in inspect.signature(self._module().training_step).parameters:
+            raise SettingsError(
+                f"{type(self._module()).__name__}.training_step takes dataloader_iter, and may take any number of "
+                "batches from it: a step here is one batch of each rank; let it take (batch, batch_idx)"
+            )
         if value("backward_passes_per_step") != 1:
             raise SettingsError("backward_passes_per_step: give trainer_args={'accumulate_grad_batches': n}")
         for name in ("metrics", "label_shapes"):
