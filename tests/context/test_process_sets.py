@@ -49,10 +49,17 @@ def test_sets_and_messages_of_the_library_itself(wire: str) -> None:
 
     def fn(rank: int) -> list[Any]:
         mine = context.process_set_among([2, 0])
-        assert context.process_set_among([0, 2]).process_set_id == mine.process_set_id == 1
+        assert (context.process_set_among([0, 2]), mine.process_set_id) == (mine, 1)
         assert context.process_set_among(range(3)) is context.global_process_set
         messages = context.messages_among([2, 0])
         assert context.messages_among([0, 2]) is messages
+        if messages is not None and rank == 0:
+            messages.abort("of an error here")
+        renewed = context.messages_among([0, 2])
+        assert renewed is context.messages_among([0, 2])
+        assert (renewed is None) == (rank == 1)
+        assert renewed is None or renewed is not messages
+        messages = renewed
         if messages is None:
             return [mine.included(), None]
         data = np.arange(3_000_000, dtype=np.uint8) if rank == 2 else np.zeros(3_000_000, np.uint8)
@@ -73,6 +80,8 @@ def test_ids_are_used_again() -> None:
         assert one.process_set_id is None
         assert not context.remove_process_set(one)
         assert not context.remove_process_set(context.global_process_set)
+        asked = context.process_set_among([1])
+        assert asked is two
         three = context.add_process_set([1, 2])
         return [two.process_set_id, three.process_set_id, total(three, 1.0) if rank else 2.0]
 

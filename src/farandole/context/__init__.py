@@ -254,16 +254,17 @@ def process_set_among(ranks: Sequence[int]) -> ProcessSet:
     wanted = sorted(ranks)
     if wanted == process_sets()[0]:
         return global_process_set
+    for registered in _registered:  # the object itself: it hears when the set is taken back, and its id given to another
+        if registered.ranks == wanted:
+            return registered
     process_set = ProcessSet(wanted)
-    process_set.process_set_id = next((number for number, of in process_sets().items() if of == wanted), None)
-    if process_set.process_set_id is None:
-        _add(process_set)
+    _add(process_set)
     return process_set
 
 
 def messages_among(ranks: Sequence[int]) -> Messages | None:
-    """What sends messages among ``ranks``, past collectives; None on a rank outside. Called by all ranks, in the same
-    order."""
+    """What sends messages among ``ranks``, past collectives; None on a rank outside. The same each time, unless it has
+    failed. Called by all ranks, in the same order."""
     return _entered().sets.messages(ranks)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from farandole.contracts import Streaming, Transport
 from farandole.engine import Engine, Entry
 from farandole.errors import MismatchError
-from farandole.types import Buffer, DType, Kind, Request
+from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
     from farandole.groups.messages import Messages
@@ -82,17 +82,20 @@ class Sets:
 
     def messages(self, ranks: Sequence[int]) -> Messages | None:
         """What sends messages among ``ranks``, until ``shutdown``; each is known there by its place among them, sorted.
-        None on a rank outside. The same object each time. Called by all ranks of the job, in the same order."""
+        None on a rank outside. The same object each time, unless it has failed on one of them: then a new one. Called
+        by all ranks of the job, in the same order."""
         members = tuple(sorted(ranks))
-        if members not in self._messages:
-            self._messages[members] = self._messages_among(members)
-        found = self._messages[members]
+        self._meet("join", members)
+        found = self._messages.get(members)
+        if not self._everywhere(members in self._messages and (found is None or not found[0].failed)):
+            if found is not None:
+                _close(*found, 0.0)
+            found = self._messages[members] = self._messages_among(members)
         return None if found is None else found[0]
 
     def _messages_among(self, members: tuple[int, ...]) -> tuple[Messages, Transport] | None:
         from farandole.groups.messages import Messages  # here: a plain job sends none
 
-        self._meet("join", members)
         transport = self._engines[0].transport.split(members)
         if transport is None:
             return None
@@ -101,8 +104,7 @@ class Sets:
     def shutdown(self) -> None:
         """End messages, then all engines, that of all ranks last."""
         for messages, transport in filter(None, self._messages.values()):
-            messages.close(0.0 if sys.exc_info()[0] else _GRACE)
-            transport.close()
+            _close(messages, transport, 0.0 if sys.exc_info()[0] else _GRACE)
         for number in sorted(self._engines, reverse=True):
             self._engines[number].shutdown()
 
@@ -118,3 +120,15 @@ class Sets:
                 f"all ranks must {verb} the same process sets in the same order; this rank came with {list(members)} "
                 f"({error})"
             ) from error
+
+    def _everywhere(self, true: bool) -> bool:
+        """Is it so on all ranks? They have met before."""
+        word: Any = np.array([true], np.uint8)
+        request = Request(f"process_set.everywhere.{self._changes}", Kind.ALLREDUCE, DType.UINT8, (1,), ReduceOp.MIN)
+        self._engines[0].run([Entry(request, Buffer(word, word, DType.UINT8))])
+        return bool(word[0])
+
+
+def _close(messages: Messages, transport: Transport, seconds: float) -> None:
+    messages.close(seconds)
+    transport.close()

@@ -77,7 +77,7 @@ class Messages:
         self._news = threading.Event()
         self._looked = 0.0  # at peers and deadlines
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = self._aborted = False
 
     def send(self, dst: int, tag: int, data: Array, dtype: int, timeout: float) -> Message:
         """``data``: uint8; it must stay as it is until the message is done. ``timeout``: in seconds."""
@@ -122,7 +122,13 @@ class Messages:
                 self._drop(message)
         self._tell()
 
+    @property
+    def failed(self) -> bool:
+        """Was it aborted here, or has it failed for all peers?"""
+        return self._aborted or self._failure is not None
+
     def abort(self, why: str) -> None:
+        self._aborted = True
         self._streams.abort(why)
         self._streams.wake()
 
