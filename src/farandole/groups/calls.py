@@ -6,13 +6,17 @@ is in one order on all ranks. A callback may wait for what it calls: that has a 
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
 from farandole.log import logger
 
-_HOLD = 0.02  # seconds for which the holder of calls sleeps, before the thread runs them all the same
+_HOLD = 0.02  # seconds for which the holder of calls waits, before the thread runs them all the same
+_LONG = 1.0  # seconds, if it sleeps where nothing says that it waits: threads of a kernel sleep that wait for each other
+_WAITS = frozenset({"wait", "acquire"})  # what is called by who waits
 
 
 class Call:
@@ -200,16 +204,17 @@ class Calls:
     def _hold(self) -> None:
         """Leave calls to who is about to run them, as long as that thread works, however long it does: if calls began
         at some time, what they call back would come before or after the next call, on each rank otherwise."""
-        self._holding, before = True, None
+        self._holding, before, since = True, None, 0.0
         while self._waiting and not self._closed:
             self._hurry.clear()
             holder = self._holder
             if not holder:
                 break
-            nap = _nap(holder)
-            if nap is not None and nap == before:
+            nap, now = _nap(holder), time.monotonic()
+            if nap is None or nap != before:
+                before, since = nap, now
+            elif _may_wait(holder) or now - since >= _LONG:
                 break
-            before = nap
             self._hurry.wait(_HOLD)
         self._holding = False
 
@@ -246,3 +251,10 @@ def _nap(thread: int) -> tuple[int, str] | None:
     except OSError:  # it has ended
         return thread, ""
     return (thread, status.get("voluntary_ctxt_switches", "")) if "(sleeping)" in status["State"] else None
+
+
+def _may_wait(thread: int) -> bool:
+    """Is a thread of this process, which sleeps, in a function that waits for something?"""
+    own = next((each.ident for each in threading.enumerate() if each.native_id == thread), None)
+    frame = sys._current_frames().get(own) if own is not None else None
+    return frame is None or not _WAITS.isdisjoint(frame.f_code.co_names)

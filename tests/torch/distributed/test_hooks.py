@@ -15,7 +15,7 @@ BUSY = 0.06  # seconds; longer than anybody waits before running what another th
 
 
 def power_sgd(rank: int) -> None:
-    """On 2 ranks, of which one computes for long between two buckets."""
+    """On 2 ranks, of which one computes for long between two buckets, and sleeps. Backward has calls of its own."""
     import torch
     from torch import distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
@@ -49,6 +49,9 @@ def trained(group: Any, hook: Any, rank: int, busy: float) -> list[Any]:
 
         @staticmethod
         def backward(_: Any, gradient: Any) -> Any:  # type: ignore[override]
+            torch.distributed.all_reduce(gradient.sum(), group=group)  # as batch norm over all ranks
+            if gradient.shape[1] == 40:  # in the middle; as threads of a kernel sleep that wait for each other
+                time.sleep(busy)
             end = time.monotonic() + busy
             while time.monotonic() < end:
                 pass

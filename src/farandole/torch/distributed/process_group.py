@@ -340,7 +340,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             told = Call(partial(_wait_and_tell, state, call, hear))
             state.told.start(told, held_by=thread if backward == self._backward else 0)
 
-        later = tell_at_its_end if thread and self._spare else None
+        later = tell_at_its_end if thread else None
         return FarandoleWork(call, wait_for, operation.results, operation.name, later)
 
     def _current_backward(self) -> int:
