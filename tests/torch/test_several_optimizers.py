@@ -107,6 +107,30 @@ def test_process_sets_that_overlap_and_fire_in_another_order_on_each_rank() -> N
         assert torch.equal(told[one[0]][one], told[one[1]][one])
 
 
+def test_an_error_in_one_process_set_does_not_keep_the_ranks_of_another() -> None:
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        sets = [hvd.add_process_set([0, 1]), hvd.add_process_set([0, 2])]
+        nets = [torch.nn.Linear(2, 1 + (rank == 1), bias=False), torch.nn.Linear(2, 1, bias=False)]
+        mine = [(net, one) for net, one in zip(nets, sets, strict=True) if one.included()]
+        made = [
+            hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), process_set=one) for net, one in mine
+        ]
+        total = sum(net(torch.full((1, 2), 1.0 + rank)).sum() for net, _ in mine)
+        if rank == 2:
+            total.backward()
+        else:
+            with pytest.raises(ValueError, match="rank 1"):
+                total.backward()
+        hvd.barrier()
+        return len(made), nets[1].weight.grad
+
+    first, _, third = job(3, train, deadline=30, dynamic_process_sets=True)
+    for found in (first[1], third[1]):
+        torch.testing.assert_close(found, torch.full((1, 2), 2.0))
+
+
 def test_numbers_are_those_of_the_making_also_on_another_engine() -> None:
     """Twins whose names are equal are not mixed up, whichever a rank uses first."""
 

@@ -254,7 +254,7 @@ def process_set_among(ranks: Sequence[int]) -> ProcessSet:
     wanted = sorted(ranks)
     if wanted == process_sets()[0]:
         return global_process_set
-    for registered in _registered:  # the object itself: it hears when the set is taken back, and its id given to another
+    for registered in _registered:  # the object itself, which hears when the set is taken back
         if registered.ranks == wanted:
             return registered
     process_set = ProcessSet(wanted)

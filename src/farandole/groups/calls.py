@@ -15,7 +15,7 @@ from collections.abc import Callable
 from farandole.log import logger
 
 _HOLD = 0.02  # seconds for which the holder of calls waits, before the thread runs them all the same
-_LONG = 1.0  # seconds, if it sleeps where nothing says that it waits: threads of a kernel sleep that wait for each other
+_LONG = 1.0  # seconds, if nothing says that it waits: threads of a kernel sleep, too
 _WAITS = frozenset({"wait", "acquire"})  # what is called by who waits
 
 

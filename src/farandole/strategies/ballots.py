@@ -62,8 +62,14 @@ def settle(due: Sequence[Voter]) -> None:
     try:
         for voter in due:
             turns[engines.index(voter.engine)].vote(voter)
+        errors = []
         for turn in turns:
-            turn.end()
+            try:
+                turn.end()
+            except Exception as error:  # of the ranks of one set; those of the others wait for this one
+                errors.append(error)
+        if errors:
+            raise errors[0]
     finally:
         for turn in turns:
             turn.close()
