@@ -42,7 +42,7 @@ def stored() -> Iterator[Callable[[Callable[[Any], Any]], Callable[[Any], Any]]]
 
 
 def job(
-    n: int, fn: Callable[[int], Any], *, wire: str = "", deadline: float = 200.0, store: bool = False,
+    n: int, fn: Callable[[int], Any], *, wire: str = "", deadline: float = 300.0, store: bool = False,
     deaths: bool = False, **settings: Any,
 ) -> list[Any]:  # fmt: skip
     """The results of ``fn(rank)`` of all ranks, over ``wire`` ("shm" or "tcp"), with ``Settings(**settings)``; with a

@@ -169,7 +169,7 @@ def end_all() -> None:
             _idle.pop().end()
 
 
-def spread(n: int, fn: Callable[[int], Any], *, deadline: float = 200.0, deaths: bool = False) -> list[Any]:
+def spread(n: int, fn: Callable[[int], Any], *, deadline: float = 300.0, deaths: bool = False) -> list[Any]:
     """Run ``fn(rank)`` in n processes."""
     module = sys.modules.get(getattr(fn, "__module__", ""), None)
     if module is not None and getattr(module, "__file__", None) and HERE in Path(str(module.__file__)).parents:
@@ -224,7 +224,7 @@ def _show(waiting: dict[int, _Process]) -> None:
 
 
 def procs(
-    n: int, fn: Callable[[Any], Any], *, wire: str = "", deadline: float = 200.0, deaths: bool = False
+    n: int, fn: Callable[[Any], Any], *, wire: str = "", deadline: float = 300.0, deaths: bool = False
 ) -> list[Any]:
     """Run ``fn(transport)`` in n processes, over ``wire``: "shm" or "tcp" (default: shm)."""
     kind = wire or ("shm" if importlib.util.find_spec("farandole.transports.shm") else "tcp")

@@ -16,7 +16,7 @@ def check_quick_run(framework: str, peer: str, folder: Path) -> None:
         [
             sys.executable, "-m", "farandole.cli", "bench", "step", "--framework", framework, "--quick",
             "--json", "out.json",
-        ], cwd=folder, text=True, timeout=280, stdin=subprocess.DEVNULL, capture_output=True,
+        ], cwd=folder, text=True, timeout=500, stdin=subprocess.DEVNULL, capture_output=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads((folder / "out.json").read_text())

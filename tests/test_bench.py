@@ -149,7 +149,7 @@ def test_everything_is_measured_when_nothing_is_named() -> None:
 
 def bench(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "farandole.cli", "bench", *arguments], cwd=folder, text=True, timeout=280,
+        [sys.executable, "-m", "farandole.cli", "bench", *arguments], cwd=folder, text=True, timeout=500,
         stdin=subprocess.DEVNULL, capture_output=True,
     )  # fmt: skip
 

@@ -97,7 +97,7 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         own.chmod(0o755)
         env["PATH"] = f"{own.parent}:{env['PATH']}"
     return subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=env, text=True, timeout=200,
+        ["bash", "-c", command], cwd=folder, env=env, text=True, timeout=500,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 

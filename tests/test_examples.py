@@ -34,7 +34,7 @@ def train(*arguments: str | Path, np: int = 1, script: str = "torch_digits.py") 
     if np > 1:
         command = [sys.executable, "-m", "farandole.cli", "run", "-np", str(np), *command]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=env, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout + done.stderr
     return re.sub(r"^\[\d+\]<\w+>:", "", done.stdout, flags=re.M)
 

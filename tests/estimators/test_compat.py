@@ -13,8 +13,6 @@ from tests.compat.tools import code
 from tests.estimators.test_torch import losses, net
 from tests.estimators.tools import Pool, frame
 
-pytestmark = pytest.mark.timeout(300)  # a session and its workers start slowly on a busy machine
-
 
 def test_names_are_those_of_horovod() -> None:
     assert code(

@@ -11,7 +11,6 @@ from tests.test_docs import ROOT, run_page
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.timeout(600)
 def test_the_page(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     run_page(ROOT / "docs" / "estimators.md", tmp_path)

@@ -28,7 +28,6 @@ def check_work(folder: Path) -> None:
     assert list((folder / "intermediate_data").iterdir()) == []
 
 
-@pytest.mark.timeout(600)
 def test_sales_are_foreseen(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "spark_rossmann.py"), "--master", "local[2]", "--work", str(tmp_path)]
     env = {**os.environ, "KERAS_BACKEND": QUICK}
@@ -41,7 +40,6 @@ def test_sales_are_foreseen(tmp_path: Path) -> None:
     check_work(tmp_path)
 
 
-@pytest.mark.timeout(600)
 def test_a_pipeline_reads_digits(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,6 @@ from tests.estimators.tools import Never, Pool, columns, frame, written
 from tests.keras.backends import QUICK
 
 RATE, BATCH, EPOCHS = 0.1, 8, 3
-pytestmark = pytest.mark.timeout(300)  # a session and its workers start slowly on a busy machine
 
 
 def net(package: Any = keras) -> Any:

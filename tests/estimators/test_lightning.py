@@ -17,7 +17,6 @@ from tests.estimators.tools import Pool, written
 
 pl = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
 functions = torch.nn.functional
-pytestmark = pytest.mark.timeout(300)  # processes that import Lightning start slowly on a busy machine
 
 
 def module(rate: float = RATE) -> Any:

@@ -15,8 +15,6 @@ from farandole.estimators.model_function import RUN, HorovodEstimator, rounds, r
 from tests.estimators.tools import Pool, frame
 from tests.keras.backends import QUICK
 
-pytestmark = pytest.mark.timeout(300)  # a session and its workers start slowly on a busy machine
-
 
 def model_fn(params: dict[str, Any]) -> Any:
     first, second = keras.layers.Input((3,), name="first"), keras.layers.Input((1,), name="second")

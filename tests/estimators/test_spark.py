@@ -26,8 +26,6 @@ from farandole.estimators.spark.several import Several
 from tests.estimators.test_torch import estimator, net, weights
 from tests.estimators.tools import Never, Pool, frame
 
-pytestmark = pytest.mark.timeout(300)  # a session and its workers start slowly on a busy machine
-
 
 def test_a_pipeline_is_fitted_written_and_read(spark: Any, tmp_path: Path, scratch: Path) -> None:
     rows = frame(spark)

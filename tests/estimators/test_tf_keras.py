@@ -16,7 +16,6 @@ from tests.estimators.tools import Pool, columns, written
 tf_keras = pytest.importorskip("tf_keras", reason="tf_keras is not installed")
 
 RATE, HELD = 0.02, 3
-pytestmark = pytest.mark.timeout(300)
 
 
 def test_an_old_optimizer_goes_on_and_every_row_of_validation_counts_once(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from tests.estimators.tools import ROWS, Never, Pool, columns, frame, written
 
 RATE, BATCH, EPOCHS = 0.1, 8, 3
 functions = torch.nn.functional
-pytestmark = pytest.mark.timeout(300)  # a session and its workers start slowly on a busy machine
 
 
 def net(outputs: int = 1, inputs: int = 3) -> torch.nn.Module:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.test_docs import ROOT, run_page
 
 
-@pytest.mark.timeout(300)
 def test_the_page(tmp_path: Path) -> None:
     run_page(ROOT / "docs" / "inference.md", tmp_path)

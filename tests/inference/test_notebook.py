@@ -16,11 +16,10 @@ pytest.importorskip("ipykernel")
 pytest.importorskip("PIL")
 
 
-@pytest.mark.timeout(300)
 def test_the_example(tmp_path: Path) -> None:
     notebook = nbformat.read(ROOT / "examples" / "spark_inference.ipynb", 4)
     nbclient.NotebookClient(
-        notebook, timeout=200, kernel_name="python3", env={**os.environ, "TMPDIR": str(tmp_path)}
+        notebook, timeout=500, kernel_name="python3", env={**os.environ, "TMPDIR": str(tmp_path)}
     ).execute()
     outputs = [each for cell in notebook.cells if cell.cell_type == "code" for each in cell.outputs]
     said = "".join(each["text"] for each in outputs if each["output_type"] == "stream" and each["name"] == "stdout")

@@ -17,7 +17,7 @@ def test_all_is_as_over_the_host() -> None:
     program = Path(__file__).parent / "native_program.py"
     command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", sys.executable, str(program)]
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=env, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("native: all as over the host") == 2
 

@@ -158,7 +158,7 @@ print("done", hvd.allreduce(x).shape)
 """
     env = {**os.environ, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "NPROC": "1", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL)
     assert done.stdout.count("done (400, 400)") == 2, done.stdout + done.stderr
 
 
@@ -306,7 +306,7 @@ print("end")
 """
     command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", sys.executable, "-c", code]
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("end") == 2
     assert done.stderr.strip() == ""

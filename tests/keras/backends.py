@@ -16,7 +16,7 @@ QUICK = "jax" if "jax" in BACKENDS else BACKENDS[-1]  # to import: what concerns
 _pools: dict[str, list[Any]] = {}
 
 
-def on(backend: str, n: int, fn: Callable[[int], Any], *, deadline: float = 200.0, **settings: Any) -> list[Any]:
+def on(backend: str, n: int, fn: Callable[[int], Any], *, deadline: float = 300.0, **settings: Any) -> list[Any]:
     """``job(n, fn)`` where Keras has ``backend``."""
     with _processes_of(backend):
         return job(n, fn, deadline=deadline, **settings)

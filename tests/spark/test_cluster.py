@@ -159,7 +159,6 @@ def printed(run: Callable[[], Any]) -> tuple[str, str]:
 
 
 class TestOutput:
-    @pytest.mark.timeout(180)
     def test_many_lines_arrive_complete_and_in_order_and_the_ranks_do_not_wait_for_the_driver(
         self, tmp_path: Path
     ) -> None:

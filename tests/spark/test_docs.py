@@ -9,7 +9,6 @@ import pytest
 from tests.test_docs import ROOT, run_page
 
 
-@pytest.mark.timeout(300)
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_page(ROOT / "docs" / "spark.md", tmp_path)

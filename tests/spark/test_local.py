@@ -169,7 +169,6 @@ def check_that_files_are_found_again(spark: Any, folder: Path) -> None:
         os.utime(part, ns=(before.st_atime_ns, before.st_mtime_ns))  # its own handle would tell, too
 
 
-@pytest.mark.timeout(300)
 def test_a_dataframe_as_data_on_the_ranks(spark: Any, tmp_path: Path) -> None:
     """Written once, opened where ranks read it, gone afterwards, whatever happens."""
     from pyspark.ml.linalg import Vectors

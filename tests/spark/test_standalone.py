@@ -172,7 +172,6 @@ def test_a_function_of_a_file_that_was_added(spark: Any, tmp_path: Path) -> None
     assert HorovodRunner(np=2).run(work) == 8
 
 
-@pytest.mark.timeout(300)
 def test_a_model_is_trained_and_predicts(spark: Any, tmp_path: Path) -> None:
     """Executors get Farandole for both."""
     torch, _ = pytest.importorskip("torch"), pytest.importorskip("pyarrow")

@@ -20,7 +20,7 @@ def train(*arguments: str | Path) -> list[float]:
     run = [sys.executable, "-m", "farandole.cli", "run", "-np", "2"]
     command = [*run, sys.executable, "-W", "ignore", str(SCRIPT), *map(str, arguments)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=env, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout + done.stderr
     return [float(each) for each in re.findall(r"epoch \d+: loss [\d.]+, test accuracy ([\d.]+)%$", done.stdout, re.M)]
 

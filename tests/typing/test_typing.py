@@ -34,7 +34,6 @@ def check(checker: list[str], folder: Path) -> tuple[set[str], set[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)  # it reads all of torch: half a minute of computing
 def test_mypy(tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is not installed")
     pytest.importorskip("torch", reason="torch is not installed")
@@ -44,7 +43,6 @@ def test_mypy(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
 def test_pyright(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("basedpyright", reason="basedpyright is not installed")

@@ -25,7 +25,7 @@ def output_of(script: str, *arguments: str, launcher: list[str] = RUN, np: int =
     program = [*([sys.executable] if launcher is RUN else []), str(ROOT / "examples" / script), "--epochs", "3"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, *launcher, str(np), *program, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=env, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout + done.stderr
     return re.sub(r"^\[\d+\]<\w+>:", "", done.stdout, flags=re.M)
 
