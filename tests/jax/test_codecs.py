@@ -71,3 +71,28 @@ def test_models_of_one_optimizer_keep_their_residuals_apart() -> None:
         assert found == [[8.0, 0, 0, 0], [8.0, 0, 0], [0, 10.0, 0, 0]]
 
     job(2, fn)
+
+
+def test_multi_steps_around_an_optimizer_that_remembers_its_steps_is_refused() -> None:
+    """It computes each pass, and drops all but the last one: a codec, or a server, would count them all."""
+
+    def fn(rank: int) -> None:
+        import farandole.jax as hvd
+
+        params, own = {"w": jnp.zeros(4)}, {"w": jnp.array([8.0, 5.0, 2.0, 1.0])}
+
+        def trained(**options: str) -> Any:
+            optimizer = optax.MultiSteps(hvd.DistributedOptimizer(optax.sgd(-1.0), **options), 2)
+            state, update = optimizer.init(params), jax.jit(optimizer.update)
+            for _ in range(4):
+                found, state = update(own, state, params)
+            return found["w"].tolist()
+
+        for options in ({"codec": "bf16"}, {"strategy": "gossip:complete"}):
+            assert trained(**options) == [8.0, 5.0, 2.0, 1.0]
+        for options in ({"codec": "topk:0.25"}, {"strategy": "local_sgd:1", "codec": "topk:0.25"}, {"strategy": "ps"}):
+            text = "step 2 of this model was exchanged before.*counts both times.*backward_passes_per_step"
+            with pytest.raises(ValueError, match=text), hvd.plain_errors():
+                trained(**options)
+
+    job(2, fn, store=True)

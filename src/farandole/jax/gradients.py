@@ -15,6 +15,7 @@ from farandole.jax.models import Models, names_in
 from farandole.jax.primitive import host_call, wait
 from farandole.jax.replica import CURES, ArraysReplica, comparable, sample
 from farandole.observe.replicas import Cures
+from farandole.strategies.codecs import keeper
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
 from farandole.types import Kind, ReduceOp
@@ -44,8 +45,8 @@ class ModelsReducer(GradientListReducer):
 
 class _Reduction:
     """All gradients of a step, and behind them, to be looked at, samples of parameters; last, if ``marked``, a model's
-    mark. See ``primitive.HostCall``. Equal if the reducer and the names are. ``replica``: of parameters that are there
-    already, outside of programs."""
+    mark and the number of its step. See ``primitive.HostCall``. Equal if the reducer and the names are. ``replica``: of
+    parameters that are there already, outside of programs."""
 
     def __init__(
         self, reducer: GradientListReducer, names: Sequence[str], looked_at: Sequence[str] = (), cures: Cures = CURES,
@@ -80,14 +81,16 @@ class _Reduction:
         return list(zip(shapes, dtypes, strict=True))[: len(self.names)]
 
     def run(self, arrays: Sequence[Array], jitted: bool) -> Sequence[Array]:
-        count, end = len(self.names), len(arrays) - self._marked
+        count, end = len(self.names), len(arrays) - 2 * self._marked
         replica, names = self._replica, self.names
         if self.looked_at:
             replica = ArraysReplica(arrays[count:end], self.looked_at, self._cures, self._told)
-        if isinstance(self.reducer, ModelsReducer):
-            mark = int(arrays[end].flat[0]) if self._marked else None
-            names = self.reducer.names_in(mark, names, arrays[:count])
-        return self.reducer(arrays[:count], names, in_place=True, replica=replica)
+        if not isinstance(self.reducer, ModelsReducer):
+            return self.reducer(arrays[:count], names, in_place=True, replica=replica)
+        mark, step = (int(word.flat[0]) for word in arrays[end:]) if self._marked else (None, 0)
+        names = self.reducer.names_in(mark, names, arrays[:count])
+        with self.reducer.models.once(mark, step, keeper(self.reducer.codec)):
+            return self.reducer(arrays[:count], names, in_place=True, replica=replica)
 
 
 @documented(
@@ -97,13 +100,13 @@ class _Reduction:
     names="one per leaf, for messages.",
     reducer="a farandole.strategies.list_reducer.GradientListReducer: one object for all steps. Its options count.",
     parameters="what the leaves are gradients of, in the same order, if that is known.",
-    mark="of the model, for a reducer that tells models apart.",
+    mark="of the model, for a reducer that tells models apart, and the number of its step; or nothing.",
     cures="what to advise when ranks have come apart.",
     told="kinds of findings that the user knows of.",
 )
 def reduce_gradients(
     leaves: Sequence[Any], names: Sequence[str], reducer: GradientListReducer,
-    parameters: Sequence[Any] = (), cures: Cures = CURES, told: Collection[str] = (), mark: Any = None,
+    parameters: Sequence[Any] = (), cures: Cures = CURES, told: Collection[str] = (), mark: Sequence[Any] = (),
 ) -> list[Any]:  # fmt: skip
     """The reduction of ``leaves`` over all ranks, in one go; inside ``jit`` and outside.
 
@@ -128,7 +131,7 @@ def reduce_gradients(
 
 def _reduced(
     reducer: GradientListReducer, names: Sequence[str], arrays: list[Any], parameters: Sequence[Any], cures: Cures,
-    told: Collection[str], mark: Any,
+    told: Collection[str], mark: Sequence[Any],
 ) -> list[Any]:  # fmt: skip
     options = reducer.options
     scales = options.prescale, options.postscale
@@ -141,13 +144,12 @@ def _reduced(
         found = native.now(call, arrays)
         if found is not None:
             return found
-    marked = mark is not None
-    last = [mark] if marked else []
+    marked = bool(mark)
     if parameters and isinstance(parameters[0], jax.core.Tracer):
         looking = _Reduction(reducer, names, names, cures, told, marked=marked)
-        return host_call(looking, [*arrays, *sample(parameters), *last])
+        return host_call(looking, [*arrays, *sample(parameters), *mark])
     replica = ArraysReplica(parameters, names, cures, told)
-    return host_call(_Reduction(reducer, names, (), cures, told, replica, marked=marked), [*arrays, *last])
+    return host_call(_Reduction(reducer, names, (), cures, told, replica, marked=marked), [*arrays, *mark])
 
 
 def _dtype(leaf: Any) -> Any:

@@ -3,8 +3,9 @@ keep on their hosts is of one of them: a codec's residuals, the centre of parame
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ class Models:
     def __init__(self) -> None:
         self._marks = itertools.count()
         self._places: dict[Hashable, int] = {}
+        self._exchanged: dict[Hashable, int] = {}  # the last step of each
 
     def mark(self) -> Any:
         """A new one, int32: a value of the program where that is traced, so that each of its runs has its own."""
@@ -33,6 +35,23 @@ class Models:
         """The place of a model in the order of their first exchanges: the same on all ranks, which exchange in the same
         order, while one of them may have made more models."""
         return self._places.setdefault(mark, len(self._places))
+
+    @contextlib.contextmanager
+    def once(self, mark: Hashable, step: int, keeper: str) -> Iterator[None]:
+        """The exchange of a model's step (1, 2 ...). ``keeper``: what remembers it, outside of the model's state; empty
+        if nothing does.
+
+        Raises ValueError for a step that is computed anew: what is remembered of the first time is wrong then. The
+        first step may be, for a program may be run once to compile it."""
+        if keeper and step > 1 and self._exchanged.get(mark) == step:
+            raise ValueError(
+                f"step {step} of this model was exchanged before, and its result was dropped, but {keeper} counts both "
+                "times. optax.MultiSteps around DistributedOptimizer drops all passes but the last one: use "
+                "DistributedOptimizer(optimizer, backward_passes_per_step=...) instead, or put MultiSteps inside. To "
+                "go back to an earlier state, make a new optimizer"
+            )
+        yield
+        self._exchanged[mark] = step
 
 
 def names_in(place: int, names: Sequence[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from farandole import context
 from farandole.context import ProcessSet
@@ -58,9 +59,9 @@ class TreeReducer:
         """Of a model that begins, for ``__call__``; None, if nothing is kept of models."""
         return None if self._list.codec is None else self._list.models.mark()
 
-    def __call__(self, gradients: Any, parameters: Any = None, mark: Any = None) -> Any:
+    def __call__(self, gradients: Any, parameters: Any = None, mark: Sequence[Any] = ()) -> Any:
         """``gradients`` (any tree) of all ranks. On a rank outside the process set, its own. ``parameters``: what they
-        are gradients of, if that is known; ``mark``: of which model."""
+        are gradients of, if that is known; ``mark``: of which model, and which step of it."""
         if not self._options.process_set.included():
             return gradients
         leaves, kind = jax.tree_util.tree_flatten(gradients)
@@ -102,9 +103,10 @@ def distributed_gradients(
 
 
 class ModelState(NamedTuple):
-    """``mark``: by which a codec knows the model."""
+    """``mark``: by which a codec knows the model. ``step``: updates so far."""
 
     mark: Any
+    step: Any
 
 
 def _reducing(reduce: TreeReducer) -> optax.GradientTransformationExtraArgs:
@@ -112,10 +114,13 @@ def _reducing(reduce: TreeReducer) -> optax.GradientTransformationExtraArgs:
 
     def init(params: Any) -> Any:
         mark = reduce.mark()
-        return optax.EmptyState() if mark is None else ModelState(mark)
+        return optax.EmptyState() if mark is None else ModelState(mark, jnp.zeros((), jnp.int32))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        return reduce(updates, params, state.mark if isinstance(state, ModelState) else None), state
+        if not isinstance(state, ModelState):
+            return reduce(updates, params), state
+        state = state._replace(step=state.step + 1)
+        return reduce(updates, params, state), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -83,7 +83,8 @@ class _Exchanges:
             self._of.append(self._make())
         count = len(names)
         columns = [arrays[begin : begin + count] for begin in range(0, len(arrays), count)]
-        self._of[place](columns[0], columns[1:], step, names_in(place, names))
+        with self.models.once(mark, step, self._of[place].keeper):
+            self._of[place](columns[0], columns[1:], step, names_in(place, names))
 
 
 class _Run(NamedTuple):

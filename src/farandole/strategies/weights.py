@@ -16,7 +16,7 @@ from farandole.engine import Engine, Entry
 from farandole.frontend.agreement import all_equal, gathered
 from farandole.observe.replicas import digest_of_text
 from farandole.report import pace
-from farandole.strategies.codecs import codec
+from farandole.strategies.codecs import codec, keeper
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.pairs import Pairs
@@ -225,6 +225,13 @@ class WeightExchange:
         if needed:
             context.skip_gradient_check()  # it may be long until the first exchange
         return needed
+
+    @property
+    def keeper(self) -> str:
+        """What remembers exchanges elsewhere than in slots, for messages; empty: nothing does."""
+        if isinstance(self.strategy, Settling):
+            return f"strategy={self.strategy.spec!r}"
+        return keeper(self.codec)
 
     def slots(self, weights: Sequence[Array]) -> list[list[Array]]:
         """What is kept between exchanges, as it begins with these weights."""

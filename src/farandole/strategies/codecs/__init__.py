@@ -26,3 +26,8 @@ def codec(spec: str | Codec | None) -> Codec | None:
             "object with the methods of farandole.contracts.Codec"
         )
     return spec
+
+
+def keeper(of: Codec | None) -> str:
+    """``of``, for messages, if later results depend on what it has not sent; else empty."""
+    return "" if of is None or not getattr(of, "feedback", True) else f"codec={of.spec!r}"
