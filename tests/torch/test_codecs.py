@@ -86,6 +86,36 @@ def test_what_a_step_did_not_send_comes_later_and_a_resumed_run_goes_on_bit_for_
         torch.testing.assert_close(arrived, (one + two) / 2, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("strategy", ["allreduce", "local_sgd:1"])
+def test_a_codec_that_two_optimizers_take_turns_with_is_refused(strategy: str) -> None:
+    """Their parameters may have the same names: what was not sent of one went to the other."""
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+        from farandole.strategies.codecs import codec
+
+        def steps(spec: str) -> None:
+            chosen = codec(spec)
+            weights = [torch.zeros(8, requires_grad=True) for _ in range(2)]
+            optimizers = [
+                hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), strategy=strategy, codec=chosen)
+                for weight in weights
+            ]
+            for step in range(3):
+                for weight, optimizer in (
+                    zip(weights, optimizers, strict=True) if step else [(weights[0], optimizers[0])]
+                ):
+                    weight.sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        steps("int8")  # it keeps nothing
+        with pytest.raises(ValueError, match=r"codec='topk:0.25' is one object for several optimizers.*the name 'topk"):
+            steps("topk:0.25")
+
+    job(2, fn)
+
+
 def test_a_codec_that_cannot_be_or_that_other_ranks_do_not_have() -> None:
     def fn(rank: int) -> str:
         import farandole.torch as hvd

@@ -30,7 +30,7 @@ from farandole.observe.replicas import combined
 from farandole.strategies import ballots
 from farandole.strategies.alike import check_alike, extremes
 from farandole.strategies.buckets import ALIGNMENT, Bucket, ContiguousBucket, Gradient, GroupedBucket, partition
-from farandole.strategies.codecs import codec
+from farandole.strategies.codecs import claim, codec
 from farandole.strategies.numbers import OptimizerNumber
 from farandole.strategies.options import DROPPED, TAKEN, TOO_MANY, GradientOptions
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
@@ -94,6 +94,7 @@ class BucketReducer:
         """One more backward pass has added to gradient ``index``."""
         with self.lock:
             if not self._dirty:
+                claim(self.codec, self.options.owner)
                 self._enter()
                 self._skip_frozen()
             if self._idled and self._in[index] and not self.gradients[index].holds(gradient):

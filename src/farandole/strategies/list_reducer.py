@@ -25,7 +25,7 @@ from farandole.frontend.objects import allgather_object
 from farandole.observe.replicas import combined, gradient_digest
 from farandole.report import pace
 from farandole.strategies.buffer_pool import BufferPool
-from farandole.strategies.codecs import codec
+from farandole.strategies.codecs import claim, codec
 from farandole.strategies.flat_layout import FlatLayout, flat_layout, memory_of, separate, write_back
 from farandole.strategies.options import AVERAGE, GradientOptions
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
@@ -79,6 +79,7 @@ class GradientListReducer:
         then (see ``agreement``), which raises RanksDifferError with ``--check raise``.
         A second start waits for the end of the first.
         """
+        claim(self.codec, self.options.owner)
         self._counter.steps += 1
         layout = self._layout(arrays, names, in_place)
         given, arrays = arrays, separate(arrays) if in_place else arrays

@@ -50,6 +50,7 @@ class GradientOptions(NamedTuple):
     scale_local: bool = True  # gradients of variables that are left to each rank are divided by the number of ranks
     strategy: Strategy | None = None  # ranks step with gradients of their own, and exchange weights; None: gradients
     codec: str | Codec = ""  # by which all ranks' gradients (or changes of weights) are added up
+    owner: Any = None  # stands for the optimizer, if the program has made the codec
 
     @property
     def wire(self) -> DType | None:
@@ -112,7 +113,7 @@ def gradient_options(
     return GradientOptions(
         ReduceOp(op), *factors, process_set, compression, backward_passes_per_step, average_aggregated_gradients,
         groups or (), sparse_as_dense, scale_local_gradients, None if isinstance(chosen, str) else chosen,
-        _codec(codec, op, compression, chosen),
+        _codec(codec, op, compression, chosen), None if instead or isinstance(codec, str | None) else object(),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from farandole.engine import Engine, Entry
 from farandole.frontend.agreement import all_equal, gathered
 from farandole.observe.replicas import digest_of_text
 from farandole.report import pace
-from farandole.strategies.codecs import codec, keeper
+from farandole.strategies.codecs import claim, codec, keeper
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.pairs import Pairs
@@ -251,6 +251,7 @@ class WeightExchange:
 
         Raises ValueError on all ranks, naming the ranks, when they have other strategies or other weights.
         """
+        claim(self.codec, self._options.owner)
         peers = self._open()
         peers.names, peers.statistics = names, statistics
         if self.codec is None or self.strategy.common == "centre":  # pushes are compressed where they are made

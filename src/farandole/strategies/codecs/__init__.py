@@ -7,9 +7,14 @@ is kept for the next time), ``Quantized`` (``encode`` and ``decode``) and ``Spar
 
 from __future__ import annotations
 
+from collections import deque
+from weakref import WeakKeyDictionary
+
 from farandole import registry
 from farandole.contracts import Codec
 from farandole.errors import SettingsError
+
+_owners: WeakKeyDictionary[Codec, deque[object]] = WeakKeyDictionary()  # the last ones; the one of now stands behind
 
 
 def codec(spec: str | Codec | None) -> Codec | None:
@@ -31,3 +36,23 @@ def codec(spec: str | Codec | None) -> Codec | None:
 def keeper(of: Codec | None) -> str:
     """``of``, for messages, if later results depend on what it has not sent; else empty."""
     return "" if of is None or not getattr(of, "feedback", True) else f"codec={of.spec!r}"
+
+
+def claim(of: Codec | None, owner: object) -> None:
+    """The optimizer ``owner`` (None: it has made ``of`` for itself) uses ``of`` now. Another may take its place, for
+    good.
+
+    Raises ValueError if two take turns: what was not sent of one would be sent for the other."""
+    if of is None or owner is None or not keeper(of):
+        return
+    try:
+        owners = _owners.setdefault(of, deque(maxlen=16))
+    except TypeError:  # somebody else's, which cannot be a key
+        return
+    if not any(one is owner for one in owners):
+        owners.append(owner)
+    elif owners[-1] is not owner:
+        raise ValueError(
+            f"{keeper(of)} is one object for several optimizers, and what it has not sent of one would go to the "
+            f"other: give each an object of its own, or the name {of.spec!r}, of which each makes one"
+        )
