@@ -36,6 +36,10 @@ class TestOpenMpi:
     def test_a_rank_that_fails_ends_the_job_with_its_cause_also_with_tls(self, tmp_path: Path) -> None:
         tools.check_failure(tools.run(MPIRUN, tmp_path, "fails", TMPDIR=str(tmp_path), FARANDOLE_TLS="1"))
 
+    def test_rank_0_serves_parameters(self, tmp_path: Path) -> None:
+        own = {"TMPDIR": str(tmp_path), "FARANDOLE_SERVERS": "2"}
+        tools.check_served(tools.run(MPIRUN, tmp_path, "serves", **own), 2)
+
     def test_a_rank_that_ends_before_init_is_named(self, tmp_path: Path) -> None:
         own = {"TMPDIR": str(tmp_path), "FARANDOLE_START_TIMEOUT": "600"}
         done = tools.run(MPIRUN, tmp_path, "without", "1", **own)

@@ -19,6 +19,10 @@ def test_a_job(tmp_path: Path) -> None:
     tools.check_success(tools.run(MPIEXEC, tmp_path), 3, "mpi")
 
 
+def test_rank_0_serves_parameters(tmp_path: Path) -> None:
+    tools.check_served(tools.run(MPIEXEC, tmp_path, "serves"), 3)
+
+
 def test_a_rank_that_fails_ends_the_job_with_its_cause(tmp_path: Path) -> None:
     tools.check_failure(tools.run(MPIEXEC, tmp_path, "fails"))
 

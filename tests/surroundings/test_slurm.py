@@ -37,6 +37,12 @@ def test_a_step_with_pmi_needs_no_file_and_a_task_that_fails_ends_it(
     assert "farandole: rank 1 on n1 failed" in done.stderr
 
 
+@pytest.mark.slow
+def test_rank_0_of_a_step_serves_parameters(slurm_cluster: kit.Cluster, tmp_path: Path) -> None:
+    command = ["srun", "-N2", "-n3", *tools.program(tmp_path, "serves")]
+    tools.check_served(slurm_cluster.run(command, HOME=str(tmp_path), FARANDOLE_SERVERS="2"), 3)
+
+
 class TestFile:
     def test_it_is_read_when_it_comes(self, tmp_path: Path) -> None:
         path = tmp_path / "home" / "77-0"

@@ -24,6 +24,23 @@ names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "HOROVOD_RANK",
 if sys.argv[1:] == ["fails"]:
     if hvd.rank() == 1:
         raise ValueError("no more data")
+if sys.argv[1:] == ["serves"]:
+    from farandole.strategies.options import GradientOptions
+    from farandole.strategies.specs import strategy_of
+    from farandole.strategies.weights import WeightExchange
+
+    found = []
+    for spec, codec in ("ps", "topk:0.25"), ("ps_async", "int8"), ("gossip_async", ""):
+        exchange = WeightExchange(spec, GradientOptions(codec=codec), strategy_of(spec))
+        weights = [np.zeros(8)]
+        slots = exchange.slots(weights)
+        for step in (1, 2, 3):
+            weights[0] += hvd.rank() + 1
+            exchange(weights, slots, step)
+        exchange.average(weights, slots)
+        found += sorted(set(weights[0].round(1).tolist()))
+    sys.stdout.write(f"{found}\\n")
+    sys.exit(0)
 total = hvd.allreduce(np.ones(3, np.float32), op=hvd.Sum)
 hvd.shutdown()
 hvd.init()
@@ -61,6 +78,14 @@ def lines_of(size: int, launcher: str) -> list[str]:
 def check_success(done: subprocess.CompletedProcess[str], size: int, launcher: str) -> None:
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == lines_of(size, launcher), done.stderr
+
+
+def check_served(done: subprocess.CompletedProcess[str], size: int) -> None:
+    """After three steps of rank + 1: the mean of all ranks has come by servers and in the background, their sum by
+    servers that take each push."""
+    assert done.returncode == 0, done.stderr
+    total = 3.0 * size * (size + 1) / 2
+    assert done.stdout.splitlines() == [str([total / size, total, total / size])] * size, done.stderr
 
 
 def check_failure(done: subprocess.CompletedProcess[str]) -> None:
