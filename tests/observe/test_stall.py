@@ -191,15 +191,15 @@ hvd.init()
 hvd.barrier()
 (lambda: hvd.allreduce(np.ones(4), name="loss"), evaluate, lost)[hvd.rank()]()
 """
-    times = ("--stall-check-warning-time-seconds", "3", "--stall-check-shutdown-time-seconds", "6")
+    times = ("--stall-check-warning-time-seconds", "3", "--stall-check-shutdown-time-seconds", "8")
     code, text = run(path, program, 3, *times)
     assert code != 0
     assert "Missing ranks:\n[0]<stderr>:2: [allreduce.loss]\n" in text
     assert f"rank 2 is at {path}, line 10, in lost: time.sleep(600)" in text
     assert f"rank 1 waits with [allreduce.accuracy] at {path}, line 7, in evaluate: hvd.allreduce(" in text
     assert "[1]<stderr>:Missing ranks" not in text, "one rank speaks"
-    assert f"{path}, line 14, in <module>: (lambda" in text, "whole stacks at the end"
-    cause = "Rank 0 on localhost failed: StalledError: rank 2 stayed away from allreduce.loss for more than 6 s"
+    assert f"{path}, line 14, in <module>: (lambda" in text, "whole stacks in the end"
+    cause = "Rank 0 on localhost failed: StalledError: rank 2 stayed away from allreduce.loss for more than 8 s"
     assert cause in text
 
 
