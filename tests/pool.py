@@ -134,7 +134,7 @@ class _Process:
 
     def ready(self) -> bool:
         try:
-            return self.results.poll(60) and self.results.recv_bytes() == b"ready"
+            return self.results.poll(150) and self.results.recv_bytes() == b"ready"
         except EOFError:
             return False
 
