@@ -12,7 +12,7 @@ import pytest
 from farandole.data import Store, from_parquet
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import KerasEstimator, KerasModel
-from farandole.estimators.batches import first
+from farandole.estimators.batches import Batches, first
 from farandole.estimators.trainers import keras as trainer
 from farandole.estimators.trainers.keras_state import Rates
 from farandole.keras.callbacks import (
@@ -204,6 +204,66 @@ def test_losses_by_name_are_those_of_their_outputs(tmp_path: Path) -> None:
     spec = made.setLoss({"line": "mse", "kin": "mse"})._spec(data, None)
     with pytest.raises(SettingsError, match="the outputs are kind, line"):
         made.check(spec, first(data, spec.columns))
+
+
+def test_several_inputs_and_outputs_without_names_are_taken_on_every_backend(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    given = [keras.layers.Input((3,)), keras.layers.Input((1,))]
+    hidden = keras.layers.Concatenate()(given)
+    model = keras.Model(given, [keras.layers.Dense(1)(hidden), keras.layers.Dense(1)(hidden)])
+    data = from_parquet(path, columns=["x", "z", "y", "w"])
+    made = estimator(model, feature_cols=["x", "z"], label_cols=["y", "w"], shuffle=False, epochs=1)
+    known = columns()
+    z, y, w = (known[name][:, None] for name in ("z", "y", "w"))
+    given = [known["x"], z], [y, w]
+    assert_trained_as_by_keras(made, data, given, loss="mse")
+
+
+def assert_trained_as_by_keras(made: KerasEstimator, data: Any, given: Any, **compiled: Any) -> None:
+    """An epoch in this process, on the backend that Keras has here, against that of ``fit`` on arrays."""
+    model, spec = made.getModel(), made._spec(data, None)
+    model.compile(keras.optimizers.SGD(RATE), **compiled)
+    begun = model.get_weights()
+    plain = model.fit(*given, batch_size=BATCH, shuffle=False, verbose=0).history
+    expected = weights(model)
+    model.set_weights(begun)
+    made.check(spec, first(data, spec.columns))
+    held = Batches(data, spec.columns, spec.validation_reading, 0, 1)
+    rows = trainer.Rows(Batches(data, spec.columns, spec.train_reading, 0, 1), model, spec, share=True)
+    trainer._fit(model, rows, spec, 0, [], held)
+    np.testing.assert_allclose(weights(model), expected, rtol=1e-4, atol=1e-5)
+    found = model.history.history
+    for name, values in plain.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-3)
+
+
+class Squares(keras.losses.Loss):
+    """A loss of the user's own, whose shapes Keras does not match."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return keras.ops.square(y_true - y_pred)
+
+
+def distance(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred))
+
+
+def test_labels_that_are_numbers_have_the_shape_of_the_output_in_losses_and_metrics(tmp_path: Path) -> None:
+    data = from_parquet(written(tmp_path), columns=["x", "y"])
+    made = estimator(loss=Squares(), shuffle=False, epochs=1)
+    known = columns()
+    given = known["x"], known["y"][:, None]
+    assert_trained_as_by_keras(made, data, given, loss=Squares(), metrics=[distance])
+
+
+def test_inputs_of_a_dict_have_the_names_of_columns_and_categories_are_whole_numbers(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    given = {name: keras.layers.Input((1,), name=name) for name in ("z", "w")}
+    model = keras.Model(given, keras.layers.Dense(1)(given["z"] - 2 * given["w"]))
+    with pytest.raises(DataError, match="the model's inputs are a dict of w, z, and the feature columns are z, y: "):
+        estimator(model, feature_cols=["z", "y"], backend=Never(1)).fit_on_parquet(path)
+    with pytest.raises(DataError, match=r"a feature of whole numbers \(int64\) is 1.62"):
+        estimator(categorical_cols=["x"], backend=Never(1)).fit_on_parquet(path)
 
 
 def test_rates_of_callbacks_are_scaled_and_those_inside_of_others(tmp_path: Path) -> None:

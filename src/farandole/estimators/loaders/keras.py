@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-from farandole.errors import SettingsError
+from farandole.errors import DataError, SettingsError
+from farandole.estimators.loaders.categories import whole_numbers
 
 
 class Packed(NamedTuple):
@@ -106,7 +107,12 @@ def inputs_of(model: Any, names: Sequence[str], arrays: Sequence[Any], categorie
     if len(found) == 1:
         return found[0]
     if isinstance(getattr(model, "_inputs_struct", None), dict):
-        return dict(zip(own if sorted(own) != sorted(names) else names, found, strict=True))
+        if sorted(own) != sorted(names):  # Keras sorts the keys, so an order tells nothing
+            raise DataError(
+                f"the model's inputs are a dict of {', '.join(own)}, and the feature columns are {', '.join(names)}: "
+                "give columns the names of their inputs (withColumnRenamed), or make the model of a list of inputs"
+            )
+        return dict(zip(names, found, strict=True))
     if own and sorted(own) == sorted(names):
         return [found[list(names).index(name)] for name in own]
     return found
@@ -121,7 +127,7 @@ def _input(array: Any, declared: Any, category: bool) -> Any:
         shape = tuple(declared.shape)[1:]
         if None not in shape and array.shape[1:] != shape and np.prod(shape) == np.prod(array.shape[1:]):
             array = array.reshape(len(array), *shape)
-    return array.astype(dtype, copy=False)
+    return whole_numbers(array, dtype) if np.dtype(dtype).kind in "iu" else array.astype(dtype, copy=False)
 
 
 def several(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:

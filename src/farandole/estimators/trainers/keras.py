@@ -37,7 +37,7 @@ def train(spec: Spec) -> Result | None:
     keras.utils.set_random_seed(int(numbers.integers(2**31)))
     model = packed.open()
     _seed(model, numbers)
-    if len(spec.columns.labels) > 1 and "heads" not in spec.payload:  # the driver could read no rows
+    if "heads" not in spec.payload:  # the driver could read no rows
         check(spec, first(spec.train, spec.columns), model)
     factor = hvd.size() if spec.scale_lr else 1
     with keras.utils.custom_object_scope(cloudpickle.loads(packed.custom)):
@@ -149,11 +149,12 @@ class Rows:
         """Inputs and labels, and weights if there are any."""
         columns, payload = self._spec.columns, self._spec.payload
         inputs = inputs_of(self._model, columns.features, batch.inputs, payload["categories"])
+        inputs = tuple(inputs) if isinstance(inputs, list) else inputs  # tf.data takes a list for one array
         labels = labels_of(self._spec, batch)
         heads = payload.get("heads")
 
         def like_outputs(values: list[Any]) -> Any:
-            return dict(zip(heads, values, strict=True)) if heads else values if len(values) > 1 else values[0]
+            return dict(zip(heads, values, strict=True)) if heads else tuple(values) if len(values) > 1 else values[0]
 
         if not self._weighted:
             return inputs, like_outputs(labels)
@@ -261,6 +262,9 @@ def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
         raise DataError(f"the model has {len(found)} outputs for {len(labels)} label columns: {spec.columns.labels}")
     spec.payload["heads"] = heads_of(outputs, spec.columns.labels)
     shapes = [tuple(each.shape)[1:] for each in found]
+    given = spec.payload["label_shapes"] or [None] * len(labels)
+    spec.payload["label_shapes"] = [_like(*each) for each in zip(given, labels, shapes, strict=True)]
+    labels = labels_of(spec, batch)
     try:
         chosen = _losses(compiled(keras, spec.payload).get("loss"), outputs, model, spec)
         functions = [keras.losses.get(each) for each in chosen]
@@ -277,6 +281,12 @@ def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
                 f"{label.dtype}{list(label.shape[1:])}: {type(error).__name__}: {error}"
             ) from error
     return shapes
+
+
+def _like(given: Any, label: Any, output: tuple[int, ...]) -> Any:
+    """The shape of a label: the user's, or that of an output of as many numbers. Metrics and losses of one's own do not
+    match them: a row of labels minus a column of outputs is a table."""
+    return output if given is None and np.prod(label.shape[1:]) == np.prod(output) else given
 
 
 def heads_of(outputs: Any, labels: Sequence[str]) -> tuple[str, ...]:
