@@ -14,10 +14,12 @@ import torch
 
 from farandole.data import Store, from_parquet, from_spark
 from farandole.errors import DataError, SettingsError
-from farandole.estimators import Callback, TorchEstimator
+from farandole.estimators import Callback, TorchEstimator, TorchModel
+from farandole.estimators.batches import first
 from farandole.estimators.loaders.torch import Loader
 from farandole.estimators.spark.estimator import reading
 from farandole.estimators.spec import Result
+from farandole.estimators.trainers import torch as trainer
 from tests.estimators.tools import ROWS, Never, Pool, columns, frame, written
 
 RATE, BATCH, EPOCHS = 0.1, 8, 3
@@ -61,6 +63,40 @@ def plain(data: Any, batch: int = BATCH, epochs: int = EPOCHS, rate: float = RAT
 
 def weights(model: Any) -> np.ndarray:
     return np.concatenate([each.detach().numpy().ravel() for each in model.parameters()])
+
+
+class Named(torch.nn.Module):
+    """Two outputs, by the names of labels or in a list of them."""
+
+    def __init__(self, named: bool) -> None:
+        super().__init__()
+        self.inner, self.named = net(2), named
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y, z = self.inner(x).unbind(1)
+        return {"z": z, "y": y} if self.named else [y, z]
+
+
+def test_outputs_with_the_names_of_labels_learn_these(tmp_path: Path) -> None:
+    data = from_parquet(written(tmp_path), columns=["x", "y", "z"])
+    made = estimator(Named(True), label_cols=["y", "z"])
+    spec, x = made._spec(data, None), columns()["x"][:5]
+    assert made.check(spec, first(data, spec.columns)) == [(), ()]
+    expected = torch.stack(Named(False)(torch.tensor(x).float()))
+    found, _ = trainer.Objective(spec).matched(made.getModel()(torch.tensor(x).float()), [torch.zeros(5)] * 2)
+    torch.testing.assert_close(torch.stack(found), expected)
+    metadata = {"feature_columns": ["x"], "label_columns": ["y", "z"]}
+    predicted = TorchModel(model=made.getModel(), **metadata).loader()()(x)
+    np.testing.assert_allclose(predicted, expected.detach().numpy(), rtol=1e-6)
+
+
+def test_numbers_that_are_no_classes_and_no_categories_are_told(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    of_classes = {"loss": "cross_entropy", "label_cols": ["z"]}
+    with pytest.raises(DataError, match=r"a label is -?[0-9.]+, and the loss takes numbers of classes, from 0"):
+        estimator(net(4), **of_classes, backend=Never(1)).fit_on_parquet(path)
+    with pytest.raises(DataError, match=r"a feature of whole numbers \(int64\) is 1.62"):
+        estimator(categorical_cols=["x"], backend=Never(1)).fit_on_parquet(path)
 
 
 def losses(model: Any, part: str = "train") -> list[float]:

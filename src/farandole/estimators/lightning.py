@@ -91,7 +91,7 @@ class LightningEstimator(TorchEstimator):
         try:
             with torch.no_grad():
                 columns = trainer.given(batch, spec, model)
-                found = several(model(*(columns[name] for name in spec.columns.features)))
+                found = several(model(*(columns[name] for name in spec.columns.features)), spec.columns.labels)
         except Exception as error:
             raise DataError(
                 f"the model's forward cannot take the features {', '.join(spec.columns.features)}: "

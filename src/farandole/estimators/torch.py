@@ -96,7 +96,8 @@ class TorchModel(DistributedModel):
         model, _ = _on_cpu(self.getOrDefault("model"), None)
         categories = (self.getOrDefault("_metadata") or {}).get("categories", ())
         whole = [name in categories for name in self.getOrDefault("feature_columns")]
-        return Loader(cloudpickle.dumps(model), whole, self.getOrDefault("input_shapes"))
+        shapes, labels = self.getOrDefault("input_shapes"), self.getOrDefault("label_columns")
+        return Loader(cloudpickle.dumps(model), whole, shapes, labels)
 
 
 def _several(value: Any) -> list[Any]:

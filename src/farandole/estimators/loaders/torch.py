@@ -9,6 +9,8 @@ import cloudpickle
 import numpy as np
 import torch
 
+from farandole.estimators.loaders.categories import whole_numbers
+
 
 class Loader(NamedTuple):
     """Called in a worker, once. ``content``: the model's pickle. ``whole``: whether each input is of whole numbers."""
@@ -16,6 +18,7 @@ class Loader(NamedTuple):
     content: bytes
     whole: Sequence[bool]
     shapes: Sequence[Any] | None
+    labels: Sequence[str] = ()
 
     def __call__(self) -> Callable[..., tuple[Any, ...]]:
         model = cloudpickle.loads(self.content).eval()
@@ -23,7 +26,8 @@ class Loader(NamedTuple):
         def predict(*arrays: Any) -> tuple[Any, ...]:
             with torch.inference_mode():
                 inputs = inputs_of(arrays, self.whole, self.shapes, floating(model), torch.device("cpu"))
-                return tuple(each.double().numpy() for each in several(model(*inputs)))  # as the columns are
+                found = several(model(*inputs), self.labels)
+                return tuple(each.double().numpy() for each in found)  # as the columns are
 
         return predict
 
@@ -32,6 +36,7 @@ def inputs_of(arrays: Sequence[Any], whole: Sequence[bool], shapes: Any, dtype: 
     """Arrays as the model's inputs: floats of ``dtype``, or whole numbers; of ``shapes``, where -1 stands for rows."""
     found = []
     for place, array in enumerate(arrays):
+        array = whole_numbers(array, "int64") if whole[place] else array
         tensor = tensor_of(array).to(device=device, dtype=torch.int64 if whole[place] else dtype)
         if shapes is not None and shapes[place] is not None:
             tensor = tensor.reshape(shapes[place])
@@ -49,8 +54,8 @@ def floating(model: Any) -> Any:
     return next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
 
 
-def several(outputs: Any) -> list[Any]:
-    """A model's outputs, as a list."""
+def several(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
+    """A model's outputs, as a list. Several in a dict: in the order of the labels, if they have their names."""
     if isinstance(outputs, Mapping):
-        return list(outputs.values())
+        return [outputs[name] for name in (labels if set(outputs) == set(labels) else outputs)]
     return list(outputs) if isinstance(outputs, list | tuple) else [outputs]

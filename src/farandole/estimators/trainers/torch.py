@@ -202,7 +202,7 @@ class Objective:
 
     def matched(self, outputs: Any, labels: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Outputs and labels, both as lists, labels of the shape and type that the loss takes."""
-        found = several(outputs)
+        found = several(outputs, self.labels)
         if len(found) != len(labels):
             raise DataError(f"the model has {len(found)} outputs for {len(labels)} label columns: {self.labels}")
         if self.shapes:
@@ -333,10 +333,19 @@ def check(spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
 def _matched(output: Any, label: Any, loss: Any) -> Any:
     of_classes = isinstance(loss, _OF_CLASSES) or loss in _OF_CLASSES_TOO
     if of_classes and label.numel() == len(label) and output.numel() != label.numel():
+        _tell_parts(label)
         return label.reshape(-1).long()
     if label.numel() == output.numel() and output.is_floating_point():
         return label.reshape(output.shape).to(output.dtype)
     return label
+
+
+def _tell_parts(label: Any) -> None:
+    """DataError for labels that are no numbers of classes: long() would cut them off without a word."""
+    if label.is_floating_point() and not bool((label == label.trunc()).all()):
+        wrong = label[label != label.trunc()].reshape(-1)[0].item()
+        cure = "index them (StringIndexer)"
+        raise DataError(f"a label is {wrong:g}, and the loss takes numbers of classes, from 0: {cure}")
 
 
 def _rowwise(loss: Any) -> Any:
