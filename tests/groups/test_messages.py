@@ -1,16 +1,24 @@
-"""Messages whose time is over."""
+"""Messages in any order, from any thread; those whose time is over."""
 
 from __future__ import annotations
 
+import random
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 from farandole.errors import HorovodInternalError, StalledError
-from farandole.groups.messages import Messages
+from farandole.groups.messages import Message, Messages
+from tests import pool
+
+RANKS, THREADS = 3, 2
+ANYBODY = 9  # a tag: who receives it names no source
+LENGTHS = (0, 1, 24, 4096, 65_536, 70_000, 300_000)  # less than a ring, all of it, more
 
 
 def streams_without_news() -> Any:
@@ -58,3 +66,104 @@ def test_where_a_silent_rank_stands_is_asked_with_no_lock_held() -> None:
     assert "it was given up" in str(given_up.error)
     messages.close(0.0)
     assert isinstance(made[0].error, HorovodInternalError)
+
+
+class Planned(NamedTuple):
+    """The ``number``-th message of ``src`` to ``dst`` with this tag."""
+
+    src: int
+    dst: int
+    tag: int
+    number: int
+    length: int
+
+    def content(self) -> Any:
+        return np.full(self.length, hash(self[:4]) & 0xFF, np.uint8)
+
+
+def planned(chance: random.Random) -> list[Planned]:
+    sent: Counter[tuple[int, int, int]] = Counter()
+    plan = []
+    for _ in range(80):
+        src, dst = chance.sample(range(RANKS), 2)
+        tag = chance.choice([*range(THREADS), ANYBODY])
+        plan.append(Planned(src, dst, tag, sent[src, dst, tag], 5 if tag == ANYBODY else chance.choice(LENGTHS)))
+        sent[src, dst, tag] += 1
+    return plan
+
+
+def exchange(messages: Messages, rank: int, plan: Sequence[Planned], chance: random.Random) -> None:
+    """This rank's part of ``plan``, in an order of its own, but for messages of one sender and tag. It waits for some
+    on the way, not for long: others may need what this one does later."""
+    sends = [each for each in plan if each.src == rank]
+    receives = [each for each in plan if each.dst == rank]
+    receives.sort(key=lambda each: (each.number, chance.random()))
+    order = [0] * len(sends) + [1] * len(receives)
+    chance.shuffle(order)
+    under_way: list[tuple[Planned, Message, Any, bool]] = []
+    for receiving in order:
+        each = (receives if receiving else sends).pop(0)
+        if receiving:
+            data = np.zeros(each.length, np.uint8)
+            source = None if each.tag == ANYBODY else each.src
+            message = messages.receive(source, each.tag, data, 0, 600.0)
+        else:
+            data = each.content()
+            message = messages.send(each.dst, each.tag, data, 0, 600.0)
+        under_way.append((each, message, data, bool(receiving)))
+        if chance.random() < 0.3:
+            messages.wait(chance.choice(under_way)[1], 0.001)
+    came: Counter[tuple[int, int]] = Counter()
+    wanted: Counter[tuple[int, int]] = Counter()
+    numbers: Counter[int] = Counter()
+    for each, message, data, received in under_way:
+        messages.wait(message)
+        assert message.error is None
+        if received and each.tag == ANYBODY:  # in the order of each sender
+            expected = Planned(message.source, rank, ANYBODY, numbers[message.source], 5).content()
+            numbers[message.source] += 1
+            came[message.source, ANYBODY] += 1
+            wanted[each.src, ANYBODY] += 1
+            assert (data == expected).all()
+        elif received:
+            assert message.source == each.src
+            assert (data == each.content()).all(), each
+    assert came == wanted
+
+
+def random_messages(transport: Any, seed: int) -> None:
+    from farandole.transports.shm import streams
+
+    usual, streams.RING = streams.RING, streams.SMALLEST
+    try:
+        messages = Messages(transport.streams(), "rank {}".format)
+    finally:
+        streams.RING = usual
+    plan = planned(random.Random(seed))
+
+    def part(thread: int) -> None:
+        tags = (thread, ANYBODY) if thread == 0 else (thread,)
+        mine = [each for each in plan if each.tag in tags]
+        exchange(messages, transport.rank, mine, random.Random(f"{seed} {transport.rank} {thread}"))
+
+    pool.threads(THREADS, lambda thread: _Nothing(thread), lambda each: part(each.thread))
+    transport.barrier()
+    messages.close(10.0)
+
+
+class _Nothing(NamedTuple):
+    """What a thread of a rank joins."""
+
+    thread: int
+
+    def abort(self, why: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("wire", ["shm", "tcp"])
+def test_random_messages_of_several_threads(wire: str) -> None:
+    """Each arrives as it was sent, and in order, against a plan that all ranks know."""
+    pool.procs(RANKS, lambda transport: [random_messages(transport, seed) for seed in range(3)], wire=wire)

@@ -1,8 +1,8 @@
 """Messages from one rank to another, past the collectives of their group.
 
 A message has a tag; of one sender and tag, messages arrive in the order in which they were sent. Who waits for a
-message moves what there is to move, of all messages; else a thread does. What came for nobody waits in its stream,
-unless a message behind it is wanted: then it is put aside.
+message moves what there is to move, of all messages; while nobody waits, a thread does. What came for nobody waits in
+its stream, unless a message behind it is wanted: then it is put aside.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _HEADER = struct.Struct("<qQq")  # tag, bytes, dtype
 _LOOK = 0.05  # seconds between two looks at peers and deadlines
-_GRACE = 2e-4  # seconds that those who wait themselves have before the thread takes part
+_GRACE, _LONGEST_GRACE = 2e-4, 1e-3  # seconds between two looks of the thread, at first and later
+_LOOKS = 6  # in vain, before the thread sleeps until it is called
+_HANDOVER = 5e-3  # seconds in which the thread yields
 
 
 class Message(Call):
@@ -76,6 +78,8 @@ class Messages:
         self._failure: BaseException | None = None
         self._news = threading.Event()
         self._looked = 0.0  # at peers and deadlines
+        self._waiting: list[Message] = []  # whose waiters drive, or are about to
+        self._serving = False  # does the thread drive?
         self._thread: threading.Thread | None = None
         self._closed = self._aborted = False
 
@@ -102,17 +106,33 @@ class Messages:
             if message.ended:
                 self._tell()
                 message.sleep(left)
-            elif self._driving.acquire(blocking=False):
-                try:
-                    self._drive(message, end)
-                finally:
-                    self._driving.release()
+            elif self._drive_for(message, end):
                 self._tell()
-                if self._pending() and (message.done or end is not None):
-                    self._news.set()
             else:
                 message.sleep(_LOOK if left is None else min(_LOOK, left))
         return True
+
+    def _drive_for(self, message: Message, end: float | None) -> bool:
+        """As ``_drive``, for who waits for ``message``: the thread leaves that to it. False if somebody else drives."""
+        self._waiting.append(message)
+        try:
+            if not (self._driving.acquire(blocking=False) or self._take_over()):
+                return False
+            try:
+                self._drive(message, end)
+            finally:
+                self._driving.release()
+            return True
+        finally:
+            self._waiting.remove(message)
+            self._call_thread()
+
+    def _take_over(self) -> bool:
+        """From the thread, if it drives: it yields to who waits."""
+        if not self._serving:
+            return False
+        self._streams.wake()
+        return self._driving.acquire(timeout=_HANDOVER)
 
     def cancel(self, message: Message) -> None:
         """Nobody waits for it any more."""
@@ -156,39 +176,63 @@ class Messages:
             else:
                 enqueue()
         self._tell()
-        if not message.done and self._driving.acquire(blocking=False):  # it may be done at once
+        if message.done:
+            return message
+        if self._driving.acquire(blocking=False):  # it may be done at once
             try:
                 self._step()
             finally:
                 self._driving.release()
             self._tell()
-        if not message.done:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="farandole-messages", daemon=True)
-                self._thread.start()
-            self._news.set()
+        else:
             self._streams.wake()
+        self._call_thread()
         return message
 
+    def _call_thread(self) -> None:
+        """Have it move what nobody waits for."""
+        if not self._is_needed():
+            return
+        if self._thread is None:
+            with self._changing:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._serve, name="farandole-messages", daemon=True)
+                    self._thread.start()
+        if not self._news.is_set():  # else it is awake
+            self._news.set()
+
     def _serve(self) -> None:
-        while True:
-            self._news.wait()
-            self._news.clear()
-            if self._closed:
-                return
-            time.sleep(_GRACE)
-            while self._pending() and not self._closed:
+        """Move what nobody waits for. Waking this thread costs a waiter more than a small message does: so it looks by
+        itself for a while, and sleeps until it is called only after some looks in vain."""
+        looks = 0
+        while not self._closed:
+            if looks == _LOOKS:
+                self._news.clear()
+                if not (self._is_needed() or self._closed):
+                    self._news.wait()
+                looks = 0
+            time.sleep(min(_GRACE * 2**looks, _LONGEST_GRACE))
+            looks += 1
+            while self._is_needed() and not self._closed:
+                looks = 0
                 with self._driving:
+                    self._serving = True
                     self._drive(None, time.monotonic() + _LOOK)
+                    self._serving = False
                 self._tell()
+
+    def _is_needed(self) -> bool:
+        return not self._waiting and self._pending()
 
     def _pending(self) -> bool:
         return bool(self._wanted) or any(self._outbox.values())
 
     def _drive(self, message: Message | None, end: float | None) -> None:
-        """Move messages until ``message`` or any other has ended, or none is left, or the time is over. Called with
-        ``_driving`` held, and ``_tell`` after it."""
-        while self._pending() and not (self._closed or self._ended or (message is not None and message.ended)):
+        """Move messages until ``message`` or any other has ended, or none is left, or the time is over; without
+        ``message`` also until somebody waits for one. Called with ``_driving`` held, and ``_tell`` after it."""
+        while self._pending() and not (self._closed or self._ended):
+            if self._waiting if message is None else message.ended:
+                return
             moved = self._step()
             now = time.monotonic()
             try:

@@ -1,7 +1,8 @@
 """Streams of bytes between the ranks of a host: a ring in shared memory for each pair and direction.
 
 The ring to another rank is in the sender's memory. Of the counters, that of the bytes written is the sender's, and that
-of the bytes read the receiver's; both only grow.
+of the bytes read the receiver's; both only grow. The third, the sender's, is the number of the byte at the begin of the
+ring: an empty ring is filled from its begin, so that small messages stay in the same few pages, in cache.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from farandole.transports.shm.segment import LEFT, STAGING, Segment
 if TYPE_CHECKING:
     from farandole.types import Array
 
-RING, SMALLEST, BUDGET = 1 << 20, 64 << 10, 16 << 20  # bytes: of a ring at most and at least; of all rings of a rank
-CHUNK = 256 << 10  # bytes that are copied before the other end is told: both copy at the same time, in cache
-_LINE = 64  # bytes for the counters of a pair: written, read
+RING, SMALLEST, BUDGET = 4 << 20, 64 << 10, 16 << 20  # bytes: of a ring at most and at least; of all rings of a rank
+CHUNK = 512 << 10  # bytes that are copied before the other end is told: both copy at the same time, in cache
+_CHUNKS = 4  # in a ring at least: with fewer, one end often waits for the other
+_LINE = 64  # bytes for the counters of a pair: written, read, first
 
 
 class _Control(Segment):
@@ -42,6 +44,7 @@ class ShmStreams:
     def __init__(self, segment: Segment) -> None:
         self.rank, self.size = segment.rank, segment.size
         self._ring = memory.round_up(max(SMALLEST, min(RING, BUDGET // self.size)))
+        self._chunk = min(CHUNK, self._ring // _CHUNKS)
         self._rings = STAGING + memory.round_up(_LINE * self.size)
         room = self._rings - STAGING + self._ring * self.size
         self._control = _Control(
@@ -55,11 +58,13 @@ class ShmStreams:
         control, line = self._control, self._lines[dst]
         mine = control.words[self.rank]
         written = mine[line]
-        room = self._ring - (written - control.words[dst][self._lines[self.rank] + 1])
-        count: int = min(room, len(data), CHUNK)
+        unread = written - control.words[dst][self._lines[self.rank] + 1]
+        count: int = min(self._ring - unread, len(data), self._chunk)
         if not count:
             return 0
-        base, start = self._rings + dst * self._ring, written % self._ring
+        if not unread:
+            mine[line + 2] = written
+        base, start = self._rings + dst * self._ring, (written - mine[line + 2]) % self._ring
         first = min(count, self._ring - start)
         ring = control.bytes[self.rank]
         ring[base + start : base + start + first] = data[:first]
@@ -72,12 +77,12 @@ class ShmStreams:
 
     def read(self, src: int, into: Array) -> int:
         control, line = self._control, self._lines[src] + 1
-        mine = control.words[self.rank]
+        mine, theirs, there = control.words[self.rank], control.words[src], self._lines[self.rank]
         taken = mine[line]
-        count: int = min(control.words[src][self._lines[self.rank]] - taken, len(into), CHUNK)
+        count: int = min(theirs[there] - taken, len(into), self._chunk)
         if not count:
             return 0
-        base, start = self._rings + self.rank * self._ring, taken % self._ring
+        base, start = self._rings + self.rank * self._ring, (taken - theirs[there + 2]) % self._ring
         first = min(count, self._ring - start)
         ring = control.bytes[src]
         into[:first] = ring[base + start : base + start + first]
