@@ -131,7 +131,10 @@ class Host:
 
     def processes(self) -> list[int]:
         """Of this host, by their numbers outside; without its init and its sshd."""
-        space = os.stat(f"/proc/{self.pid}/ns/pid").st_ino
+        try:
+            space = os.stat(f"/proc/{self.pid}/ns/pid").st_ino
+        except FileNotFoundError:  # its init has ended, or is about to
+            return []
         found = []
         for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
             with contextlib.suppress(OSError):
@@ -205,7 +208,7 @@ class Hosts:
         deadline = time.monotonic() + seconds
         while left := [
             pid
-            for host in self.hosts if os.path.exists(f"/proc/{host.pid}")
+            for host in self.hosts
             for pid in host.processes() if _content(f"/proc/{pid}/comm") not in ("sshd", "")
         ]:  # fmt: skip
             if time.monotonic() > deadline:
