@@ -149,6 +149,9 @@ def test_epochs_local_variables_and_what_cannot_be() -> None:
             hvd.DistributedOptimizer(
                 keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), strategy="local_sgd:2"
             )
+        with pytest.raises(ValueError, match=r"use_ema=True overwrites .* strategy='ssp:3,every=1' would add up"):
+            hvd.DistributedOptimizer(keras.optimizers.SGD(use_ema=True), strategy="ssp")
+        hvd.DistributedOptimizer(keras.optimizers.SGD(use_ema=True), strategy="ps")
         with pytest.raises(ValueError, match=r"op=Sum is of gradients, but with strategy='diloco"):
             hvd.DistributedOptimizer("sgd", op=hvd.Sum, strategy="diloco")
 

@@ -20,6 +20,11 @@ from farandole.keras.reducer import KerasReducer
 from farandole.strategies.options import LINEAR, gradient_options
 from farandole.types import ReduceOp
 
+_NO_EMA = (
+    "use_ema=True overwrites each rank's weights with their moving average, and strategy={spec!r} would add up what "
+    "that changes on all ranks: leave use_ema away, or take 'ps' or 'local_sgd'"
+)
+
 
 @documented(
     "init",
@@ -75,6 +80,8 @@ def DistributedOptimizer(
         return optimizer
     if gradients_of(optimizer) is not None:
         raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
+    if chosen.strategy is not None and optimizer.use_ema and _adds_up(chosen.strategy):
+        raise ValueError(_NO_EMA.format(spec=chosen.strategy.spec))
     wrapped = _adopt(optimizer, KerasReducer(chosen, shard))
     if backward_passes_per_step > 1:
         _accumulate(wrapped, backward_passes_per_step)
@@ -214,6 +221,11 @@ class Distributed:
         plain = object.__new__(base)
         plain.__dict__.update({key: value for key, value in self.__dict__.items() if key != "_farandole"})
         return plain
+
+
+def _adds_up(strategy: Strategy) -> bool:
+    """Is there a centre, to which what all ranks have done is added?"""
+    return strategy.common == "centre" and not getattr(strategy, "sync", False)
 
 
 def _adopt(optimizer: Any, gradients: KerasReducer) -> Any:
