@@ -166,3 +166,24 @@ def test_a_second_loss_after_the_first_was_exchanged() -> None:
         for found in result:
             for one, other in zip(found, wanted, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_sums_stay_sums_when_other_parameters_take_their_place() -> None:
+    """Rows as well; and a gradient that was thrown away since."""
+
+    def fn(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        table = torch.nn.Embedding(3, 2, sparse=True)
+        kept, thrown, left = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([table.weight, kept, thrown, left], lr=0.1), op=hvd.Sum)
+        (table(torch.tensor([rank])).sum() + (rank + 1.0) * (kept + thrown + left).sum()).backward()
+        thrown.grad = None
+        optimizer.param_groups[0]["params"] = [table.weight, kept, thrown]
+        optimizer.synchronize()
+        return table.weight.grad.to_dense(), kept.grad, thrown.grad
+
+    for rows, sums, nothing in job(2, fn):
+        torch.testing.assert_close(rows, torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]))
+        torch.testing.assert_close(sums, torch.tensor([3.0, 3.0]))
+        assert nothing is None

@@ -183,9 +183,9 @@ class BucketReducer:
     def clear(self) -> None:
         """Forget all parameters: others come in their place, with ``extend``."""
         if self._closed and self.options.op is ReduceOp.SUM:  # what is a sum already will be summed up once more
-            for index, there in enumerate(self._in):
-                if there:
-                    self.gradients[index].amplify(1 / self.engine.size, None)
+            for index, gradient in enumerate(self.gradients):
+                if (self._in[index] or index in self._sparse) and gradient.current() is not None:
+                    gradient.amplify(1 / self.engine.size, None)
         self.gradients, self._outside, self._sparse = [], [], []
         self._buckets, self._members, self._home = [], [], []
         self._engine = None
