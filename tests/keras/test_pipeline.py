@@ -363,6 +363,84 @@ def test_a_stage_that_fails_is_named_on_the_others() -> None:
         assert batches.startswith(("PeerLostError", "ValueError")[rank])
 
 
+def test_after_an_error_the_pipeline_and_new_ones_go_on(backend: str) -> None:
+    """A callback that fails on one rank, and nowhere else; gradients of the batch that was given up are gone."""
+
+    def train(rank: int) -> Any:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        class Fails(keras.callbacks.Callback):
+            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+                if batch == 1 and rank == 0:
+                    raise RuntimeError("here")
+
+        x, y = p.data(24)
+        pipeline = hvd.Pipeline(p.dense(0))
+        pipeline.compile(keras.optimizers.SGD(0.5), p.loss())
+        with pytest.raises((RuntimeError, hvd.HorovodInternalError), match="here"):
+            pipeline.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[Fails()])
+        pipeline.fit(x[8:], y[8:], batch_size=8, shuffle=False, verbose=0)
+        again = hvd.Pipeline(p.dense(0))
+        again.compile(keras.optimizers.SGD(0.5), p.loss())
+        again.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        alone = p.dense(0)
+        if rank == 0:
+            alone.compile(keras.optimizers.SGD(0.5), p.loss())
+            alone.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        wholes = [pipeline.plain_model(), again.plain_model(), alone]
+        return [p.weights(model) for model in wholes] if rank == 0 else None
+
+    first, second, alone = on(backend, 2, train)[0]
+    close(first, alone)
+    close(second, alone)
+
+
+def test_three_stages_whose_loss_is_what_layers_add(backend: str) -> None:
+    """Without a loss of ``compile``: the last stage has no gradient by its outputs. And a metric of two numbers."""
+
+    def train(rank: int) -> Any:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        class Pair(keras.metrics.Mean):
+            def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+                super().update_state(outputs)
+
+            def result(self) -> Any:
+                return {"mean": super().result(), "twice": 2 * super().result()}
+
+        def make() -> Any:
+            keras.utils.set_random_seed(3)
+            first, second = ({"kernel_regularizer": keras.regularizers.L2(0.02)}, {"activity_regularizer": "l2"})
+            return keras.Sequential([
+                keras.Input((6,)), keras.layers.Dense(5, **first), keras.layers.Dense(4, **second),
+                keras.layers.Dense(3, **first),
+            ])  # fmt: skip
+
+        x, y = p.data(14)
+        data = {"x": x, "y": y, "batch_size": 7, "shuffle": False, "verbose": 0}
+        pipeline = hvd.Pipeline(make(), stages=3, micro_batches=2)
+        pipeline.compile(keras.optimizers.SGD(0.5), metrics=[Pair(name="pair")])
+        logs, whole = pipeline.fit(**data).history, pipeline.plain_model()
+        if rank:
+            return logs
+        alone = make()
+        alone.compile(keras.optimizers.SGD(0.5), metrics=[Pair(name="pair")])
+        return logs, p.weights(whole), alone.fit(**data).history, p.weights(alone)
+
+    (logs, found, expected, weights), *others = on(backend, 3, train)
+    assert others == [logs, logs]
+    assert logs.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(logs[name], values, rtol=1e-3)
+    close(found, weights)
+
+
 @pytest.mark.skipif("jax" not in BACKENDS, reason="JAX is not installed")
 def test_jax_is_told_what_to_use() -> None:
     def make(rank: int) -> str:

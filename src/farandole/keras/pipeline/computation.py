@@ -33,13 +33,17 @@ class Computation(Protocol):
         ``passed.losses`` in the loss. The gradient by the inputs; None if there is none."""
 
     def loss(self, outputs: Sequence[Any], masks: Sequence[Any], of: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
-        """All outputs of the last stage as one, the loss ``of`` them, and its gradient by them."""
+        """All outputs of the last stage as one, the loss ``of`` them, and its gradient by them: None if it is
+        made of what layers add alone."""
 
     def joined(self, outputs: Sequence[Any], masks: Sequence[Any]) -> Any:
         """All outputs as one tensor."""
 
     def step(self, optimizer: Any) -> None:
         """Let the optimizer step with the gradients, which are gone then."""
+
+    def forget(self) -> None:
+        """Throw away the gradients that were added so far."""
 
 
 def on_backend(layers: Any, *, eager: bool) -> Computation:

@@ -79,6 +79,11 @@ class Stages:
         self.first, self.last = number == 0, number == count - 1
         self._wire = messages
 
+    def speaks_over(self, messages: Messages | None) -> bool:
+        """Does it so far? From now on it does."""
+        before, self._wire = self._wire, messages
+        return before is messages
+
     def send(self, to: int, topic: Topic, array: Array) -> None:
         """Begin to send it; it must stay as it is."""
         assert self._wire is not None

@@ -13,6 +13,7 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.errors import HorovodInternalError
 from farandole.frontend.objects import allgather_object
+from farandole.groups.messages import Messages
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
 from farandole.keras.fit import around, flat
 from farandole.keras.optimizer import confined
@@ -92,21 +93,27 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         """``keras.Model.fit``. All callbacks of all ranks see the same logs of epochs, and all ranks stop together."""
         bound = inspect.signature(keras.Model.fit).bind(self, *args, **kwargs)
         callbacks = bound.arguments.get("callbacks")
+        self._own.meet()
         self._agree(bound.arguments, flat(callbacks))
         first, last = [TellLogs(self._own.wire, self._end)], [StopTogether()]
         around(bound, callbacks, first, last, PipelineCallback)
-        return super().fit(*bound.args[1:], **bound.kwargs)
+        with self._together():
+            return super().fit(*bound.args[1:], **bound.kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """``keras.Model.evaluate``: the same result on all ranks of a pipeline."""
-        result = super().evaluate(*args, **kwargs)
-        self._end()
+        self._own.meet()
+        with self._together():
+            result = super().evaluate(*args, **kwargs)
+            self._own.steps.end()
         return result
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """``keras.Model.predict``: the same result on all ranks of a pipeline."""
-        result = super().predict(*args, **kwargs)
-        self._end()
+        self._own.meet()
+        with self._together():
+            result = super().predict(*args, **kwargs)
+            self._own.steps.end()
         return result
 
     def save(self, filepath: Any, overwrite: bool = True, **options: Any) -> None:
@@ -121,6 +128,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
     def load_weights(self, filepath: Any, **options: Any) -> None:
         """Give all ranks the weights of a file that rank 0 reads: of the plain model, or of one that was saved. All
         ranks call this."""
+        self._own.meet()
         with self._together():
             layers: list[Any] | None = None
             if context.rank() == 0:
@@ -132,6 +140,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         """A plain model with the weights of all stages, not compiled, on rank 0; None on the others. All ranks call
         this."""
         values = None
+        self._own.meet()
         if not self._own.replica:
             with self._together():
                 values = self._own.weights.gather()
@@ -219,11 +228,10 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         if whole is not None:
             self._loss_tracker.update_state(whole.loss, sample_weight=whole.rows)
             logs: dict[str, Any] = self.compute_metrics(None, y, whole.outputs, sample_weight)
-            told = {name: keras.ops.convert_to_numpy(value) for name, value in logs.items()}
-            self._own.wire.from_last((told, tuple(whole.outputs.shape)))
+            self._own.wire.from_last((_mapped(keras.ops.convert_to_numpy, logs), tuple(whole.outputs.shape)))
             return logs
         told, shape = self._own.wire.from_last(None)
-        self._own.logs = {name: keras.ops.convert_to_tensor(value) for name, value in told.items()}
+        self._own.logs = _mapped(keras.ops.convert_to_tensor, told)
         if not self._own.metrics_built and y is not None:  # callbacks ask them which way is better
             self._own.metrics_built = True
             self.compute_metrics(None, y, keras.ops.zeros(shape), sample_weight)
@@ -234,6 +242,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
     @contextmanager
     def _together(self) -> Iterator[None]:
         """What fails here ends the waiting of the other stages."""
+        self._own.depth += 1
         try:
             yield
         except BaseException as error:
@@ -242,6 +251,8 @@ class Pipeline(keras.Model):  # type: ignore[misc]
             )
             self._own.wire.abort(why)
             raise
+        finally:
+            self._own.depth -= 1
 
     def _end(self) -> None:
         """This rank has no more batches."""
@@ -280,9 +291,9 @@ class Pipeline(keras.Model):  # type: ignore[misc]
                     )
 
     def _have_written(self, write: Callable[[Any], None]) -> None:
+        model, trouble = self.plain_model(), None
         if self._own.replica:
             return
-        model, trouble = self.plain_model(), None
         if model is not None:
             try:
                 write(model)
@@ -303,19 +314,34 @@ class _Own:
         self.replica, stage = divmod(context.rank(), count)
         sets = [context.process_set_among(range(each, size, count)) for each in range(count)]
         self.replicas: ProcessSet = sets[stage]
-        pipelines = [range(first, first + count) for first in range(0, size, count)]
-        messages = [context.messages_among(ranks) if count > 1 else None for ranks in pipelines]
-        self.wire = Stages(messages[self.replica], stage, count)
+        self._pipelines = [range(first, first + count) for first in range(0, size, count)]
+        self.wire = Stages(self._messages(), stage, count)
         self.weights = Weights(plan.layers.layers, plan.cut.counts, self.wire, self.replicas)
         self.recipe, self.layers, self._micro_batches = plan.recipe, plan.layers, plan.micro_batches
         self.losses: list[Any] = []
+        self.logs: dict[str, Any] = {}  # the last stage's
+        self.depth = 0  # of calls of users and of Keras within which this rank is
         self.begin_anew(eager=False)
+
+    def _messages(self) -> Messages | None:
+        """Among the ranks of this pipeline."""
+        if len(self._pipelines[0]) == 1:
+            return None
+        return [context.messages_among(ranks) for ranks in self._pipelines][self.replica]
+
+    def meet(self) -> None:
+        """All ranks are here, unless they are at something already. Those of a pipeline that an error has ended have a
+        new wire after this, and nothing left of the batch that they were at."""
+        if self.depth or self.wire.speaks_over(self._messages()):
+            return
+        self.steps.forget()
+        self.logs = {}
 
     def begin_anew(self, *, eager: bool) -> None:
         """The model is compiled."""
         into, out = (str(tensors[0].dtype) for tensors in (self.layers.inputs, self.layers.outputs))
         self.steps = Steps(self.wire, on_backend(self.layers, eager=eager), self._micro_batches, into, out)
-        self.logs: dict[str, Any] = {}  # the last stage's
+        self.logs = {}
         self.metrics_built = self.wire.last
 
 

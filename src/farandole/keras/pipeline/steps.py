@@ -84,6 +84,10 @@ class Steps:
         if not self._stages.last:
             self._stages.send_head(Head(Kind.END))
 
+    def forget(self) -> None:
+        """A batch was given up: nothing is left of its gradients."""
+        self._computation.forget()
+
     # Forward.
 
     def _micros(self, kind: Kind, x: Any) -> Iterator[_Micro]:
@@ -142,11 +146,14 @@ class Steps:
             [micro.passed.outputs for micro in micros], [micro.passed.mask for micro in micros],
             lambda outputs: loss_of(self._whole(micros, outputs)),
         )  # fmt: skip
+        whole = self._whole(micros, outputs)._replace(loss=loss)
+        if gradient is None:
+            return whole, itertools.repeat(None)
         if scale != 1.0:
             gradient = gradient * scale
         ends = list(itertools.accumulate([int(micro.passed.outputs.shape[0]) for micro in micros], initial=0))
         parts = (gradient[begin:end] for begin, end in itertools.pairwise(ends))
-        return self._whole(micros, outputs)._replace(loss=loss), parts
+        return whole, parts
 
     def _gradient(self, micro: _Micro) -> Any:
         """By the outputs, from the next stage; None where that has none."""

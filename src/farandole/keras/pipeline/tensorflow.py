@@ -56,7 +56,8 @@ class LayersOfStage:
         with tf.GradientTape() as tape:
             tape.watch(whole)
             loss = of(whole)
-        return whole, loss, tf.convert_to_tensor(tape.gradient(loss, whole))
+        gradient = tape.gradient(loss, whole)
+        return whole, loss, None if gradient is None else tf.convert_to_tensor(gradient)
 
     def joined(self, outputs: Sequence[Any], masks: Sequence[Any]) -> Any:
         return with_mask(tf.concat(list(outputs), 0), masks)
@@ -72,6 +73,9 @@ class LayersOfStage:
 
             self._apply = optimizer, apply if self._eager else tf.function(apply, reduce_retracing=True)
         self._apply[1](gradients)
+
+    def forget(self) -> None:
+        self._gradients = []
 
 
 def _plus(one: Any, other: Any) -> Any:

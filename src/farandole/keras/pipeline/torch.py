@@ -42,8 +42,8 @@ class LayersOfStage:
         with torch.enable_grad():
             whole = torch.cat([each.detach() for each in outputs]).requires_grad_()
             loss = of(with_mask(whole, masks))
-            [gradient] = torch.autograd.grad(loss, [whole])
-        return with_mask(whole.detach(), masks), loss.detach(), gradient
+            found = torch.autograd.grad(loss, [whole], allow_unused=True) if loss.requires_grad else [None]
+        return with_mask(whole.detach(), masks), loss.detach(), found[0]
 
     def joined(self, outputs: Sequence[Any], masks: Sequence[Any]) -> Any:
         return with_mask(torch.cat([each.detach() for each in outputs]), masks)
@@ -53,5 +53,8 @@ class LayersOfStage:
         gradients = [variable.value.grad for variable in variables]
         with torch.no_grad():
             optimizer.apply(gradients, variables)
-        for variable in variables:
+        self.forget()
+
+    def forget(self) -> None:
+        for variable in self._layers.variables:  # layers may be frozen for a time
             variable.value.grad = None
