@@ -69,11 +69,12 @@ def words(rows: int = 32, seed: int = 0) -> tuple[Any, Any]:
     return x, (x.sum(axis=1) % 3).astype("int32")
 
 
-def own_step(backend: str) -> Any:
-    """A class of models with a ``train_step`` of its own, around another model."""
+def own_step(backend: str, *, called: bool = True) -> Any:
+    """A class of models with a ``train_step`` of its own, around another model. Not ``called`` (TensorFlow): it has no
+    ``call``, as a GAN has none."""
     if backend == "jax":
         return _on_jax()
-    return _on_torch() if backend == "torch" else _on_tensorflow()
+    return _on_torch() if backend == "torch" else _on_tensorflow(called)
 
 
 def _on_jax() -> Any:
@@ -102,7 +103,7 @@ def _on_jax() -> Any:
     return Own
 
 
-def _on_tensorflow() -> Any:
+def _on_tensorflow(called: bool) -> Any:
     import tensorflow as tf
 
     class Own(keras.Model):
@@ -110,13 +111,15 @@ def _on_tensorflow() -> Any:
             super().__init__()
             self.inner = inner
 
-        def call(self, x: Any, training: bool = False) -> Any:
-            return self.inner(x, training=training)
+        if called:
+
+            def call(self, x: Any, training: bool = False) -> Any:
+                return self.inner(x, training=training)
 
         def train_step(self, data: Any) -> Any:
             x, y = data
             with tf.GradientTape() as tape:
-                value = loss()(y, self(x, training=True))
+                value = loss()(y, (self if called else self.inner)(x, training=True))
             grads = tape.gradient(value, self.trainable_variables)
             self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
             return {"own": value}

@@ -307,6 +307,39 @@ def test_an_unbuilt_model_begins_alike(backend: str) -> None:
     assert len(zero[0]) == 4
 
 
+def test_a_model_that_is_never_called_begins_alike(backend: str) -> None:
+    if backend != "tensorflow":
+        pytest.skip("the others have Keras call each model before the first step")
+
+    def train(rank: int) -> object:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        def trained(inner: object) -> object:
+            model = p.own_step("tensorflow", called=False)(inner)
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.5)))
+            first = []
+
+            class Look(keras.callbacks.Callback):
+                def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+                    if batch == 0:
+                        first.extend(p.weights(inner))
+
+            model.fit(*hvd.shard(*p.data(16)), batch_size=4, shuffle=False, verbose=0, callbacks=[Look()])
+            return first, p.weights(inner)
+
+        unbuilt = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3)])
+        return trained(p.dense(rank)), trained(unbuilt)
+
+    zero, one = on(backend, 2, train)
+    for mine, theirs in zip(zero, one, strict=True):
+        equal(mine[0], theirs[0])
+        equal(mine[1], theirs[1])
+    assert len(zero[0][0]) == len(zero[1][0]) == 4
+
+
 def test_statistics_of_batch_normalisation_are_those_of_all(backend: str) -> None:
     def train(rank: int) -> object:
         import keras

@@ -17,7 +17,7 @@ from farandole.keras import metrics
 from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
 from farandole.keras.elastic import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
 from farandole.keras.optimizer import gradients_of
-from farandole.keras.weights import broadcast_model, numpy_of
+from farandole.keras.weights import broadcast_built, has_weights, numpy_of
 
 __all__ = [
     "BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "CommitStateCallback", "LearningRateScheduleCallback",
@@ -49,18 +49,14 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         if model.built:
             self._broadcast(model)
         else:  # TensorFlow alone leaves that to the first step
-            _build_before_first_step(model, self._broadcast)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if not self.broadcast_done:  # the model could not be built without running it
-            self._broadcast(self.model)
+            _around_first_step(model, self._broadcast)
 
     def _broadcast(self, model: Any) -> None:
         self.broadcast_done = True
         gradients = gradients_of(model.optimizer)
         if gradients is not None:
             gradients.not_broadcast += self.local_variables
-        broadcast_model(model, self.root_rank, process_set_of(model), self.local_variables)
+        broadcast_built(model, self.root_rank, process_set_of(model), self.local_variables)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -106,20 +102,33 @@ def process_set_of(model: Any) -> ProcessSet:
     return WORLD if gradients is None else gradients.process_set
 
 
-def _build_before_first_step(model: Any, then: Callable[[Any], None]) -> None:
-    """Build ``model`` from what the first step's data look like, and call ``then(model)`` before that step."""
+def _around_first_step(model: Any, then: Callable[[Any], None]) -> None:
+    """Build ``model`` from what the first step's data look like, and call ``then(model)`` before that step: after it,
+    if only running it makes the weights."""
     step = model.train_function
 
     def first(iterator: Any) -> Any:
         model.train_function = step
-        try:
-            model._symbolic_build(data_batch=iterator.element_spec)
-        except Exception:  # it cannot be built without data: it starts from rank 0's weights one step later
+        if _builds(model, iterator):
+            then(model)
             return step(iterator)
+        logs = step(iterator)
         then(model)
-        return step(iterator)
+        gradients = gradients_of(model.optimizer)
+        if gradients is not None and gradients.exchange is not None:  # it has begun with each rank's weights
+            gradients.exchange.begin_anew()
+        return logs
 
     model.train_function = first
+
+
+def _builds(model: Any, iterator: Any) -> bool:
+    """Has the model all of its weights, or gets them by being called on nothing but the form of a batch?"""
+    try:
+        model._symbolic_build(data_batch=iterator.element_spec)
+    except Exception:  # with a train_step of one's own there may be no call, and layers that have all been built
+        return has_weights(model)
+    return True
 
 
 def _rate(optimizer: Any) -> float:

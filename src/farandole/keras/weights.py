@@ -56,10 +56,22 @@ def broadcast_model(
     model: Any, root_rank: int = 0, process_set: ProcessSet = WORLD, local_variables: Sequence[Any] = ()
 ) -> None:
     """Give every rank ``root_rank``'s weights and optimizer state, but for local variables and their slots."""
-    if not model.built:
+    if not (model.built or has_weights(model)):
         raise ValueError(
             "the model has no weights yet: build it first, by calling it on a batch or with an Input layer"
         )
+    broadcast_built(model, root_rank, process_set, local_variables)
+
+
+def has_weights(model: Any) -> bool:
+    """Are all of its layers built? A model with a ``train_step`` of its own may be called nowhere, which would build
+    the model itself."""
+    layers = model._flatten_layers(include_self=False)
+    return bool(model.weights) and all(layer.built for layer in layers)
+
+
+def broadcast_built(model: Any, root_rank: int, process_set: ProcessSet, local_variables: Sequence[Any]) -> None:
+    """``broadcast_model``, of the weights that there are."""
     optimizer = getattr(model, "optimizer", None)
     if lacks_variables(model):
         raise ValueError(
