@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.keras.backends import BACKENDS, on
+from tests.keras.backends import BACKENDS, QUICK, on
 from tests.keras.test_training import close, equal
 
 
@@ -279,6 +279,40 @@ def test_shards() -> None:
     assert results[1][2] == [[1, 4, 0], [11, 14, 10]]
     assert results[2][3] == {"a": [2, 5, 1], "b": [-2, -5, -1]}
     assert [each[4] for each in results] == [[0]] * 3
+
+
+def test_datasets_that_ranks_shuffle_apart_are_told() -> None:
+    pytest.importorskip("keras")
+    pytest.importorskip("tensorflow")
+
+    def deal(rank: int) -> dict[str, bool]:
+        import keras
+        import tensorflow as tf
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(16)
+        model = p.dense(0)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=True), p.loss())
+        tf.random.set_seed(None)
+        data = tf.data.Dataset.from_tensor_slices((x, y))
+        shuffled = data.shuffle(8).map(lambda *row: row).repeat(2)
+        kinds = {"plain": data, "shuffled": shuffled, "alike": data.shuffle(8, seed=1)}
+        told = {}
+        for name, kind in kinds.items():
+            with p.said() as said:
+                hvd.shard(kind.batch(4))
+            told[name] = any("in another order on each rank" in each for each in said)
+        for name, seed in (("fit", 1 + rank), ("alike in fit", 1)):
+            with p.said() as said:
+                model.fit(data.shuffle(8, seed=seed).batch(4), verbose=0)
+            told[name] = any("in another order on each rank" in each for each in said)
+        return told
+
+    zero, one = on(QUICK, 2, deal)
+    assert zero == {"plain": False, "shuffled": True, "alike": False, "fit": True, "alike in fit": False}
+    assert not any(one.values())
 
 
 def test_an_unbuilt_model_begins_alike(backend: str) -> None:

@@ -14,6 +14,7 @@ from farandole.context import ProcessSet
 from farandole.data import DistributedSampler
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
+from farandole.keras import warnings
 
 _SAMPLE = 256  # rows that are looked at to tell data apart
 
@@ -29,7 +30,8 @@ def shard(*data: Any, process_set: ProcessSet = WORLD, even: bool = True) -> Any
     """This rank's part of ``data``: ``model.fit(*shard(x, y))``.
 
     Arrays, lists and dicts of arrays: rows rank, rank + size, ..., so that a step of all ranks together sees the rows
-    that one process would with their batches joined. tf.data datasets and PyDatasets: elements (batches) likewise.
+    that one process would with their batches joined. tf.data datasets and PyDatasets: elements (batches) likewise; what
+    shuffles them needs one seed on all ranks, or some rows come twice and others never.
     Torch DataLoaders: samples, in an order that all ranks shuffle alike. Generators: every size-th element.
     One argument gives its part, several give a tuple.
     """
@@ -77,10 +79,24 @@ def _rows(data: Any, rank: int, size: int, even: bool) -> Any:
 
 
 def _part_of_dataset(data: Any, rank: int, size: int, even: bool) -> Any:
+    if rank == 0 and _UNSEEDED in seeds_of(data):
+        warnings.shuffled()
     count = int(data.cardinality())
     if even and count > 0 and count % size:
         data = data.concatenate(data.take(size - count % size))
     return data.shard(size, rank)
+
+
+_UNSEEDED = (0, 0)  # as TensorFlow says it
+
+
+def seeds_of(data: Any) -> list[tuple[int, int]]:
+    """The seeds of all that shuffles in a tf.data.Dataset; of other data, none."""
+    pair: list[Any] = [getattr(data, name, None) for name in ("_seed", "_seed2")]
+    shuffles = "Shuffle" in type(data).__name__ and all(hasattr(seed, "numpy") for seed in pair)
+    own = [(int(pair[0]), int(pair[1]))] if shuffles else []
+    inputs = data._inputs() if hasattr(data, "element_spec") and hasattr(data, "_inputs") else ()
+    return own + [seeds for each in inputs for seeds in seeds_of(each)]
 
 
 class _PartOfPyDataset(keras.utils.PyDataset):  # type: ignore[misc]
@@ -174,4 +190,4 @@ def sharded_arguments(arguments: dict[str, Any], process_set: ProcessSet) -> Non
         arguments["validation_data"] = shard(validation, process_set=process_set, even=False)
 
 
-__all__ = ["digest_of_data", "shard", "sharded_arguments"]
+__all__ = ["digest_of_data", "seeds_of", "shard", "sharded_arguments"]

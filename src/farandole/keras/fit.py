@@ -29,7 +29,7 @@ from farandole.keras.callbacks import (
     process_set_of,
     together,
 )
-from farandole.keras.data import digest_of_data, sharded_arguments
+from farandole.keras.data import digest_of_data, seeds_of, sharded_arguments
 from farandole.keras.epochs import (
     AfterUserCallbacks,
     BeforeUserCallbacks,
@@ -129,6 +129,7 @@ class _Plan(NamedTuple):
     initial_epoch: int
     data: int | None
     paths: list[str | None]
+    seeds: list[tuple[int, int]]  # of what is dealt out
 
 
 def _agree(
@@ -137,12 +138,15 @@ def _agree(
     """The paths that callbacks of each rank write to. Raises ValueError on all ranks that want different epochs."""
     data = None if sharded else digest_of_data((arguments.get("x"), arguments.get("y")))
     paths = [path_of(callback) for callback in users]
-    mine = _Plan(int(arguments.get("epochs", 1)), int(arguments.get("initial_epoch", 0)), data, paths)
+    seeds = seeds_of(arguments.get("x")) if sharded else []
+    mine = _Plan(int(arguments.get("epochs", 1)), int(arguments.get("initial_epoch", 0)), data, paths, seeds)
     everybody: list[_Plan] = allgather_object(mine, process_set=process_set)
     for name in ("epochs", "initial_epoch"):
         values = [getattr(plan, name) for plan in everybody]
         if len(set(values)) > 1:
             raise ValueError(f"model.fit: {name} must be the same on all ranks, but they have {values}, in rank order")
+    if process_set.rank() == 0 and any(plan.seeds != mine.seeds for plan in everybody):
+        warnings.shuffled()
     digests = {plan.data for plan in everybody}
     if len(digests) == 1 and None not in digests and told is not None and "data" not in told:
         told.add("data")

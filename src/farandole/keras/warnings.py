@@ -33,3 +33,12 @@ def no_xla() -> None:
         "jit_compile=True: the training step is not compiled by XLA, since it exchanges gradients with other ranks; "
         "evaluate() and predict() are",
     )
+
+
+def shuffled() -> None:
+    say(
+        "shuffled",
+        "the dataset is shuffled in another order on each rank before it is dealt out: in an epoch some rows come "
+        "twice, and others never. Give shuffle() (list_files, image_dataset_from_directory ...) one seed, the same on "
+        "all ranks; or shuffle what hvd.shard(dataset) gives",
+    )
