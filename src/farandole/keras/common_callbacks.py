@@ -151,9 +151,10 @@ class CommitState:
 
 
 class UpdateBatchState:
-    """Keeps ``state.batch`` at the number of batches of this epoch that are done, so that none is repeated.
+    """Keeps ``state.batch`` at the number of batches of this epoch that are done; it is 0 when the epoch ends.
 
-    A resumed epoch is as much shorter; ``state.batch`` is 0 when it ends. Put it before ``CommitStateCallback``.
+    Of a resumed epoch ``params["steps"]`` is what is left, for callbacks that show progress. ``fit`` takes as many
+    batches as its data have: leave out those that are done. Put it before ``CommitStateCallback``.
     """
 
     params: Any
