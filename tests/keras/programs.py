@@ -121,7 +121,8 @@ def _on_tensorflow(called: bool) -> Any:
             with tf.GradientTape() as tape:
                 value = loss()(y, (self if called else self.inner)(x, training=True))
             grads = tape.gradient(value, self.trainable_variables)
-            self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
+            optimizer = getattr(self, "held", self.optimizer)
+            optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
             return {"own": value}
 
     return Own

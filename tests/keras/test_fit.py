@@ -398,6 +398,33 @@ def test_statistics_of_batch_normalisation_are_those_of_all(backend: str) -> Non
 
 def test_a_process_set_trains_by_itself(backend: str) -> None:
     def train(rank: int) -> list[np.ndarray]:
+def test_optimizers_that_a_model_holds_for_itself_are_seen(backend: str) -> None:
+    """Those of a GAN: the model is compiled without them."""
+    if backend != "tensorflow":
+        pytest.skip("the others step optimizers of one's own in another way")
+
+    def train(rank: int) -> object:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        inner = p.dense(rank)
+        model = p.own_step("tensorflow", called=False)(inner)
+        model.compile()
+        model.held = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+        x, y = p.data(16)
+        rows = 8 if rank == 1 else 16
+        with p.said() as said:
+            model.fit(x[:rows], y[:rows], batch_size=4, epochs=2, verbose=0)
+        return p.weights(inner), [np.asarray(each) for each in model.held.variables], said
+
+    zero, one = on(backend, 2, train)
+    equal(zero[0], one[0])
+    equal(zero[1], one[1])
+    assert any("different numbers of steps in an epoch (4, 2)" in each for each in zero[2])
+
+
         import keras
 
         import farandole.keras as hvd

@@ -16,7 +16,7 @@ from farandole.frontend.ops import WORLD
 from farandole.keras import metrics
 from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
 from farandole.keras.elastic import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
-from farandole.keras.optimizer import gradients_of
+from farandole.keras.optimizer import reducers_of
 from farandole.keras.weights import broadcast_built, has_weights, numpy_of
 
 __all__ = [
@@ -53,9 +53,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def _broadcast(self, model: Any) -> None:
         self.broadcast_done = True
-        gradients = gradients_of(model.optimizer)
-        if gradients is not None:
-            gradients.not_broadcast += self.local_variables
+        for _, reducer in reducers_of(model):
+            reducer.not_broadcast += self.local_variables
         broadcast_built(model, self.root_rank, process_set_of(model), self.local_variables)
 
 
@@ -98,8 +97,7 @@ class BestModelCheckpoint(Best, keras.callbacks.ModelCheckpoint):  # type: ignor
 
 def process_set_of(model: Any) -> ProcessSet:
     """The ranks that train ``model`` together."""
-    gradients = gradients_of(getattr(model, "optimizer", None))
-    return WORLD if gradients is None else gradients.process_set
+    return next((reducer.process_set for _, reducer in reducers_of(model)), WORLD)
 
 
 def _around_first_step(model: Any, then: Callable[[Any], None]) -> None:
@@ -114,9 +112,9 @@ def _around_first_step(model: Any, then: Callable[[Any], None]) -> None:
             return step(iterator)
         logs = step(iterator)
         then(model)
-        gradients = gradients_of(model.optimizer)
-        if gradients is not None and gradients.exchange is not None:  # it has begun with each rank's weights
-            gradients.exchange.begin_anew()
+        for _, reducer in reducers_of(model):
+            if reducer.exchange is not None:  # it has begun with each rank's weights
+                reducer.exchange.begin_anew()
         return logs
 
     model.train_function = first

@@ -16,7 +16,7 @@ from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.frontend.solo import MOMENT, compared, tell_solo
 from farandole.keras import metrics, warnings
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
-from farandole.keras.optimizer import gradients_of
+from farandole.keras.optimizer import optimizers_of, reducers_of
 from farandole.keras.pooling import any_rank, wait_for_all
 from farandole.keras.reducer import counter, name_of
 from farandole.keras.replica import CURES, KerasReplica
@@ -68,7 +68,7 @@ class Training:
 
     def local(self, model: Any) -> list[Any]:
         """The variables of ``model`` that are left to each rank, whoever said so."""
-        return local_of(model.optimizer, self._broadcast.local_variables)
+        return local_of(model, self._broadcast.local_variables)
 
     def silence(self, model: Any) -> None:
         """Let one rank write a file that several would write alike. The others decide as it does."""
@@ -180,9 +180,8 @@ class AfterUserCallbacks(SynchronizingCallback):
         _compare(model, self.training)
 
     def on_train_end(self, logs: Any = None) -> None:
-        reducer = gradients_of(self.model.optimizer)
-        if reducer is not None:
-            reducer.average_weights(self.model.optimizer)
+        for optimizer, reducer in reducers_of(self.model):
+            reducer.average_weights(optimizer)
 
 
 class NoExchangeWarning(keras.callbacks.Callback, Observer):  # type: ignore[misc]
@@ -221,7 +220,8 @@ class NoExchangeWarning(keras.callbacks.Callback, Observer):  # type: ignore[mis
 
 
 def _steps(model: Any) -> int:
-    return int(numpy_of(counter(getattr(model.optimizer, "inner_optimizer", model.optimizer))))
+    counters = [counter(getattr(each, "inner_optimizer", each)) for each in optimizers_of(model)]
+    return sum(int(numpy_of(each)) for each in counters)
 
 
 def _statistics(model: Any, local: Sequence[Any]) -> list[Any]:
@@ -244,12 +244,10 @@ def _average(variables: list[Any], digests: Sequence[Sequence[int]], process_set
 
 def _exchange_weights(model: Any, *, uneven: bool) -> None:
     """Where ranks exchange weights, and the end of an epoch is the time for it; or some took more steps than others."""
-    reducer = gradients_of(model.optimizer)
-    if reducer is None:
-        return
-    reducer.end_of_epoch(model.optimizer)
-    if uneven:
-        reducer.average_weights(model.optimizer)
+    for optimizer, reducer in reducers_of(model):
+        reducer.end_of_epoch(optimizer)
+        if uneven:
+            reducer.average_weights(optimizer)
 
 
 def _even_out(model: Any, steps: list[int], process_set: ProcessSet, local: Sequence[Any]) -> None:
@@ -259,18 +257,19 @@ def _even_out(model: Any, steps: list[int], process_set: ProcessSet, local: Sequ
         if process_set.rank() == 0:
             warnings.uneven(", ".join(map(str, steps)))
         ranks = process_set.ranks or range(len(steps))
-        broadcast_variables(shared_variables(model, local), ranks[most], process_set)
+        others = [each for each in optimizers_of(model) if each is not model.optimizer]
+        states = [variable for each in others for variable in each.variables]
+        broadcast_variables([*shared_variables(model, local), *states], ranks[most], process_set)
 
 
 def _compare(model: Any, training: Training) -> None:
     """Say so if ranks hold different weights."""
-    optimizer, local = model.optimizer, training.local(model)
+    local = training.local(model)
     variables = [variable for variable in model.trainable_weights if not any(variable is other for other in local)]
-    gradients = gradients_of(optimizer)
-    if gradients is not None:
-        gradients.compare(optimizer, variables)
-    else:
-        training.agreement(optimizer, variables).look()
+    for optimizer, reducer in reducers_of(model)[:1]:
+        reducer.compare(optimizer, variables)
+        return
+    training.agreement(model.optimizer, variables).look()
 
 
 def root_of(process_set: ProcessSet) -> int:

@@ -39,7 +39,13 @@ from farandole.keras.epochs import (
     path_of,
     root_of,
 )
-from farandole.keras.optimizer import distributed_in, exchanged_outside, gradients_of, reduced_for_scaling
+from farandole.keras.optimizer import (
+    distributed_in,
+    exchanged_outside,
+    gradients_of,
+    reduced_for_scaling,
+    reducers_of,
+)
 from farandole.keras.replica import CURES
 from farandole.observe.replicas import same_data
 
@@ -75,7 +81,7 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(original).bind(self, *args, **kwargs)
     callbacks = bound.arguments.get("callbacks")
     users = flat(callbacks)
-    gradients = gradients_of(self.optimizer)
+    gradients = next((reducer for _, reducer in reducers_of(self)), None)
     if gradients is None and not any(isinstance(callback, _OURS) for callback in users):
         around(bound, callbacks, [], [NoExchangeWarning()])
         return original(*bound.args, **bound.kwargs)
@@ -165,7 +171,7 @@ def _compile(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _make_train_function(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    if keras.backend.backend() != "tensorflow" or not self.jit_compile or gradients_of(self.optimizer) is None:
+    if keras.backend.backend() != "tensorflow" or not self.jit_compile or not reducers_of(self):
         return original(self, *args, **kwargs)
     if not together(self):
         return original(self, *args, **kwargs)

@@ -147,6 +147,21 @@ def gradients_of(optimizer: Any) -> KerasReducer | None:
     return None if found is None else found._farandole
 
 
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizer that ``model`` is compiled with, and distributed ones that it holds beside that, for a
+    ``train_step`` of its own: those of a GAN."""
+    first = getattr(model, "optimizer", None)
+    held = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
+    others = {id(value): value for value in held if value is not first and gradients_of(value) is not None}
+    return [*([] if first is None else [first]), *others.values()]
+
+
+def reducers_of(model: Any) -> list[tuple[Any, KerasReducer]]:
+    """The distributed optimizers of ``model``, each with its reducer."""
+    pairs = [(optimizer, gradients_of(optimizer)) for optimizer in optimizers_of(model)]
+    return [(optimizer, reducer) for optimizer, reducer in pairs if reducer is not None]
+
+
 class Distributed:
     """The differences of a distributed optimizer from its base class."""
 

@@ -13,7 +13,7 @@ from farandole.context import ProcessSet
 from farandole.frontend.arrays import broadcast_arrays
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
-from farandole.keras.optimizer import gradients_of
+from farandole.keras.optimizer import reducers_of
 from farandole.keras.reducer import digest_of, name_of
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def shared_variables(model: Any, local_variables: Sequence[Any] = ()) -> list[An
     """Weights and optimizer variables that all ranks hold alike. The state of random generators is each rank's own, so
     that ranks do not drop the same units."""
     optimizer = getattr(model, "optimizer", None)
-    local = local_of(optimizer, local_variables)
+    local = local_of(model, local_variables)
     weights = [variable for variable in model.weights if not any(variable is other for other in local)]
     if optimizer is None:
         return weights
@@ -137,10 +137,9 @@ def _owner(name: str, prefixes: Iterable[str]) -> str:
     return max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
 
 
-def local_of(optimizer: Any, local_variables: Sequence[Any] = ()) -> list[Any]:
-    """The variables that are left to each rank."""
-    gradients = gradients_of(optimizer)
-    return [*local_variables, *(gradients.local() if gradients is not None else ())]
+def local_of(model: Any, local_variables: Sequence[Any] = ()) -> list[Any]:
+    """The variables of ``model`` that are left to each rank."""
+    return [*local_variables, *(variable for _, reducer in reducers_of(model) for variable in reducer.local())]
 
 
 def numpy_of(variable: Any) -> Array:
