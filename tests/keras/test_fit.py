@@ -54,6 +54,30 @@ def test_metrics_are_those_of_all_samples(backend: str) -> None:
     assert any("different numbers of steps in an epoch (2, 3)" in each for each in said)
 
 
+def test_all_ranks_know_what_one_of_them_validates() -> None:
+    pytest.importorskip("keras")
+
+    def train(rank: int) -> dict[str, list[float]]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(16)
+        model = p.dense(0)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), p.loss(), metrics=["accuracy"])
+        lower = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=100.0)
+        return model.fit(
+            *hvd.shard(x, y), batch_size=4, epochs=3, verbose=0, callbacks=[lower],
+            validation_data=(x[:5], y[:5]) if rank == 0 else None,
+        ).history  # fmt: skip
+
+    zero, one = on(QUICK, 2, train)
+    assert zero == one
+    assert zero["learning_rate"][-1] < zero["learning_rate"][0]
+    assert {"val_loss", "val_accuracy"} <= zero.keys()
+
+
 def test_ranks_stop_together(backend: str, tmp_path: Path) -> None:
     folder = str(tmp_path)
 
@@ -374,30 +398,6 @@ def test_a_model_that_is_never_called_begins_alike(backend: str) -> None:
     assert len(zero[0][0]) == len(zero[1][0]) == 4
 
 
-def test_statistics_of_batch_normalisation_are_those_of_all(backend: str) -> None:
-    def train(rank: int) -> object:
-        import keras
-
-        import farandole.keras as hvd
-        from tests.keras import programs as p
-
-        x, y = p.data(16)
-        layers = keras.layers
-        model = keras.Sequential(
-            [keras.Input((6,)), layers.BatchNormalization(momentum=0.0), layers.Dropout(0.5), layers.Dense(3)]
-        )
-        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), p.loss())
-        mine, theirs = hvd.shard(x, y)
-        model.fit(mine, theirs, batch_size=8, verbose=0, shuffle=False)
-        return p.weights(model), mine.mean(axis=0)
-
-    zero, one = on(backend, 2, train)
-    equal(zero[0], one[0])
-    np.testing.assert_allclose(zero[0][2], (zero[1] + one[1]) / 2, rtol=1e-5, atol=1e-6)
-
-
-def test_a_process_set_trains_by_itself(backend: str) -> None:
-    def train(rank: int) -> list[np.ndarray]:
 def test_optimizers_that_a_model_holds_for_itself_are_seen(backend: str) -> None:
     """Those of a GAN: the model is compiled without them."""
     if backend != "tensorflow":
@@ -425,6 +425,30 @@ def test_optimizers_that_a_model_holds_for_itself_are_seen(backend: str) -> None
     assert any("different numbers of steps in an epoch (4, 2)" in each for each in zero[2])
 
 
+def test_statistics_of_batch_normalisation_are_those_of_all(backend: str) -> None:
+    def train(rank: int) -> object:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(16)
+        layers = keras.layers
+        model = keras.Sequential(
+            [keras.Input((6,)), layers.BatchNormalization(momentum=0.0), layers.Dropout(0.5), layers.Dense(3)]
+        )
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), p.loss())
+        mine, theirs = hvd.shard(x, y)
+        model.fit(mine, theirs, batch_size=8, verbose=0, shuffle=False)
+        return p.weights(model), mine.mean(axis=0)
+
+    zero, one = on(backend, 2, train)
+    equal(zero[0], one[0])
+    np.testing.assert_allclose(zero[0][2], (zero[1] + one[1]) / 2, rtol=1e-5, atol=1e-6)
+
+
+def test_a_process_set_trains_by_itself(backend: str) -> None:
+    def train(rank: int) -> list[np.ndarray]:
         import keras
 
         import farandole.keras as hvd

@@ -46,7 +46,8 @@ class Watch:
         return _tally(model, own, training, now), _tally(model, other, now, now)
 
     def pool(self, model: Any, everybody: Sequence[tuple[Tally, Tally]], logs: dict[str, Any]) -> None:
-        """Overwrite the numbers in ``logs`` with those of all ranks. ``everybody``: the tallies of each."""
+        """Put the numbers of all ranks into ``logs``, also those that this rank has none of: where one rank alone
+        validates, callbacks decide alike, too. ``everybody``: the tallies of each."""
         rules = [
             _RULES.get(str(getattr(variable, "aggregation", "sum")), "sum") for variable in model.metrics_variables
         ]
@@ -57,7 +58,7 @@ class Watch:
             states = pooled_states(having, rules) if having else None
             exact = {} if states is None else _results(model, states, now)
             pooled = pooled_logs(tallies, exact)
-            logs.update({f"{prefix}{name}": value for name, value in pooled.items() if f"{prefix}{name}" in logs})
+            logs.update({f"{prefix}{name}": value for name, value in pooled.items()})
         self.forget()
 
     def _of_validation(self, name: str) -> bool:
