@@ -157,6 +157,26 @@ def test_saving_and_loading(backend: str, tmp_path: Path) -> None:
     assert done.stdout.strip() == "Adam", done.stderr
 
 
+@pytest.mark.parametrize("first", [0, 3])
+def test_epochs_are_counted_from_the_one_that_fit_begins_with(first: int) -> None:
+    """Both ways to go on: with as many epochs as are left, and with the number of the next one."""
+
+    def count(rank: int) -> int:
+        from types import SimpleNamespace
+
+        from farandole.keras.common_callbacks import UpdateEpochState
+
+        state = SimpleNamespace(epoch=3)
+        callback = UpdateEpochState(state)
+        callback.on_train_begin()
+        for epoch in (first, first + 1):
+            callback.on_epoch_begin(epoch)
+            callback.on_epoch_end(epoch)
+        return state.epoch
+
+    assert on(QUICK, 1, count) == [5]
+
+
 def test_values_and_elastic_state(backend: str) -> None:
     def call(rank: int) -> dict[str, object]:
         import keras

@@ -182,16 +182,21 @@ class UpdateBatchState:
 
 
 class UpdateEpochState:
-    """Keeps ``state.epoch`` at the number of epochs that are done, those before a reset included. Put it before
+    """Keeps ``state.epoch`` at the number of epochs that are done, those before a reset included: with
+    ``fit(epochs=24 - state.epoch)`` and with ``fit(epochs=24, initial_epoch=state.epoch)``. Put it before
     ``CommitStateCallback``."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
         self.initial_epoch = state.epoch
+        self._first: int | None = None  # the number that fit begins with
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.initial_epoch = self.state.epoch
+        self.initial_epoch, self._first = self.state.epoch, None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._first = epoch if self._first is None else self._first
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.state.epoch = self.initial_epoch + epoch + 1
+        self.state.epoch = self.initial_epoch + epoch - (self._first or 0) + 1
