@@ -16,7 +16,7 @@ import torch
 
 import farandole.torch as hvd
 from benchmarks.crew import Plan, tell
-from benchmarks.problems import BESIDE, Data, Setting, accuracy, digits, mnist, net, setting_of
+from benchmarks.problems import BESIDE, ROWS, TRAINED, Data, Setting, accuracy, digits, mnist, net, setting_of
 from benchmarks.samples import Learned, parts
 from benchmarks.steps.torch import Team
 from farandole import context
@@ -26,12 +26,11 @@ from farandole.strategies.specs import ALLREDUCE, strategy_of
 from farandole.types import Buffer, DType, Kind
 
 SEEDS = (0, 1, 2)
-MNIST_EPOCHS = 0.2  # for each of the small digits, of which there are fewer
 WIDTH, MNIST_WIDTH = 256, 64  # of the net: some 50,000 weights for either
 SPECS = (
     ALLREDUCE, "adasum", "local_sgd:8", "local_sgd:8+int8", "local_sgd:epoch", "bmuf:8", "diloco:8", "diloco:8+int8",
-    "easgd:4", "gossip", "gossip:ring", "gossip_async", "ps", "ps_async", "ssp:3", "fp16", "bf16", "int8",
-    "topk:0.05", "threshold:0.01", "powersgd:2", "onebit", "randomk:0.1", "sign",
+    "diloco:8,momentum=0.5", "easgd:4", "gossip", "gossip:ring", "gossip_async", "ps", "ps_async", "ssp:3", "fp16",
+    "bf16", "int8", "topk:0.05", "threshold:0.01", "powersgd:2", "onebit", "randomk:0.1", "sign",
 )  # fmt: skip
 
 
@@ -54,22 +53,25 @@ class Sent(Observer):
 
 
 def cases(team: Team, plan: Plan) -> Iterator[Learned]:
-    name = "MNIST, 9,000 images" if plan.data else "scikit-learn's digits"
+    name = f"MNIST, {TRAINED:,} images, {ROWS} rows a step" if plan.data else "scikit-learn's digits"
     seeds, plain = SEEDS[:1] if plan.quick else SEEDS, dict[Setting, Result]()
-    share = 0.0 if plan.quick else MNIST_EPOCHS if plan.data else 1.0
+
+    def of_this(setting: Setting) -> Setting:
+        setting = setting.for_mnist() if plan.data else setting
+        return setting.quick() if plan.quick else setting
 
     def measured(spec: str, setting: Setting) -> Result:
         results = []
         for seed in seeds:
-            data = mnist(Path(plan.data)) if plan.data else digits(seed)
+            data = mnist(Path(plan.data), seed) if plan.data else digits(seed)
             results.append(trained(spec, data, seed, setting))
             if hvd.rank() == 0:
                 tell(f"{name}, {spec}, {setting.kind}, seed {seed}: {results[-1].accuracy:.1f} % right")
         return Result(*(round(float(value), 2) for value in np.mean(results, axis=0)))
 
     for spec in plan.only or SPECS:
-        setting = setting_of(spec).shortened(share)
-        other = BESIDE.get(setting_of(spec), setting_of(spec)).shortened(share)
+        setting = of_this(setting_of(spec))
+        other = of_this(BESIDE.get(setting_of(spec), setting_of(spec)))
         if other not in plain:
             plain[other] = measured(ALLREDUCE, other)
         found = plain[other] if spec == ALLREDUCE else measured(spec, setting)
