@@ -96,3 +96,22 @@ def test_multi_steps_around_an_optimizer_that_remembers_its_steps_is_refused() -
                 trained(**options)
 
     job(2, fn, store=True)
+
+
+def test_who_goes_back_to_what_was_committed_computes_a_step_anew() -> None:
+    """After a failure, as in elastic programs: that is no pass that was dropped."""
+    import farandole.jax as hvd
+
+    params, own = {"w": jnp.zeros(4)}, {"w": jnp.array([8.0, 5.0, 2.0, 1.0])}
+    optimizer = hvd.DistributedOptimizer(optax.sgd(-1.0), codec="topk:0.25")
+    hvd.init()
+    try:
+        _, state = optimizer.update(own, optimizer.init(params), params)
+        optimizer.update(own, state, params)
+        with pytest.raises(ValueError, match="step 2 of this model was exchanged before"):
+            optimizer.update(own, state, params)
+        hvd.shutdown()
+        hvd.init()
+        optimizer.update(own, state, params)
+    finally:
+        hvd.shutdown()

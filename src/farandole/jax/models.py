@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from farandole import context
 from farandole.jax.primitive import host_call
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class Models:
     def __init__(self) -> None:
         self._marks = itertools.count()
         self._places: dict[Hashable, int] = {}
-        self._exchanged: dict[Hashable, int] = {}  # the last step of each
+        self._exchanged: dict[Hashable, tuple[str, int]] = {}  # the last step of each, and the stay in the job
 
     def mark(self) -> Any:
         """A new one, int32: a value of the program where that is traced, so that each of its runs has its own."""
@@ -42,8 +43,10 @@ class Models:
         if nothing does.
 
         Raises ValueError for a step that is computed anew: what is remembered of the first time is wrong then. The
-        first step may be, for a program may be run once to compile it."""
-        if keeper and step > 1 and self._exchanged.get(mark) == step:
+        first step may be, for a program may be run once to compile it; any may be after ``init()`` anew, as elastic
+        programs go back to what they committed."""
+        now = context.scope(), step
+        if keeper and step > 1 and self._exchanged.get(mark) == now:
             raise ValueError(
                 f"step {step} of this model was exchanged before, and its result was dropped, but {keeper} counts both "
                 "times. optax.MultiSteps around DistributedOptimizer drops all passes but the last one: use "
@@ -51,7 +54,7 @@ class Models:
                 "go back to an earlier state, make a new optimizer"
             )
         yield
-        self._exchanged[mark] = step
+        self._exchanged[mark] = now
 
 
 def names_in(place: int, names: Sequence[str]) -> tuple[str, ...]:
