@@ -36,6 +36,33 @@ def power_sgd(rank: int) -> None:
     world._spare = spare
 
 
+def polling(rank: int) -> None:
+    """Backward asks for a sum until it is there."""
+    import torch
+    from torch import distributed as dist
+
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, inputs: Any) -> Any:
+            return inputs.view_as(inputs)
+
+        @staticmethod
+        def backward(_: Any, gradient: Any) -> Any:  # type: ignore[override]
+            total = gradient.clone()
+            work: Any = dist.all_reduce(total, async_op=True)
+            end = time.monotonic() + 60
+            while not work.is_completed():
+                assert time.monotonic() < end
+                time.sleep(0.001)
+            return total
+
+    world: Any = dist.group.WORLD
+    world._spare = False  # calls are left to the end of backward
+    inputs = torch.ones(2, requires_grad=True)
+    Sum.apply(inputs).sum().backward()
+    assert inputs.grad.tolist() == [2.0, 2.0]
+
+
 def trained(group: Any, hook: Any, rank: int, busy: float) -> list[Any]:
     """The parameters of a model with several buckets after steps of which the last ones compress."""
     import torch
@@ -81,3 +108,7 @@ def trained(group: Any, hook: Any, rank: int, busy: float) -> list[Any]:
 
 def test_powersgd_with_several_buckets_gives_what_it_gives_with_gloo() -> None:
     members(2, power_sgd)
+
+
+def test_backward_may_ask_whether_a_call_is_done() -> None:
+    members(2, polling)

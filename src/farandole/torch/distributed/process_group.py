@@ -341,7 +341,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             state.told.start(told, held_by=thread if backward == self._backward else 0)
 
         later = tell_at_its_end if thread else None
-        return FarandoleWork(call, wait_for, operation.results, operation.name, later)
+        return FarandoleWork(call, wait_for, operation.results, operation.name, later, state.calls.hurry)
 
     def _current_backward(self) -> int:
         """The number of the graph that autograd is at work on, on this thread; -1 if it is not.

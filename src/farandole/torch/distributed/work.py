@@ -17,15 +17,17 @@ _c10d: Any = _distributed_c10d
 
 class FarandoleWork(_c10d.Work):  # type: ignore[misc]
     """``wait_for(seconds)``: until it is done, False if the time is over first. ``results``: the tensors that it
-    gives. ``tell_later(hear)``: has ``hear`` called when it is done, but not yet; None: callbacks come at once."""
+    gives. ``tell_later(hear)``: has ``hear`` called when it is done, but not yet; None: callbacks come at once.
+    ``hurry``: called by who asks whether it is done, while it is not."""
 
     def __init__(
         self, call: Call, wait_for: Callable[[float | None], bool], results: Sequence[Any], what: str,
-        tell_later: Callable[[Callable[[], None]], None] | None = None,
+        tell_later: Callable[[Callable[[], None]], None] | None = None, hurry: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self._tell = tell_later or call.when_done
         self._call, self._wait_for, self._results, self._what = call, wait_for, results, what
+        self._hurry = hurry
         self._future: Any = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -45,6 +47,8 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
+        if self._hurry is not None and not self._call.done:
+            self._hurry()
         return self._call.done
 
     def is_success(self) -> bool:
