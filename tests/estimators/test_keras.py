@@ -13,6 +13,8 @@ from farandole.data import Store, from_parquet
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import KerasEstimator, KerasModel
 from farandole.estimators.batches import Batches, first
+from farandole.estimators.loaders.categories import whole_numbers
+from farandole.estimators.loaders.keras import inputs_of, pack
 from farandole.estimators.trainers import keras as trainer
 from farandole.estimators.trainers.keras_state import Rates
 from farandole.keras.callbacks import (
@@ -264,6 +266,61 @@ def test_inputs_of_a_dict_have_the_names_of_columns_and_categories_are_whole_num
         estimator(model, feature_cols=["z", "y"], backend=Never(1)).fit_on_parquet(path)
     with pytest.raises(DataError, match=r"a feature of whole numbers \(int64\) is 1.62"):
         estimator(categorical_cols=["x"], backend=Never(1)).fit_on_parquet(path)
+
+
+def test_inputs_of_a_dict_go_by_its_keys() -> None:
+    one, two = np.array([1.0, 1.0]), np.array([10.0, 10.0])
+    for names in ((None, None), ("p", "q"), ("b", "a")):
+        first, second = (keras.layers.Input((1,), name=name) for name in names)
+        model = keras.Model({"b": first, "a": second}, keras.layers.Subtract()([first, second]))
+        given = inputs_of(pack(model, {}).open(), ["a", "b"], [one, two], ())
+        assert {name: array.tolist() for name, array in given.items()} == {"a": [[1], [1]], "b": [[10], [10]]}
+    with pytest.raises(DataError, match="the model's inputs are a dict of a, b, and the feature columns are p, q: "):
+        inputs_of(model, ["p", "q"], [one, two], ())
+
+
+def test_axes_in_another_order_are_not_reshaped_without_a_word(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "images.parquet"
+    pq.write_table(pa.table({"x": np.zeros((8, 6)).tolist(), "y": np.zeros((8, 6)).tolist()}), path)
+    inputs = keras.layers.Input((2, 3))
+    model = keras.Model(inputs, keras.layers.Dense(3)(inputs))
+    flat = estimator(model, backend=Never(1))
+    data = from_parquet(str(path), columns=["x", "y"])
+    spec = flat._spec(data, None)
+    assert flat.check(spec, first(data, spec.columns)) == [(2, 3)]
+    for shapes, says in (({"x": (3, 2)}, "the model cannot take"), ({"y": (3, 2)}, "the loss cannot take")):
+        with pytest.raises(DataError, match=rf"{says} .*\[3, 2\]"):
+            estimator(model, data_options={"shapes": shapes}, backend=Never(1)).fit_on_parquet(str(path))
+
+
+def test_losses_of_the_user_s_own_see_labels_as_keras_gives_them(tmp_path: Path) -> None:
+    data = from_parquet(written(tmp_path), columns=["x", "k"])
+    seen = []
+
+    def loss(y_true: Any, y_pred: Any) -> Any:
+        seen.append(
+            [keras.ops.is_tensor(each) and keras.backend.standardize_dtype(each.dtype) for each in (y_true, y_pred)]
+        )
+        return keras.ops.mean(keras.ops.square(y_true - y_pred))
+
+    made = estimator(label_cols=["k"], loss=loss)
+    spec = made._spec(data, None)
+    made.check(spec, first(data, spec.columns))
+    assert seen == [["float32", "float32"]]
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [(np.int32(-1), "uint32"), (np.uint64(2**63 + 5), "int64"), (np.float64(1e30), "int64"), (np.int64(300), "uint8")],
+    ids=["sign", "large", "larger", "small"],
+)
+def test_categories_that_would_become_others_are_told(number: Any, dtype: str) -> None:
+    with pytest.raises(DataError, match="a feature of whole numbers"):
+        whole_numbers(np.array([1, number], number.dtype), dtype)
+    assert whole_numbers(np.array([1.0, 2.0**53]), "int64").tolist() == [1, 2**53]
 
 
 def test_rates_of_callbacks_are_scaled_and_those_inside_of_others(tmp_path: Path) -> None:

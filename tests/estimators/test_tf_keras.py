@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from farandole.data import Store
+from farandole.errors import DataError
 from farandole.estimators import KerasEstimator
+from farandole.estimators.loaders.keras import inputs_of, pack
 from farandole.estimators.trainers.keras_state import Rates, load, saved
 from tests.estimators.tools import Pool, columns, written
 
@@ -58,3 +60,13 @@ def test_a_rate_that_a_callback_lowered_is_kept() -> None:
     trained.optimizer.learning_rate = RATE / 5  # of two ranks, as ReduceLROnPlateau sets it
     load(other, saved(trained, rates))
     np.testing.assert_allclose(np.asarray(other.optimizer.learning_rate), RATE / 10, rtol=1e-6)
+
+
+def test_inputs_of_a_dict_go_by_its_keys() -> None:
+    first, second = (tf_keras.layers.Input((1,), name=name) for name in ("p", "q"))
+    model = tf_keras.Model({"b": first, "a": second}, tf_keras.layers.Subtract()([first, second]))
+    read, one, two = pack(model, {}).open(), np.array([1.0, 1.0]), np.array([10.0, 10.0])
+    assert np.ravel(read(inputs_of(read, ["a", "b"], [one, two], ()))).tolist() == [9, 9]
+    assert np.ravel(read.predict_on_batch(inputs_of(read, ["b", "a"], [one, two], ()))).tolist() == [-9, -9]
+    with pytest.raises(DataError, match="the model's inputs are a dict of a, b, and the feature columns are q, p: "):
+        inputs_of(read, ["q", "p"], [one, two], ())

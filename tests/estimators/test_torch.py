@@ -99,6 +99,15 @@ def test_numbers_that_are_no_classes_and_no_categories_are_told(tmp_path: Path) 
         estimator(categorical_cols=["x"], backend=Never(1)).fit_on_parquet(path)
 
 
+def test_labels_whose_axes_have_another_order_are_not_reshaped() -> None:
+    mse = torch.nn.functional.mse_loss
+    output, flat = torch.zeros(4, 2, 3), torch.arange(24.0).reshape(4, 6)
+    assert trainer._matched(output, flat, mse).shape == (4, 2, 3)
+    assert trainer._matched(output, flat.reshape(4, 2, 3, 1).long(), mse).dtype == torch.float32
+    turned = flat.reshape(4, 3, 2)  # of channels first, say, for an output of channels last
+    assert trainer._matched(output, turned, mse) is turned  # which the loss tells
+
+
 def losses(model: Any, part: str = "train") -> list[float]:
     return [record[part]["loss"] for record in model.getHistory()]
 

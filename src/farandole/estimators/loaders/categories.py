@@ -18,7 +18,7 @@ def whole_numbers(array: Array, dtype: str) -> Array:
         found = array.astype(dtype, copy=False)
     if found is array or np.can_cast(array.dtype, dtype):
         return found
-    wrong = found.astype(array.dtype) != array
+    wrong = (found.astype(array.dtype) != array) | ((found < 0) != (array < 0))  # -1 as uint32 comes back as -1
     if wrong.any():
         raise DataError(
             f"a feature of whole numbers ({dtype}) is {array[wrong].reshape(-1)[0]}: index categories (StringIndexer), "

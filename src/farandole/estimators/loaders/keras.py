@@ -15,6 +15,7 @@ import numpy as np
 
 from farandole.errors import DataError, SettingsError
 from farandole.estimators.loaders.categories import whole_numbers
+from farandole.estimators.loaders.shapes import fits
 
 
 class Packed(NamedTuple):
@@ -98,7 +99,9 @@ def inputs_of(model: Any, names: Sequence[str], arrays: Sequence[Any], categorie
     """Arrays as the model takes them: floats, but for categories and inputs that are declared as whole numbers; of the
     shape that the model declares; by name where the inputs are named like the columns."""
     declared = list(getattr(model, "inputs", None) or [])
-    own = [str(each.name).partition(":")[0] for each in declared]
+    by_key = _by_key(model)
+    keys = {id(each): key for key, each in by_key.items()}
+    own = [str(keys.get(id(each), each.name.partition(":")[0])) for each in declared]
     if len(names) > 1 and sorted(own) == sorted(names):
         declared = [declared[own.index(name)] for name in names]
     elif len(declared) != len(names):
@@ -106,7 +109,7 @@ def inputs_of(model: Any, names: Sequence[str], arrays: Sequence[Any], categorie
     found = [_input(array, each, name in categories) for array, each, name in zip(arrays, declared, names, strict=True)]
     if len(found) == 1:
         return found[0]
-    if isinstance(getattr(model, "_inputs_struct", None), dict):
+    if by_key:
         if sorted(own) != sorted(names):  # Keras sorts the keys, so an order tells nothing
             raise DataError(
                 f"the model's inputs are a dict of {', '.join(own)}, and the feature columns are {', '.join(names)}: "
@@ -118,6 +121,12 @@ def inputs_of(model: Any, names: Sequence[str], arrays: Sequence[Any], categorie
     return found
 
 
+def _by_key(model: Any) -> dict[str, Any]:
+    """The inputs of a model, if they are a dict: Keras goes by its keys, whatever the names of the Input layers."""
+    given = (getattr(model, name, None) for name in ("_inputs_struct", "_nested_inputs"))  # of Keras 3, of Keras 2
+    return next((each for each in given if isinstance(each, dict)), {})
+
+
 def _input(array: Any, declared: Any, category: bool) -> Any:
     dtype = "int64" if category else "float32"
     if declared is not None:
@@ -125,7 +134,7 @@ def _input(array: Any, declared: Any, category: bool) -> Any:
         whole = name != "bfloat16" and np.issubdtype(np.dtype(name), np.integer)
         dtype = name if whole or name == "float64" else dtype
         shape = tuple(declared.shape)[1:]
-        if None not in shape and array.shape[1:] != shape and np.prod(shape) == np.prod(array.shape[1:]):
+        if None not in shape and array.shape[1:] != shape and fits(array.shape[1:], shape):
             array = array.reshape(len(array), *shape)
     return whole_numbers(array, dtype) if np.dtype(dtype).kind in "iu" else array.astype(dtype, copy=False)
 

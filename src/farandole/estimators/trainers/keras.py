@@ -16,6 +16,7 @@ from farandole.data import ParquetData
 from farandole.errors import DataError, SettingsError
 from farandole.estimators.batches import Batch, Batches, first
 from farandole.estimators.loaders.keras import Packed, inputs_of, several
+from farandole.estimators.loaders.shapes import fits
 from farandole.estimators.progress import Progress
 from farandole.estimators.spec import Result, Spec
 from farandole.estimators.trainers.keras_state import Rates, go_on, load, saved
@@ -274,7 +275,7 @@ def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
         if function is None:  # an output that is not trained
             continue
         try:
-            function(label, output)
+            function(*(_number(keras, each) for each in (label, output)))
         except Exception as error:
             raise DataError(
                 f"the loss cannot take outputs of shape {tuple(output.shape)[1:]} and label {name} "
@@ -283,10 +284,15 @@ def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
     return shapes
 
 
+def _number(keras: Any, value: Any) -> Any:
+    """As Keras 3 hands it to losses: functions of the user's own need not take NumPy's arrays."""
+    return keras.ops.convert_to_tensor(value, keras.backend.floatx()) if hasattr(keras, "ops") else value
+
+
 def _like(given: Any, label: Any, output: tuple[int, ...]) -> Any:
-    """The shape of a label: the user's, or that of an output of as many numbers. Metrics and losses of one's own do not
+    """The shape of a label: the user's, or that of an output that it fits. Metrics and losses of one's own do not
     match them: a row of labels minus a column of outputs is a table."""
-    return output if given is None and np.prod(label.shape[1:]) == np.prod(output) else given
+    return output if given is None and fits(label.shape[1:], output) else given
 
 
 def heads_of(outputs: Any, labels: Sequence[str]) -> tuple[str, ...]:

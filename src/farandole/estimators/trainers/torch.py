@@ -14,6 +14,7 @@ import torch
 import farandole.torch as hvd
 from farandole.errors import DataError, SettingsError, did_you_mean
 from farandole.estimators.batches import Batch, Batches
+from farandole.estimators.loaders.shapes import fits
 from farandole.estimators.loaders.torch import floating, inputs_of, several, tensor_of
 from farandole.estimators.progress import Progress, flat
 from farandole.estimators.spec import Result, Spec
@@ -335,7 +336,8 @@ def _matched(output: Any, label: Any, loss: Any) -> Any:
     if of_classes and label.numel() == len(label) and output.numel() != label.numel():
         _tell_parts(label)
         return label.reshape(-1).long()
-    if label.numel() == output.numel() and output.is_floating_point():
+    turned = label.shape[:1] == output.shape[:1] and not fits(label.shape[1:], output.shape[1:])
+    if label.numel() == output.numel() and output.is_floating_point() and not turned:
         return label.reshape(output.shape).to(output.dtype)
     return label
 
