@@ -196,6 +196,8 @@ def test_two_by_two_ranks_are_one_process() -> None:
         options["batch_size"] = 4
         history = pipeline.fit(x[:40], y[:40], **options).history
         assert (pipeline.stage, pipeline.replicas) == (rank % 2, 2)
+        for rows in (4, 8)[rank // 2 :]:  # each pipeline as often as it likes
+            assert len(pipeline.predict(x[:rows], verbose=0)) == rows
         stage, whole = p.weights(pipeline), pipeline.plain_model()
         return history, Logs.seen, stage, alone, whole and p.weights(whole)
 

@@ -102,7 +102,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """``keras.Model.evaluate``: the same result on all ranks of a pipeline."""
-        self._own.meet()
+        self._own.meet(apart=True)
         with self._together():
             result = super().evaluate(*args, **kwargs)
             self._own.steps.end()
@@ -110,7 +110,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """``keras.Model.predict``: the same result on all ranks of a pipeline."""
-        self._own.meet()
+        self._own.meet(apart=True)
         with self._together():
             result = super().predict(*args, **kwargs)
             self._own.steps.end()
@@ -329,10 +329,11 @@ class _Own:
             return None
         return [context.messages_among(ranks) for ranks in self._pipelines][self.replica]
 
-    def meet(self) -> None:
+    def meet(self, *, apart: bool = False) -> None:
         """All ranks are here, unless they are at something already. Those of a pipeline that an error has ended have a
-        new wire after this, and nothing left of the batch that they were at."""
-        if self.depth or self.wire.speaks_over(self._messages()):
+        new wire after this, and nothing left of the batch that they were at. ``apart``: each pipeline comes for
+        itself, so this is for a job of one."""
+        if self.depth or (apart and len(self._pipelines) > 1) or self.wire.speaks_over(self._messages()):
             return
         self.steps.forget()
         self.logs = {}
