@@ -157,16 +157,17 @@ def test_saving_and_loading(backend: str, tmp_path: Path) -> None:
     assert done.stdout.strip() == "Adam", done.stderr
 
 
-@pytest.mark.parametrize("first", [0, 3])
-def test_epochs_are_counted_from_the_one_that_fit_begins_with(first: int) -> None:
-    """Both ways to go on: with as many epochs as are left, and with the number of the next one."""
+@pytest.mark.parametrize(("known", "first"), [(3, 0), (3, 3), (0, 3)])
+def test_epochs_are_counted_from_the_one_that_fit_begins_with(known: int, first: int) -> None:
+    """All ways to go on: with as many epochs as are left, with the number of the next one, and with a new state where
+    BackupAndRestore knows that number."""
 
     def count(rank: int) -> int:
         from types import SimpleNamespace
 
         from farandole.keras.common_callbacks import UpdateEpochState
 
-        state = SimpleNamespace(epoch=3)
+        state = SimpleNamespace(epoch=known)
         callback = UpdateEpochState(state)
         callback.on_train_begin()
         for epoch in (first, first + 1):

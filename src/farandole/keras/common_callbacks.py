@@ -190,13 +190,15 @@ class UpdateEpochState:
         super().__init__()
         self.state = state
         self.initial_epoch = state.epoch
-        self._first: int | None = None  # the number that fit begins with
+        self._begun = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.initial_epoch, self._first = self.state.epoch, None
+        self.initial_epoch, self._begun = self.state.epoch, False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._first = epoch if self._first is None else self._first
+        if not self._begun and epoch > 0:  # fit counts the epochs before, those of a backup that it has read, too
+            self.initial_epoch = 0
+        self._begun = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.state.epoch = self.initial_epoch + epoch - (self._first or 0) + 1
+        self.state.epoch = self.initial_epoch + epoch + 1
