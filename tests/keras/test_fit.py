@@ -425,6 +425,25 @@ def test_optimizers_that_a_model_holds_for_itself_are_seen(backend: str) -> None
     assert any("different numbers of steps in an epoch (4, 2)" in each for each in zero[2])
 
 
+def test_an_optimizer_that_keras_has_wrapped_counts_once() -> None:
+    """As for mixed_float16, where the model holds the inner one, too."""
+    pytest.importorskip("keras")
+
+    def count(rank: int) -> list[bool]:
+        import keras
+
+        import farandole.keras as hvd
+        from farandole.keras.optimizer import optimizers_of
+        from tests.keras import programs as p
+
+        model = p.dense(0)
+        model.held = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        model.compile(keras.optimizers.LossScaleOptimizer(model.held), p.loss())
+        return [each is model.optimizer for each in optimizers_of(model)]
+
+    assert on(QUICK, 1, count) == [[True]]
+
+
 def test_statistics_of_batch_normalisation_are_those_of_all(backend: str) -> None:
     def train(rank: int) -> object:
         import keras

@@ -151,9 +151,12 @@ def optimizers_of(model: Any) -> list[Any]:
     """The optimizer that ``model`` is compiled with, and distributed ones that it holds beside that, for a
     ``train_step`` of its own: those of a GAN."""
     first = getattr(model, "optimizer", None)
-    held = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
-    others = {id(value): value for value in held if value is not first and gradients_of(value) is not None}
-    return [*([] if first is None else [first]), *others.values()]
+    found = {} if first is None else {id(distributed_in(first) or first): first}  # Keras wraps one for mixed_float16
+    for value in vars(model).values():
+        inner = distributed_in(value) if isinstance(value, keras.optimizers.Optimizer) else None
+        if inner is not None:
+            found.setdefault(id(inner), value)
+    return list(found.values())
 
 
 def reducers_of(model: Any) -> list[tuple[Any, KerasReducer]]:
