@@ -178,6 +178,31 @@ def test_epochs_are_counted_from_the_one_that_fit_begins_with(known: int, first:
     assert on(QUICK, 1, count) == [5]
 
 
+@pytest.mark.skipif("tensorflow" not in BACKENDS, reason="TensorFlow is not installed")
+def test_a_loop_of_ones_own_broadcasts_a_model_that_was_not_built() -> None:
+    """After its first step, which makes the weights: also where nobody calls the model itself."""
+
+    def train(rank: int) -> object:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        weights = []
+        for called in (True, False):
+            model = p.own_step("tensorflow", called=called)(p.dense(rank))
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+            callbacks = keras.callbacks.CallbackList([hvd.callbacks.BroadcastGlobalVariablesCallback(0)], model=model)
+            callbacks.on_train_batch_begin(0)
+            model.train_step(p.data(4))
+            callbacks.on_train_batch_end(0)
+            weights += p.weights(model)
+        return weights
+
+    zero, one = on("tensorflow", 2, train)
+    equal(zero, one)
+
+
 def test_values_and_elastic_state(backend: str) -> None:
     def call(rank: int) -> dict[str, object]:
         import keras

@@ -48,8 +48,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         model = self.model
         if model.built:
             self._broadcast(model)
-        else:  # TensorFlow alone leaves that to the first step
+        elif model.train_function is not None:  # TensorFlow alone leaves that to the first step
             _around_first_step(model, self._broadcast)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if not self.broadcast_done and (self.model.built or has_weights(self.model)):  # in a loop of one's own
+            _broadcast_late(self.model, self._broadcast)
 
     def _broadcast(self, model: Any) -> None:
         self.broadcast_done = True
@@ -111,13 +115,18 @@ def _around_first_step(model: Any, then: Callable[[Any], None]) -> None:
             then(model)
             return step(iterator)
         logs = step(iterator)
-        then(model)
-        for _, reducer in reducers_of(model):
-            if reducer.exchange is not None:  # it has begun with each rank's weights
-                reducer.exchange.begin_anew()
+        _broadcast_late(model, then)
         return logs
 
     model.train_function = first
+
+
+def _broadcast_late(model: Any, broadcast: Callable[[Any], None]) -> None:
+    """Call ``broadcast(model)`` after a step."""
+    broadcast(model)
+    for _, reducer in reducers_of(model):
+        if reducer.exchange is not None:  # it has begun with each rank's weights
+            reducer.exchange.begin_anew()
 
 
 def _builds(model: Any, iterator: Any) -> bool:
