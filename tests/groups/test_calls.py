@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -88,6 +89,43 @@ def test_a_held_call_runs_when_its_holder_asks_whether_it_is_done() -> None:
     while not call.done:  # it works: nobody would run what it holds
         calls.hurry()
     calls.close()
+
+
+def test_what_waits_for_a_call_of_late_ranks_does_not_wait_for_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would come before the next call on this rank, and after it on those that are late."""
+    calls, told = Calls("calls"), Calls("told")
+    order: list[str] = []
+    begun, looked = threading.Event(), threading.Event()
+    looks: list[bool] = []
+
+    def backward() -> None:
+        told.start(Call(lambda: order.append("callback")), held_by=threading.get_native_id())
+        begun.set()
+        calls.run(Call(lambda: order.append("next call")))
+        told.run_all()
+
+    def nap(thread: int) -> tuple[int, str] | None:
+        begun.wait(60)
+        frame = sys._current_frames().get(holder.ident or 0)
+        if looked.is_set() or frame is None or frame.f_code is not Calls._run_next.__code__:
+            return None  # awake
+        looks.append(True)
+        if len(looks) < 4:
+            return thread, "1"
+        looked.set()
+        return None
+
+    for name, value in (("_nap", nap), ("_LONG", 0.0), ("_BEHIND", 3600.0)):
+        monkeypatch.setattr(f"farandole.groups.calls.{name}", value)
+    holder = threading.Thread(target=backward)
+    with calls._running:  # by another thread, the call before
+        holder.start()
+        assert looked.wait(60)
+        assert order == []
+    holder.join(60)
+    assert order == ["next call", "callback"]
+    for each in (calls, told):
+        each.close()
 
 
 def test_a_callback_may_wait_for_what_it_calls() -> None:

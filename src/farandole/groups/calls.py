@@ -16,6 +16,7 @@ from farandole.log import logger
 
 _HOLD = 0.02  # seconds for which the holder of calls waits, before the thread runs them all the same
 _LONG = 1.0  # seconds, if nothing says that it waits: threads of a kernel sleep, too
+_BEHIND = 60.0  # seconds, if it waits for another thread that runs a call, which waits for ranks that are late
 _WAITS = frozenset({"wait", "acquire"})  # what is called by who waits
 
 
@@ -218,7 +219,7 @@ class Calls:
             nap, now = _nap(holder), time.monotonic()
             if nap is None or nap != before:
                 before, since = nap, now
-            elif _may_wait(holder) or now - since >= _LONG:
+            elif now - since >= _patience(holder):
                 break
             self._hurry.wait(_HOLD)
         self._holding = False
@@ -258,8 +259,11 @@ def _nap(thread: int) -> tuple[int, str] | None:
     return (thread, status.get("voluntary_ctxt_switches", "")) if "(sleeping)" in status["State"] else None
 
 
-def _may_wait(thread: int) -> bool:
-    """Is a thread of this process, which sleeps, in a function that waits for something?"""
+def _patience(thread: int) -> float:
+    """For how many seconds a thread of this process may sleep before it is taken for one that waits for what it holds:
+    none if it is in a function that waits for something."""
     own = next((each.ident for each in threading.enumerate() if each.native_id == thread), None)
     frame = sys._current_frames().get(own) if own is not None else None
-    return frame is None or not _WAITS.isdisjoint(frame.f_code.co_names)
+    if frame is None or not _WAITS.isdisjoint(frame.f_code.co_names):
+        return 0.0
+    return _BEHIND if frame.f_code is Calls._run_next.__code__ else _LONG
