@@ -15,6 +15,7 @@ import pytest
 from farandole.config import Settings
 from farandole.errors import SettingsError
 from farandole.launch.openssh import CONNECT, OLD, Session, command, failures, program, reason
+from tests.launch.tools import wait_until
 
 
 def test_the_users_options_come_before_ours_and_nobody_is_asked() -> None:
@@ -42,7 +43,12 @@ SAID = [
     ("Received disconnect: 2: Too many authentication failures", "ssh-agent has too many keys"),
     ("Warning: Identity file /k not accessible: No such file.\nme@h1: Permission denied (publickey).",
      "there is no file /k (--ssh-identity-file)"),
-    ("channel 0: open failed\nstdio forwarding failed", "the way over the jump host fails: stdio forwarding failed"),
+    ("channel 0: open failed: Connection refused\nstdio forwarding failed\nConnection closed by UNKNOWN port 65535",
+     "the way over the jump host (or ProxyCommand) fails: channel 0: open failed: Connection refused"),
+    ("ssh: Could not resolve hostname gate: Name or service not known\nConnection closed by UNKNOWN port 65535",
+     "the way over the jump host (or ProxyCommand) fails: ssh: Could not resolve hostname gate"),
+    ("exec: gate: not found\nbanner exchange: Connection to UNKNOWN port 65535: Broken pipe", "gate: not found"),
+    ("Connection closed by UNKNOWN port 65535", "fails: Connection closed by UNKNOWN port 65535"),
     ("Can't open user config file /c: No such file or directory", "ssh does not take its options: Can't open"),
     ("command-line: line 0: Bad configuration option: nonsense", "ssh does not take its options: command-line"),
     ("Timeout, server h1 not responding.", "it does not answer any more"),
@@ -71,6 +77,8 @@ def test_options_with_an_open_quotation_mark() -> None:
 @pytest.mark.parametrize(
     ("shell", "says"),
     [("echo welcome", "before our program began: .* it printed: welcome"), ("exit", "~/.bashrc"),
+     ("exit 3", "ended the session with status 3 before our program began: .* the user has no shell"),
+     ("exit 127", "it has no Python"), (f"read x; {shlex.join(program(sys.executable))}", "reads from stdin"),
      ("echo This account is not available.; exit 1", "ended with status 1: This account is not available")],
 )  # fmt: skip
 def test_a_login_shell_that_ends_the_session(shell: str, says: str) -> None:
@@ -79,6 +87,26 @@ def test_a_login_shell_that_ends_the_session(shell: str, says: str) -> None:
     while session.ended() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert re.search(says, session.ended() or "")
+    session.close(time.monotonic())
+
+
+def test_a_login_shell_that_prints_no_whole_line_before_our_program() -> None:
+    """Such as a terminal's title. The prompt of a host named farandole is no message of ours."""
+    heard: list[Mapping[str, Any]] = []
+    first = {"do": "agent", "folder": "/", "path": [], "wanted": {"farandole": "x"}, "env": {}, "task": {}}
+    script = f"echo me@farandole /; printf title; {shlex.join(program(sys.executable))}"
+    session = Session("h1", ["sh", "-c", script], first, lambda facts: heard.append(facts))
+    assert wait_until(lambda: heard)
+    assert heard[0]["need"] is True
+    assert session.late() == "its program began, but did not report to the driver"
+    session.close(time.monotonic())
+
+
+def test_a_login_shell_that_waits() -> None:
+    session = Session("h1", ["sh", "-c", "echo busy; exec cat >/dev/null"], {}, lambda facts: None)
+    assert wait_until(lambda: "it printed: busy" in session.late())
+    assert "our program has not begun there" in session.late()
+    assert "does `ssh h1 true` come back at once?" in session.late()
     session.close(time.monotonic())
 
 

@@ -86,6 +86,11 @@ def test_a_hostfile_in_horovods_format(tmp_path: Path) -> None:
     assert read_hostfile(str(tmp_path / "hosts")) == "one:2,two:4,three:1"
 
 
+def test_a_hostfile_of_windows(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfone slots=2\r\ntwo\tslots=4\r\n")
+    assert read_hostfile(str(tmp_path / "hosts")) == "one:2,two:4"
+
+
 def test_a_hostfile_in_open_mpis_format(tmp_path: Path) -> None:
     """More ranks than slots there are never, so a limit of them is kept."""
     (tmp_path / "hosts").write_text("one slots=2 max_slots=4\ntwo max-slots=3 slots=3 # all\nthree max_slots=8\n")
@@ -105,6 +110,7 @@ def test_an_ipv6_address_is_told_as_such(tmp_path: Path, host: str) -> None:
     ("content", "says"),
     [("one slots=2\ntwo three\n", "hosts:2: 'two three' cannot be read; a line is: <host> slots=<n>"),
      ("one slots=5 max_slots=4", "hosts:1: 'one slots=5 max_slots=4': there are more slots than max_slots"),
+     ("one:2\n", "hosts:1: 'one:2' cannot be read; a line is: <host> slots=<n>; places are written one slots=2"),
      ("# nobody\n", "names no host"), (None, "cannot be read")],
 )  # fmt: skip
 def test_hostfiles_that_cannot_be_read(tmp_path: Path, content: str | None, says: str) -> None:

@@ -236,6 +236,14 @@ def test_every_host_that_cannot_be_used_is_named_with_its_reason(four: Hosts, tm
     assert "its host key is not known here: connect once by hand (ssh d)" in said["d"]
 
 
+def test_a_host_that_does_not_come_in_time_is_named(four: Hosts) -> None:
+    status, _, err = run(four, "run", "-np", "2", "-H", "a:1,b:1", "--start-timeout", "3", "true", options="-N")
+    assert status == 1
+    assert "only 1 of 2 hosts started within the start timeout (--start-timeout" in err
+    assert "\n  b: our program has not begun there: " in err
+    assert "Traceback" not in err
+
+
 def test_a_refused_key_another_port_and_a_folder_of_the_drivers_own(four: Hosts, tmp_path: Path) -> None:
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)

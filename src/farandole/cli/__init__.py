@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from farandole.cli.parsing import mute, say
-from farandole.errors import JobFailedError, SettingsError, did_you_mean
+from farandole.errors import JobFailedError, RendezvousError, SettingsError, did_you_mean
 
 USAGE = "farandole run -np N [options] [--] python train.py [arguments]"
 COMMANDS = {
@@ -60,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             sys.stderr.write(f"farandole: {error}\n")
         return error.exit_code
+    except RendezvousError as error:  # not all hosts reported in time
+        sys.stderr.write(f"farandole: {error}\n")
+        return 1
     except BrokenPipeError:  # the same, of the command's own messages
         mute()
         return 128 + signal.SIGPIPE

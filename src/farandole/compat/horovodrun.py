@@ -12,7 +12,7 @@ from typing import Any
 
 from farandole.compat import HOROVOD, check_alone, config_file, flags, in_horovods_words, missing
 from farandole.config import parse, settings_of
-from farandole.errors import JobFailedError, SettingsError
+from farandole.errors import JobFailedError, RendezvousError, SettingsError
 from farandole.launch import driver
 from farandole.launch.display import Display
 from farandole.launch.job import Job, settings_for
@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             sys.stderr.write(f"horovodrun: {error}{in_horovods_words(error)}\n")
         return error.exit_code
+    except RendezvousError as error:  # not all hosts reported in time
+        sys.stderr.write(f"horovodrun: {error}\n")
+        return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 

@@ -34,11 +34,15 @@ FIRST = (
     f"import sys;v=sys.version_info[:2];v<(3,10) and sys.exit('{OLD}, and '+sys.executable+' is %d.%d'%v);"
     "r=sys.stdin.buffer.read;exec(compile(r(int(r(8))),'farandole/remote.py','exec'),{'__name__':'farandole_remote'})"
 )
+SPOKEN = f"{remote.MARK}{{".encode()  # how each of its messages begins
 Hear = Callable[[Mapping[str, Any]], "bytes | None"]
 GRACE = 1.0  # seconds for a program to end when its stdin has
 TAIL = 4000  # characters of stderr that are kept
-# What ssh says, and what that means. {host} and {port} are filled in; {0} is the part in brackets of the pattern.
+JUMP = r"stdio forwarding failed|UNKNOWN port \d+"
+MANGLED = r"invalid literal for int\(\) with base 10: (b.*)"  # the first program, of the length of the next
+# What ssh says, and what that means. {host} and {line} are filled in; {0} is the part in brackets of the pattern.
 CAUSES: tuple[tuple[str, str], ...] = (
+    (JUMP, "the way over the jump host (or ProxyCommand) fails: {line}"),  # before what ssh says of the jump host
     (r"Could not resolve hostname", "nobody knows a host of this name: check its spelling, DNS, /etc/hosts or "
      "~/.ssh/config"),
     (r"REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the one that is known: if it was set up anew, "
@@ -49,7 +53,6 @@ CAUSES: tuple[tuple[str, str], ...] = (
      "--ssh-identity-file, or load the key into ssh-agent"),
     (r"Too many authentication failures", "ssh-agent has too many keys for it: name the right one by "
      "--ssh-identity-file, with --ssh-options '-o IdentitiesOnly=yes'"),
-    (r"stdio forwarding failed|Connection closed by UNKNOWN", "the way over the jump host fails: {line}"),
     (r"connect to host (\S+) port (\d+): Connection refused", "nothing listens on port {1}: start sshd there, or name "
      "its port by --ssh-port"),
     (r"connect to host (\S+) port (\d+): (Connection timed out|Operation timed out|No route to host|Network is "
@@ -98,20 +101,29 @@ def reason(host: str, code: int, said: str) -> str:
             "it has no Python: neither the driver's interpreter nor python3 in the PATH of a login without a terminal"
         )
     if code == SSH:
+        plain = [line for line in lines if not re.search(JUMP, line)] or lines
         for pattern, text in CAUSES:
             found = re.search(pattern, said)
             if found:
-                return text.format(*found.groups(), host=host.rpartition("@")[2], line="".join(lines[-1:]))
+                return text.format(*found.groups(), host=host.rpartition("@")[2], line="".join(plain[-1:]))
+    mangled = re.search(MANGLED, said)
+    if mangled:
+        return (
+            f"our program did not arrive there as it was sent (it got {mangled[1]} first): a startup file of the shell "
+            "there (~/.bashrc) reads from stdin, or ssh's configuration takes it away (StdinNull, ssh -n)"
+        )
     last = lines[-1] if lines else "it said nothing"
     return f"ssh failed: {last}" if code == SSH else f"its program ended with status {code}: {last}"
 
 
-def unheard(noise: str) -> str:
-    """Why a session ended well before our program began. ``noise``: the last line that the host printed."""
+def unheard(noise: str, code: int = 0) -> str:
+    """Why a session ended without a word before our program began. ``noise``: the last line that the host printed."""
     printed = f"; it printed: {noise}" if noise else ""
+    status = f" with status {code}" if code else ""
     return (
-        "it ended the session before our program began: a startup file of the shell there (~/.bashrc) ends it, or "
-        f"ssh's configuration has it run in the background (ForkAfterAuthentication, StdinNull){printed}"
+        f"it ended the session{status} before our program began: a startup file of the shell there (~/.bashrc) ends "
+        "it, the user has no shell (/bin/false), or ssh's configuration has it run in the background "
+        f"(ForkAfterAuthentication, StdinNull){printed}"
     )
 
 
@@ -171,12 +183,14 @@ class Session:
         assert self._process.stdout is not None
         self._write(opening)
         for line in self._process.stdout:
-            if not line.startswith(remote.MARK.encode()):
-                self._noise = line.decode("utf-8", "replace").strip() or self._noise  # of the host's login scripts
+            # What login scripts print may end without a newline (a terminal's title): our first message follows it.
+            noise, mark, message = line.partition(SPOKEN)
+            self._noise = noise.decode("utf-8", "replace").strip() or self._noise
+            if not mark:
                 continue
             self._begun = True
             with contextlib.suppress(ValueError):
-                facts = json.loads(line[len(remote.MARK) :])
+                facts = json.loads(b"{" + message)
                 self.failed = str(facts.get("failed", self.failed))
                 answer = self._hear(facts)
                 if answer is not None:
@@ -194,9 +208,23 @@ class Session:
             return None
         for thread in self._threads:
             thread.join(1.0)
-        if code == 0:
-            return self.failed or ("" if self._begun else unheard(self._noise))
-        return self.failed or reason(self.host, code, self._said or (self._noise if code != SSH else ""))
+        said = self._said or (self._noise if code != SSH else "")
+        if code == 0 or (not said and not self._begun and code not in (SSH, NO_PYTHON)):
+            return self.failed or ("" if self._begun else unheard(self._noise, code))
+        return self.failed or reason(self.host, code, said)
+
+    def late(self) -> str:
+        """Why it has not come to its end in time, as far as that is known."""
+        why = self.ended()
+        if why is not None:
+            return why or "its program has ended"
+        if self._begun:
+            return "its program began, but did not report to the driver"
+        printed = f"; it printed: {self._noise}" if self._noise else ""
+        return (
+            "our program has not begun there: a startup file of the shell there (~/.bashrc) waits for something, or "
+            f"ssh runs no command (SessionType, ssh -N); does `ssh {self.host} true` come back at once?{printed}"
+        )
 
     def close(self, deadline: float) -> None:
         """Wait for it to end by itself until ``deadline`` (of the monotonic clock); then end it, and the program there

@@ -47,7 +47,7 @@ def read_hostfile(path: str) -> str:
     Raises SettingsError for a file, or a line of it, that cannot be read.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:  # editors of Windows begin files with a mark
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--hostfile {path!r} cannot be read: {error}") from error
@@ -71,6 +71,9 @@ def read_hostfile(path: str) -> str:
 
 def _hint(host: str) -> str:
     """The cure for what is no host, if we know it."""
+    named = re.fullmatch(r"([\w.@-]+):([0-9]+)", host)
+    if named:  # of a file: mpirun -machinefile of MPICH
+        return f"; places are written {named[1]} slots={named[2]}, and a port stands in ~/.ssh/config or --ssh-port"
     if not re.fullmatch(_IPV6, host):
         return ""
     return (

@@ -58,8 +58,8 @@ class Cluster(Protocol):
     def gone(self, agent: int) -> str | None:
         """Why this agent has ended (empty: nobody knows); None while it runs. From any thread."""
 
-    def late(self, status: str) -> str:
-        """The text when they have not all reported in time."""
+    def late(self, agents: Sequence[int], status: str) -> str:
+        """The text when these agents have not reported in time."""
 
     def close(self, seconds: float) -> None:
         """Wait for the agents to end by themselves; end those that do not."""
@@ -126,7 +126,7 @@ class AgentAllocation:
                 self._cluster.close(TIDY)
                 raise JobFailedError(why)
             elif time.monotonic() > self._began + self._timeout:
-                raise RendezvousError(self._cluster.late(self.status()))
+                raise RendezvousError(self._cluster.late(absent, self.status()))
         return self._slots
 
     def _failure(self, registry: AgentRegistry, absent: Sequence[int]) -> str:

@@ -110,7 +110,7 @@ class Command:
         how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
         return f"{self._argv[0]} has ended {how}" + (f"; it wrote:\n{said}" if said else "")
 
-    def late(self, status: str) -> str:
+    def late(self, agents: Sequence[int], status: str) -> str:
         said = "\n".join(self._said)
         return (
             f"only {status} within the start timeout (--start-timeout sets how long to wait)"

@@ -108,8 +108,9 @@ class Sessions:
     def gone(self, agent: int) -> str | None:
         return self._sessions[agent].ended() if agent < len(self._sessions) else None
 
-    def late(self, status: str) -> str:
-        return f"only {status} within the start timeout (--start-timeout sets how long to wait)"
+    def late(self, agents: Sequence[int], status: str) -> str:
+        why = failures({self._hosts[index]: self._sessions[index].late() for index in agents})
+        return f"only {status} within the start timeout (--start-timeout sets how long to wait); {why}"
 
     def close(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

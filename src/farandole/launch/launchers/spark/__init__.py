@@ -120,7 +120,7 @@ class Tasks:
     def gone(self, agent: int) -> str | None:
         return self._stage.reason() if self._stage is not None and self._stage.ended else None
 
-    def late(self, status: str) -> str:
+    def late(self, agents: Sequence[int], status: str) -> str:
         return LATE.format(activity=f"Spark tasks to start ({status})", setting=self._setting)
 
     def close(self, seconds: float) -> None:
