@@ -263,12 +263,14 @@ class Part(NamedTuple):
     """A tensor among those that a codec reduces as one.
 
     ``key``: under what the codec keeps its state for it. Empty on a rank that has joined: that one takes part with the
-    zeros in ``buffer``, and keeps nothing. ``shape``: the tensor's own; the memory is flat.
+    zeros in ``buffer``, and keeps nothing. ``shape``: the tensor's own; the memory is flat. ``given``: False, if there
+    is no such tensor on this rank now, and zeros count; see ``TakingBack``.
     """
 
     key: str
     shape: tuple[int, ...]
     buffer: Buffer
+    given: bool = True
 
 
 class Codec(Protocol):
@@ -293,6 +295,15 @@ class Codec(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Go on bit for bit where ``state_dict`` was called, on the same rank of as many."""
+
+
+@runtime_checkable
+class TakingBack(Protocol):
+    """A codec that keeps what it has not sent, and may have sent it in vain: for a tensor that no rank has given."""
+
+    def take_back(self, keys: Sequence[str]) -> None:
+        """What was sent of these parts, in the last ``allreduce`` of each, where they were not ``given`` on any rank,
+        counts as not sent."""
 
 
 class Packed(NamedTuple):

@@ -86,6 +86,32 @@ def test_what_a_step_did_not_send_comes_later_and_a_resumed_run_goes_on_bit_for_
         torch.testing.assert_close(arrived, (one + two) / 2, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("spec", ["topk:0.1", "net:topk:0.1", "onebit", "powersgd:1"])
+def test_what_waits_for_a_parameter_goes_on_waiting_where_no_rank_uses_it(spec: str) -> None:
+    """Of a head that only some tasks have: what steps of others sent of it came to no gradient, and was lost."""
+
+    def fn(rank: int) -> Any:
+        import farandole.torch as hvd
+        from farandole.strategies.codecs import codec
+
+        chosen, weights = codec(spec), [torch.nn.Parameter(torch.zeros(40, 30)) for _ in range(2)]
+        named = list(zip("ab", weights, strict=True))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=0.1), named, codec=chosen)
+        generator = torch.Generator().manual_seed(rank)
+        missing = torch.zeros((), dtype=torch.float64)
+        for step in range(9):
+            optimizer.zero_grad()
+            x = torch.randn(2, 40, 30, generator=generator)
+            used = 2 if step % 3 == 0 else 1
+            sum((weight * each).sum() for weight, each in zip(weights[:used], x, strict=False)).backward()
+            assert (weights[1].grad is None) == (used == 1)
+            missing += x[:used].double().sum() - sum(weight.grad.double().sum() for weight in weights[:used])
+            optimizer.step()
+        return missing - sum(each.astype(float).sum() for name, each in chosen.state_dict().items() if name[0] in "ro")
+
+    assert abs(sum(job(2, fn))) < 1e-2
+
+
 @pytest.mark.parametrize("strategy", ["allreduce", "local_sgd:1"])
 def test_a_codec_that_two_optimizers_take_turns_with_is_refused(strategy: str) -> None:
     """Their parameters may have the same names: what was not sent of one went to the other."""
@@ -114,6 +140,37 @@ def test_a_codec_that_two_optimizers_take_turns_with_is_refused(strategy: str) -
             steps("topk:0.25")
 
     job(2, fn)
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "local_sgd:1", "easgd:1", "ps"])
+def test_optimizers_that_share_a_codec_have_what_each_of_its_own_would_give(strategy: str) -> None:
+    """Their tensors have different names; or nothing is kept from one exchange to the next, as with ``easgd``."""
+
+    def fn(rank: int) -> list[Any]:
+        import farandole.torch as hvd
+        from farandole.strategies.codecs import codec
+
+        names = ("same", "same") if strategy == "easgd:1" else ("one", "other")
+        ends = []
+        for chosen in ([codec("topk:0.25")] * 2, [codec("topk:0.25") for _ in range(2)]):
+            weights = [torch.zeros(8, requires_grad=True) for _ in names]
+            optimizers = [
+                hvd.DistributedOptimizer(
+                    torch.optim.SGD([weight], lr=0.1), [(name, weight)], strategy=strategy, codec=each
+                )
+                for name, weight, each in zip(names, weights, chosen, strict=True)
+            ]
+            generator = torch.Generator().manual_seed(rank)
+            for _ in range(4):
+                for weight, optimizer in zip(weights, optimizers, strict=True):
+                    optimizer.zero_grad()
+                    (weight * torch.randn(8, generator=generator)).sum().backward()
+                    optimizer.step()
+            ends.append([weight.detach().clone() for weight in weights])
+        return ends
+
+    for shared, own in job(2, fn, store=True):
+        assert all(map(torch.equal, shared, own))
 
 
 def test_a_codec_that_cannot_be_or_that_other_ranks_do_not_have() -> None:

@@ -23,7 +23,7 @@ def allreduce(unit: Unit, entries: Sequence[Entry], scale: float, transport: Tra
 
 def _part(entry: Entry) -> Part:
     key = (entry.key or entry.request.name) if entry.codec is not None else ""
-    return Part(key, entry.request.shape, entry.buffer)
+    return Part(key, entry.request.shape, entry.buffer, entry.given)
 
 
 @functools.lru_cache(maxsize=16)

@@ -17,7 +17,7 @@ class Entry(NamedTuple):
     ``serial`` tells apart collectives of the same request: unnamed ones are numbered, so that their requests (and
     with them everything that is remembered about them) stay the same from call to call.
     ``codec``: what ``request.codec`` names, with this rank's state; ``key``: under what it keeps that (empty: the
-    request's name).
+    request's name); ``given``: see ``contracts.Part``.
     """
 
     request: Request
@@ -25,6 +25,7 @@ class Entry(NamedTuple):
     serial: int = 0
     codec: Codec | None = None
     key: str = ""
+    given: bool = True
 
     @property
     def name(self) -> str:

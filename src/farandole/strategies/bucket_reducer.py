@@ -94,7 +94,7 @@ class BucketReducer:
         """One more backward pass has added to gradient ``index``."""
         with self.lock:
             if not self._dirty:
-                claim(self.codec, self.options.owner)
+                claim(self.codec, self.options.owner, [one.identity[0] for one in self.gradients])
                 self._enter()
                 self._skip_frozen()
             if self._idled and self._in[index] and not self.gradients[index].holds(gradient):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from farandole.contracts import Codec
+from farandole.contracts import Codec, TakingBack
 from farandole.engine import Engine, Entry, Handle
 from farandole.strategies.options import GradientOptions
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
@@ -190,6 +190,7 @@ class GroupedBucket(Bucket):
         self._buffers: list[Buffer | None] = [None] * len(gradients)
         self._flags = np.ones(len(gradients), dtype=np.float32)
         self._members = len(gradients) + 1
+        self._again = False  # as it was launched
 
     def open(self) -> None:
         super().open()
@@ -201,6 +202,7 @@ class GroupedBucket(Bucket):
             self._flags[slot] = 0
 
     def _entries(self, again: bool) -> Sequence[Entry]:
+        self._again = again
         options = self.options.of_reduced() if again else self.options
         buffers = [buffer for buffer in self._buffers if buffer is not None]
         buffers.append(Buffer(self._flags, self._flags, DType.FLOAT32))
@@ -220,10 +222,13 @@ class GroupedBucket(Bucket):
 
     def _coded(self, entry: Entry, slot: int, codec: Codec) -> Entry:
         name, shape = self.gradients[slot].identity[:2]
-        return entry._replace(request=entry.request._replace(shape=shape, codec=codec.spec), codec=codec, key=name)
+        request = entry.request._replace(shape=shape, codec=codec.spec)
+        return entry._replace(request=request, codec=codec, key=name, given=slot not in self._missing)
 
     def _give(self, missing: Sequence[int]) -> list[int]:
         empty = [slot for slot in missing if not self._flags[slot]]
+        if empty and isinstance(self._codec, TakingBack) and not self._again:
+            self._codec.take_back([self.gradients[slot].identity[0] for slot in empty])
         for slot, gradient in enumerate(self.gradients):
             if slot not in empty:
                 gradient.unpack()

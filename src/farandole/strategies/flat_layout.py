@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +32,7 @@ class FlatLayout(NamedTuple):
     sizes: list[tuple[DType, int]]  # elements per flat buffer
     places: list[tuple[int, int, int] | None]  # per array: its buffer, where it begins, its elements; None: for itself
     gaps: list[tuple[int, int, int]]  # between arrays: the buffer, begin, end
+    keys: list[str]  # per array: what tells it from the others of the list, whichever these are
 
     def nbytes(self) -> int:
         return sum(count * dtype.itemsize for dtype, count in self.sizes)
@@ -101,7 +103,18 @@ def flat_layout(arrays: Sequence[Array], names: Sequence[str] | None, wire: DTyp
         if end < counts[number]:
             gaps.append((number, end, counts[number]))
     digest = hashlib.sha256(repr(table).encode()).digest()
-    return FlatLayout(int.from_bytes(digest[:7], "big"), table, list(zip(numbers, counts, strict=True)), places, gaps)
+    sizes = list(zip(numbers, counts, strict=True))
+    return FlatLayout(int.from_bytes(digest[:7], "big"), table, sizes, places, gaps, _keys(table))
+
+
+def _keys(table: Sequence[tuple[str, tuple[int, ...], str]]) -> list[str]:
+    """Names, and numbers for those that are there more often."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for name, _, _ in table:
+        seen[name] += 1
+        keys.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return keys
 
 
 def memory_of(array: Array) -> Array:

@@ -40,12 +40,14 @@ _LOOK = 4  # ... and whether some rank wants to compare replicas
 class GradientListReducer:
     """Reduces a list of arrays over all ranks, over and over: ``results = reducer(arrays, names)``."""
 
-    def __init__(self, name: str, options: GradientOptions = AVERAGE, replica: Replica | None = None) -> None:
+    def __init__(
+        self, name: str, options: GradientOptions = AVERAGE, replica: Replica | None = None, scope: str = ""
+    ) -> None:  # fmt: skip
         """``name``: what the ranks agree by, so it must be the same on all of them and not in use elsewhere.
         ``options``: floats wider than its ``wire`` are sent so; its ``compressor`` is the caller's to use.
-        ``replica``: what the gradients are of, to compare.
+        ``replica``: what the gradients are of, to compare. ``scope``: in front of names, for what a codec keeps.
         """
-        self.name, self.options = name, options
+        self.name, self.options, self._scope = name, options, scope
         self.codec = codec(options.codec)
         self._busy = threading.Lock()
         self._engine: Engine | None = None
@@ -79,9 +81,9 @@ class GradientListReducer:
         then (see ``agreement``), which raises RanksDifferError with ``--check raise``.
         A second start waits for the end of the first.
         """
-        claim(self.codec, self.options.owner)
-        self._counter.steps += 1
         layout = self._layout(arrays, names, in_place)
+        claim(self.codec, self.options.owner, layout.keys if self.codec is not None else ())
+        self._counter.steps += 1
         given, arrays = arrays, separate(arrays) if in_place else arrays
         self._busy.acquire()
         try:
@@ -189,10 +191,11 @@ class GradientListReducer:
         reduction = self.options.op, 0, self.options.prescale, self.options.postscale
         digest = Request(f"{self.name}.digest", Kind.ALLREDUCE, DType.INT64, words.shape, ReduceOp.MIN, **of)
         entries = [Entry(digest, Buffer(words, words, DType.INT64))]
-        for number, (label, shape, _) in enumerate(layout.table):
+        for number, (_, shape, _) in enumerate(layout.table):
             dtype, flat = layout.place(number, flats, arrays)
             spec = codec.spec if dtype.is_float else ""
-            name, key = f"{self.name}.{number}", f"{number}.{label}"  # a resumed run may number its optimizers anew
+            name = f"{self.name}.{number}"
+            key = self._scope + layout.keys[number]  # not the name: a resumed run may number its optimizers anew
             request = Request(name, Kind.ALLREDUCE, dtype, shape, *reduction, codec=spec, **of)
             entries.append(Entry(request, Buffer(flat, flat, dtype), 0, codec if spec else None, key))
         return entries

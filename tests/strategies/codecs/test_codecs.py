@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from farandole import registry
 from farandole.contracts import Transport
 from farandole.errors import SettingsError
-from farandole.strategies.codecs import codec
+from farandole.strategies.codecs import claim, codec
 from farandole.types import DType, ReduceOp
 from tests.kits.codec import CodecKit, gradients, step, stored
 from tests.kits.oracle import reduced
@@ -254,6 +255,22 @@ def test_a_codec_that_cannot_be(spec: str, text: str) -> None:
     with pytest.raises(SettingsError) as error:
         codec(spec)
     assert text in str(error.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Equal:
+    spec = "equal"
+
+
+def test_optimizers_take_turns_with_one_object_not_with_equal_ones() -> None:
+    one, other, mine, theirs = Equal(), Equal(), object(), object()
+    for _ in range(2):
+        claim(one, mine, ["w"])  # type: ignore[arg-type]
+        claim(other, theirs, ["w"])  # type: ignore[arg-type]
+    claim(one, theirs, ["w"])  # type: ignore[arg-type]
+    claim(one, mine, ["x"])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="codec='equal' is one object for several optimizers that have a tensor 'w'"):
+        claim(one, mine, ["v", "w"])  # type: ignore[arg-type]
 
 
 def test_codecs_are_named_or_given() -> None:

@@ -7,14 +7,16 @@ is kept for the next time), ``Quantized`` (``encode`` and ``decode``) and ``Spar
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from weakref import WeakKeyDictionary
+from collections.abc import Iterable
+from contextlib import suppress
 
 from farandole import registry
 from farandole.contracts import Codec
 from farandole.errors import SettingsError
 
-_owners: WeakKeyDictionary[Codec, deque[object]] = WeakKeyDictionary()  # the last ones; the one of now stands behind
+_owners: dict[int, dict[str, deque[object]]] = {}  # by id of a codec
 
 
 def codec(spec: str | Codec | None) -> Codec | None:
@@ -38,21 +40,33 @@ def keeper(of: Codec | None) -> str:
     return "" if of is None or not getattr(of, "feedback", True) else f"codec={of.spec!r}"
 
 
-def claim(of: Codec | None, owner: object) -> None:
-    """The optimizer ``owner`` (None: it has made ``of`` for itself) uses ``of`` now. Another may take its place, for
-    good.
+def claim(of: Codec | None, owner: object, names: Iterable[str]) -> None:
+    """The optimizer ``owner`` (None: it has made ``of`` for itself) uses ``of`` now, for tensors of these names.
+    Another may take its place, for good.
 
-    Raises ValueError if two take turns: what was not sent of one would be sent for the other."""
+    Raises ValueError if two take turns with one name: what was not sent of one's tensor would be sent for the other's.
+    """
     if of is None or owner is None or not keeper(of):
         return
-    try:
-        owners = _owners.setdefault(of, deque(maxlen=16))
-    except TypeError:  # somebody else's, which cannot be a key
-        return
-    if not any(one is owner for one in owners):
-        owners.append(owner)
-    elif owners[-1] is not owner:
-        raise ValueError(
-            f"{keeper(of)} is one object for several optimizers, and what it has not sent of one would go to the "
-            f"other: give each an object of its own, or the name {of.spec!r}, of which each makes one"
-        )
+    for name in names:
+        owners = _owners_of(of).setdefault(name, deque(maxlen=16))
+        if not any(one is owner for one in owners):
+            owners.append(owner)
+        elif owners[-1] is not owner:
+            raise ValueError(
+                f"{keeper(of)} is one object for several optimizers that have a tensor {name!r}, and what it has not "
+                f"sent of one's would go to the other's: give each an object of its own, or the name {of.spec!r}, of "
+                "which each makes one. An optimizer that a jitted function makes is another one in each trace: make "
+                "it outside"
+            )
+
+
+def _owners_of(of: Codec) -> dict[str, deque[object]]:
+    """By name of a tensor, the last ones; the one of now stands behind. Of this very object: others may be equal."""
+    found = _owners.get(id(of))
+    if found is None:
+        found = {}
+        with suppress(TypeError):  # somebody else's, of which nobody hears when it goes
+            weakref.finalize(of, _owners.pop, id(of), None).atexit = False
+            _owners[id(of)] = found
+    return found

@@ -31,6 +31,7 @@ class FlatCodec:
         self.spec = f"{self.name}:{argument}" if argument else self.name
         self.sent = self.saved = 0
         self._state: dict[str, Array] = {}
+        self._before: dict[str, list[tuple[str, int, Array]]] = {}  # see ``may_take_back``
 
     def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
         """The sum of all ranks' ``values`` (flat; float64 for tensors of float64, else float32), nearly.
@@ -42,6 +43,7 @@ class FlatCodec:
     def allreduce(self, parts: Sequence[Part], scale: float, transport: Transport) -> None:
         """See ``contracts.Codec``."""
         before = self.sent
+        self._before = {key: old for key, old in self._before.items() if all(part.key != key for part in parts)}
         with quiet():
             values = self._values(parts)
             total = self.add_up(values, parts, transport)
@@ -50,6 +52,14 @@ class FlatCodec:
             write(total, parts, scale)
         whole = sum(part.buffer.data.nbytes for part in parts)
         self.saved += ring_bytes(whole, transport) - (self.sent - before)
+
+    def take_back(self, keys: Sequence[str]) -> None:
+        """See ``contracts.TakingBack``."""
+        for key in keys:
+            for name, begin, old in self._before.pop(key, ()):
+                array = self._state[name].copy()
+                array[begin : begin + len(old)] = old
+                self._state[name] = array
 
     def state_dict(self) -> dict[str, Array]:
         """See ``contracts.Codec``."""
@@ -72,6 +82,12 @@ class FlatCodec:
         """Remember ``array``; nothing is remembered by a rank that has joined."""
         if key:
             self._state[f"{name}/{key}"] = array
+
+    def may_take_back(self, part: Part, name: str, begin: int, old: Array) -> None:
+        """``old`` stood in the state of this ``name``, from ``begin`` on, as far as it is of ``part``, which was not
+        given."""
+        if part.key:
+            self._before.setdefault(part.key, []).append((name, begin, old))
 
     def sum_of(self, array: Array, dtype: DType, transport: Transport) -> Array:
         """The sum of all ranks' ``array`` (of ``dtype.storage``), in its place."""
@@ -98,6 +114,9 @@ class FlatCodec:
         """Each residual is a view of ``values``."""
         cleared(values)
         for part, place in pieces(values, parts):
+            if not part.given:
+                old = self.kept("residual", part.key, len(place), place.dtype)
+                self.may_take_back(part, f"residual/{part.key}", 0, old)
             self.keep("residual", part.key, place)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from farandole import registry
 from farandole.collectives.kernels import quiet, widen
-from farandole.contracts import Codec, Part, Transport
+from farandole.contracts import Codec, Part, TakingBack, Transport
 from farandole.errors import SettingsError
 from farandole.strategies.codecs.base import pieces, wide, write
 from farandole.types import Buffer, DType
@@ -68,6 +68,11 @@ class Net:
         with quiet():
             write(whole, parts, scale)
 
+    def take_back(self, keys: Sequence[str]) -> None:
+        """See ``contracts.TakingBack``."""
+        if isinstance(self._codec, TakingBack):
+            self._codec.take_back(keys)
+
     def state_dict(self) -> dict[str, Array]:
         """See ``contracts.Codec``."""
         return self._codec.state_dict()
@@ -86,6 +91,6 @@ def _within(slice_: Array, begin: int, parts: Sequence[Part], kind: DType) -> li
         if low < high:
             piece = slice_[low:high]
             shape = part.shape if high - low == length else (high - low,)
-            found.append(Part(part.key, shape, Buffer(piece, piece, kind)))
+            found.append(Part(part.key, shape, Buffer(piece, piece, kind), part.given))
         first += length
     return found

@@ -52,13 +52,25 @@ class Quantized(FlatCodec):
                 piece -= self._decoded(payload, piece)
         own = self._sum_of_slice(payloads, sizes, slices[rank], transport)
         if self.feedback:
-            own += self.kept("owed", key, len(own), own.dtype)
+            owed = self.kept("owed", key, len(own), own.dtype)
+            self._may_take_back(key, owed, parts, len(slices[0]) * rank)
+            own += owed
         payload = self.encode(own, generator)
         if self.feedback:
             own -= self._decoded(payload, own)
             cleared(own)
             self.keep("owed", key, own)
         return self._gathered(payload, sizes, values, transport)
+
+    def _may_take_back(self, key: str, owed: Array, parts: Sequence[Part], begin: int) -> None:
+        """``begin``: of this rank's slice."""
+        first = 0
+        for part in parts:
+            last = first + len(part.buffer.data)
+            low, high = max(first - begin, 0), min(last - begin, len(owed))
+            if not part.given and low < high:
+                self.may_take_back(part, f"owed/{key}", low, owed[low:high])
+            first = last
 
     def _sum_of_slice(
         self, payloads: Sequence[Array], sizes: Sequence[int], piece: Array, transport: Transport
