@@ -372,6 +372,33 @@ def test_the_end_of_an_epoch_is_told() -> None:
     job(2, fn)
 
 
+def test_an_epoch_that_ends_with_an_exchange_has_no_other_one() -> None:
+    """An outer optimizer would take its step twice. Ranks that took another number of steps are waited for."""
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        parameter = torch.nn.Parameter(torch.zeros(2))
+        strategy = LocalSGD("epoch", outer="momentum", momentum=0.5, warmup=2)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), strategy=strategy)
+
+        def epoch(steps: int) -> None:
+            for _ in range(steps):
+                optimizer.zero_grad()
+                (-parameter * (2 * rank + 1.0)).sum().backward()
+                optimizer.step()
+            optimizer.end_of_epoch()
+
+        epoch(2)  # ways 2 and 2: velocities 2 and 3
+        assert parameter.tolist() == [5.0] * 2
+        optimizer.end_of_epoch()
+        assert parameter.tolist() == [5.0] * 2
+        epoch(rank)  # 0 and 3, so 1.5, and a velocity of 3
+        assert parameter.tolist() == [8.0] * 2
+
+    job(2, fn)
+
+
 def test_synchronous_parameter_servers_are_an_average_of_gradients_and_asynchronous_ones_their_model() -> None:
     """Two ranks that take turns, with an optimizer of their own each."""
 

@@ -54,7 +54,7 @@ class KerasExchange:
 
     def end_of_epoch(self, variables: Sequence[Any], step: int) -> None:
         """Outside of any program. Collective, if the strategy wants to hear of epochs."""
-        if self._strategy.epochs:
+        if self._kept.at_end_of_epoch(step):
             self._outside(variables, lambda arrays: self._run(arrays, step))
 
     def average(self, variables: Sequence[Any]) -> None:

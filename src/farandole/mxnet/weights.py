@@ -38,7 +38,7 @@ class TrainerExchange:
 
     def end_of_epoch(self, parameters: Sequence[Any]) -> None:
         """Exchange now, if the strategy wants to hear of epochs."""
-        if self._strategy.epochs and self._kept.begun:
+        if self._kept.at_end_of_epoch(self._step) and self._kept.begun:
             self._run(parameters)
 
     def average(self, parameters: Sequence[Any]) -> None:

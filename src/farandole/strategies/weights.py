@@ -2,195 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from farandole import context
-from farandole.contracts import Codec, PushCodec, Settling, Strategy
-from farandole.engine import Engine, Entry
+from farandole.contracts import Codec, Settling, Strategy
+from farandole.engine import Engine
 from farandole.frontend.agreement import all_equal, gathered
 from farandole.observe.replicas import digest_of_text
 from farandole.report import pace
 from farandole.strategies.codecs import claim, codec, keeper
-from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
-from farandole.strategies.pairs import Pairs
-from farandole.strategies.unlike import UnlikeKinds, check_same_weights
-from farandole.strategies.ways import ways_of
-from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+from farandole.strategies.peers import EnginePeers
+from farandole.strategies.unlike import UnlikeKinds
 
 if TYPE_CHECKING:
-    from farandole.ps.client import Group, Pushed
-    from farandole.ps.clocks import Rule
-    from farandole.ps.peer import PeerGroup
     from farandole.types import Array
 
 Item = TypeVar("Item")
 Weight = TypeVar("Weight")
 _UNSENT = ("residual", "owed")  # what codecs keep under these names is sent with the next gradient
-
-
-class EnginePeers:
-    """See ``contracts.Peers``: over the engine of a process set."""
-
-    names: Sequence[str] | None = None  # of the arrays, for messages
-    near: Sequence[Array] = ()  # what ranks have in common: a codec sends how far away from it they are
-    statistics: Sequence[Array] = ()  # they go with the weights that are pushed
-
-    def __init__(self, engine: Engine, name: str, options: GradientOptions, codec: Codec | None, spec: str) -> None:
-        self.rank, self.size = engine.rank, engine.size
-        self.engine, self.name, self._spec = engine, name, spec
-        self._set = options.process_set
-        self._ranks = options.process_set.ranks or range(self.size)
-        self._pairs: Pairs | None = None
-        self._compared = False  # the weights that are swapped
-        self._centre: Group | None = None
-        self._centres = 0  # so far
-        self._held: list[tuple[Any, ...]] | None = None  # shape and type of what the centre holds
-        self._pushed: Sequence[Array] = ()  # statistics
-        summed = GradientOptions(ReduceOp.SUM, process_set=options.process_set)
-        self._reducer = GradientListReducer(name, summed)
-        self._coded = GradientListReducer(f"{name}.coded", summed._replace(codec=codec)) if codec is not None else None
-        self._of_pushes = codec if isinstance(codec, PushCodec) else None
-
-    def average(self, arrays: Sequence[Array]) -> None:
-        if self._coded is None or [array.shape for array in arrays] != [array.shape for array in self.near]:
-            self._average(self._reducer, arrays)
-            return
-        for array, near in zip(arrays, self.near, strict=True):
-            np.subtract(array, near, out=array)
-        self._average(self._coded, arrays)
-        for array, near in zip(arrays, self.near, strict=True):
-            np.add(array, near, out=array)
-
-    def _average(self, reducer: GradientListReducer, arrays: Sequence[Array]) -> None:
-        present = np.ones(1, dtype=np.int64)  # ranks that have joined bring zeros, and do not count
-        names = None if self.names is None else [*self.names, "ranks"]
-        reducer([*arrays, present], names, in_place=True)
-        for array in arrays:
-            np.divide(array, present[0], out=array)
-
-    def barrier(self) -> None:
-        names, self.names = self.names, None
-        self.average([np.zeros(1)])
-        self.names = names
-
-    def swap(self, arrays: Sequence[Array], to: Sequence[int]) -> dict[int, list[Array]]:
-        if not self._compared:  # the sizes of messages tell little
-            self._compared = True
-            check_same_weights(self.engine, self.name, self._ranks, arrays, self._names(arrays))
-        parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
-        mine = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
-        flat = np.tile(mine, len(to))
-        splits = tuple(mine.size if rank in to else 0 for rank in range(self.size))
-        request = Request(f"{self.name}.swap", Kind.ALLTOALL, DType.UINT8, flat.shape, splits=splits)
-        ((received, counts),) = self.engine.run([Entry(request, Buffer(flat, flat, DType.UINT8))])
-        heard, begin = {}, 0
-        for rank, count in enumerate(counts):
-            if count and count != mine.size:
-                raise ValueError(
-                    f"{self.name}: rank {self._ranks[rank]} sent weights of {count} bytes, and rank "
-                    f"{self._ranks[self.rank]} has {mine.size}: add weights on all ranks in the same step"
-                )
-            if count:
-                heard[rank] = _cut(received[begin : begin + count], arrays)
-            begin += count
-        return heard
-
-    def push(self, rule: Rule, anchors: Sequence[Array], changes: Sequence[Array], *, count: bool = True) -> Pushed:
-        statistics, self.statistics = self.statistics, ()
-        self._pushed = statistics
-        centre = self._group(rule, anchors, statistics)
-        first, given = [*anchors, *statistics], [*changes, *statistics]
-        with self._seen("SERVERS_PUSH"):
-            return centre.push(first, given) if count else centre.flush(first, given)
-
-    @contextlib.contextmanager
-    def _seen(self, what: str) -> Iterator[None]:
-        begin = time.monotonic()
-        yield
-        self._tell(what, begin, time.monotonic())
-
-    def _tell(self, what: str, begin: float, end: float) -> None:
-        for observer in self.engine.observers.transferred:
-            observer.transferred(self.name, what, begin, end)
-
-    def pull(self, into: Sequence[Array]) -> None:
-        assert self._centre is not None
-        with self._seen("SERVERS_PULL"):
-            self._centre.pull([*into, *self._pushed])
-
-    def average_async(
-        self, anchors: Sequence[Array], changes: Sequence[Array], others: Sequence[int], *, damp: bool = False
-    ) -> int:  # fmt: skip
-        statistics, self.statistics = self.statistics, ()
-        group = self._shown(anchors, statistics)
-        stale = group.take([*changes, *statistics], damp)
-        group.ask(others)
-        return stale
-
-    def average_shown(self, anchors: Sequence[Array], changes: Sequence[Array]) -> None:
-        statistics, self.statistics = self.statistics, ()
-        group = self._shown(anchors, statistics)
-        group.take([*changes, *statistics])
-        group.rest()
-        self.barrier()  # nobody asks any more
-        own = [*(np.zeros_like(change) for change in changes), *statistics]
-        group.take(own)
-        means = [array.copy() for array in own]
-        names, self.names = self.names, None
-        self.average(means)
-        self.names = names
-        count = len(changes)
-        group.take([*ways_of(means[:count], own[:count]), *(mean.copy() for mean in means[count:])])
-        group.gave(means[count:])  # a rank that has gone on may have averaged with this one meanwhile
-        for array, mean in zip((*changes, *statistics), means, strict=True):
-            np.copyto(array, mean)  # as all have it: what is shown was rounded
-
-    def close(self) -> None:
-        if self._pairs is not None:
-            self._pairs.close()
-
-    def other_weights(self) -> None:
-        """See ``WeightExchange.other_weights``."""
-        self._held = None
-        if self._pairs is not None:
-            self._pairs.other_weights()
-
-    def _shown(self, anchors: Sequence[Array], statistics: Sequence[Array]) -> PeerGroup:
-        if self._pairs is None:
-            changes = context.changes_before(self._set)  # a process set that is made anew has the same numbers
-            self._pairs = Pairs(self.engine, f"{self.name}.{changes}", self._ranks, self._tell)
-        return self._pairs.group(anchors, statistics, self._names(anchors))
-
-    def _names(self, weights: Sequence[Array]) -> Sequence[str]:
-        return self.names or [f"weight {number}" for number in range(len(weights))]
-
-    def _group(self, rule: Rule, anchors: Sequence[Array], statistics: Sequence[Array]) -> Group:
-        held = [(array.shape, array.dtype) for array in (*anchors, *statistics)]
-        if self._centre is None or held != self._held:  # weights were added: another centre, of all of them
-            self._held, self._centres = held, self._centres + 1
-            # servers outlive a process set, and its engine's numbers
-            name = f"{self.name}.{context.changes_before(self._set)}.{self._centres}"
-            self._centre = context.servers().group(
-                name, self._ranks, rule, self._spec, anchors, self._names(anchors), statistics, self._of_pushes
-            )
-        return self._centre
-
-
-def _cut(memory: Array, like: Sequence[Array]) -> list[Array]:
-    """``memory`` as arrays of the shapes and types of ``like``."""
-    found, begin = [], 0
-    for array in like:
-        end = begin + array.nbytes
-        found.append(memory[begin:end].copy().view(array.dtype).reshape(array.shape))
-        begin = end
-    return found
+CHANGE, DISTANCE = "change/", "distance/"  # from the last exchange, from a centre: what codecs keep is of one of them
 
 
 def slots_of(
@@ -212,6 +47,7 @@ class WeightExchange:
         self.strategy, self.codec = strategy, codec(options.codec)
         self.kinds = (*strategy.slots, "weights") if self.codec is not None and self._keeps_last() else strategy.slots
         self._label, self._options = label, options
+        self._own: Sequence[str] = ()  # how what the codec keeps of these weights is called
         self._counter = pace.counter()
         self._peers: tuple[Engine, EnginePeers] | None = None
         self._number = 0  # of this among the optimizers of the engine
@@ -251,9 +87,10 @@ class WeightExchange:
 
         Raises ValueError on all ranks, naming the ranks, when they have other strategies or other weights.
         """
-        claim(self.codec, self._options.owner)
         peers = self._open()
         peers.names, peers.statistics = names, statistics
+        if self.codec is not None:
+            self._claim(self.codec, peers.names_of(weights))
         if self.codec is None or self.strategy.common == "centre":  # pushes are compressed where they are made
             self.strategy.exchange(weights, slots, peers, step)
         else:
@@ -285,12 +122,26 @@ class WeightExchange:
             self._forget_unsent()
         self._known = len(near), zlib.crc32(repr((known if alike else 0, step)).encode())
 
+    def _claim(self, codec: Codec, names: Sequence[str]) -> None:
+        """See ``claim``. Of distances from a centre nothing is kept from one exchange to the next."""
+        if self.strategy.common == "centre":
+            self._own = [f"push/{place}/{name}/" for place, name in enumerate(names)]
+        else:
+            self._own = [f"{self._scope()}{name}" for name in names]
+        if self._scope() != DISTANCE:
+            claim(codec, self._options.owner, self._own)
+
     def _forget_unsent(self) -> None:
         """What a codec has left out of a distance is still in that distance the next time; what it has left out of
-        pushes is of weights that may have no names."""
+        pushes is of weights that may have no names. Other optimizers' stays."""
         assert self.codec is not None
+        own = self._own if self.strategy.common == "centre" else [DISTANCE]
+        unsent = tuple(f"{kind}/{name}" for kind in _UNSENT for name in own)
         state = self.codec.state_dict()
-        self.codec.load_state_dict({name: kept for name, kept in state.items() if name.split("/")[0] not in _UNSENT})
+        self.codec.load_state_dict({name: kept for name, kept in state.items() if not name.startswith(unsent)})
+
+    def _scope(self) -> str:
+        return DISTANCE if self.strategy.common == "slot" else CHANGE
 
     def _keeps_last(self) -> bool:
         return self.strategy.common == "weights"
@@ -309,6 +160,10 @@ class WeightExchange:
         else:
             self._average([*weights, *statistics])
 
+    def any_of(self, true: bool) -> bool:
+        """Is it true on some rank? Collective."""
+        return self._open().any_of(true)
+
     def _average(self, arrays: Sequence[Array]) -> None:
         peers = self._open()
         peers.names = None
@@ -321,7 +176,7 @@ class WeightExchange:
             self._number = engine.numbers.next_optimizer()
             name = f"{self._label}.weights.{self._number}"
             self._check_alike(engine, name, self._number)
-            self._peers = engine, EnginePeers(engine, name, self._options, self.codec, self._spec())
+            self._peers = engine, EnginePeers(engine, name, self._options, self.codec, self._spec(), self._scope())
         elif self._joins != engine.joins:  # a rank that had joined may be here for the first time
             self._check_alike(engine, self._peers[1].name, self._number)
         self._joins = engine.joins
@@ -375,6 +230,7 @@ class KeptExchange:
         self._places: list[int] | None = None  # of the weights that take part; None: all of them
         self._total = 0  # weights of the optimizer
         self._exchanged = False  # after the last step
+        self._last = -1  # step with an exchange
 
     @property
     def begun(self) -> bool:
@@ -416,6 +272,11 @@ class KeptExchange:
         """Those of ``items``, of which there is one for each of the optimizer's weights, whose weights take part."""
         return list(items) if self._places is None else [items[place] for place in self._places]
 
+    def at_end_of_epoch(self, step: int) -> bool:
+        """Is there an exchange when an epoch ends after this step? Not another one, where the last step of all ranks
+        had its own. Collective, if the strategy wants to hear of epochs: ranks need not take as many steps."""
+        return self.strategy.epochs and self.exchange.any_of(step != self._last)
+
     def begin_anew(self) -> None:
         self._slots = self._places = None
         self.exchange.begin_anew()
@@ -432,7 +293,7 @@ class KeptExchange:
                 f"has {total}: load the state of a run with the same model"
             )
         self.exchange(weights, self._taking_part(), step, names, statistics)
-        self._exchanged = True
+        self._exchanged, self._last = True, step
 
     def average(
         self, weights: Sequence[Array], names: Sequence[str] | None = None, statistics: Sequence[Array] = ()

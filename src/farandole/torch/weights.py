@@ -54,7 +54,7 @@ class WeightState:
 
     def end_of_epoch(self) -> None:
         """Exchange now, if the strategy wants to hear of epochs."""
-        if self._exchange.needed() and self._strategy.epochs:
+        if self._exchange.needed() and self._kept.at_end_of_epoch(self._step):
             self._run(self._step)
 
     def average(self) -> None:

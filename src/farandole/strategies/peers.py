@@ -1,0 +1,195 @@
+"""The ranks of one optimizer, as a strategy calls them: over their engine, at parameter servers, in pairs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from farandole import context
+from farandole.contracts import Codec, PushCodec
+from farandole.engine import Engine, Entry
+from farandole.strategies.list_reducer import GradientListReducer
+from farandole.strategies.options import GradientOptions
+from farandole.strategies.pairs import Pairs
+from farandole.strategies.unlike import check_same_weights
+from farandole.strategies.ways import ways_of
+from farandole.types import Buffer, DType, Kind, ReduceOp, Request
+
+if TYPE_CHECKING:
+    from farandole.ps.client import Group, Pushed
+    from farandole.ps.clocks import Rule
+    from farandole.ps.peer import PeerGroup
+    from farandole.types import Array
+
+
+class EnginePeers:
+    """See ``contracts.Peers``: over the engine of a process set."""
+
+    names: Sequence[str] | None = None  # of the arrays, for messages
+    near: Sequence[Array] = ()  # what ranks have in common: a codec sends how far away from it they are
+    statistics: Sequence[Array] = ()  # they go with the weights that are pushed
+
+    def __init__(
+        self, engine: Engine, name: str, options: GradientOptions, codec: Codec | None, spec: str, scope: str
+    ) -> None:  # fmt: skip
+        """``scope``: in front of names, for what a codec keeps of averages."""
+        self.rank, self.size = engine.rank, engine.size
+        self.engine, self.name, self._spec = engine, name, spec
+        self._set = options.process_set
+        self._ranks = options.process_set.ranks or range(self.size)
+        self._pairs: Pairs | None = None
+        self._compared = False  # the weights that are swapped
+        self._centre: Group | None = None
+        self._centres = 0  # so far
+        self._held: list[tuple[Any, ...]] | None = None  # shape and type of what the centre holds
+        self._pushed: Sequence[Array] = ()  # statistics
+        summed = GradientOptions(ReduceOp.SUM, process_set=options.process_set)
+        self._reducer = GradientListReducer(name, summed)
+        self._coded: GradientListReducer | None = None
+        if codec is not None:
+            self._coded = GradientListReducer(f"{name}.coded", summed._replace(codec=codec), scope=scope)
+        self._of_pushes = codec if isinstance(codec, PushCodec) else None
+
+    def average(self, arrays: Sequence[Array]) -> None:
+        if self._coded is None or [array.shape for array in arrays] != [array.shape for array in self.near]:
+            self._average(self._reducer, arrays)
+            return
+        for array, near in zip(arrays, self.near, strict=True):
+            np.subtract(array, near, out=array)
+        self._average(self._coded, arrays)
+        for array, near in zip(arrays, self.near, strict=True):
+            np.add(array, near, out=array)
+
+    def _average(self, reducer: GradientListReducer, arrays: Sequence[Array]) -> None:
+        present = np.ones(1, dtype=np.int64)  # ranks that have joined bring zeros, and do not count
+        names = None if self.names is None else [*self.names, "ranks"]
+        reducer([*arrays, present], names, in_place=True)
+        for array in arrays:
+            np.divide(array, present[0], out=array)
+
+    def any_of(self, true: bool) -> bool:
+        """Is it true on some rank? Collective; ranks that have joined do not count."""
+        (found,) = self._reducer([np.array([true], dtype=np.int64)])
+        return bool(found[0])
+
+    def barrier(self) -> None:
+        names, self.names = self.names, None
+        self.average([np.zeros(1)])
+        self.names = names
+
+    def swap(self, arrays: Sequence[Array], to: Sequence[int]) -> dict[int, list[Array]]:
+        if not self._compared:  # the sizes of messages tell little
+            self._compared = True
+            check_same_weights(self.engine, self.name, self._ranks, arrays, self.names_of(arrays))
+        parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+        mine = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
+        flat = np.tile(mine, len(to))
+        splits = tuple(mine.size if rank in to else 0 for rank in range(self.size))
+        request = Request(f"{self.name}.swap", Kind.ALLTOALL, DType.UINT8, flat.shape, splits=splits)
+        ((received, counts),) = self.engine.run([Entry(request, Buffer(flat, flat, DType.UINT8))])
+        heard, begin = {}, 0
+        for rank, count in enumerate(counts):
+            if count and count != mine.size:
+                raise ValueError(
+                    f"{self.name}: rank {self._ranks[rank]} sent weights of {count} bytes, and rank "
+                    f"{self._ranks[self.rank]} has {mine.size}: add weights on all ranks in the same step"
+                )
+            if count:
+                heard[rank] = _cut(received[begin : begin + count], arrays)
+            begin += count
+        return heard
+
+    def push(self, rule: Rule, anchors: Sequence[Array], changes: Sequence[Array], *, count: bool = True) -> Pushed:
+        statistics, self.statistics = self.statistics, ()
+        self._pushed = statistics
+        centre = self._group(rule, anchors, statistics)
+        first, given = [*anchors, *statistics], [*changes, *statistics]
+        with self._seen("SERVERS_PUSH"):
+            return centre.push(first, given) if count else centre.flush(first, given)
+
+    @contextlib.contextmanager
+    def _seen(self, what: str) -> Iterator[None]:
+        begin = time.monotonic()
+        yield
+        self._tell(what, begin, time.monotonic())
+
+    def _tell(self, what: str, begin: float, end: float) -> None:
+        for observer in self.engine.observers.transferred:
+            observer.transferred(self.name, what, begin, end)
+
+    def pull(self, into: Sequence[Array]) -> None:
+        assert self._centre is not None
+        with self._seen("SERVERS_PULL"):
+            self._centre.pull([*into, *self._pushed])
+
+    def average_async(
+        self, anchors: Sequence[Array], changes: Sequence[Array], others: Sequence[int], *, damp: bool = False
+    ) -> int:  # fmt: skip
+        statistics, self.statistics = self.statistics, ()
+        group = self._shown(anchors, statistics)
+        stale = group.take([*changes, *statistics], damp)
+        group.ask(others)
+        return stale
+
+    def average_shown(self, anchors: Sequence[Array], changes: Sequence[Array]) -> None:
+        statistics, self.statistics = self.statistics, ()
+        group = self._shown(anchors, statistics)
+        group.take([*changes, *statistics])
+        group.rest()
+        self.barrier()  # nobody asks any more
+        own = [*(np.zeros_like(change) for change in changes), *statistics]
+        group.take(own)
+        means = [array.copy() for array in own]
+        names, self.names = self.names, None
+        self.average(means)
+        self.names = names
+        count = len(changes)
+        group.take([*ways_of(means[:count], own[:count]), *(mean.copy() for mean in means[count:])])
+        group.gave(means[count:])  # a rank that has gone on may have averaged with this one meanwhile
+        for array, mean in zip((*changes, *statistics), means, strict=True):
+            np.copyto(array, mean)  # as all have it: what is shown was rounded
+
+    def close(self) -> None:
+        if self._pairs is not None:
+            self._pairs.close()
+
+    def other_weights(self) -> None:
+        """See ``WeightExchange.other_weights``."""
+        self._held = None
+        if self._pairs is not None:
+            self._pairs.other_weights()
+
+    def _shown(self, anchors: Sequence[Array], statistics: Sequence[Array]) -> PeerGroup:
+        if self._pairs is None:
+            changes = context.changes_before(self._set)  # a process set that is made anew has the same numbers
+            self._pairs = Pairs(self.engine, f"{self.name}.{changes}", self._ranks, self._tell)
+        return self._pairs.group(anchors, statistics, self.names_of(anchors))
+
+    def names_of(self, weights: Sequence[Array]) -> Sequence[str]:
+        """Of the weights that are exchanged."""
+        return self.names or [f"weight {number}" for number in range(len(weights))]
+
+    def _group(self, rule: Rule, anchors: Sequence[Array], statistics: Sequence[Array]) -> Group:
+        held = [(array.shape, array.dtype) for array in (*anchors, *statistics)]
+        if self._centre is None or held != self._held:  # weights were added: another centre, of all of them
+            self._held, self._centres = held, self._centres + 1
+            # servers outlive a process set, and its engine's numbers
+            name = f"{self.name}.{context.changes_before(self._set)}.{self._centres}"
+            self._centre = context.servers().group(
+                name, self._ranks, rule, self._spec, anchors, self.names_of(anchors), statistics, self._of_pushes
+            )
+        return self._centre
+
+
+def _cut(memory: Array, like: Sequence[Array]) -> list[Array]:
+    """``memory`` as arrays of the shapes and types of ``like``."""
+    found, begin = [], 0
+    for array in like:
+        end = begin + array.nbytes
+        found.append(memory[begin:end].copy().view(array.dtype).reshape(array.shape))
+        begin = end
+    return found
