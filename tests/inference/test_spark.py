@@ -100,6 +100,16 @@ def test_a_model_is_opened_once_in_each_worker(spark: Any, tmp_path: Path) -> No
     assert sorted(opened) == sorted(set(opened))
 
 
+def test_a_collection_after_a_task_does_not_look_at_what_was_loaded_for_the_model(spark: Any) -> None:
+    def model(x: Any) -> Any:
+        import gc
+
+        return np.full(len(x), len(gc.get_objects()))
+
+    (found,) = numbers(spark, 10, 1).select(predict_udf(model, returns="int")("id").alias("objects")).limit(1).collect()
+    assert found.objects < 20_000, "pyspark, pandas and pyarrow alone have five times as many"
+
+
 def test_a_worker_and_an_executor_that_are_killed_cost_no_row_and_double_none(spark: Any, tmp_path: Path) -> None:
     def first(name: str) -> bool:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import os
 import tempfile
@@ -25,6 +26,7 @@ _WHOLE = {"tinyint": "int8", "smallint": "int16", "int": "int32", "bigint": "int
 _sent_along: dict[
     str, Any
 ] = {}  # by Spark application: the folder of its archive, which executors fetch when they start
+_settled: set[str] = set()  # of a Python worker: the digests of models that were there when objects were frozen
 ByColumn = Mapping[str, Any] | Sequence[Any]
 
 
@@ -140,6 +142,7 @@ def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -
     how = _how(job, len(first) // (1 + masked), threads)
     place = Place(threads, job.device or device_of(context))
     predict = open_model(job.model, place, _folder(), lambda: _content(content))
+    _spare_the_collector(job.model.digest)
     arrow = isinstance(first[0], need("pyarrow", _PURPOSE).Array)
     chunks: Iterator[Chunk] = itertools.chain([first], columns)
     if not arrow:
@@ -257,6 +260,16 @@ def _content(content: Any) -> bytes:
     with contextlib.suppress(AttributeError):
         del content._value  # Spark reads its own file again, should another model ask
     return found
+
+
+def _spare_the_collector(digest: str) -> None:
+    """Spark's daemon collects garbage after each task. It would look at every object of a framework each time, which
+    takes longer than many a task. What a model before this one has left is collected first."""
+    if digest not in _settled:
+        _settled.add(digest)
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
 
 def _folder() -> str | None:
