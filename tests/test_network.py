@@ -45,6 +45,16 @@ def test_names_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_here("no-such-host.invalid")
 
 
+@pytest.mark.parametrize(
+    ("addresses", "here"),
+    [({"127.0.1.1"}, True), ({"127.0.1.1", "10.1.2.3"}, True), ({"127.0.1.1", "10.9.9.9"}, False), (set(), False)],
+)
+def test_a_name_of_this_host_as_debian_has_it(addresses: set[str], here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "interfaces", lambda: ALL)
+    monkeypatch.setattr(network, "_resolved", lambda host: frozenset(addresses))
+    assert is_here("box.lab") is here
+
+
 def test_an_interface_that_is_not_here() -> None:
     with pytest.raises(SettingsError, match=r"no interface 'eth3' that is up and has an address \(it has lo, eth0"):
         chosen(ALL, "eth3")

@@ -103,8 +103,8 @@ def is_here(host: str) -> bool:
     own = {interface.address for interface in interfaces()}
     if host in own:
         return True
-    found = _resolved(host)
-    return bool(found) and found <= own
+    found = {address for address in _resolved(host) if not address.startswith("127.")}  # Debian: 127.0.1.1 box.lab box
+    return found <= own if found else bool(_resolved(host))
 
 
 @functools.lru_cache(maxsize=4096)

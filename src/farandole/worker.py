@@ -15,7 +15,7 @@ from typing import Any
 
 from farandole import registry
 from farandole.config import PROCESS, Connection, Placement, Settings, cores, torch_variables, variables
-from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
+from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
 from farandole.report import keys
 from farandole.store import StoreClient, free_port
 from farandole.types import Slot
@@ -46,7 +46,12 @@ def main() -> int:
     slots = [Slot(*fields) for fields in job["slots"]]
     placement = identify(slots, here)
     os.environ.update(environment(placement, connection, settings))
-    os.environ.update(torch_variables(placement, *_store_of_first(slots, rank, client, settings, job)))
+    try:
+        first = _store_of_first(slots, rank, client, settings, job)
+    except SettingsError as error:  # an interface that this host does not have
+        _report(client, rank, str(error))
+        return 1
+    os.environ.update(torch_variables(placement, *first))
     if job["command"]:
         return _become(job["command"], client, rank)
     return _call(job, client, rank, settings.start_timeout)
@@ -120,12 +125,17 @@ def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
         code, text = NOT_EXECUTABLE, f"the command {command[0]!r} cannot be executed: {error}"
     if command[0].endswith(".py"):
         text += f"; a script needs its interpreter in front: python {command[0]}"
+    _report(client, rank, text)
+    return code
+
+
+def _report(client: StoreClient, rank: int, message: str) -> None:
+    """Why this rank fails before its program has begun."""
     from farandole.report.outcome import Outcome
 
-    failure = Outcome(status="error", message=text)
+    failure = Outcome(status="error", message=message)
     with contextlib.suppress(HorovodInternalError, AuthenticationError):
         client.set(keys.outcome(rank), failure.to_bytes())
-    return code
 
 
 def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float) -> int:

@@ -66,6 +66,14 @@ def test_three_hosts() -> None:
         command = made[0].command(sys.executable, "-m", "farandole.cli", "hosts", "-H", "a:1,b:2,c:1")
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stderr
+        none = [*command, "--network-interfaces", "eth7"]
+        without = subprocess.run(none, env=env, capture_output=True, text=True, timeout=200, check=False)
+        assert without.returncode == 1
+        assert re.findall(r"^  (\w): .*this host \(\w\) has no interface 'eth7'", without.stderr, re.M) == [
+            "a",
+            "b",
+            "c",
+        ]
         assert made.idle()
     lines = [re.split(r"  +", line) for line in done.stdout.splitlines()]
     assert [(row[0], row[1], row[2]) for row in lines[1:4]] == [("a", "1", "a"), ("b", "2", "b"), ("c", "1", "c")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -20,6 +21,7 @@ import pytest
 from farandole.errors import RendezvousError
 from farandole.handshake import new_secret
 from farandole.launch.agents import boot, bundle, remote
+from farandole.launch.agents.agent import cure
 from farandole.launch.agents.allocation import AgentAllocation, Place, deal
 from farandole.launch.agents.command import Command
 from farandole.launch.agents.registry import Agent, AgentRegistry
@@ -81,6 +83,23 @@ def test_packages_are_not_taken_from_a_folder_that_others_may_write_to(tmp_path:
     assert boot.provide(packed.getvalue(), wanted, str(tmp_path))[0] == folder
     os.chmod(folder, 0o777)
     assert boot.provide(packed.getvalue(), wanted, str(tmp_path))[0] != folder
+
+
+def test_packages_go_elsewhere_when_the_home_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("notthere/__init__.py", "VALUE = 5\n")
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "local"))
+    folder, _ = boot.provide(packed.getvalue(), {"notthere": "digest"}, "/proc/full")
+    assert Path(folder).parent == tmp_path / "local"
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/proc/too")
+    with pytest.raises(OSError, match=r"cannot be unpacked to /proc/full \(.*\) or /proc/too \(.*\): make room there"):
+        boot.provide(packed.getvalue(), {"notthere": "digest"}, "/proc/full")
+
+
+def test_a_limit_that_stops_ranks_is_told_with_its_cure() -> None:
+    assert re.search(r"at most \d+ open files are allowed there: .*ulimit -n", cure(OSError(errno.EMFILE, "too many")))
+    assert cure(OSError(errno.ENOENT, "none")) == cure(None) == ""
 
 
 def test_of_the_drivers_addresses_the_one_is_taken_that_knows_the_secret() -> None:

@@ -66,6 +66,7 @@ def test_what_ssh_says_is_told_with_the_cure(said: str, means: str) -> None:
 def test_what_the_first_program_says() -> None:
     assert reason("h1", 1, f"noise\n{OLD}, and /usr/bin/python3 is 3.8\n") == f"{OLD}, and /usr/bin/python3 is 3.8"
     assert "it has no Python" in reason("h1", 127, "sh: 1: exec: python3: not found")
+    assert "the process for it on this machine was ended by SIGKILL" in reason("h1", -9, "")
     assert reason("h1", 1, "Traceback\nKeyError: 3\n") == "its program ended with status 1: KeyError: 3"
 
 

@@ -166,6 +166,14 @@ def test_a_network_that_leads_nowhere_is_passed_over(four: Hosts) -> None:
     assert re.findall("goes over .*", err) == ["goes over 10.99.0.0/24 (of 192.168.77.1/24, 10.99.0.1/24)"]
     status, _, err = run(four, "run", "-np", "2", "-H", "b:1,c:1", "--network-interfaces", "eth7", "true")
     assert (status, "has no interface 'eth7'" in err) == (2, True)
+    four[0].run("ip", "link", "add", "only0", "type", "veth", "peer", "name", "other0")
+    four[0].run("ip", "addr", "add", "192.168.78.1/24", "dev", "only0")
+    for name in ("only0", "other0"):
+        four[0].run("ip", "link", "set", name, "up")
+    status, _, err = run(four, "run", "-np", "2", "-H", "b:1,c:1", "--network-interfaces", "eth0,only0", "true")
+    assert status == 1
+    assert "farandole: Rank 0 on b failed: --network-interfaces eth0,only0: this host (b) has no interface" in err
+    assert "Traceback" not in err
 
 
 def test_hosts_without_farandole_are_sent_it(four: Hosts, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 import shlex
+import signal
 import subprocess
 import threading
 import time
@@ -96,6 +97,8 @@ def reason(host: str, code: int, said: str) -> str:
     old = next((line for line in lines if OLD in line), "")
     if old:
         return old
+    if code < 0:
+        return f"the process for it on this machine was ended by {signal.Signals(-code).name}"
     if code == NO_PYTHON:
         return (
             "it has no Python: neither the driver's interpreter nor python3 in the PATH of a login without a terminal"

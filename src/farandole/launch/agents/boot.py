@@ -99,24 +99,43 @@ def provide(archive: bytes, wanted: Mapping[str, str], home: str = "") -> tuple[
             odd[name] = folder_of(name)
     if not odd:
         return "", {}
-    home = home or (os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()).split(",")[0]  # Spark empties its own
-    folder = os.path.join(home, f"farandole-{hashlib.sha256(archive).hexdigest()[:16]}-{os.getuid()}")
-    if not _is_ours(folder):
-        os.makedirs(home, exist_ok=True)
-        fresh = tempfile.mkdtemp(prefix="farandole-", dir=home)
+    trouble = []
+    for place in filter(None, (home, _temporary())):  # a home may be full, or over its quota
         try:
-            with zipfile.ZipFile(io.BytesIO(archive)) as packed:
-                packed.extractall(fresh)
+            return _unpacked(archive, place), odd
         except OSError as error:
-            shutil.rmtree(fresh, ignore_errors=True)
-            raise OSError(f"Farandole cannot be unpacked to {home}: {error}") from error
-        try:
-            os.rename(fresh, folder)  # another task of this host may be as far
-        except OSError:
-            if not _is_ours(folder):  # somebody else's: it may hold anything
-                return fresh, odd
-            shutil.rmtree(fresh)
-    return folder, odd
+            trouble.append(f"{place} ({error.strerror or error})")
+    raise OSError(f"Farandole cannot be unpacked to {' or '.join(trouble)}: make room there, or set TMPDIR")
+
+
+def _temporary() -> str:
+    """Spark's own folder, which it empties, or the system's; empty if there is none to write to."""
+    try:
+        return (os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()).split(",")[0]
+    except OSError:
+        return ""
+
+
+def _unpacked(archive: bytes, home: str) -> str:
+    """The folder in ``home`` with what is in the archive. Raises OSError, and leaves nothing then."""
+    folder = os.path.join(home, f"farandole-{hashlib.sha256(archive).hexdigest()[:16]}-{os.getuid()}")
+    if _is_ours(folder):
+        return folder
+    os.makedirs(home, exist_ok=True)
+    fresh = tempfile.mkdtemp(prefix="farandole-", dir=home)
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+            packed.extractall(fresh)
+    except OSError:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    try:
+        os.rename(fresh, folder)  # another task of this host may be as far
+    except OSError:
+        if not _is_ours(folder):  # somebody else's: it may hold anything
+            return fresh
+        shutil.rmtree(fresh)
+    return folder
 
 
 def _is_ours(folder: str) -> bool:

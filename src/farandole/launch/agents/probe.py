@@ -16,6 +16,7 @@ from importlib import metadata
 from typing import Any
 
 from farandole.config import content, cores
+from farandole.errors import SettingsError
 from farandole.network import chosen, interfaces
 
 PINGS = 50
@@ -81,12 +82,13 @@ def _measured(sock: socket.socket) -> dict[str, float]:
     return {"latency": sorted(turns[1:])[PINGS // 2] / 2, "bandwidth": total / (time.perf_counter() - began)}
 
 
-def facts(odd: Mapping[str, str]) -> dict[str, Any]:
-    """The facts about this host. ``odd``: the driver's packages of which this host has others (where) or none ("")."""
+def facts(odd: Mapping[str, str], names: str) -> dict[str, Any]:
+    """The facts about this host. ``odd``: the driver's packages of which this host has others (where) or none ("");
+    ``names``: the interfaces that are to carry a job, as set. Raises SettingsError for one that is not here."""
     return {
         "hostname": socket.gethostname(), "python": platform.python_version(), "executable": sys.executable,
         "farandole": odd.get("farandole"), "numpy": _version("numpy"), "cores": cores(), "memory": _memory(),
-        "gpus": _gpus(), "addresses": [each.address for each in chosen(interfaces())],
+        "gpus": _gpus(), "addresses": [each.address for each in chosen(interfaces(), names)],
     }  # fmt: skip
 
 
@@ -116,11 +118,17 @@ def _gpus() -> list[str]:
     return [] if done.returncode else [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
-def main(token: str, odd: Mapping[str, str], frame: Callable[[], bytes], say: Callable[..., None]) -> int:
+def main(told: Mapping[str, Any], odd: Mapping[str, str], frame: Callable[[], bytes], say: Callable[..., None]) -> int:
     """Tell what is there, then measure what each ``frame`` asks for; that ends the process when the driver has gone."""
+    token = told["token"]
+    try:
+        found = facts(odd, told["interfaces"])
+    except SettingsError as error:
+        say(failed=str(error))
+        return 1
     door = socket.create_server(("", 0), backlog=16)
     threading.Thread(target=serve, args=(door, token.encode()), daemon=True).start()
-    say(facts=facts(odd), port=door.getsockname()[1])
+    say(facts=found, port=door.getsockname()[1])
     while True:
         asked = json.loads(frame())
         say(measured=measure(asked["addresses"], asked["port"], token.encode()))

@@ -81,7 +81,7 @@ def main() -> int:
     if told["do"] == "probe":
         from farandole.launch.agents import probe
 
-        return probe.main(told["token"], odd, frame, say)
+        return probe.main(told, odd, frame, say)
     return run_agent(told, folder, odd)
 
 
