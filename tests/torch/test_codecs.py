@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -84,6 +85,73 @@ def test_what_a_step_did_not_send_comes_later_and_a_resumed_run_goes_on_bit_for_
     assert all(map(torch.equal, weights, others))
     for arrived, one, two in zip(came, mine, theirs, strict=True):
         torch.testing.assert_close(arrived, (one + two) / 2, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("spec", ["int8", "onebit", "randomk:0.3"])
+def test_a_resumed_run_goes_on_bit_for_bit_where_parameters_came_later(spec: str) -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        def begun() -> Any:
+            weights = [torch.nn.Parameter(torch.ones(40)), torch.nn.Parameter(torch.ones(30))]
+            return weights, hvd.DistributedOptimizer(torch.optim.SGD(weights[:1], lr=0.1), codec=spec)
+
+        def steps(weights: Any, optimizer: Any, begin: int, end: int) -> None:
+            for step in range(begin, end):
+                if len(optimizer.param_groups) == 1 and step >= 2:
+                    optimizer.add_param_group({"params": weights[1:]})
+                x = torch.randn(70, generator=torch.Generator().manual_seed(10 * step + rank))
+                optimizer.zero_grad()
+                (torch.cat(weights).sin() * x).sum().backward()
+                optimizer.step()
+
+        weights, optimizer = begun()
+        steps(weights, optimizer, 0, 4)
+        state = copy.deepcopy(([weight.detach() for weight in weights], optimizer.state_dict()))
+        steps(weights, optimizer, 4, 6)
+        again, resumed = begun()
+        resumed.add_param_group({"params": again[1:]})
+        for weight, kept in zip(again, state[0], strict=True):
+            weight.data.copy_(kept)
+        resumed.load_state_dict(state[1])
+        steps(again, resumed, 4, 6)
+        assert all(map(torch.equal, again, weights))
+
+    job(2, fn)
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "local_sgd:1", "ps"])
+def test_another_state_without_residuals_has_none_of_those_that_were_there(strategy: str) -> None:
+    """A run that has diverged goes back: what it had not sent was added to the first gradients after that. A codec of
+    the program's stays as it is."""
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+        from farandole.strategies.codecs import codec
+
+        def steps(optimizer: Any, scale: float) -> None:
+            for number in range(2):
+                optimizer.zero_grad()
+                (weight * torch.linspace(1, 2 + rank, 8) * (scale + number)).sum().backward()
+                optimizer.step()
+
+        for of_program in (False, True):
+            ends = []
+            for back in (False, True):
+                weight, chosen = torch.nn.Parameter(torch.zeros(8)), codec("topk:0.25") if of_program else "topk:0.25"
+                optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), strategy=strategy, codec=chosen)
+                before = torch.optim.SGD([weight], lr=1.0).state_dict()
+                if back:
+                    steps(optimizer, 1e6)
+                    weight.data.zero_()
+                    optimizer.load_state_dict(before)
+                steps(optimizer, 1.0)
+                optimizer.average_weights()
+                ends.append(weight.detach().clone())
+            kept = of_program and strategy != "ps"  # pushes begin anew with other weights
+            assert torch.allclose(*ends) != kept
+
+    job(2, fn, store=True)
 
 
 @pytest.mark.parametrize("spec", ["topk:0.1", "net:topk:0.1", "onebit", "powersgd:1"])

@@ -115,8 +115,8 @@ class BucketReducer:
                 gradient = None
             if self._closed or index in self._frozen:
                 return
-            if self._order is not None and self.codec is None:
-                self._order.append(index)  # what a codec loses hangs on its buckets: a resumed run has the same ones
+            if self._order is not None:
+                self._order.append(index)
             if self._sampling and gradient is not None:
                 self._samples[index] = self.gradients[index].digest(gradient)
             if home is None:
@@ -421,7 +421,8 @@ class BucketReducer:
         count = len(self.gradients)
         places, ways = np.full(count + 3, _NO_WORD), np.zeros(count, dtype=np.int64)
         if self._engine.rank == 0:
-            known = list(dict.fromkeys(order))
+            known = list(dict.fromkeys(order)) if self.codec is None else []  # what it loses hangs on its buckets: a
+            # resumed run has the same ones, whenever parameters came
             places[known] = np.arange(len(known))
             places[count] = self._engine.sizes.bucket_bytes
         if self._order is None:

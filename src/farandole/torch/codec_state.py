@@ -20,13 +20,17 @@ def state_of(codec: Codec | None, process_set: ProcessSet) -> dict[str, Any]:
     return {"codec": {**_owner(codec, process_set), "state": kept}} if kept else {}
 
 
-def load(codec: Codec | None, process_set: ProcessSet, state: Mapping[str, Any] | None) -> None:
-    """Load what ``state_of`` gave on this rank of as many, for the same codec; leave the codec alone otherwise."""
-    if codec is None or state is None or "codec" not in state or not _takes_part(process_set):
+def load(codec: Codec | None, process_set: ProcessSet, state: Mapping[str, Any] | None, *, own: bool) -> None:
+    """Load what ``state_of`` gave on this rank of as many, for the same codec. Without that, nothing is kept: what was
+    not sent is of other weights. ``own``: the optimizer has made the codec; one that the program has made is left alone
+    then, which may have loaded it by itself."""
+    if codec is None or not _takes_part(process_set):
         return
-    found, owner = state["codec"], _owner(codec, process_set)
-    if owner == {name: found[name] for name in owner}:
+    found, owner = (state or {}).get("codec", {}), _owner(codec, process_set)
+    if found and owner == {name: found[name] for name in owner}:
         codec.load_state_dict({name: tensor.numpy() for name, tensor in found["state"].items()})
+    elif own:
+        codec.load_state_dict({})
 
 
 def _takes_part(process_set: ProcessSet) -> bool:

@@ -317,7 +317,8 @@ class OptimizerState:
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         if self.reducer is not None:
-            codec_state.load(self.reducer.codec, self._options.process_set, state)
+            options = self._options
+            codec_state.load(self.reducer.codec, options.process_set, state, own=options.owner is None)
 
     def shared(self) -> dict[str, Any]:
         return {}

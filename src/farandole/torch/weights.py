@@ -32,6 +32,7 @@ class WeightState:
         self._strategy, self._kept = strategy, KeptExchange("DistributedOptimizer", options, strategy)
         self._exchange = self._kept.exchange
         self._set, self._common = options.process_set, strategy.common != ""
+        self._own = options.owner is None  # the codec, if there is one
         kept = () if callable(buffers) else list(buffers)
         self._buffers = buffers if callable(buffers) else lambda: kept  # a model may get others: ``model.to(device)``
         self._step = 0
@@ -80,7 +81,7 @@ class WeightState:
             slots = [[None if tensor is None else tensor.numpy() for tensor in slot] for slot in state["slots"]]
             self._kept.load_state_dict({**state, "slots": slots})
             self._step = state["step"]
-        codec_state.load(self._exchange.codec, self._set, state)
+        codec_state.load(self._exchange.codec, self._set, state, own=self._own)
 
     def shared(self) -> dict[str, Any]:
         """What ranks have alike of the state: the number of steps, and the slots, if this strategy's are common."""
@@ -102,7 +103,7 @@ class WeightState:
             (names.get(parameter) or name_of(number, place), parameter)
             for number, group in enumerate(optimizer.param_groups)
             for place, parameter in enumerate(group["params"])
-            if parameter.is_floating_point()
+            if _holds_reals(parameter)
         ]
 
     def _keep(self, *, stepping: bool = False) -> None:
@@ -118,17 +119,22 @@ class WeightState:
         """Have weights (with their names) and statistics changed as arrays."""
         named = self._kept.chosen(self._parameters())
         weights = [Held(parameter) for _, parameter in named]
-        statistics = [Held(buffer) for buffer in self._buffers() if buffer.is_floating_point()]
+        statistics = [Held(buffer) for buffer in self._buffers() if _holds_reals(buffer)]
         change([one.array for one in weights], [name for name, _ in named], [one.array for one in statistics])
         for one in (*weights, *statistics):
             one.put_back()
 
 
+def _holds_reals(tensor: Any) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
 class Held:
-    """A tensor as an array that a strategy may change: its own memory, or a copy that goes back."""
+    """A tensor as an array that a strategy may change: its own memory, or a copy that goes back. Of a complex one, real
+    and imaginary parts."""
 
     def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor.detach()
+        self._tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
         plain = self._tensor.is_cpu and self._tensor.dtype in _WIDE and self._tensor.is_contiguous()
         self._copy: Any = None if plain else self._copied()
         self.array: Array = (self._tensor if self._copy is None else self._copy).numpy()
