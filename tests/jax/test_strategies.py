@@ -51,6 +51,22 @@ def model(n: int, kind: str, every: int, outer: bool = False) -> list[Any]:
     return ranks
 
 
+def test_complex_weights_are_exchanged_like_their_parts() -> None:
+    def fn(rank: int) -> None:
+        import farandole.jax as hvd
+
+        for strategy in ("local_sgd:1", LocalSGD(1, outer="momentum", momentum=0.0)):
+            optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), strategy=strategy)
+            params = {"c": jnp.full((2, 1), 1j, jnp.complex64), "w": jnp.zeros(2)}
+            grads = {"c": jnp.full((2, 1), rank * (-2 + 4j)), "w": jnp.full(2, -2.0 * rank)}
+            updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
+            ends = optax.apply_updates(params, updates)
+            assert ends["c"].tolist() == [[1 - 1j]] * 2
+            assert ends["w"].tolist() == [1.0] * 2
+
+    job(2, fn)
+
+
 def test_local_sgd_is_its_model() -> None:
     def fn(rank: int) -> dict[str, Any]:
         import farandole.jax as hvd

@@ -372,6 +372,25 @@ def test_the_end_of_an_epoch_is_told() -> None:
     job(2, fn)
 
 
+def test_complex_weights_are_exchanged_like_their_parts() -> None:
+    """They stayed each rank's own, without a word."""
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        for strategy in ("local_sgd:1", "ps", "gossip"):
+            weight, statistics = torch.nn.Parameter(torch.full((2, 1), 1j)), torch.full((2,), 2j * rank)
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD([weight], lr=1.0), strategy=strategy, buffers=[statistics]
+            )
+            ((-2 + 4j) * rank * weight).real.sum().backward()
+            optimizer.step()
+            assert weight.tolist() == [[1 + 3j]] * 2
+            assert statistics.tolist() == [1j] * 2
+
+    job(2, fn, store=True)
+
+
 def test_an_epoch_that_ends_with_an_exchange_has_no_other_one() -> None:
     """An outer optimizer would take its step twice. Ranks that took another number of steps are waited for."""
 

@@ -140,12 +140,22 @@ def _changes(params: Any, found: Any, weights: Sequence[Any]) -> Any:
     """The updates that lead from ``params`` to ``weights``; those in ``found`` for what is no weight."""
     leaves, kind = jax.tree_util.tree_flatten(params)
     others, left = jax.tree_util.tree_leaves(found), iter(weights)
-    changes = [next(left) - leaf if _is_weight(leaf) else other for leaf, other in zip(leaves, others, strict=True)]
+    changes = [
+        _like(leaf, next(left)) - leaf if _is_weight(leaf) else other
+        for leaf, other in zip(leaves, others, strict=True)
+    ]
     return jax.tree_util.tree_unflatten(kind, changes)
 
 
 def _weights(params: Any) -> list[Any]:
-    return [jnp.asarray(leaf) for leaf in jax.tree_util.tree_leaves(params) if _is_weight(leaf)]
+    """Of complex ones, real and imaginary parts."""
+    arrays = [jnp.asarray(leaf) for leaf in jax.tree_util.tree_leaves(params) if _is_weight(leaf)]
+    return [jnp.stack([one.real, one.imag], -1) if jnp.iscomplexobj(one) else one for one in arrays]
+
+
+def _like(leaf: Any, weight: Any) -> Any:
+    """The weight that ``_weights`` gives for ``leaf``, as that one is."""
+    return jax.lax.complex(weight[..., 0], weight[..., 1]) if jnp.iscomplexobj(leaf) else weight
 
 
 def _names(params: Any) -> list[str]:
@@ -154,7 +164,7 @@ def _names(params: Any) -> list[str]:
 
 
 def _is_weight(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.floating))
+    return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
 
 
 def _wide(weight: Any) -> Any:

@@ -421,8 +421,7 @@ class BucketReducer:
         count = len(self.gradients)
         places, ways = np.full(count + 3, _NO_WORD), np.zeros(count, dtype=np.int64)
         if self._engine.rank == 0:
-            known = list(dict.fromkeys(order)) if self.codec is None else []  # what it loses hangs on its buckets: a
-            # resumed run has the same ones, whenever parameters came
+            known = list(dict.fromkeys(order)) if self.codec is None else []  # a resumed run loses in the same buckets
             places[known] = np.arange(len(known))
             places[count] = self._engine.sizes.bucket_bytes
         if self._order is None:
