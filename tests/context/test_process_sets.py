@@ -158,7 +158,52 @@ def test_static_sets_and_reinit_on_one_rank() -> None:
         assert not context.is_initialized()
 
 
-@pytest.mark.parametrize("comm", [[1], "x", [0, 1]])
+class Comm:
+    """What is used of mpi4py's communicators."""
+
+    def __init__(self, members: list[int], rank: int = 0) -> None:
+        self.members, self.rank = members, rank
+
+    def Get_group(self) -> None: ...
+
+    def Get_rank(self) -> int:
+        return self.rank
+
+    def Get_size(self) -> int:
+        return len(self.members)
+
+    def allgather(self, mine: int) -> list[int]:
+        assert mine in self.members
+        return self.members
+
+
+def test_each_rank_gives_its_own_communicator() -> None:
+    """Made before ``init``, as in Horovod's example: its members are known by their ranks in the job."""
+
+    def fn(rank: int) -> list[Any]:
+        parts = [2, 0] if rank % 2 == 0 else [1, 3]
+        early = context.add_process_set(Comm(parts))
+        seen = [early.process_set_id, early.ranks, total(early, float(rank)), context.process_sets()]
+        assert context.remove_process_set(early)
+        assert early.process_set_id is None
+        late = context.ProcessSet([0, 3])
+        context.add_process_set(late)
+        half = context.add_process_set(Comm([0, 1] if rank < 2 else [3, 2]))
+        return [*seen, half.ranks, total(half, float(rank)), context.process_sets()]
+
+    sets = {0: [0, 1, 2, 3], 1: [0, 2], 2: [1, 3]}
+    then = {0: [0, 1, 2, 3], 1: [0, 3], 2: [0, 1], 3: [2, 3]}
+    even, odd = [1, [0, 2], 2.0, sets], [2, [1, 3], 4.0, sets]
+    low, high = [[0, 1], 1.0, then], [[2, 3], 5.0, then]
+    assert job(4, fn, dynamic_process_sets=True) == [even + low, odd + low, even + high, odd + high]
+
+
+def test_a_communicator_has_no_ranks_of_the_job_before_init() -> None:
+    early = context.ProcessSet(Comm([0, 1]))
+    assert early.ranks is None
+
+
+@pytest.mark.parametrize("comm", [[1], "x", [0, 1], Comm([0, 1]), Comm([0], rank=1)])
 def test_a_communicator_that_is_not_all_ranks(comm: Any) -> None:
     with pytest.raises(ValueError, match="comm"):
         context.init(comm=comm)

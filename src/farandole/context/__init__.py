@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farandole import log
 from farandole.config import PROCESS, Connection, Placement, Settings, variables
-from farandole.context import wiring
+from farandole.context import communicator, wiring
 from farandole.context.malloc import keep_freed_memory
 from farandole.context.observers import Observers, note_ignored
 from farandole.context.process_sets import Sets
@@ -57,17 +57,19 @@ class ProcessSet:
     """Some of the ranks. Register it with ``add_process_set`` or ``init(process_sets=[...])`` before use.
 
     ``ranks_or_comm``: ranks as a list, or an mpi4py communicator.
-    ``process_set_id``: its number while it is registered, else None. ``ranks``: sorted global ranks.
+    ``process_set_id``: its number while it is registered, else None. ``ranks``: sorted global ranks; None until
+    ``init()`` for a communicator. Several ranks may each give their own communicator, as ``Split`` makes them.
     """
 
     def __init__(self, ranks_or_comm: Any) -> None:
         self.process_set_id: int | None = None
-        self.mpi_comm: Any = None
-        if hasattr(ranks_or_comm, "Get_group"):
-            self.mpi_comm = ranks_or_comm
-            ranks_or_comm = ranks_or_comm.allgather(rank() if is_initialized() else ranks_or_comm.Get_rank())
+        self.ranks: list[int] | None = None
+        self.mpi_comm: Any = ranks_or_comm if hasattr(ranks_or_comm, "Get_group") else None
+        if self.mpi_comm is not None:
+            self.ranks = communicator.members(self.mpi_comm, rank()) if is_initialized() else None
+            return
         try:
-            self.ranks: list[int] | None = sorted(operator.index(number) for number in ranks_or_comm)
+            self.ranks = sorted(operator.index(number) for number in ranks_or_comm)
         except TypeError:
             raise ValueError(
                 "ProcessSet should be constructed either with a list of process ranks or with an mpi4py communicator "
@@ -111,7 +113,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the job: afterwards ``rank()``, ``size()`` and the collectives work. Does nothing when already done.
 
     ``process_sets``: a list of ``ProcessSet`` to register, the same on all ranks; or "dynamic", to add some later.
-    ``comm``: None, or all ranks as a list or an mpi4py communicator.
+    ``comm``: None, or all ranks, in their order, as a list or an mpi4py communicator.
     Raises RendezvousError naming the ranks that did not come within ``--start-timeout`` seconds.
     """
     global _stay
@@ -126,7 +128,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             placement, connection = found.join(settings)
         if not 0 <= placement.rank < placement.size:
             raise SettingsError(f"HOROVOD_RANK={placement.rank} is not below HOROVOD_SIZE={placement.size}")
-        _check_comm(comm, placement.size)
+        communicator.check(comm, placement)
         note_ignored()
         if process_sets == "dynamic":
             settings, process_sets = settings.replace(dynamic_process_sets=True), None
@@ -142,22 +144,6 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 def _told(env: Mapping[str, str]) -> bool:
     """Was this process told who it is, by a launcher or by hand?"""
     return any(env.get(name) for name in ("FARANDOLE_STORE", *variables(Placement)))
-
-
-def _check_comm(comm: Any, size: int) -> None:
-    if comm is None:
-        return
-    if hasattr(comm, "Get_group"):
-        comm = range(comm.Get_size())
-    if not isinstance(comm, (list, tuple, range)):
-        raise ValueError(
-            f"Invalid type of argument comm: {type(comm)}. It must be None, a list of ranks or an mpi4py comm"
-        )
-    if sorted(comm) != list(range(size)):
-        raise ValueError(
-            f"init(comm={list(comm)}): this job has ranks 0 to {size - 1}, and all of them must be in; for a part of "
-            "them use init(process_sets=[ProcessSet(ranks)])"
-        )
 
 
 def _enter(placement: Placement, settings: Settings, transport: Transport, connection: Connection) -> None:
@@ -271,8 +257,9 @@ def messages_among(ranks: Sequence[int]) -> Messages | None:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Take ``process_set`` back, on all ranks; False if it is not registered, or is that of all ranks."""
     _check_dynamic()
-    number = process_set.process_set_id
-    if number is None or not _entered().sets.remove(number):
+    number, sets = process_set.process_set_id, _entered().sets
+    remove = sets.remove if process_set.mpi_comm is None else sets.remove_each
+    if number is None or not remove(number):
         return False
     process_set.process_set_id = None
     _registered.discard(process_set)
@@ -285,7 +272,12 @@ def process_sets() -> dict[int, list[int]]:
 
 
 def _add(process_set: ProcessSet) -> None:
-    process_set.process_set_id = _entered().sets.add(process_set.ranks or [])
+    sets = _entered().sets
+    if process_set.mpi_comm is not None:  # each rank may have one of its own
+        process_set.ranks = communicator.members(process_set.mpi_comm, rank())
+        process_set.process_set_id = sets.add_each(process_set.ranks)
+    else:
+        process_set.process_set_id = sets.add(process_set.ranks or [])
     _registered.add(process_set)
 
 

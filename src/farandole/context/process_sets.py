@@ -69,6 +69,14 @@ class Sets:
             self._engines[number] = self._engine_of(transport, members, number)
         return number
 
+    def add_each(self, ranks: Sequence[int]) -> int:
+        """The same where each rank names a set of its own, that it is in; the id of this rank's."""
+        size = len(self._ranks[0])
+        named = self._of_all(np.isin(np.arange(size), ranks))
+        sets = dict.fromkeys(tuple(np.flatnonzero(row).tolist()) for row in named)
+        numbers = {members: self.add(members) for members in sets}
+        return numbers[tuple(sorted(ranks))]
+
     def remove(self, number: int) -> bool:
         """Take a set back on all ranks; False for all ranks' set and for one that is not registered."""
         if number == 0 or number not in self._ranks:
@@ -79,6 +87,13 @@ class Sets:
         if engine is not None:
             engine.shutdown()
         return True
+
+    def remove_each(self, number: int) -> bool:
+        """The same where each rank names a set of its own."""
+        known = sorted(self._ranks)
+        named = self._of_all(np.array([each == number for each in known])).any(axis=0)
+        removed = [self.remove(each) for each, wanted in zip(known, named, strict=True) if wanted]
+        return all(removed)
 
     def messages(self, ranks: Sequence[int]) -> Messages | None:
         """What sends messages among ``ranks``, until ``shutdown``; each is known there by its place among them, sorted.
@@ -120,6 +135,17 @@ class Sets:
                 f"all ranks must {verb} the same process sets in the same order; this rank came with {list(members)} "
                 f"({error})"
             ) from error
+
+    def _of_all(self, mine: Any) -> Any:
+        """The bits of each rank, in a row. All have as many."""
+        self._changes += 1
+        whole = self._engines[0]
+        table: Any = np.zeros((whole.size, len(mine)), np.uint8)
+        table[whole.rank] = mine
+        flat = table.reshape(-1)
+        request = Request(f"process_set.each.{self._changes}", Kind.ALLREDUCE, DType.UINT8, flat.shape, ReduceOp.MAX)
+        whole.run([Entry(request, Buffer(flat, flat, DType.UINT8))])
+        return table
 
     def _everywhere(self, true: bool) -> bool:
         """Is it so on all ranks? They have met before."""

@@ -1,0 +1,36 @@
+"""Communicators of mpi4py, which programs written for Horovod pass. Their processes are ranks of this job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from farandole.config import Placement
+
+
+def check(comm: Any, placement: Placement) -> None:
+    """ValueError for a communicator that is not that of all ranks, in their order."""
+    if comm is None:
+        return
+    if hasattr(comm, "Get_group"):
+        numbers = [comm.Get_rank(), comm.Get_size()]
+        if numbers != [placement.rank, placement.size]:
+            raise ValueError(
+                f"init(comm=...): this process is rank {numbers[0]} of {numbers[1]} in the communicator and rank "
+                f"{placement.rank} of {placement.size} in the job, which must be the same: give MPI.COMM_WORLD, or "
+                "none; for a part of the ranks use init(process_sets=[ProcessSet(comm)])"
+            )
+        return
+    if not isinstance(comm, (list, tuple, range)):
+        raise ValueError(
+            f"Invalid type of argument comm: {type(comm)}. It must be None, a list of ranks or an mpi4py comm"
+        )
+    if list(comm) != list(range(placement.size)):
+        raise ValueError(
+            f"init(comm={list(comm)}): this job has ranks 0 to {placement.size - 1}, and all of them must be in, in "
+            "this order; for a part of them use init(process_sets=[ProcessSet(ranks)])"
+        )
+
+
+def members(comm: Any, rank: int) -> list[int]:
+    """The ranks of its processes in this job, where this one has ``rank``. All of them call this."""
+    return sorted(comm.allgather(rank))
