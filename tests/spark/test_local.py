@@ -232,6 +232,9 @@ def test_a_dataframe_that_cannot_be_data(spark: Any, tmp_path: Path) -> None:
         from_spark(frame)
     with pytest.raises(DataError, match="the DataFrame has no rows"):
         from_spark(frame.where("a > 5"))
+    for url, why in (("s3a://b", "Class org.apache.hadoop.fs.s3a.S3AFileSystem not found"), ("s3://b", 'scheme "s3"')):
+        with pytest.raises(DataError, match=f"Spark cannot write to {url}: .*{why}. Give Spark the file system"):
+            from_spark(frame.select("a"), parent=url)
     assert [*tmp_path.iterdir()] == []
     left = from_spark(frame.select("a"))  # nobody deletes it: the end of the process does
     assert Path(left.path).exists()
@@ -239,6 +242,12 @@ def test_a_dataframe_that_cannot_be_data(spark: Any, tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
     spark.conf.unset("spark.farandole.data.dir")
     assert farandole.data.spark._parent(spark) == tempfile.gettempdir()
+
+
+def test_spark_connect_has_no_tasks_for_ranks(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # its server may be in this process
+    with pytest.raises(SettingsError, match="a Spark Connect session has none: use the cluster's own driver"):
+        HorovodRunner(np=2).run(print)
 
 
 def test_the_session_is_stopped_meanwhile(spark: Any, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -21,6 +22,7 @@ from farandole.log import logger
 ROW_GROUP = 4 << 20  # bytes: small enough to mix rows of many, large enough to be read at full speed
 FOLDER = "spark.farandole.data.dir"  # Spark's setting for the folder
 _PREFIX = "farandole-data"
+_NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme \S+|Class \S+FileSystem not found")  # as Hadoop says it
 _numbers = itertools.count()
 _written: list[_Written] = []
 _lock = threading.Lock()  # files are found when they are complete, and counted
@@ -175,9 +177,16 @@ def _write(frame: Any, names: Sequence[str], how: _How) -> _Written:
     _written.append(written)
     try:
         writer.parquet(path)
-    except BaseException:
-        written.remove()
-        raise
+    except BaseException as error:
+        unknown = _NO_FILE_SYSTEM.search(str(error))
+        if unknown is None:
+            written.remove()
+            raise
+        _written.remove(written)  # nothing is there
+        raise DataError(
+            f"Spark cannot write to {how.parent}: {unknown[0]}. Give Spark the file system (for S3: hadoop-aws in "
+            f"spark.jars.packages, and s3a://), or set {FOLDER} to a folder that Spark and all ranks reach"
+        ) from error
     return written
 
 

@@ -66,7 +66,9 @@ class SparkBackend(Backend):
 
 
 def spark_runs() -> bool:
-    """Whether this process has a Spark session."""
-    found = sys.modules.get("pyspark")
+    """Whether this process has a Spark session whose tasks ranks can be: not one of Spark Connect."""
+    found, utils = sys.modules.get("pyspark"), sys.modules.get("pyspark.sql.utils")
     context = None if found is None else found.SparkContext._active_spark_context
+    if utils is not None and utils.is_remote():  # its server may be in this process
+        return False
     return context is not None and context._jsc is not None

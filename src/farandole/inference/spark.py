@@ -215,12 +215,13 @@ def _task(job: bytes, content: Any, archive: str, masked: bool) -> Callable[[Ite
 
 
 def _context() -> Any:
-    """The SparkContext; None with Spark Connect, and without a session."""
+    """The SparkContext; None with Spark Connect, also where its server is in this process, and without a session."""
     try:
         from pyspark import SparkContext
+        from pyspark.sql.utils import is_remote
     except ImportError:  # of Spark Connect's client alone
         return None
-    return SparkContext._active_spark_context
+    return None if is_remote() else SparkContext._active_spark_context
 
 
 def _sent(content: bytes) -> Any:

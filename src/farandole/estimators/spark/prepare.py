@@ -61,9 +61,7 @@ def _write(df: Any, columns: Columns, validation: float | str | None, store: Sto
     try:
         for frame, path in zip((train, held), paths, strict=True):
             if frame is not None:
-                frame.write.option("parquet.block.size", ROW_GROUP).mode("errorifexists").parquet(
-                    spark_url(path(number))
-                )
+                frame.write.option("parquet.block.size", ROW_GROUP).mode("error").parquet(spark_url(path(number)))
     except BaseException:
         store.delete(store.get_train_data_path(number))
         store.delete(store.get_val_data_path(number))

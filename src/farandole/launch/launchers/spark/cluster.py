@@ -37,14 +37,16 @@ class Cluster:
         """The running one; with ``create``, started from what is configured if there is none. Else SettingsError."""
         try:
             from pyspark import SparkContext
+            from pyspark.sql.utils import is_remote
         except ImportError as error:
             raise SettingsError(f"PySpark is not installed here ({error}): pip install pyspark") from error
-        context = SparkContext._active_spark_context
-        if context is None and create:
+        connect = is_remote()
+        context = None if connect else SparkContext._active_spark_context  # Connect's server may be in this process
+        if context is None and create and not connect:
             from pyspark.sql import SparkSession
 
             session: Any = SparkSession.builder.getOrCreate()
-            context = getattr(session, "sparkContext", None)
+            context = session.sparkContext
         if context is None or context._jsc is None:
             raise SettingsError(
                 f"{NO_CONTEXT} SparkSession.builder.getOrCreate() starts one (a Spark Connect session has none: use "
