@@ -20,10 +20,15 @@ def test_names_are_those_of_horovod() -> None:
         "from horovod.spark.common.store import Store, LocalStore, HDFSStore\n"
         "from horovod.spark.common.backend import SparkBackend, Backend\n"
         "from horovod.spark.torch.estimator import TorchModel\n"
+        "from horovod.spark.lightning.estimator import MIN_PL_VERSION\n"
+        "import horovod.spark.keras as k, horovod.spark.lightning as l\n"
+        "print(*(each._by_row for each in (k.KerasEstimator, l.TorchEstimator, t.TorchEstimator)), MIN_PL_VERSION)\n"
         "import sys; print(issubclass(t.TorchEstimator, p.EstimatorParams), 'tensorflow' in sys.modules)\n"
         "print(SparkBackend(num_proc=2, verbose=0, prefix_output_with_timestamp=True).num_processes())\n"
         "try:\n    import horovod.spark.common.cache\nexcept ImportError as error:\n    print(error)"
-    ).startswith("True False\n2\nhorovod.spark.common.cache is Horovod's own machinery")  # fmt: skip
+    ).startswith(
+        "True True True 2.0.0\nTrue False\n2\nhorovod.spark.common.cache is Horovod's own machinery"
+    )  # fmt: skip
 
 
 def test_data_are_prepared_in_a_store_and_trained_on(spark: Any, tmp_path: Path) -> None:

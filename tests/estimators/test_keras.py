@@ -422,6 +422,37 @@ def test_gradients_of_several_batches_make_a_step(tmp_path: Path, caplog: pytest
     assert caplog.text == ""
 
 
+def test_tensorboard_writes_to_the_logs_of_the_run_on_one_rank(tmp_path: Path) -> None:
+    class Board(keras.callbacks.TensorBoard):  # TensorBoard itself is not installed
+        def __init__(self) -> None:
+            keras.callbacks.Callback.__init__(self)
+            self.log_dir = str(tmp_path / "own")
+
+        def set_model(self, model: Any) -> None:
+            pass
+
+        on_train_batch_begin = on_train_batch_end = on_epoch_begin = on_train_end = on_test_begin = on_test_end = (
+            lambda self, *_, **__: None
+        )
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            Path(self.log_dir).mkdir()  # of one rank: another one would find it there
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            (Path(self.log_dir) / f"epoch-{epoch}").write_text(str(sorted(logs)))
+
+    path, store = written(tmp_path), Store.create(str(tmp_path / "store"))
+    made = estimator(callbacks=[Board()], backend=Pool(2, QUICK), epochs=2)
+    made.setStore(store).setRunId("first").fit_on_parquet(path)
+    logs = store.get_logs_path("first")
+    assert logs is not None
+    assert [each.name for each in sorted(Path(logs).iterdir())] == ["epoch-0", "epoch-1"]
+    assert not (tmp_path / "own").exists()
+    made.clear(made.store)
+    made.setBackend(Pool(1, QUICK)).fit_on_parquet(path)
+    assert len(list((tmp_path / "own").iterdir())) == 2, "without a store where the user said"
+
+
 def test_the_direction_of_a_checkpoint_callback_is_kept() -> None:
     for monitor, mode, expected in (
         ("val_accuracy", "max", "max"), ("val_auc", "auto", "max"), ("loss", "auto", "min"), ("score", "max", "max"),

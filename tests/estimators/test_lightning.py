@@ -19,8 +19,8 @@ pl = pytest.importorskip("lightning.pytorch", reason="lightning is not installed
 functions = torch.nn.functional
 
 
-def module(rate: float = RATE) -> Any:
-    class Net(pl.LightningModule):  # not importable on ranks: it is sent
+def module(rate: float = RATE, package: Any = pl) -> Any:
+    class Net(package.LightningModule):  # not importable on ranks: it is sent
         def __init__(self) -> None:
             super().__init__()
             self.layers = net()
@@ -87,6 +87,37 @@ def test_a_plain_module_and_what_does_not_fit(tmp_path: Path) -> None:
 
     with pytest.raises(SettingsError, match=r"Iterates.training_step takes dataloader_iter.*take \(batch, batch_idx\)"):
         estimator(model=Iterates()).fit_on_parquet(path)
+
+
+def test_a_module_of_the_package_pytorch_lightning_is_trained_alike(tmp_path: Path) -> None:
+    """Its classes are not those of ``lightning``."""
+    other = pytest.importorskip("pytorch_lightning")
+    path = written(tmp_path)
+    stopping = other.callbacks.EarlyStopping("val_loss", patience=1, min_delta=1e9)  # after the second epoch
+    found = estimator(model=module(package=other), callbacks=[stopping], backend=Pool(2), batch_size=BATCH // 2)
+    expected = estimator(backend=Pool(2), batch_size=BATCH // 2, epochs=2).fit_on_parquet(path, path)
+    trained = found.fit_on_parquet(path, path)
+    assert isinstance(trained.getModel(), other.LightningModule)
+    assert trained.getHistory() == expected.getHistory()
+    np.testing.assert_array_equal(weights(trained.getModel()), weights(expected.getModel()))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_without_a_logger_have_one_that_logs_nothing(ranks: int, tmp_path: Path) -> None:
+    class Logs(type(module())):  # type: ignore[misc]
+        def training_step(self, batch: Any, index: int) -> Any:
+            self.logger.experiment.add_scalar("step", index)
+            return super().training_step(batch, index)
+
+    made, path = Logs(), written(tmp_path)
+    options: dict[str, Any] = {"callbacks": [pl.callbacks.LearningRateMonitor()], "epochs": 1, "model": made}
+    options["backend"] = Pool(ranks)
+    estimator(**options).fit_on_parquet(path)
+    logger = pl.loggers.CSVLogger(tmp_path, name="logs")
+    options["model"] = module()
+    estimator(**options, logger=logger, log_every_n_steps=1).fit_on_parquet(path)
+    (table,) = tmp_path.rglob("metrics.csv")
+    assert "lr-SGD" in table.read_text().splitlines()[0]
 
 
 def test_gradients_of_several_batches_make_a_step_of_all_ranks(

@@ -19,7 +19,7 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationS
 
 from farandole.data import Store
 from farandole.data import spark as spark_data
-from farandole.errors import DataError
+from farandole.errors import DataError, SettingsError
 from farandole.estimators import TorchEstimator, TorchModel
 from farandole.estimators.spark.persistence import public
 from farandole.estimators.spark.several import Several
@@ -68,6 +68,27 @@ def test_cross_validation_and_a_split_choose_among_parameters(
     split = TrainValidationSplit(estimator=made, estimatorParamMaps=grid, evaluator=evaluator, seed=1).fit(rows)
     assert len(split.bestModel.getHistory()) == 8
     assert writing.call_count == (2 + 1) + (1 + 1), "each fold, and all rows for the best model"
+    assert list(scratch.iterdir()) == []
+
+
+def test_data_are_where_the_session_says_and_otherwise_in_the_store(spark: Any, tmp_path: Path) -> None:
+    store, chosen = Store.create(str(tmp_path / "store")), tmp_path / "chosen"
+    made = estimator(epochs=1, store=store)
+    spark.conf.set("spark.farandole.data.dir", str(chosen))
+    try:
+        made.fit(frame(spark))
+    finally:
+        spark.conf.unset("spark.farandole.data.dir")
+    assert (chosen.exists(), (tmp_path / "store" / "intermediate_data").exists()) == (True, False)
+    made.fit(frame(spark))
+    assert (tmp_path / "store" / "intermediate_data").exists()
+
+
+def test_on_spark_connect_ranks_are_no_tasks(spark: Any, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = frame(spark)
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # as Spark says it; the server may be in this process
+    with pytest.raises(SettingsError, match=r"Spark Connect has none.*give backend=LocalBackend\(n\)"):
+        estimator(num_proc=2).fit(rows)
     assert list(scratch.iterdir()) == []
 
 

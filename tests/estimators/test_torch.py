@@ -16,7 +16,7 @@ from farandole.data import Store, from_parquet, from_spark
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import Callback, TorchEstimator, TorchModel
 from farandole.estimators.batches import first
-from farandole.estimators.loaders.torch import Loader
+from farandole.estimators.loaders.torch import Loader, inputs_of
 from farandole.estimators.spark.estimator import reading
 from farandole.estimators.spec import Result
 from farandole.estimators.trainers import torch as trainer
@@ -203,6 +203,23 @@ def test_several_inputs_outputs_losses_and_metrics(tmp_path: Path) -> None:
     assert min(losses(trained, "validation")) == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_shapes_of_inputs_are_those_of_a_batch_or_of_a_row(tmp_path: Path) -> None:
+    x = np.zeros((4, 6), np.float32)
+    for shape, expected in (
+        ([-1, 2, 3], (4, 2, 3)),
+        ([2, 3], (4, 2, 3)),
+        ([6], (4, 6)),
+        ([32, 3, 2], (4, 3, 2)),  # batches of 32, the last of which is shorter
+        ([1, 6], (4, 1, 6)),
+    ):
+        assert inputs_of([x], [False], [shape], torch.float32, "cpu")[0].shape == expected
+    assert inputs_of([x[:, 0]], [False], [[-1]], torch.float32, "cpu")[0].shape == (4,)
+    trained = estimator(input_shapes=[[3]], epochs=1).fit_on_parquet(written(tmp_path))
+    np.testing.assert_array_equal(
+        weights(trained.getModel()), weights(estimator(epochs=1).fit_on_parquet(written(tmp_path)).getModel())
+    )
+
+
 def test_the_best_epoch_is_the_model_and_patience_ends_training(tmp_path: Path) -> None:
     train, held = written(tmp_path), written(tmp_path, 20, "held.parquet")
     wild = net()
@@ -294,6 +311,25 @@ def test_columns_that_a_function_changes(tmp_path: Path) -> None:
     assert losses(made.fit_on_parquet(path)) == pytest.approx([expected], rel=1e-5)
     with pytest.raises(DataError, match="transformation_fn makes 1 rows of 2"):
         made.setTransformationFn(lambda rows: rows.head(1)).fit_on_parquet(path)
+
+    def of_a_row(row: Any) -> Any:
+        assert (type(row), row["x"].shape, row["y"].shape) == (dict, (3,), ())
+        row["x"] *= 0  # of this row alone: the next epoch has it as it was
+        return {"x": torch.tensor(given["x"][0, :2]), "y": 2 * row["y"], "other": "text"}
+
+    rows = ByRow(**{param.name: value for param, value in made.extractParamMap().items()})
+    rows.setTransformationFn(of_a_row).setEpochs(2).setOptimizer(lambda each: torch.optim.SGD(each, lr=0.0))
+    output = model(torch.tensor(given["x"][0, :2]).float()).item()
+    expected = ((output - 2 * given["y"]) ** 2).mean()
+    assert losses(rows.fit_on_parquet(path)) == pytest.approx([expected] * 2, rel=1e-5)
+    with pytest.raises(DataError, match=r"failed on a row: AttributeError: .*'assign'.*takes a row, a dict of values"):
+        rows.setTransformationFn(lambda frame: frame.assign(y=0)).fit_on_parquet(path)
+
+
+class ByRow(TorchEstimator):
+    """As horovod.spark has it."""
+
+    _by_row = True
 
 
 @pytest.mark.parametrize(

@@ -129,27 +129,57 @@ def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: fl
 
 
 def _transformed(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
-    """What the user's function makes of the rows, as a pandas DataFrame with an object for each value that is no
-    number."""
-    pandas = need("pandas", "transformation_fn")
-    frame = pandas.DataFrame({name: list(array) if array.ndim > 1 else array for name, array in arrays.items()})
-    assert columns.transform is not None
-    changed = columns.transform(frame).drop(columns=[*columns.removed], errors="ignore")
-    if len(changed) != len(frame):
-        raise DataError(
-            f"transformation_fn makes {len(changed)} rows of {len(frame)}: it may change columns, not the number of "
-            "rows; leave rows out of the DataFrame before fit()"
-        )
+    """What the user's function makes of the rows."""
+    changed = _of_rows(arrays, columns) if columns.by_row else _of_frame(arrays, columns)
     edited = {str(field[0]): field for field in columns.edited}
     found = {}
-    for name in changed.columns:
-        values = changed[name].to_numpy()
+    for name, values in changed.items():
+        if name in columns.removed:
+            continue
         array = np.stack([np.asarray(value) for value in values]) if values.dtype == object and len(values) else values
         if name in edited:
             _, dtype, shape, *_ = edited[name]
             array = array.astype(dtype, copy=False)
             array = array.reshape(len(array), *shape) if shape is not None else array
-        found[str(name)] = array
+        found[name] = array
+    return found
+
+
+def _of_frame(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
+    """Given all rows as a pandas DataFrame, with an object for each value that is no number."""
+    pandas = need("pandas", "transformation_fn")
+    frame = pandas.DataFrame({name: list(array) if array.ndim > 1 else array for name, array in arrays.items()})
+    assert columns.transform is not None
+    changed = columns.transform(frame)
+    if len(changed) != len(frame):
+        raise DataError(
+            f"transformation_fn makes {len(changed)} rows of {len(frame)}: it may change columns, not the number of "
+            "rows; leave rows out of the DataFrame before fit()"
+        )
+    return {str(name): changed[name].to_numpy() for name in changed.columns}
+
+
+def _of_rows(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]:
+    """Given each row as a dict of values by column."""
+    assert columns.transform is not None
+    found: dict[str, list[Any]] = {}
+    for place in range(len(next(iter(arrays.values())))):
+        row = {name: array[place].copy() if array.ndim > 1 else array[place] for name, array in arrays.items()}
+        try:
+            changed = {str(name): value for name, value in columns.transform(row).items()}
+        except Exception as error:
+            raise DataError(
+                f"transformation_fn failed on a row: {type(error).__name__}: {error}. In horovod.spark it takes a row, "
+                "a dict of values by column, and gives one; in farandole.estimators it takes a DataFrame of many rows"
+            ) from error
+        for name, value in changed.items():
+            found.setdefault(name, []).append(value)
+    return {name: _objects(values) for name, values in found.items()}
+
+
+def _objects(values: list[Any]) -> Array:
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
     return found
 
 

@@ -8,7 +8,6 @@ import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 
 from farandole.errors import DataError, SettingsError
@@ -38,8 +37,9 @@ EXTRA = (
 
 @declare(EXTRA)
 class LightningEstimator(TorchEstimator):
-    """Trains ``model``, a LightningModule with ``configure_optimizers`` and ``training_step``. A batch is a dict of
-    tensors by the names of the columns. A plain ``torch.nn.Module`` is trained as TorchEstimator does."""
+    """Trains ``model``, a LightningModule (of ``lightning`` or ``pytorch_lightning``) with ``configure_optimizers`` and
+    ``training_step``. A batch is a dict of tensors by the names of the columns. A plain ``torch.nn.Module`` is trained
+    as TorchEstimator does."""
 
     _prefix = "lightning"
 
@@ -49,7 +49,7 @@ class LightningEstimator(TorchEstimator):
 
     def _module(self) -> Any:
         model = self.getOrDefault("model")
-        return model if isinstance(model, pl.LightningModule) else None
+        return None if trainer.package_of(model) is None else model
 
     def payload(self) -> dict[str, Any]:
         if self._module() is None:

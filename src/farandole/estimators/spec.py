@@ -14,8 +14,8 @@ RISING = ("acc", "accuracy", "auc", "auroc", "precision", "recall", "f1", "r2", 
 
 
 class Columns(NamedTuple):
-    """Which columns are what. ``transform``: makes a pandas DataFrame of a batch's; ``edited``: name, dtype, shape and
-    nullability of columns that it makes; ``removed``: those that it takes away."""
+    """Which columns are what. ``transform``: makes a pandas DataFrame of a batch's, or, ``by_row``, a dict of a row's;
+    ``edited``: name, dtype, shape and nullability of columns that it makes; ``removed``: those that it takes away."""
 
     features: tuple[str, ...]
     labels: tuple[str, ...]
@@ -23,6 +23,7 @@ class Columns(NamedTuple):
     transform: Callable[[Any], Any] | None = None
     edited: tuple[Sequence[Any], ...] = ()
     removed: tuple[str, ...] = ()
+    by_row: bool = False
 
     @property
     def all(self) -> tuple[str, ...]:

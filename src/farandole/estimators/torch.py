@@ -21,7 +21,7 @@ from farandole.estimators.spec import Result, Spec
 from farandole.estimators.trainers import torch as trainer
 
 EXTRA = (
-    Row("input_shapes", None, "shapes of inputs, with -1 for the rows", shapes),
+    Row("input_shapes", None, "shapes of inputs, with -1 or without the rows", shapes),
     Row("loss_constructors", None, "functions that give the losses, in the place of loss"),
     Row("train_minibatch_fn", None, "function of model, optimizer, transform_outputs, loss_fn, inputs, labels and "
         "sample_weights, which makes a step and gives outputs and loss"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,15 +34,26 @@ class Loader(NamedTuple):
 
 
 def inputs_of(arrays: Sequence[Any], whole: Sequence[bool], shapes: Any, dtype: Any, device: Any) -> list[Any]:
-    """Arrays as the model's inputs: floats of ``dtype``, or whole numbers; of ``shapes``, where -1 stands for rows."""
+    """Arrays as the model's inputs: floats of ``dtype``, or whole numbers; of ``shapes``, those of a batch, where -1
+    stands for rows, or of a row."""
     found = []
     for place, array in enumerate(arrays):
         array = whole_numbers(array, "int64") if whole[place] else array
         tensor = tensor_of(array).to(device=device, dtype=torch.int64 if whole[place] else dtype)
         if shapes is not None and shapes[place] is not None:
-            tensor = tensor.reshape(shapes[place])
+            tensor = tensor.reshape(_of_batch(shapes[place], tensor))
         found.append(tensor)
     return found
+
+
+def _of_batch(shape: Sequence[int], batch: Any) -> Sequence[int]:
+    """``shape`` for batches of any number of rows. Without -1 it is that of a row, or of a batch, whose first axis is
+    the rows: Horovod took both, where each batch was as long as the shape says."""
+    row = math.prod(batch.shape[1:])
+    for own in (shape, shape[1:]):
+        if -1 not in shape and math.prod(own) == row:
+            return (-1, *own)
+    return shape
 
 
 def tensor_of(array: Any) -> Any:

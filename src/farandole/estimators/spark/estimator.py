@@ -14,6 +14,7 @@ from pyspark.ml import Estimator
 
 from farandole.data import ParquetData, Store, from_parquet
 from farandole.data.parquet.reader import MEMORY
+from farandole.data.spark import FOLDER
 from farandole.errors import DataError, SettingsError, did_you_mean
 from farandole.estimators import mlflow
 from farandole.estimators.backend import Backend, LocalBackend, SparkBackend, spark_runs
@@ -25,6 +26,7 @@ from farandole.estimators.spark.persistence import Persistent
 from farandole.estimators.spark.several import Several
 from farandole.estimators.spec import Columns, Reading, Result, Spec, Watching, direction
 from farandole.estimators.trainers.device import pin
+from farandole.log import logger
 from farandole.report import pickling
 
 FINGERPRINT = (
@@ -46,6 +48,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
     train: Callable[[Spec], Result | None]
     _prefix = "run"  # of run ids
     _greedy = False  # whether the framework takes all GPUs that it sees
+    _by_row = False  # whether transformation_fn takes a row, as Horovod's does
 
     def __init__(self, **values: Any) -> None:
         Estimator.__init__(self)
@@ -121,10 +124,12 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
     def _written(self, dataset: Any) -> Iterator[Pair]:
         """Rows for training and for validation, as files that are there until the ``with`` block ends."""
         columns, store = self._checked_columns(), self._value("store")
-        parent = None if store is None else f"{store.prefix_path}/intermediate_data"  # apart from prepared data
+        parent = dataset.sparkSession.conf.get(FOLDER, "") or None
         options = dict(self._value("data_options") or {})
-        if store is not None and "://" in store.prefix_path and store.storage_options:
-            options.setdefault("storage_options", store.storage_options)
+        if store is not None and parent is None:
+            parent = f"{store.prefix_path}/intermediate_data"  # apart from prepared data
+            if "://" in parent and store.storage_options:
+                options.setdefault("storage_options", store.storage_options)
         with prepared(dataset, columns, self._value("validation"), parent, options, self._seed()) as data:
             yield data
 
@@ -132,6 +137,12 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         """The columns. What is wrong with parameters or the model is told here, before Spark computes."""
         columns = self._columns()
         self.payload()
+        if isinstance(self._backend(spark=True), SparkBackend) and not spark_runs():
+            raise SettingsError(
+                "this process has no SparkContext (a session of Spark Connect has none), so ranks cannot be Spark "
+                "tasks: give backend=LocalBackend(n), whose ranks are processes of this machine, or fit on the "
+                "cluster's own driver"
+            )
         return columns
 
     def _trained(self, data: Pair) -> Any:
@@ -139,6 +150,11 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
 
     def _train(self, data: ParquetData, validation: ParquetData | None, backend: Backend) -> Any:
         spec = self._spec(data, validation)
+        if self._value("data_module") is not None:
+            logger.warning(
+                "data_module has no effect: farandole.data reads the columns. What it does with rows belongs into "
+                "transformation_fn, or into the DataFrame"
+            )
         try:
             outputs = self.check(spec, first(data, spec.columns))
         except ImportError:  # of pyarrow: the ranks look
@@ -205,7 +221,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         edited = self._value("transformation_edit_fields") or ()
         return Columns(
             tuple(features), tuple(labels), self._value("sample_weight_col"), self._value("transformation_fn"),
-            tuple(edited), tuple(self._value("transformation_removed_fields") or ()),
+            tuple(edited), tuple(self._value("transformation_removed_fields") or ()), self._by_row,
         )  # fmt: skip
 
     def _check_params(self) -> None:

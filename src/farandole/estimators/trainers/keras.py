@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -64,9 +65,10 @@ def train(spec: Spec) -> Result | None:
     epochs = _epochs(keras, progress, spec, rows, rates)
     held = None if spec.validation is None else _held(spec, spec.validation, *ranks)
     means = _means(keras, rows, held) if packed.backend == "tf_keras" else hvd.callbacks.MetricAverageCallback()
-    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), means, *spec.payload["callbacks"], epochs]
     if progress.first < spec.epochs:
-        _fit(model, rows, spec, progress.first, callbacks, held)
+        with _own_callbacks(keras, spec, hvd.rank()) as own:
+            callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), means, *own, epochs]
+            _fit(model, rows, spec, progress.first, callbacks, held)
     rates.restore()
     return progress.result(lambda: saved(model, rates))
 
@@ -94,6 +96,27 @@ def _fit(model: Any, rows: Rows, spec: Spec, first: int, callbacks: list[Any], h
             batches, steps_per_epoch=len(rows.batches), initial_epoch=first, epochs=spec.epochs, callbacks=callbacks,
             verbose=0, **given,
         )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _own_callbacks(keras: Any, spec: Spec, rank: int) -> Iterator[list[Any]]:
+    """The user's callbacks. With a store, TensorBoard writes to the logs of the run there, on rank 0 alone: all ranks
+    would write to one folder, or to disks that nobody looks at."""
+    given, store, kind = spec.payload["callbacks"], spec.store, keras.callbacks.TensorBoard
+    boards = [each for each in given if isinstance(each, kind)]
+    if not boards or store is None or not store.saving_runs():
+        yield given
+        return
+    others = [each for each in given if not isinstance(each, kind)]
+    if rank:
+        yield others
+        return
+    sync = store.sync_fn(spec.run_id)
+    with store.get_local_output_dir_fn(spec.run_id)() as folder:
+        for each in boards:
+            each.log_dir = os.path.join(folder, store.get_logs_subdir())
+        yield [*others, *boards, keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: sync(folder))]
+        sync(folder)  # with what is written when training ends
 
 
 def _tell_left(passes: int, batches: int) -> None:

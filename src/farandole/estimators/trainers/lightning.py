@@ -1,17 +1,20 @@
-"""A LightningModule (Lightning 2), trained by a ``Trainer`` on this rank's rows."""
+"""A LightningModule (Lightning 2), trained by a ``Trainer`` on this rank's rows.
+
+Lightning is two packages, ``lightning.pytorch`` and ``pytorch_lightning``, with the same classes twice, of which
+neither knows the other's: all that is made here is of the module's own package.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
 
 import farandole.torch as hvd
 from farandole.estimators.batches import Batch, Batches
@@ -20,6 +23,17 @@ from farandole.estimators.progress import Progress
 from farandole.estimators.spec import Result, Spec
 from farandole.estimators.trainers.device import number
 from farandole.estimators.trainers.torch import average_buffers
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def package_of(model: Any) -> str | None:
+    """The package whose LightningModule ``model`` is; None if it is a plain module."""
+    for kind in type(model).__mro__:
+        for package in PACKAGES:
+            if kind.__name__ == "LightningModule" and kind.__module__.startswith(f"{package}."):
+                return package
+    return None
 
 
 def train(spec: Spec) -> Result | None:
@@ -33,8 +47,9 @@ def train(spec: Spec) -> Result | None:
     progress = Progress(spec, hvd.rank(), batches.rows, len(batches))
     found = progress.begin()
     losses = Losses()
+    pl, strategy, noting, silent = _classes(package_of(payload["model"]) or PACKAGES[0])
     module = shared(payload["model"], spec, losses)
-    epochs = Epochs(spec, progress, batches, losses, None if found is None else found.state)
+    epochs = noting(spec, progress, batches, losses, None if found is None else found.state)
     arguments = dict(payload["trainer_args"])
     own = arguments.pop("callbacks", None) or []
     callbacks = [*payload["callbacks"], *(own if isinstance(own, list | tuple) else [own]), epochs]
@@ -45,8 +60,8 @@ def train(spec: Spec) -> Result | None:
         held = Batches(spec.validation, spec.columns, spec.validation_reading, *ranks)
         loaders["val_dataloaders"] = _loader(held, module, spec)
     trainer = pl.Trainer(**{
-        "strategy": Ranks(device), "accelerator": "gpu" if device.type == "cuda" else "cpu", "devices": 1,
-        "max_epochs": spec.epochs, "logger": payload["logger"] if hvd.rank() == 0 and payload["logger"] else False,
+        "strategy": strategy(device), "accelerator": "gpu" if device.type == "cuda" else "cpu", "devices": 1,
+        "max_epochs": spec.epochs, "logger": (payload["logger"] if hvd.rank() == 0 else None) or silent(),
         "log_every_n_steps": payload["log_every_n_steps"], "profiler": payload["profiler"],
         "detect_anomaly": payload["terminate_on_nan"], "callbacks": callbacks,
         "enable_progress_bar": False, "enable_model_summary": False,
@@ -61,13 +76,14 @@ def train(spec: Spec) -> Result | None:
     return progress.result(lambda: _packed({"model": module.state_dict()}))
 
 
-class Ranks(SingleDeviceStrategy):  # type: ignore[misc]
-    """One device in this process, and others in other processes, whose gradients the optimizer averages."""
+class Ranks:
+    """A strategy, mixed into Lightning's for one device: that of this process, and others in other processes, whose
+    gradients the optimizer averages."""
 
     strategy_name = "farandole"
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
+        super().__init__(device)  # type: ignore[call-arg]
         self.global_rank, self.local_rank, self.world_size = hvd.rank(), hvd.local_rank(), hvd.size()
 
     @property
@@ -208,9 +224,9 @@ def _loader(batches: Batches, module: Any, spec: Spec, losses: Losses | None = N
     return torch.utils.data.DataLoader(_Rows(batches, module, spec, losses), batch_size=None)
 
 
-class Epochs(pl.callbacks.Checkpoint):  # type: ignore[misc]
-    """Notes each epoch's numbers, over all ranks, and ends training. As one that keeps checkpoints it is called after
-    the module's own hooks, which may log."""
+class Epochs:
+    """A callback that notes each epoch's numbers, over all ranks, and ends training. Mixed into Lightning's Checkpoint,
+    as those are called after the module's own hooks, which may log."""
 
     def __init__(
         self, spec: Spec, progress: Progress, batches: Batches, losses: Losses, state: bytes | None
@@ -263,6 +279,18 @@ class Epochs(pl.callbacks.Checkpoint):  # type: ignore[misc]
             lambda: _packed({"model": module.state_dict()}), self._batches.state(),
         ):  # fmt: skip
             trainer.should_stop = True
+
+
+@functools.cache
+def _classes(package: str) -> tuple[Any, type, type, type]:
+    """The package, the strategy and the callback of its kind, and its logger that logs nothing: without any, callbacks
+    (LearningRateMonitor) raise, and ``self.logger.experiment`` of modules."""
+    pl, strategies = importlib.import_module(package), importlib.import_module(f"{package}.strategies")
+    return (
+        pl, type("Ranks", (Ranks, strategies.SingleDeviceStrategy), {}),
+        type("Epochs", (Epochs, pl.callbacks.Checkpoint), {}),
+        importlib.import_module(f"{package}.loggers.logger").DummyLogger,
+    )  # fmt: skip
 
 
 def _everybody(numbers: Mapping[str, float], rows: int) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """``horovod.spark.lightning`` on Farandole: Lightning 2."""
 
-from farandole.estimators import LightningEstimator as TorchEstimator
-from farandole.estimators import LightningModel as TorchModel
+from horovod.spark.lightning.estimator import TorchEstimator, TorchModel
 
 __all__ = ["TorchEstimator", "TorchModel"]

@@ -1,4 +1,8 @@
-from farandole.estimators import LightningEstimator as TorchEstimator
+from farandole import estimators
+from farandole.compat.estimators import by_row
 from farandole.estimators import LightningModel as TorchModel
 
-__all__ = ["TorchEstimator", "TorchModel"]
+MIN_PL_VERSION = "2.0.0"  # which programs compare with theirs
+TorchEstimator = by_row(estimators.LightningEstimator, "TorchEstimator", __name__)
+
+__all__ = ["MIN_PL_VERSION", "TorchEstimator", "TorchModel"]

@@ -1,5 +1,5 @@
 """``horovod.spark.torch`` on Farandole."""
 
-from farandole.estimators import TorchEstimator, TorchModel
+from horovod.spark.torch.estimator import TorchEstimator, TorchModel
 
 __all__ = ["TorchEstimator", "TorchModel"]

@@ -1,3 +1,7 @@
-from farandole.estimators import TorchEstimator, TorchModel
+from farandole import estimators
+from farandole.compat.estimators import by_row
+from farandole.estimators import TorchModel
+
+TorchEstimator = by_row(estimators.TorchEstimator, "TorchEstimator", __name__)
 
 __all__ = ["TorchEstimator", "TorchModel"]
