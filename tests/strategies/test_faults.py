@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +38,30 @@ def stepping(spec: str) -> tuple[Callable[[int], None], Callable[[], None]]:
         exchange(weights, slots, step)
 
     return step_on, lambda: exchange.average(weights, slots)
+
+
+def test_a_rank_that_asks_nobody_hears_of_one_that_is_killed() -> None:
+    """Of two ranks the lower one asks, so the highest one never does; no launcher ends this job."""
+
+    def fn(rank: int) -> str:
+        step, _ = stepping("gossip_async:complete")
+        end = time.monotonic() + 20.0
+        try:
+            for number in itertools.count(1):
+                if rank == 1 and number == 5:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                step(number)
+                time.sleep(0.01)
+                if time.monotonic() > end or (rank == 0 and number == 10):
+                    break
+        except HorovodInternalError as error:
+            return str(error)
+        time.sleep(2.0)  # a rank that ends here with no error would be in order
+        return ""
+
+    _, one, two = job(3, fn, store=True, deaths=True)
+    assert one == Died(-signal.SIGKILL)
+    assert "rank 1 cannot be reached any more" in two
 
 
 @pytest.mark.slow

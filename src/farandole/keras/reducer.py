@@ -119,7 +119,7 @@ class KerasReducer:
     def end_of_epoch(self, optimizer: Any) -> None:
         """Exchange weights, if the strategy does so at the end of each epoch. Outside of any program."""
         if self.exchange is not None and self.shared() and self.variables:
-            step = int(keras.ops.convert_to_numpy(counter(optimizer)))
+            step = int(keras.ops.convert_to_numpy(counter(optimizer))) // (optimizer.gradient_accumulation_steps or 1)
             self.exchange.end_of_epoch(self.common(optimizer), step)
 
     def average_weights(self, optimizer: Any) -> None:

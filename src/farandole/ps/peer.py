@@ -62,14 +62,22 @@ class PeerServer(Listener):
         self._join()
 
     def _converse(self, session: Session) -> None:
-        while (message := receive(session)) is not None:
-            session.peer = f"rank {int(message['rank'])}"
+        rank = -1
+        try:
+            while (message := receive(session)) is not None:
+                rank = int(message["rank"])
+                session.peer = f"rank {rank}"
+                with self._changed:
+                    group = self._groups.get(str(message["group"]))
+                if group is None:  # it does not know of the others' weights yet, or not any more
+                    send(session, {"busy": True})
+                else:
+                    group.answer(session, message)
+        finally:
             with self._changed:
-                group = self._groups.get(str(message["group"]))
-            if group is None:  # it does not know of the others' weights yet, or not any more
-                send(session, {"busy": True})
-            else:
-                group.answer(session, message)
+                groups = list(self._groups.values())
+            for group in groups:
+                group.look_for(rank)
 
 
 class PeerGroup:
@@ -152,6 +160,20 @@ class PeerGroup:
             "rank %d: %d averages of weights that it asked for, %d that others did, %d refused because a rank was busy",
             self._server.rank, self.asked, self.answered, self.refused,
         )  # fmt: skip
+
+    def look_for(self, rank: int) -> None:
+        """A rank that asks this one has hung up. If it is lost, training fails at its next exchange: the highest rank
+        asks nobody, and would not hear of it."""
+        partner = self._partners[self._ranks.index(rank)] if rank in self._ranks else None
+        if partner is None or self._closing:
+            return
+        found = partner.once_more()
+        try:
+            found.reachable()
+        except PeerLostError as error:
+            self._fail(error)
+        finally:
+            found.close()
 
     # ---- for those that ask ----
 
@@ -253,6 +275,10 @@ class Partner:
         self._session: Session | None = None
         self._silent_until = 0.0
         self._gone = self._told = False
+
+    def once_more(self) -> Partner:
+        """The same rank, with a connection of its own."""
+        return Partner(self.rank, self._address, self._server)
 
     def reachable(self) -> bool:
         """Connected, or it can be. Raises PeerLostError for a rank that is lost."""
