@@ -16,7 +16,6 @@ from farandole.log import logger
 
 _HOLD = 0.02  # seconds for which the holder of calls waits, before the thread runs them all the same
 _LONG = 1.0  # seconds, if nothing says that it waits: threads of a kernel sleep, too
-_BEHIND = 60.0  # seconds, if it waits for another thread that runs a call, which waits for ranks that are late
 _WAITS = frozenset({"wait", "acquire"})  # what is called by who waits
 
 
@@ -110,10 +109,11 @@ class _Untold:
 
 
 class Calls:
-    """The calls of one group, in the order in which they were made."""
+    """The calls of one group, in the order in which they were made. ``behind``: seconds for which who holds them may be
+    in another call, which waits for ranks that are late, before the thread runs them all the same."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, *, behind: float = 0.0) -> None:
+        self._name, self._behind = name, behind
         self._waiting: deque[Call] = deque()
         self._running = threading.Lock()
         self._untold: list[_Untold] = [_Untold(0)]
@@ -219,7 +219,7 @@ class Calls:
             nap, now = _nap(holder), time.monotonic()
             if nap is None or nap != before:
                 before, since = nap, now
-            elif now - since >= _patience(holder):
+            elif now - since >= _patience(holder, self._behind):
                 break
             self._hurry.wait(_HOLD)
         self._holding = False
@@ -259,11 +259,13 @@ def _nap(thread: int) -> tuple[int, str] | None:
     return (thread, status.get("voluntary_ctxt_switches", "")) if "(sleeping)" in status["State"] else None
 
 
-def _patience(thread: int) -> float:
+def _patience(thread: int, behind: float) -> float:
     """For how many seconds a thread of this process may sleep before it is taken for one that waits for what it holds:
-    none if it is in a function that waits for something."""
+    ``behind`` if it is in a call of ours, none if it is in any other function that waits for something."""
     own = next((each.ident for each in threading.enumerate() if each.native_id == thread), None)
-    frame = sys._current_frames().get(own) if own is not None else None
-    if frame is None or not _WAITS.isdisjoint(frame.f_code.co_names):
-        return 0.0
-    return _BEHIND if frame.f_code is Calls._run_next.__code__ else _LONG
+    innermost = frame = sys._current_frames().get(own) if own is not None else None
+    while frame is not None:
+        if frame.f_code in (_run.__code__, Calls._run_next.__code__):
+            return behind
+        frame = frame.f_back
+    return _LONG if innermost is not None and _WAITS.isdisjoint(innermost.f_code.co_names) else 0.0

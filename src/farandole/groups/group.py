@@ -14,6 +14,7 @@ from farandole.groups.checked import Checked
 from farandole.groups.messages import Messages
 
 _LATE = 0.5  # seconds after its last call from which a rank may find that others have given up its next one
+_BEHIND = 60.0  # seconds for which callbacks are left to a thread that waits, in another call, for ranks that are late
 _GRACE = 10.0  # seconds in which messages that are still to be sent go on their way when the group ends
 
 
@@ -32,7 +33,7 @@ class Group:
         self._where = where
         self.messages = Messages(cast(Streaming, transport).streams(), self.name_of, self.where)
         self.calls = Calls(f"farandole-{name}")
-        self.told = Calls(f"farandole-{name}-told")  # callbacks that are to come later than their calls
+        self.told = Calls(f"farandole-{name}-told", behind=_BEHIND)  # callbacks that are to come later than their calls
         self.failure: BaseException | None = None
         self.barriers = 0  # that name who is missing
         self._what, self._limit, self._stalled = "", timeout, ""
