@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
+from concurrent.futures import Future
 from types import FrameType
 
 import pytest
@@ -90,6 +92,21 @@ def test_a_held_call_runs_when_its_holder_asks_whether_it_is_done() -> None:
     calls.start(call, held_by=threading.get_native_id())
     while not call.done:  # it works: nobody would run what it holds
         calls.hurry()
+    calls.close()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001])
+def test_held_calls_run_when_their_holder_asks_a_future_for_long(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farandole.groups.calls._LONG", 0.05)
+    calls, future = Calls("calls"), Future[None]()
+    calls.start(Call(lambda: future.set_result(None)), held_by=threading.get_native_id())
+    end = time.monotonic() + 60
+    while not future.done():
+        assert time.monotonic() < end
+        if seconds:
+            time.sleep(seconds)
     calls.close()
 
 

@@ -10,13 +10,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from types import FrameType
 
 from farandole.log import logger
 
 _HOLD = 0.02  # seconds for which the holder of calls waits, before the thread runs them all the same
 _LONG = 1.0  # seconds, if nothing says that it waits: threads of a kernel sleep, too
 _WAITS = frozenset({"wait", "acquire"})  # what is called by who waits
+_ASKS = "done"  # what is called by who asks a future until it is
 
 
 class Call:
@@ -210,17 +212,17 @@ class Calls:
     def _hold(self) -> None:
         """Leave calls to who is about to run them, as long as that thread works, however long it does: if calls began
         at some time, what they call back would come before or after the next call, on each rank otherwise."""
-        self._holding, before, since = True, None, 0.0
+        self._holding = True
+        since: dict[Hashable, float] = {}
         while self._waiting and not self._closed:
             self._hurry.clear()
             holder = self._holder
             if not holder:
                 break
-            nap, now = _nap(holder), time.monotonic()
-            if nap is None or nap != before:
-                before, since = nap, now
-            elif now - since >= _patience(holder, self._behind):
+            signs, now = _signs(holder, self._behind), time.monotonic()
+            if any(sign in since and now - since[sign] >= seconds for sign, seconds in signs.items()):
                 break
+            since = {sign: since.get(sign, now) for sign in signs}
             self._hurry.wait(_HOLD)
         self._holding = False
 
@@ -259,11 +261,20 @@ def _nap(thread: int) -> tuple[int, str] | None:
     return (thread, status.get("voluntary_ctxt_switches", "")) if "(sleeping)" in status["State"] else None
 
 
-def _patience(thread: int, behind: float) -> float:
-    """For how many seconds a thread of this process may sleep before it is taken for one that waits for what it holds:
-    ``behind`` if it is in a call of ours, none if it is in any other function that waits for something."""
+def _signs(thread: int, behind: float) -> dict[Hashable, float]:
+    """What speaks for a thread of this process waiting for what it holds, and for how many seconds that has to last."""
     own = next((each.ident for each in threading.enumerate() if each.native_id == thread), None)
-    innermost = frame = sys._current_frames().get(own) if own is not None else None
+    frame, nap = sys._current_frames().get(own) if own is not None else None, _nap(thread)
+    found: dict[Hashable, float] = {} if nap is None else {nap: _patience(frame, behind)}
+    if frame is not None and _ASKS in frame.f_code.co_names:  # it may sleep between two looks
+        found[id(frame)] = _LONG
+    return found
+
+
+def _patience(innermost: FrameType | None, behind: float) -> float:
+    """For how many seconds a thread may sleep: ``behind`` if it is in a call of ours, none if it is in any other
+    function that waits for something."""
+    frame = innermost
     while frame is not None:
         if frame.f_code in (_run.__code__, Calls._run_next.__code__):
             return behind

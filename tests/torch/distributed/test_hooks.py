@@ -37,30 +37,33 @@ def power_sgd(rank: int) -> None:
 
 
 def polling(rank: int) -> None:
-    """Backward asks for a sum until it is there."""
+    """Backward asks for a sum until it is there, or for its future."""
     import torch
     from torch import distributed as dist
 
     class Sum(torch.autograd.Function):
         @staticmethod
-        def forward(_: Any, inputs: Any) -> Any:
+        def forward(context: Any, inputs: Any, future: bool) -> Any:
+            context.future = future
             return inputs.view_as(inputs)
 
         @staticmethod
-        def backward(_: Any, gradient: Any) -> Any:  # type: ignore[override]
+        def backward(context: Any, gradient: Any) -> Any:  # type: ignore[override]
             total = gradient.clone()
             work: Any = dist.all_reduce(total, async_op=True)
+            done = work.get_future().done if context.future else work.is_completed
             end = time.monotonic() + 60
-            while not work.is_completed():
+            while not done():
                 assert time.monotonic() < end
                 time.sleep(0.001)
-            return total
+            return total, None
 
     world: Any = dist.group.WORLD
     world._spare = False  # calls are left to the end of backward
-    inputs = torch.ones(2, requires_grad=True)
-    Sum.apply(inputs).sum().backward()
-    assert inputs.grad.tolist() == [2.0, 2.0]
+    for future in (False, True):
+        inputs = torch.ones(2, requires_grad=True)
+        Sum.apply(inputs, future).sum().backward()
+        assert inputs.grad.tolist() == [2.0, 2.0]
 
 
 def trained(group: Any, hook: Any, rank: int, busy: float) -> list[Any]:
