@@ -168,8 +168,8 @@ def tf_data(folder: str, size: int) -> Iterator[Any]:
 
 
 def petastorm(folder: str, size: int) -> Iterator[Any]:
-    """Shuffled, as Horovod's estimators read, in threads instead of processes, which are slower. 0.12.1 on pyarrow 12 is
-    the last pair that fits together."""
+    """Shuffled, as Horovod's estimators read, in threads instead of processes, which are slower. 0.12.1 on pyarrow 12
+    is the last pair that fits together."""
     from petastorm import make_batch_reader
     from petastorm.pytorch import BatchedDataLoader
 

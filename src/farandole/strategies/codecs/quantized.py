@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 from zlib import crc32
 
@@ -23,7 +23,8 @@ _SEED = 0xFA7A
 class Quantized(FlatCodec):
     """Each rank adds up a slice: it gets everybody's numbers there encoded, and sends the encoded sum to all.
 
-    With ``feedback``, what this second encoding loses stays with the rank that adds up: ``owed/<key>`` in the state.
+    With ``feedback``, what this second encoding loses stays with the rank that adds up: ``owed/<key>`` in the state is
+    what it owes of one tensor, from the element ``at/<key>`` on.
     """
 
     block: ClassVar[int] = 1  # slices begin at multiples of this
@@ -44,6 +45,7 @@ class Quantized(FlatCodec):
     def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
         rank, key = transport.rank, unit_key(parts)
         slices = self._slices(values, transport.size)
+        owed = self._owed(values, parts, len(slices[0]) * rank, len(slices[rank])) if self.feedback else None
         sizes = [self.nbytes(len(piece)) for piece in slices]
         generator = self._generator(key, rank) if self.seeded else None
         payloads = [self.encode(piece, generator) for piece in slices]
@@ -51,26 +53,42 @@ class Quantized(FlatCodec):
             for piece, payload in zip(slices, payloads, strict=True):
                 piece -= self._decoded(payload, piece)
         own = self._sum_of_slice(payloads, sizes, slices[rank], transport)
-        if self.feedback:
-            owed = self.kept("owed", key, len(own), own.dtype)
-            self._may_take_back(key, owed, parts, len(slices[0]) * rank)
+        if owed is not None:
             own += owed
         payload = self.encode(own, generator)
-        if self.feedback:
+        if owed is not None:
             own -= self._decoded(payload, own)
             cleared(own)
-            self.keep("owed", key, own)
+            self._keep_owed(own, parts, len(slices[0]) * rank, owed)
         return self._gathered(payload, sizes, values, transport)
 
-    def _may_take_back(self, key: str, owed: Array, parts: Sequence[Part], begin: int) -> None:
-        """``begin``: of this rank's slice."""
-        first = 0
-        for part in parts:
-            last = first + len(part.buffer.data)
-            low, high = max(first - begin, 0), min(last - begin, len(owed))
-            if not part.given and low < high:
-                self.may_take_back(part, f"owed/{key}", low, owed[low:high])
-            first = last
+    def _owed(self, values: Array, parts: Sequence[Part], begin: int, length: int) -> Array:
+        """What this rank owes of its slice. What it owes elsewhere, for tensors travel with others than before, goes
+        with its own ``values``."""
+        found = np.zeros(length, values.dtype)
+        for part, place, low, high, at in _overlaps(values, parts, begin, length):
+            owed, since = self._state.get(f"owed/{part.key}"), int(self.kept("at", part.key, 1, np.int64)[0])
+            if owed is None or owed.dtype != values.dtype:
+                continue
+            if (since, len(owed)) == (at, high - low):
+                found[low:high] = owed
+            elif since + len(owed) <= len(place):
+                place[since : since + len(owed)] += owed
+                rest = self.kept("residual", part.key, len(place), values.dtype).copy()
+                rest[since : since + len(owed)] += owed
+                self.keep("residual", part.key, rest)  # it may be taken back
+        return found
+
+    def _keep_owed(self, own: Array, parts: Sequence[Part], begin: int, before: Array) -> None:
+        """``own``: what is owed of the slice that begins there; ``before``: what was."""
+        for part, _, low, high, at in _overlaps(own, parts, begin, len(own)):
+            if low == high:
+                self._state.pop(f"owed/{part.key}", None)
+                continue
+            self.keep("owed", part.key, own[low:high])
+            self.keep("at", part.key, np.array([at]))
+            if not part.given:
+                self.may_take_back(part, f"owed/{part.key}", 0, before[low:high])
 
     def _sum_of_slice(
         self, payloads: Sequence[Array], sizes: Sequence[int], piece: Array, transport: Transport
@@ -129,6 +147,20 @@ class PushQuantized(Quantized, Pushable):
         """See ``contracts.PushCodec``."""
         check_length(payload, self.nbytes(len(out)))
         self.decode(payload, out)
+
+
+def _overlaps(
+    flat: Array, parts: Sequence[Part], begin: int, length: int
+) -> Iterator[tuple[Part, Array, int, int, int]]:  # fmt: skip
+    """Each part, its place in ``flat``, and what of it is in a slice: from where to where there, and where in it."""
+    first = 0
+    for part in parts:
+        last = first + len(part.buffer.data)
+        low, high = max(first, begin), min(last, begin + length)
+        if part.key:
+            inside = (low - begin, high - begin, low - first) if low < high else (0, 0, 0)
+            yield part, flat[first:last], *inside
+        first = last
 
 
 def in_blocks(values: Array, block: int) -> Array:
