@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from farandole.errors import PeerLostError
 from farandole.handshake import new_secret
 from farandole.transports import shm
+from farandole.transports.shm import memory
 from tests.kits.process import ProcessKit
 from tests.kits.transport import TransportKit, fresh_scope
 
@@ -43,3 +45,13 @@ def test_who_leaves_while_it_is_looked_for_has_said_why() -> None:
             one._segment.check()
     finally:
         one.close()
+
+
+def test_a_limit_of_the_size_of_files_is_told() -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"100000 bytes of shared memory cannot be had: File too large \(`ulimit -f`"):
+            memory.create(100_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from typing import TYPE_CHECKING
@@ -17,7 +18,13 @@ PAGE = mmap.PAGESIZE
 def create(nbytes: int) -> int:
     """A file descriptor of fresh shared memory. It has no name, so it ends with its last user."""
     fd = os.memfd_create("farandole", os.MFD_CLOEXEC)
-    os.ftruncate(fd, round_up(nbytes))
+    try:
+        os.ftruncate(fd, round_up(nbytes))
+    except OSError as error:
+        os.close(fd)
+        limit = " (`ulimit -f` limits shared memory as it does files: unlimited is needed)"
+        cure = limit if error.errno == errno.EFBIG else ""
+        raise OSError(error.errno, f"{nbytes} bytes of shared memory cannot be had: {error.strerror}{cure}") from None
     return fd
 
 
