@@ -369,6 +369,30 @@ def test_models_are_saved_and_go_on(ending: str, tmp_path: Path) -> None:
     job(2, body)
 
 
+def test_custom_objects_may_make_distributed_optimizers(tmp_path: Path) -> None:
+    """Their options count, as in programs for Horovod."""
+    file = str(tmp_path / "model.h5")
+
+    def body(rank: int) -> None:
+        import tf_keras
+
+        from farandole.keras.tf_keras import load_model
+
+        class Mine(tf_keras.optimizers.SGD):  # type: ignore[misc]
+            pass
+
+        model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(2,))])
+        model.compile(hvd.DistributedOptimizer(Mine(0.5)), "mse")
+        model.save(file)
+        again = load_model(
+            file, custom_objects={"Mine": lambda **o: hvd.DistributedOptimizer(Mine(**o), backward_passes_per_step=3)}
+        )
+        assert again.optimizer._agg_helper.backward_passes_per_step == 3
+        assert load_model(file, [Mine]).optimizer._agg_helper.backward_passes_per_step == 1
+
+    job(1, body)
+
+
 def test_layers_of_a_rank_of_its_own() -> None:
     def body(rank: int) -> Any:
         import tf_keras

@@ -78,9 +78,14 @@ def PartialDistributedOptimizer(
     return made
 
 
+def state_of(optimizer: Any) -> _OptimizerState | None:
+    """The facts of a distributed optimizer, or of one around it; None if it is not distributed."""
+    return getattr(optimizer, "inner_optimizer", optimizer).__dict__.get("_farandole")  # type: ignore[no-any-return]
+
+
 def local_of(optimizer: Any) -> list[Any]:
     """The variables that a distributed optimizer, or one around it, leaves to each rank."""
-    state = getattr(optimizer, "inner_optimizer", optimizer).__dict__.get("_farandole")
+    state = state_of(optimizer)
     if state is None:
         return []
     return [*state.local, *(variable for layer in state.local_layers for variable in layer.weights)]
@@ -88,14 +93,14 @@ def local_of(optimizer: Any) -> list[Any]:
 
 def exchange_of(optimizer: Any) -> KerasExchange | None:
     """The exchanges of its weights; None if it exchanges gradients, or nothing."""
-    state: _OptimizerState | None = getattr(optimizer, "inner_optimizer", optimizer).__dict__.get("_farandole")
+    state = state_of(optimizer)
     return None if state is None else state.exchange
 
 
 def average_weights(model: Any, kept: Collection[Any]) -> None:
     """Where ranks exchange weights: the mean of them, and of statistics like those of BatchNormalization. ``kept``: the
     keys (``variable.ref()``) of those that are left to each rank."""
-    state = getattr(model.optimizer, "inner_optimizer", model.optimizer).__dict__.get("_farandole")
+    state = state_of(model.optimizer)
     if state is not None:
         local = {*kept, *(variable.ref() for variable in local_of(model.optimizer))}
         floats = [variable for variable in model.non_trainable_variables if variable.dtype.is_floating]
