@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -32,3 +34,10 @@ def test_a_rank_sees_one_gpu(
         assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["FARANDOLE_GPUS"]) == expected
     pin(False)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_ranks_import_neither_pyspark_nor_another_framework() -> None:
+    """Which takes memory and time on each of them."""
+    names = "farandole.estimators.trainers.rank, farandole.estimators.trainers.torch"
+    heavy = "{'pyspark', 'keras', 'tensorflow', 'lightning'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", f"import sys, {names}; assert not {heavy}, {heavy}"], check=True)

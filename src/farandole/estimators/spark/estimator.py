@@ -25,7 +25,7 @@ from farandole.estimators.spark.params import EstimatorParams
 from farandole.estimators.spark.persistence import Persistent
 from farandole.estimators.spark.several import Several
 from farandole.estimators.spec import Columns, Reading, Result, Spec, Watching, direction
-from farandole.estimators.trainers.device import pin
+from farandole.estimators.trainers.rank import on_rank
 from farandole.log import logger
 from farandole.report import pickling
 
@@ -160,7 +160,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         except ImportError:  # of pyarrow: the ranks look
             outputs = None
         packed, one_gpu = pickling.pack(spec, "the training"), spec.use_gpu if self._greedy else None
-        results = backend.run(_alone, args=(self.train, packed, one_gpu), env=self.env())
+        results = backend.run(on_rank, args=(self.train, packed, one_gpu), env=self.env())
         result: Result = results[0]
         mlflow.track(result.history)
         shapes = {column.name: list(column.shape) for column in data.columns}
@@ -302,14 +302,6 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         if not data.rows:
             raise DataError(f"{path} has no rows")
         return data
-
-
-def _alone(train: Callable[[Spec], Result | None], spec: bytes, one_gpu: bool | None) -> Result | None:
-    """On a rank. The spec comes pickled, so that what it holds is checked and packed once. ``one_gpu``: whether the
-    process may see one, or none; None: it sees what it sees."""
-    if one_gpu is not None:
-        pin(one_gpu)  # before anything in the spec imports a framework, which may look for GPUs then
-    return train(pickling.unpack(spec))
 
 
 def reading(data: ParquetData, columns: Columns) -> dict[str, list[Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 import cloudpickle
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
+from farandole.errors import SettingsError
 from farandole.log import logger
 
 _PARAMS = "params"
@@ -37,6 +38,14 @@ class _Writer(MLWriter):  # type: ignore[misc]
     def __init__(self, instance: Any) -> None:
         super().__init__()
         self.instance = instance
+
+    def _handleOverwrite(self, path: str) -> None:
+        if not hasattr(self.sparkSession, "_jsparkSession"):
+            raise SettingsError(
+                f"overwrite() needs Spark's JVM in this process, and a session of Spark Connect has none: remove "
+                f"{path}, or save to another path, without overwrite()"
+            )
+        super()._handleOverwrite(path)
 
     def saveImpl(self, path: str) -> None:
         values = public({param.name: value for param, value in self.instance._paramMap.items()})
