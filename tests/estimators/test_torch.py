@@ -9,6 +9,8 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ from farandole.data import Store, from_parquet, from_spark
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import Callback, TorchEstimator, TorchModel
 from farandole.estimators.batches import first
-from farandole.estimators.loaders.torch import Loader, inputs_of
+from farandole.estimators.loaders.torch import Loader, inputs_of, several
 from farandole.estimators.spark.estimator import reading
 from farandole.estimators.spec import Result
 from farandole.estimators.trainers import torch as trainer
@@ -88,6 +90,28 @@ def test_outputs_with_the_names_of_labels_learn_these(tmp_path: Path) -> None:
     metadata = {"feature_columns": ["x"], "label_columns": ["y", "z"]}
     predicted = TorchModel(model=made.getModel(), **metadata).loader()()(x)
     np.testing.assert_allclose(predicted, expected.detach().numpy(), rtol=1e-6)
+
+
+def test_outputs_with_the_name_of_another_label_are_told() -> None:
+    one, two = torch.zeros(1), torch.ones(1)
+    for outputs in ({"z": one, "other": two}, {"other": one, "y": two}):
+        with pytest.raises(
+            DataError, match=r"outputs are a dict of .*, and the label columns are y, z: in order, '[yz]'"
+        ):
+            several(outputs, ["y", "z"])
+    for outputs in ({"p": one, "q": two}, {"y": one, "q": two}):
+        assert several(outputs, ["y", "z"]) == [one, two]
+
+
+def test_classes_beside_a_model_of_half_precision_keep_their_digits(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": np.eye(3).tolist(), "k": [256.0, 257.0, 258.0]}), tmp_path / "classes.parquet")
+    data = from_parquet(str(tmp_path / "classes.parquet"))
+    for kind in (torch.bfloat16, torch.float32, torch.float64):
+        made = estimator(net(300).to(kind), label_cols=["k"], loss="cross_entropy")
+        spec = made._spec(data, None)
+        inputs, labels, _ = trainer.tensors(first(data, spec.columns, 3), spec, made.getModel(), "cpu")
+        _, found = trainer.Objective(spec).matched(made.getModel()(*inputs), labels)
+        assert found[0].tolist() == [256, 257, 258], kind
 
 
 def test_numbers_that_are_no_classes_and_no_categories_are_told(tmp_path: Path) -> None:

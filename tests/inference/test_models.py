@@ -167,6 +167,13 @@ def test_keras_models_with_several_inputs_outputs_and_layers_of_the_program() ->
         np.testing.assert_array_equal(found["near"], 2 * X)
     with pytest.raises(WholeError, match=r"the Keras model takes .* in no order, and columns x, y are given"):
         open_model(packed, HERE)({"x": X, "y": X})
+    keys = pack(keras.Model({"b": one, "a": two}, keras.layers.Subtract()([one, two])))  # which Keras goes by
+    np.testing.assert_array_equal(called(keys, X, X + 1, names="a b"), np.ones_like(X))
+    listed = pack(keras.Model([one, two], keras.layers.Subtract()([one, two])))
+    np.testing.assert_array_equal(called(listed, X, X + 1, names="two one"), np.ones_like(X))
+    np.testing.assert_array_equal(called(listed, X, X + 1, names="p q"), -np.ones_like(X))
+    with pytest.raises(WholeError, match=r"takes one, two, and columns p, one are given: in order, 'one' would come"):
+        open_model(listed, HERE)({"p": X, "one": X})
     single = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     assert pack(single).returns == "float"
     np.testing.assert_allclose(called(pack(single), X.astype("float64")), single.predict(X, verbose=0), rtol=1e-6)

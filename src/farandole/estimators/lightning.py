@@ -91,12 +91,13 @@ class LightningEstimator(TorchEstimator):
         try:
             with torch.no_grad():
                 columns = trainer.given(batch, spec, model)
-                found = several(model(*(columns[name] for name in spec.columns.features)), spec.columns.labels)
+                outputs = model(*(columns[name] for name in spec.columns.features))
         except Exception as error:
             raise DataError(
                 f"the model's forward cannot take the features {', '.join(spec.columns.features)}: "
                 f"{type(error).__name__}: {error}"
             ) from error
+        found = several(outputs, spec.columns.labels)
         if len(found) != len(spec.columns.labels):
             raise DataError(f"the model has {len(found)} outputs for {len(spec.columns.labels)} label columns")
         return [tuple(each.shape[1:]) for each in found]

@@ -16,6 +16,7 @@ import numpy as np
 from farandole.errors import DataError, SettingsError
 from farandole.estimators.loaders.categories import whole_numbers
 from farandole.estimators.loaders.shapes import fits
+from farandole.inference.named import crossed, keys_of
 
 
 class Packed(NamedTuple):
@@ -98,16 +99,16 @@ class Loader(NamedTuple):
 def inputs_of(model: Any, names: Sequence[str], arrays: Sequence[Any], categories: Sequence[str]) -> Any:
     """Arrays as the model takes them: floats, but for categories and inputs that are declared as whole numbers; of the
     shape that the model declares; by name where the inputs are named like the columns."""
-    declared = list(getattr(model, "inputs", None) or [])
-    by_key = _by_key(model)
+    inputs = list(getattr(model, "inputs", None) or [])
+    by_key = keys_of(model)
     keys = {id(each): key for key, each in by_key.items()}
-    own = [str(keys.get(id(each), each.name.partition(":")[0])) for each in declared]
-    if len(names) > 1 and sorted(own) == sorted(names):
-        declared = [declared[own.index(name)] for name in names]
-    elif len(declared) != len(names):
-        declared = [None] * len(names)
+    own = [str(keys.get(id(each), each.name.partition(":")[0])) for each in inputs] or [*by_key]
+    by_name = len(names) > 1 and sorted(own) == sorted(names)
+    declared: list[Any] = inputs if len(inputs) == len(names) else [None] * len(names)
+    if inputs and by_name:
+        declared = [inputs[own.index(name)] for name in names]
     found = [_input(array, each, name in categories) for array, each, name in zip(arrays, declared, names, strict=True)]
-    if len(found) == 1:
+    if len(found) == 1 and (inputs or not by_key):
         return found[0]
     if by_key:
         if sorted(own) != sorted(names):  # Keras sorts the keys, so an order tells nothing
@@ -116,15 +117,15 @@ def inputs_of(model: Any, names: Sequence[str], arrays: Sequence[Any], categorie
                 "give columns the names of their inputs (withColumnRenamed), or make the model of a list of inputs"
             )
         return dict(zip(names, found, strict=True))
-    if own and sorted(own) == sorted(names):
+    if by_name:
         return [found[list(names).index(name)] for name in own]
+    if len(own) == len(names) and crossed(names, own):
+        raise DataError(
+            f"the model's inputs are {', '.join(own)}, and the feature columns are {', '.join(names)}: in order, "
+            f"{crossed(names, own)!r} would come in the place of another input; give columns the names of their inputs "
+            "(withColumnRenamed), or inputs names that no column has"
+        )
     return found
-
-
-def _by_key(model: Any) -> dict[str, Any]:
-    """The inputs of a model, if they are a dict: Keras goes by its keys, whatever the names of the Input layers."""
-    given = (getattr(model, name, None) for name in ("_inputs_struct", "_nested_inputs"))  # of Keras 3, of Keras 2
-    return next((each for each in given if isinstance(each, dict)), {})
 
 
 def _input(array: Any, declared: Any, category: bool) -> Any:

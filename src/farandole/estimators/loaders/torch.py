@@ -10,7 +10,9 @@ import cloudpickle
 import numpy as np
 import torch
 
+from farandole.errors import DataError
 from farandole.estimators.loaders.categories import whole_numbers
+from farandole.inference.named import crossed
 
 
 class Loader(NamedTuple):
@@ -61,13 +63,31 @@ def tensor_of(array: Any) -> Any:
     return torch.from_numpy(np.ascontiguousarray(array if array.flags.writeable else array.copy()))
 
 
+def label_of(array: Any, model: Any) -> Any:
+    """A label as a tensor: of whole numbers, or of floats like the model's, but never of half precision, in which the
+    class 257 is 256."""
+    tensor = tensor_of(array)
+    return (
+        tensor.to(torch.promote_types(floating(model), torch.float32)) if tensor.is_floating_point() else tensor.long()
+    )
+
+
 def floating(model: Any) -> Any:
     """The type of the model's numbers."""
     return next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
 
 
 def several(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
-    """A model's outputs, as a list. Several in a dict: in the order of the labels, if they have their names."""
+    """A model's outputs, as a list. Several in a dict: in the order of the labels, if they have their names, otherwise
+    in their own. DataError where a label would learn from another output than that of its name."""
     if isinstance(outputs, Mapping):
-        return [outputs[name] for name in (labels if set(outputs) == set(labels) else outputs)]
+        if set(outputs) == set(labels):
+            return [outputs[name] for name in labels]
+        if len(outputs) == len(labels) and crossed(labels, [*outputs]):
+            raise DataError(
+                f"the model's outputs are a dict of {', '.join(outputs)}, and the label columns are "
+                f"{', '.join(labels)}: in order, {crossed(labels, [*outputs])!r} would be paired with another output; "
+                "give outputs the names of their labels, or names that no label has, in the order of label_cols"
+            )
+        return list(outputs.values())
     return list(outputs) if isinstance(outputs, list | tuple) else [outputs]

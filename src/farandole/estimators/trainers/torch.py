@@ -15,7 +15,7 @@ import farandole.torch as hvd
 from farandole.errors import DataError, SettingsError, did_you_mean
 from farandole.estimators.batches import Batch, Batches
 from farandole.estimators.loaders.shapes import fits
-from farandole.estimators.loaders.torch import floating, inputs_of, several, tensor_of
+from farandole.estimators.loaders.torch import floating, inputs_of, label_of, several, tensor_of
 from farandole.estimators.progress import Progress, flat
 from farandole.estimators.spec import Result, Spec
 from farandole.estimators.trainers.device import number
@@ -291,8 +291,7 @@ def tensors(batch: Batch, spec: Spec, model: Any, device: Any) -> tuple[list[Any
     """Inputs, labels and weights. Inputs are floats, but for categories."""
     whole = [name in spec.payload["categories"] for name in spec.columns.features]
     inputs = inputs_of(batch.inputs, whole, spec.payload["input_shapes"], floating(model), device)
-    labels = [tensor_of(label).to(device) for label in batch.labels]
-    labels = [label.to(floating(model)) if label.is_floating_point() else label.long() for label in labels]
+    labels = [label_of(label, model).to(device) for label in batch.labels]
     return inputs, labels, None if batch.weight is None else tensor_of(batch.weight).to(device)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from farandole.errors import SettingsError
 from farandole.inference.models import Model, Place
-from farandole.inference.named import named
+from farandole.inference.named import keys_of, named
 from farandole.inference.returns import of
 
 if TYPE_CHECKING:
@@ -31,21 +31,20 @@ class KerasPredictor:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        inputs = getattr(model, "inputs", None) or ()
-        self._names = [_name(each) for each in inputs]
+        self._keys = [*keys_of(model)]
+        self._names = [_name(each) for each in getattr(model, "inputs", None) or ()]
 
     def __call__(self, inputs: dict[str, Array]) -> Any:
-        arrays = list(inputs.values())
-        given: Any = arrays
-        if self._takes_dict(len(arrays)):
-            given = named(inputs, self._names, "the Keras model", ordered=False)
-        elif len(arrays) > 1 and set(inputs) == set(self._names):
-            given = [inputs[name] for name in self._names]
-        return _arrays(self._model.predict_on_batch(given if len(given) > 1 else next(iter(arrays))))
+        return _arrays(self._model.predict_on_batch(self._given(inputs)))
 
-    def _takes_dict(self, count: int) -> bool:
-        struct = getattr(self._model, "_inputs_struct", None)
-        return isinstance(struct, dict) and len(self._names) == count > 1
+    def _given(self, inputs: dict[str, Array]) -> Any:
+        if self._keys and (len(inputs) > 1 or not self._names):
+            return named(inputs, self._keys, "the Keras model", ordered=False)
+        if len(inputs) == 1:
+            return next(iter(inputs.values()))
+        if len(inputs) == len(self._names):
+            inputs = named(inputs, self._names, "the Keras model", ordered=True)
+        return [*inputs.values()]
 
 
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
