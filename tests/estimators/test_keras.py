@@ -17,6 +17,8 @@ from farandole.estimators.loaders.categories import whole_numbers
 from farandole.estimators.loaders.keras import inputs_of, pack
 from farandole.estimators.trainers import keras as trainer
 from farandole.estimators.trainers.keras_state import Rates
+from farandole.inference.models import Place, open_model
+from farandole.inference.models import pack as model_of
 from farandole.keras.callbacks import (
     BestModelCheckpoint,
     LearningRateScheduleCallback,
@@ -277,6 +279,60 @@ def test_inputs_of_a_dict_go_by_its_keys() -> None:
         assert {name: array.tolist() for name, array in given.items()} == {"a": [[1], [1]], "b": [[10], [10]]}
     with pytest.raises(DataError, match="the model's inputs are a dict of a, b, and the feature columns are p, q: "):
         inputs_of(model, ["p", "q"], [one, two], ())
+
+
+def test_a_column_never_comes_in_the_place_of_another_input_than_that_of_its_name() -> None:
+    one, two = np.array([[1.0]]), np.array([[10.0]])
+    given = [keras.layers.Input((1,), name=name) for name in ("a", "b")]
+    model = keras.Model(given, keras.layers.Subtract()(given))
+    assert inputs_of(model, ["b", "a"], [one, two], ()) == [[[10]], [[1]]]
+    assert inputs_of(model, ["a", "c"], [one, two], ()) == [[[1]], [[10]]]
+    for names in (["b", "c"], ["c", "a"]):
+        with pytest.raises(DataError, match=r"inputs are a, b, and the feature columns are .* in order, '[ab]' would"):
+            inputs_of(model, names, [one, two], ())
+
+
+class ByName(keras.Model):  # type: ignore[misc]
+    """A model of the program, whose inputs are a dict."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.line = keras.layers.Dense(1)
+
+    def call(self, given: Any) -> Any:
+        columns = [given[name] for name in ("w", "z")]
+        return self.line(keras.ops.stack([keras.ops.reshape(each, (-1,)) for each in columns], axis=1))
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_a_model_of_the_program_that_takes_a_dict_gets_columns_by_name(called: bool, tmp_path: Path) -> None:
+    keras.utils.set_random_seed(1)
+    model, known = ByName(), columns()
+    if called:
+        model({"z": known["z"], "w": known["w"]})
+    found = estimator(model, feature_cols=["z", "w"], epochs=1).fit_on_parquet(written(tmp_path))
+    predicted = found.loader()()(known["z"], known["w"])[0]
+    kernel, bias = found.getModel().get_weights()
+    np.testing.assert_allclose(predicted, np.stack([known["w"], known["z"]], 1) @ kernel + bias, rtol=1e-5, atol=1e-6)
+    assert called_with(model_of(found.getModel()), z=known["z"], w=known["w"]) == pytest.approx(predicted.ravel())
+
+
+def called_with(packed: Any, **arrays: Any) -> Any:
+    """What inference makes of the columns."""
+    return np.ravel(open_model(packed, Place())(arrays))
+
+
+def test_weights_of_bfloat16_are_kept(tmp_path: Path) -> None:
+    path, store = written(tmp_path), Store.create(str(tmp_path / "store"))
+    layers = keras.layers
+    model = keras.Sequential([layers.Input((3,)), layers.Dense(1, dtype="bfloat16")])
+    options: dict[str, Any] = {"optimizer": keras.optimizers.SGD(0.01, momentum=0.9)}
+    whole = estimator(model, epochs=2, **options).fit_on_parquet(path, path)
+    estimator(model, store=store, run_id="half", epochs=1, **options).fit_on_parquet(path, path)
+    found = estimator(model, store=store, run_id="half", epochs=2, **options).fit_on_parquet(path, path)
+    assert found.getHistory() == whole.getHistory()
+    assert found.getHistory()["val_loss"][1] < found.getHistory()["val_loss"][0]
+    assert {str(each.dtype) for each in found.getModel().get_weights()} == {"bfloat16"}
 
 
 def test_axes_in_another_order_are_not_reshaped_without_a_word(tmp_path: Path) -> None:

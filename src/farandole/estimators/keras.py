@@ -69,6 +69,7 @@ class KerasEstimator(DistributedEstimator):
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
         model = spec.payload["model"].open()
         known = len(model.weights)
+        model = trainer.by_name(spec, batch, model)
         found = trainer.check(spec, batch, model)
         if len(model.weights) != known:  # these rows have built it: ranks, and the result, need all of its weights
             spec.payload["model"] = pack(model, self.getOrDefault("custom_objects") or {})

@@ -269,6 +269,23 @@ def _build(model: Any, batch: Batch) -> None:
         model.build((None, *batch.inputs[0].shape[1:]))
 
 
+def by_name(spec: Spec, batch: Batch, model: Any) -> Any:
+    """``model``, or one that these rows have built, with a dict of features by their names: where it is not built, and
+    takes no list of them. Its file tells from then on."""
+    names, categories, packed = spec.columns.features, spec.payload["categories"], spec.payload["model"]
+    if model.built or isinstance(model, packed.package().Sequential) or getattr(model, "inputs", None):
+        return model
+    try:
+        packed.open()(inputs_of(model, names, batch.inputs, categories), training=False)
+    except Exception:
+        other = packed.open()
+        arrays = (inputs_of(model, [name], [each], categories) for name, each in zip(names, batch.inputs, strict=True))
+        with contextlib.suppress(Exception):  # who takes neither is told of the list
+            other(dict(zip(names, arrays, strict=True)), training=False)
+            return other
+    return model
+
+
 def check(spec: Spec, batch: Batch, model: Any) -> list[tuple[int, ...]]:
     """Run ``model`` and the losses once, with these rows; the shape of a row of each output."""
     keras = spec.payload["model"].package()

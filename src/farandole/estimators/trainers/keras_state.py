@@ -60,8 +60,14 @@ def saved(model: Any, rates: Rates) -> bytes:
             arrays["rate"] = rates.one(rates.now)
     file = io.BytesIO()
     arrays.update({f"o{place}": each for place, each in enumerate(optimizer)})
-    np.savez(file, **arrays)
+    np.savez(file, **{name: _native(each) for name, each in arrays.items()})
     return file.getvalue()
+
+
+def _native(value: Any) -> Any:
+    """``value`` as NumPy's files have it: of bfloat16 they would keep the bytes alone. Variables take it back."""
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
 def load(model: Any, state: bytes) -> None:
