@@ -71,6 +71,16 @@ def test_training_on_parquet_is_that_of_a_plain_loop(ranks: int, tmp_path: Path)
     np.testing.assert_allclose(line, found.getModel()(torch.ones(2, 3)).detach().numpy(), rtol=1e-5)
 
 
+def test_an_epoch_without_validation_has_no_numbers_of_it(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    arguments = {"check_val_every_n_epoch": 2}
+    found = estimator(trainer_args=arguments, monitor="val_loss", epochs=3).fit_on_parquet(path, path)
+    history = found.getHistory()
+    assert ["validation" in record for record in history] == [False, True, False]
+    best = estimator(epochs=2).fit_on_parquet(path)
+    np.testing.assert_allclose(weights(found.getModel()), weights(best.getModel()), rtol=1e-5)
+
+
 def test_a_plain_module_and_what_does_not_fit(tmp_path: Path) -> None:
     path, model = written(tmp_path), net()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)

@@ -40,6 +40,14 @@ def test_the_best_epoch_and_the_last(
     assert (found.epoch, ended) == (best, stopped)
 
 
+def test_epochs_without_validation_are_no_worse_ones() -> None:
+    found = Best(Watching("val_loss", patience=2))
+    for epoch in range(4):
+        found.update(epoch, {"val_loss": 5.0 + epoch} if epoch % 2 else {}, validated=bool(epoch % 2))
+        assert found.stop is (epoch == 3)
+    assert found.epoch == 1
+
+
 def test_the_status_line_counts_rows_and_knows_the_last_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "_pace", pace.Pace())
     counter = pace.counter()

@@ -24,10 +24,12 @@ class Best:
         self.value = 0.0
         self.last = -1
 
-    def update(self, epoch: int, numbers: Mapping[str, float]) -> bool:
-        """Whether ``epoch`` is the best one now."""
-        self.last = epoch
+    def update(self, epoch: int, numbers: Mapping[str, float], validated: bool = True) -> bool:
+        """Whether ``epoch`` is the best one now. One that was not ``validated`` tells nothing about such a metric."""
         name = self.watching.monitor
+        if name.startswith("val_") and not validated:
+            return False
+        self.last = epoch
         if not name:
             return False
         if name not in numbers and not self.watching.required:
@@ -71,7 +73,7 @@ class Progress:
         if found is not None:
             self.history = list(found.history)
             for record in self.history:
-                self._best.update(record["epoch"], flat(record))
+                self._best.update(record["epoch"], flat(record), "validation" in record)
             self._best_weights = found.best
             if self._best.epoch != found.best_epoch:  # another metric is watched, and its best weights were not kept
                 self._best, self._best_weights = Best(self._spec.watching), None
@@ -117,7 +119,7 @@ class Progress:
         if validation is not None:
             record["validation"] = dict(validation)
         self.history.append(record)
-        better = self._best.update(epoch, flat(record))
+        better = self._best.update(epoch, flat(record), validation is not None)
         if self._rank == 0:
             self._keep(epoch, better, state, weights, data)
             self._say(epoch, flat(record))

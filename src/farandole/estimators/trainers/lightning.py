@@ -250,16 +250,18 @@ class Epochs:
         seed = np.random.SeedSequence([self._spec.seed, trainer.current_epoch, hvd.rank()]).generate_state(1)[0]
         torch.manual_seed(int(seed))
         self._losses.begin()
+        self._validated = False
         self._progress.begin_epoch(trainer.current_epoch, trainer.accumulate_grad_batches)
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, step: int) -> None:
         self._losses.next_batch()
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
+        self._validated = True
         average_buffers(module)
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-        if self._spec.validation is None:
+        if not self._validated:
             average_buffers(module)
         numbers = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
         training = {name: value for name, value in numbers.items() if not name.startswith("val_")}
@@ -267,7 +269,7 @@ class Epochs:
         if loss is not None:
             training = {"loss": loss, **training}
         validation = None
-        if self._spec.validation is not None:
+        if self._validated:  # in this epoch: Lightning keeps the numbers of those before
             held = {name[4:]: value for name, value in numbers.items() if name.startswith("val_")}
             validation = _everybody(held, self._held)
         state = {
