@@ -152,8 +152,11 @@ def test_groups_factors_compression_and_sets(mode: str) -> None:
         for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
             got = run(mode, lambda x, c=compression: hvd.allreduce(x, compression=c), x)
             assert (got.dtype, got.tolist()) == (np.float32, [1.5, 3.0])
-        with pytest.raises(ValueError, match="has not been registered"):
-            run(mode, lambda x: hvd.allreduce(x, process_set=hvd.ProcessSet([0, 1])), x)
+        for number in (None, 10):
+            unknown = hvd.ProcessSet([0, 1])
+            unknown.process_set_id = number
+            with pytest.raises(ValueError, match="has not been registered"):
+                run(mode, lambda x, of=unknown: hvd.allreduce(x, process_set=of), x)
         alone = hvd.add_process_set([0])
         if rank == 0:
             assert run(mode, lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=alone), x).tolist() == [1.0, 2.0]

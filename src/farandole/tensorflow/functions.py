@@ -152,8 +152,8 @@ def _run(
 
 def _check_registered(process_set: ProcessSet) -> None:
     """Raise ValueError while the graph is made, and not only when it runs."""
-    if process_set.process_set_id is None:
-        context.engine(process_set)
+    if process_set is not context.global_process_set:
+        process_set.size()
 
 
 def _typed(result: Any, dtypes: Sequence[Any]) -> list[Array]:
