@@ -262,6 +262,30 @@ def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
         assert results == [*expected, after_skip, *expected, *expected]
 
 
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_every_pass_counts_in_the_global_step(op: int) -> None:
+    """Hooks end training and decay learning rates by it; with Horovod, their numbers were chosen so."""
+
+    def body(rank: int) -> Any:
+        with tf.Graph().as_default(), v1.Session() as session:
+            weight, counted = tf.Variable(0.0), v1.train.get_or_create_global_step()
+            optimizer = hvd.DistributedOptimizer(
+                v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=3, op=op
+            )
+            if op == hvd.Adasum:
+                train = optimizer.minimize(weight * 1.0, counted)
+            else:
+                train = optimizer.apply_gradients(optimizer.compute_gradients(weight * 1.0), counted)
+            session.run(v1.global_variables_initializer())
+            steps = []
+            for _ in range(4):
+                session.run(train)
+                steps.append(int(session.run(counted)))
+            return steps, float(session.run(weight))
+
+    assert job(1, body) == [([1, 2, 3, 4], -3.0)]
+
+
 def test_adasum_combines_the_steps_of_a_v1_optimizer() -> None:
     def body(rank: int) -> Any:
         with tf.Graph().as_default(), v1.Session() as session:

@@ -66,16 +66,17 @@ class LocalGradientAggregationHelper:
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """``apply_grads_closure()``, if this was the last pass.
 
-        The others count, too, in the ``iterations`` of a Keras 2 optimizer: with Horovod, learning rates that decay
-        with them were chosen so."""
+        The others count, too, in the ``iterations`` of a Keras 2 optimizer and in ``global_step``: with Horovod, learning
+        rates that decay with them, and the ends of trainings, were chosen so."""
         if self.backward_passes_per_step == 1:
             return apply_grads_closure()
         gradients = [gradient for gradient, _ in (kwargs.get("grads_and_vars") or (args[0] if args else ()))]
         with tf.control_dependencies(_operations(gradients)):
             full = tf.equal(tf.convert_to_tensor(self.counter), self.backward_passes_per_step)
+        counters = [getattr(optimizer, "_iterations", None), kwargs.get("global_step")]
         if tf.executing_eagerly():
-            return self._applied(apply_grads_closure) if full else _counted(optimizer)
-        return tf.cond(full, lambda: self._applied(apply_grads_closure), lambda: _counted(optimizer))
+            return self._applied(apply_grads_closure) if full else _counted(counters)
+        return tf.cond(full, lambda: self._applied(apply_grads_closure), lambda: _counted(counters))
 
     def _applied(self, closure: Callable[[], Any]) -> Any:
         done = closure()
@@ -129,10 +130,9 @@ class LocalGradientAggregationHelper:
         return [self._sums[key_of(variable)] for variable in variables]
 
 
-def _counted(optimizer: Any) -> Any:
+def _counted(counters: Sequence[Any]) -> Any:
     """One more pass that is not the last."""
-    iterations = getattr(optimizer, "_iterations", None)
-    return tf.group(*_operations([] if iterations is None else [iterations.assign_add(1)]))
+    return tf.group(*_operations([counter.assign_add(1) for counter in counters if counter is not None]))
 
 
 def _operations(values: Sequence[Any]) -> list[Any]:

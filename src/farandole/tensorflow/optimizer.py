@@ -106,9 +106,11 @@ class _Distributed(_Wrapping):
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """Apply what ``compute_gradients`` gave, after the last of several passes."""
+        global_step = kwargs.get("global_step", args[1] if len(args) > 1 else None)
         return self._helper.apply_gradients(
-            lambda: self._optimizer.apply_gradients(*args, **kwargs), self._optimizer, *args, **kwargs
-        )
+            lambda: self._optimizer.apply_gradients(*args, **kwargs), self._optimizer, *args,
+            **{**kwargs, "global_step": global_step},
+        )  # fmt: skip
 
 
 class _Adasum(_Wrapping):
@@ -130,7 +132,7 @@ class _Adasum(_Wrapping):
         def step() -> Any:
             return self._step(pairs, global_step, name)
 
-        return self._helper.apply_gradients(step, self._optimizer, pairs)
+        return self._helper.apply_gradients(step, self._optimizer, pairs, global_step=global_step)
 
     def _step(self, pairs: list[tuple[Any, Any]], global_step: Any, name: str | None) -> Any:
         local = {variable.ref() for variable in self._local}
