@@ -16,6 +16,10 @@ from farandole.groups.messages import Messages
 _LATE = 0.5  # seconds after its last call from which a rank may find that others have given up its next one
 _BEHIND = 60.0  # seconds for which callbacks are left to a thread that waits, in another call, for ranks that are late
 _GRACE = 10.0  # seconds in which messages that are still to be sent go on their way when the group ends
+_FORKED = (
+    "is that of the process which forked this one, and a fork is no member: make the call in the parent, or start this "
+    "process with spawn, and let it call init_process_group"
+)
 
 
 class Group:
@@ -39,7 +43,7 @@ class Group:
         self._what, self._limit, self._stalled = "", timeout, ""
         self._ended = time.monotonic()  # the last call
         self._closing = threading.Lock()
-        self._closed = False
+        self._closed = self._disowned = False
         transport.report_waits(self._hear_of_wait)
 
     def name_of(self, rank: int) -> str:
@@ -55,6 +59,8 @@ class Group:
         """Have ``work`` run in its turn. With ``wait`` it is done when this returns; ``held_by``: see ``Calls.start``;
         ``what``: its name."""
         call = Call(lambda: self._run(what, work, timeout))
+        if self._disowned:
+            raise RequestError(f"{what}: {self.name} {_FORKED}")
         if self._closed:
             raise RequestError(f"{what}: {self.name} was destroyed, or shut down")
         if wait:
@@ -65,9 +71,17 @@ class Group:
 
     def abort(self, why: str) -> None:
         """What waits in this group ends with an error, on all ranks; nothing more can be done in it. Any thread."""
+        if self._disowned:
+            return
         self.failure = self.failure or PeerLostError(why, self.rank)
         self._transport.abort(why)
         self.messages.abort(why)
+
+    def disown(self) -> None:
+        """This process is a fork of the member, and none itself: it must not touch what both hold."""
+        self._closed = self._disowned = True
+        self._closing = threading.Lock()  # a thread of the parent may have held it
+        self.messages.disown(RequestError(f"{self.name} {_FORKED}"))
 
     def close(self) -> None:
         """Leave, when the calls that were made have ended."""

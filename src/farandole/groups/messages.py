@@ -152,6 +152,11 @@ class Messages:
         self._streams.abort(why)
         self._streams.wake()
 
+    def disown(self, error: BaseException) -> None:
+        """This process is a fork: nothing is sent or received here, and whoever tries hears ``error``."""
+        self._changing, self._driving = threading.Lock(), threading.Lock()  # threads of the parent may have held them
+        self._outbox, self._wanted, self._failure = {}, [], error
+
     def close(self, seconds: float) -> None:
         """When what is to be sent has gone, or these seconds are over."""
         end = time.monotonic() + seconds

@@ -228,14 +228,30 @@ def in_turn() -> None:
 
 
 def what_a_fork_leaves() -> None:
-    """A child that ends in order does not end the group of its parent."""
-    from farandole.torch.distributed import process_group
-
+    """A child cannot call the group of its parent, in whose memory it would; nor does it end it, whatever it does."""
     child = os.fork()
     if child == 0:
-        process_group._leave()
-        os._exit(0)
+        try:
+            of_a_fork()
+            os._exit(0)
+        finally:
+            os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def of_a_fork() -> None:
+    import torch
+    from torch import distributed as dist
+
+    from farandole.torch.distributed import process_group
+
+    world: Any = dist.group.WORLD
+    tensor, other = torch.ones(1), (world.rank() + 1) % world.size()
+    for call in (dist.all_reduce, lambda each: dist.send(each, other), lambda each: dist.recv(each, other)):
+        assert "a fork is no member" in error_of(lambda call=call: call(tensor))
+    world.abort()
+    process_group._leave()
+    dist.destroy_process_group()
 
 
 def met(rank: int, group: Any) -> None:

@@ -32,7 +32,6 @@ _c10d: Any = _distributed_c10d
 _UNSET = timedelta(0)
 _asked: list[Whereabouts] = []  # where the ranks of the job stand; those of the default group
 _open: weakref.WeakSet[FarandoleProcessGroup] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_open.clear)  # a child is no member, and must not leave for its parent
 
 
 def create(options: Any, backend_options: Any = None) -> FarandoleProcessGroup:
@@ -452,6 +451,18 @@ def _options(opts: Any, kind: Callable[[], Any], timeout: Any = None, op: Any = 
     if isinstance(timeout, timedelta):
         made.timeout = timeout
     return made
+
+
+def _disown() -> None:
+    """A forked child is no member: it must not call, answer or leave for its parent."""
+    for group in list(_open):
+        group.state.disown()
+        group._whereabouts = None
+    _open.clear()
+    _asked.clear()
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 @atexit.register
