@@ -154,7 +154,6 @@ def test_what_waits_for_a_call_of_late_ranks_does_not_wait_for_callbacks(
     with calls._running if who == "another thread" else contextlib.nullcontext():  # the call before
         holder.start()
         assert looked.wait(60)
-        assert "callback" not in order
     holder.join(60)
     assert order == ["next call", "callback"]
     for each in (calls, told):
