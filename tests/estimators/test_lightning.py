@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from farandole.data import Store, from_parquet
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import LightningEstimator
+from farandole.estimators.batches import Batch
+from farandole.estimators.spec import Columns
 from tests.estimators.test_torch import BATCH, EPOCHS, RATE, net, plain, weights
 from tests.estimators.tools import Pool, written
 
@@ -187,3 +190,12 @@ def test_a_module_that_optimizes_by_itself_and_has_names_and_callbacks_of_its_ow
     assert means[0] > means[1] > means[2] > 0
     assert "loss" not in found.getHistory()[0]["train"]
     assert list((tmp_path / "own").glob("*.ckpt"))
+
+
+def test_classes_beside_a_module_of_half_precision_keep_their_digits() -> None:
+    from farandole.estimators.trainers import lightning as trainer
+
+    spec: Any = SimpleNamespace(columns=Columns(("x",), ("k",)), payload={"categories": (), "input_shapes": None})
+    batch = Batch((np.eye(2, dtype=np.float32),), (np.array([256.0, 257.0]),), None, 2, 1.0)
+    for kind in (torch.bfloat16, torch.float32):
+        assert trainer.given(batch, spec, module().to(kind))["k"].tolist() == [256, 257], kind

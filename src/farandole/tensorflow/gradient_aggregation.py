@@ -66,8 +66,8 @@ class LocalGradientAggregationHelper:
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """``apply_grads_closure()``, if this was the last pass.
 
-        The others count, too, in the ``iterations`` of a Keras 2 optimizer and in ``global_step``: with Horovod, learning
-        rates that decay with them, and the ends of trainings, were chosen so."""
+        The others count, too, in the ``iterations`` of a Keras 2 optimizer and in ``global_step``: with Horovod,
+        learning rates that decay with them, and the ends of trainings, were chosen so."""
         if self.backward_passes_per_step == 1:
             return apply_grads_closure()
         gradients = [gradient for gradient, _ in (kwargs.get("grads_and_vars") or (args[0] if args else ()))]

@@ -18,7 +18,7 @@ import torch
 
 import farandole.torch as hvd
 from farandole.estimators.batches import Batch, Batches
-from farandole.estimators.loaders.torch import floating, inputs_of, tensor_of
+from farandole.estimators.loaders.torch import floating, inputs_of, label_of, tensor_of
 from farandole.estimators.progress import Progress
 from farandole.estimators.spec import Result, Spec
 from farandole.estimators.trainers.device import number
@@ -212,9 +212,8 @@ def given(batch: Batch, spec: Spec, module: Any) -> dict[str, Any]:
     inputs = inputs_of(batch.inputs, whole, payload["input_shapes"], floating(module), cpu)
     found = dict(zip(columns.features, inputs, strict=True))
     for name, array in zip(columns.labels, batch.labels, strict=True):
-        label = tensor_of(array)
         if name not in found:
-            found[name] = label.to(floating(module)) if label.is_floating_point() else label.long()
+            found[name] = label_of(array, module)
     if columns.weight is not None and batch.weight is not None:
         found[columns.weight] = tensor_of(batch.weight)
     return found
