@@ -55,6 +55,24 @@ def test_held_calls_run_on_the_thread_of_who_runs_them_all() -> None:
     calls.close()
 
 
+def test_a_thread_that_came_too_late_leaves_the_next_calls_to_who_holds_them() -> None:
+    calls = Calls("calls")
+    before, held = Call(lambda: None), Call(lambda: None)
+    with calls._running:  # as by who runs the one before, for which the thread has come, too
+        calls.start(before)
+        while calls._news._value:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+        calls._waiting.remove(before)
+        before.finish()
+        calls.start(held, held_by=threading.get_native_id())
+    end = time.monotonic() + 0.2
+    while time.monotonic() < end:
+        assert not held.done, "this thread works"
+    calls.run_all()
+    assert held.done
+    calls.close()
+
+
 def test_held_calls_run_all_the_same_if_who_holds_them_waits() -> None:
     calls, me = Calls("calls"), threading.get_native_id()
     order: list[int] = []

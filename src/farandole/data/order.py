@@ -26,7 +26,7 @@ LANES = (48, 36, 24, 16, 12, 8, 6, 4, 3, 2)
 _BLOCKS_PER_LANE = 4  # at least: lanes end within blocks, which are then decoded for both
 _RESERVE = 0.75  # the part of the memory for blocks in use; what is being decoded needs the rest
 
-_AHEAD_PER_THREAD = 4
+_AHEAD_PER_THREAD = 2
 
 
 def lanes_for(blocks: int, largest: int, memory: int) -> int:
@@ -37,7 +37,7 @@ def lanes_for(blocks: int, largest: int, memory: int) -> int:
 
 def ahead_for(threads: int, lanes: int, largest: int, memory: int) -> int:
     """How many pieces ``threads`` read ahead: as many as fit into memory beside those of the lanes, at least one. Lanes
-    come to the ends of their pieces at about the same time, so a few for each thread."""
+    come to the ends of their pieces at about the same time, so more than the threads read at a time."""
     return min(_AHEAD_PER_THREAD * threads, max(1, memory // max(largest, 1) - lanes))
 
 

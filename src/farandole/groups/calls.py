@@ -6,6 +6,7 @@ is in one order on all ranks. A callback may wait for what it calls: that has a 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -141,8 +142,8 @@ class Calls:
     def start(self, call: Call, *, held_by: int = 0) -> None:
         """Have ``call`` run in its turn. ``held_by``: the thread (its native id) that is about to run all that wait. If
         it does not, but sleeps, it may wait for them: then a thread of ours runs them."""
-        self._waiting.append(call)
         self._holder = 0 if call.depth else held_by  # who is about to run them may wait for this one
+        self._waiting.append(call)
         if self._holding and not self._holder:
             self._hurry.set()
         if len(self._threads) <= call.depth:
@@ -162,7 +163,7 @@ class Calls:
     def wait(self, call: Call) -> None:
         """Until ``call`` is done; what is to be run before it, and itself, runs on this thread if no other is at it."""
         while not call.done:
-            if not self._run_next():
+            if not self._run_next(call):
                 call.sleep()
 
     @property
@@ -182,9 +183,10 @@ class Calls:
             if thread is not threading.current_thread():
                 thread.join()
 
-    def _run_next(self) -> bool:
+    def _run_next(self, last: Call | None = None) -> bool:
+        """False if there is none, or ``last`` is done: what comes after it is left to others."""
         with self._running:
-            if not self._waiting:
+            if not self._waiting or (last is not None and last.done):
                 return False
             call = self._waiting.popleft()
             _run(call)
@@ -209,12 +211,13 @@ class Calls:
                 self._threads.append(thread)
                 thread.start()
 
-    def _hold(self) -> None:
+    def _hold(self) -> Call | None:
         """Leave calls to who is about to run them, as long as that thread works, however long it does: if calls began
-        at some time, what they call back would come before or after the next call, on each rank otherwise."""
+        at some time, what they call back would come before or after the next call, on each rank otherwise. The last one
+        that is not left to anybody any longer; None if there is none."""
         self._holding = True
         since: dict[Hashable, float] = {}
-        while self._waiting and not self._closed:
+        while (last := self._last()) is not None and not self._closed:
             self._hurry.clear()
             holder = self._holder
             if not holder:
@@ -225,19 +228,28 @@ class Calls:
             since = {sign: since.get(sign, now) for sign in signs}
             self._hurry.wait(_HOLD)
         self._holding = False
+        return last
+
+    def _last(self) -> Call | None:
+        with contextlib.suppress(IndexError):  # they are run meanwhile
+            return self._waiting[-1]
+        return None
 
     def _serve(self) -> None:
         while True:
             self._news.acquire()
-            self._hold()
-            self._run_all_quietly()  # also those before it, that were to be run by others
+            last = self._hold()
+            if last is not None:
+                self._run_quietly(last)  # also those before it, that were to be run by others
             if self._closed and not self._waiting:
                 return
 
-    def _run_all_quietly(self) -> None:
+    def _run_quietly(self, last: Call) -> None:
+        """Those up to ``last``. Later ones may be left to somebody again: there is news of each."""
         while True:
             try:
-                self.run_all()
+                while self._run_next(last):
+                    pass
             except BaseException as error:  # the call has it; those behind it are to run all the same
                 logger.warning("%s: %s: %s", self._name, type(error).__name__, error)
             else:
@@ -262,21 +274,26 @@ def _nap(thread: int) -> tuple[int, str] | None:
 
 
 def _signs(thread: int, behind: float) -> dict[Hashable, float]:
-    """What speaks for a thread of this process waiting for what it holds, and for how many seconds that has to last."""
+    """What speaks for a thread of this process waiting for what it holds, and for how many seconds that has to last.
+    ``behind``: for how many it may sleep in a call of ours."""
     own = next((each.ident for each in threading.enumerate() if each.native_id == thread), None)
     frame, nap = sys._current_frames().get(own) if own is not None else None, _nap(thread)
-    found: dict[Hashable, float] = {} if nap is None else {nap: _patience(frame, behind)}
+    if _is_in_call(frame):
+        return {} if nap is None else {nap: behind}
+    found: dict[Hashable, float] = {} if nap is None else {nap: _patience(frame)}
     if frame is not None and _ASKS in frame.f_code.co_names:  # it may sleep between two looks
         found[id(frame)] = _LONG
     return found
 
 
-def _patience(innermost: FrameType | None, behind: float) -> float:
-    """For how many seconds a thread may sleep: ``behind`` if it is in a call of ours, none if it is in any other
-    function that waits for something."""
-    frame = innermost
+def _is_in_call(frame: FrameType | None) -> bool:
     while frame is not None:
         if frame.f_code in (_run.__code__, Calls._run_next.__code__):
-            return behind
+            return True
         frame = frame.f_back
+    return False
+
+
+def _patience(innermost: FrameType | None) -> float:
+    """For how many seconds a thread may sleep: none if it is in a function that waits for something."""
     return _LONG if innermost is not None and _WAITS.isdisjoint(innermost.f_code.co_names) else 0.0

@@ -13,7 +13,6 @@ from typing import Any
 from pyspark.ml import Estimator
 
 from farandole.data import ParquetData, Store, from_parquet
-from farandole.data.parquet.reader import MEMORY
 from farandole.data.spark import FOLDER
 from farandole.errors import DataError, SettingsError, did_you_mean
 from farandole.estimators import mlflow
@@ -29,6 +28,7 @@ from farandole.estimators.trainers.rank import on_rank
 from farandole.log import logger
 from farandole.report import pickling
 
+_MEMORY = 64 << 20  # bytes of rows in a rank: Spark's own processes stand beside it
 FINGERPRINT = (
     "batch_size", "feature_cols", "label_cols", "sample_weight_col", "categorical_cols", "loss_weights", "random_seed",
     "shuffle", "scale_lr", "backward_passes_per_step", "train_steps_per_epoch", "validation", "transformation_fn",
@@ -174,7 +174,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
 
     def _spec(self, data: ParquetData, validation: ParquetData | None) -> Spec:
         value, seed = self._value, self._seed()
-        memory = 1 << 50 if value("inmemory_cache_all") else MEMORY
+        memory = 1 << 50 if value("inmemory_cache_all") else _MEMORY
         size = value("batch_size")
 
         def threads(name: str) -> int:
