@@ -9,7 +9,7 @@ from benchmarks import inference
 from benchmarks.inference import Work, computed, conv, mlp
 from benchmarks.samples import OURS, Case, interleave
 
-REPETITIONS = 5
+REPETITIONS = 3
 ARROW = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 

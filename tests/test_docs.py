@@ -55,7 +55,7 @@ SCALING, POINTS = ROOT / "docs" / "scaling.md", ROOT / "docs" / "scaling.json"  
 MEASURED = {  # of each page: the runs that farandole bench ... --json docs/... made
     "strategies.md": {"strategies": "strategies.json", "mnist": "learning_mnist.json"},
     "data.md": {"data": "bench_data.json"},
-    "inference.md": {"inference": "bench_inference.json"},
+    "inference.md": {"inference": "bench_inference.json", "tuning": "bench_tuning.json"},
 }
 BEGIN, END = "<!-- table: made by python -m tests.test_docs --write -->", "<!-- end of table -->"
 
