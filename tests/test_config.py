@@ -282,6 +282,10 @@ def test_variables_that_told_what_to_compile_are_known(name: str) -> None:
     assert built_for({"PATH": "/bin", "HOROVOD_TIMELINE": "x", "HOROVOD_WITH_EVERYTHING": "1", name: "1"}) == [name]
 
 
+def test_what_the_worker_sets_for_programs_is_no_doing_of_the_user() -> None:
+    assert built_for({"HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_CONTROLLER": "gloo"}) == []
+
+
 def test_settings_cannot_be_changed_or_misspelt() -> None:
     with pytest.raises(AttributeError, match="use replace"):
         Settings().cycle_time = 1.0

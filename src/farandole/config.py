@@ -24,6 +24,7 @@ else:
         return lambda cls: cls
 
 
+HOROVOD_FIXED = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}  # the worker sets them for programs
 PROCESS = "FARANDOLE_PROCESS"  # the variable that holds the pid of a rank whose program is a command
 STATUS = "FARANDOLE_STATUS"  # the variable that is set if somebody sees the status of this rank's job
 
@@ -319,7 +320,7 @@ class Settings(Variables):
 
 def built_for(env: Mapping[str, str]) -> list[str]:
     """Variables in ``env`` that told Horovod's installer what to compile. Nothing is compiled here."""
-    return sorted(_COMPILING & env.keys())
+    return sorted(name for name in _COMPILING & env.keys() if env[name] != HOROVOD_FIXED.get(name))
 
 
 _COMPILING = {

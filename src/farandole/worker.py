@@ -14,7 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farandole import registry
-from farandole.config import PROCESS, Connection, Placement, Settings, cores, torch_variables, variables
+from farandole.config import (
+    HOROVOD_FIXED,
+    PROCESS,
+    Connection,
+    Placement,
+    Settings,
+    cores,
+    torch_variables,
+    variables,
+)
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
 from farandole.report import keys
 from farandole.store import StoreClient, free_port
@@ -70,7 +79,7 @@ def identify(slots: Sequence[Slot], here: Placement) -> Placement:
 def environment(placement: Placement, connection: Connection, settings: Settings) -> dict[str, str]:
     """The variables of one rank's program, with those that scripts written for Horovod read themselves."""
     who = placement.to_env(variables(Placement))  # programs read also those that have their default
-    fixed = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "PYTHONUNBUFFERED": "1"}
+    fixed = {**HOROVOD_FIXED, "PYTHONUNBUFFERED": "1"}
     threads = {}
     if placement.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         # Each rank would start a thread per core, and the ranks would fight for the cores.
@@ -176,7 +185,7 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
         failure = Outcome.of(error, skip=1)
         reporter.report(failure)
         sys.stderr.write(failure.traceback)
-        return 1
+        return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 

@@ -28,6 +28,14 @@ os.rename(path + "~", path)
 time.sleep(1000)
 """
 
+WARNED = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [int(sys.argv[1])])
+print("up", flush=True)
+signal.sigwait([int(sys.argv[1])])
+print("warned")
+"""
+
 
 @pytest.fixture
 def sleeper(tmp_path: Path) -> Path:
@@ -220,6 +228,16 @@ class TestTheDriverEnds:
         assert done.returncode == 128 + number
         assert done.stderr == f"farandole: the job was ended by {number.name}\n"
 
+    @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+    def test_not_by_a_warning_which_goes_to_the_ranks(self, jobs: Marked, number: signal.Signals) -> None:
+        process = jobs.start("run", "-np", "2", PY, "-c", WARNED, str(int(number)))
+        assert process.stdout is not None
+        assert {process.stdout.readline() for _ in range(2)} == {f"[{rank}]<stdout>:up\n" for rank in range(2)}
+        process.send_signal(number)
+        done = jobs.finish(process)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:warned" for rank in range(2)]
+
     def test_by_kill_9(self, jobs: Marked, sleeper: Path, tmp_path: Path) -> None:
         process = self.start(jobs, sleeper, tmp_path)
         process.kill()
@@ -238,7 +256,7 @@ class TestTheDriverEnds:
         """Without a reaper the ranks themselves still die with their parent."""
         process = jobs.start("run", "-np", "2", PY, str(sleeper), str(tmp_path))
         pids = set(read_pids(tmp_path, 2).values())
-        (parent,) = set(jobs.left()) - pids - {process.pid}
+        (parent,) = {reaper.processes()[pid][0] for pid in pids}
         os.kill(parent, signal.SIGKILL)
         process.kill()
         jobs.finish(process)

@@ -46,6 +46,20 @@ class TestExplain:
         )
         assert verdict.traceback == ERROR.traceback
 
+    def test_an_error_without_words_and_an_interrupt(self) -> None:
+        """Python's exit code for KeyboardInterrupt depends on what was imported meanwhile."""
+        silent = explain([Event(2, outcome=Outcome(status="error", kind="AssertionError")), Event(2, code=1)], HOSTS)
+        assert silent is not None
+        assert silent.message == "Rank 2 on beta failed: AssertionError (exited with code 1)"
+        outcome = Outcome(status="error", kind="KeyboardInterrupt", traceback="T2")
+        for code in (1, -2, 130):
+            verdict = explain([Event(2, outcome=outcome), Event(2, code=code)], HOSTS)
+            assert verdict is not None
+            assert (verdict.message, verdict.exit_code) == (
+                "Rank 2 on beta was interrupted: KeyboardInterrupt\nT2",
+                130,
+            )
+
     def test_a_parameter_server_that_is_lost_is_the_cause_before_ranks_that_lose_each_other(self) -> None:
         text = "parameter server 0 on alpha (process 7) was lost (it did nothing for 61 s), and no replica is left"
         lost = Outcome(status="victim", kind="ServerLostError", message=text, traceback="T1")

@@ -133,14 +133,46 @@ def test_one_rank_ends_and_the_others_go_on(jobs: Marked) -> None:
         end(workers)
 
 
-def test_a_rank_whose_reaper_was_killed(jobs: Marked) -> None:
+def test_a_rank_whose_reaper_and_guard_were_killed(jobs: Marked) -> None:
     """It dies with its parent (or is killed now); what it started is found by its environment."""
     (worker,) = workers = start(jobs, 1, "setsid sleep 1000 & echo up; sleep 1000")
     try:
         assert os.read(worker.stdout or 0, 10) == b"up\n"
-        os.kill(reaper.processes()[worker.pid][0], signal.SIGKILL)
+        parent = reaper.processes()[worker.pid][0]
+        for pid in (reaper.processes()[parent][0], parent):  # a guard that is killed ends nothing
+            os.kill(pid, signal.SIGKILL)
         assert wait_until(lambda: worker.poll() == -signal.SIGTERM)
         assert worker.alive()
+    finally:
+        end(workers)
+
+
+def test_a_signal_goes_to_the_rank_alone(jobs: Marked) -> None:
+    child = "bash -c 'trap \"echo wrong\" USR1; while true; do sleep 0.1; done' & "
+    first, second = workers = start(
+        jobs, 2, f"{child} trap 'echo warned; exit 3' USR1; echo up; while true; do wait; done"
+    )
+    try:
+        assert all(os.read(worker.stdout or 0, 10) == b"up\n" for worker in workers)
+        first.signal(signal.SIGUSR1)
+        assert wait_until(lambda: first.poll() == 3)
+        assert os.read(first.stdout or 0, 100) == b"warned\n"
+        assert second.poll() is None
+        first.signal(signal.SIGUSR1)  # it has gone
+    finally:
+        end(workers)
+
+
+@pytest.mark.parametrize("ignores", ["", "trap '' TERM;"])
+def test_what_hides_does_not_outlive_a_reaper_that_was_killed(jobs: Marked, ignores: str) -> None:
+    (worker,) = workers = start(jobs, 1, f"setsid env -i bash -c '{ignores} echo up; sleep 1000' & sleep 1000")
+    try:
+        assert os.read(worker.stdout or 0, 10) == b"up\n"
+        tree = children_of(worker)()
+        os.kill(reaper.processes()[worker.pid][0], signal.SIGKILL)
+        assert wait_until(lambda: worker.poll() == -signal.SIGTERM)
+        assert wait_until(lambda: not worker.alive())
+        assert not [pid for pid, seen in tree.items() if reaper.processes().get(pid) == seen]
     finally:
         end(workers)
 

@@ -21,6 +21,7 @@ from farandole.launch.contract import Request
 from farandole.launch.launchers.ssh import Ssh, _answer, environment
 from farandole.registry import best
 from tests.kits.hosts import Capture, Hosts, hosts
+from tests.launch.test_driver import WARNED
 from tests.launch.test_servers import PROGRAM
 
 pytestmark = pytest.mark.slow
@@ -284,6 +285,17 @@ def _killed(four: Hosts, job: subprocess.Popen[str]) -> None:
 
 def _driver_killed(four: Hosts, job: subprocess.Popen[str]) -> None:
     psutil.Process(job.pid).children()[0].kill()
+
+
+def test_a_warning_for_the_driver_goes_to_the_ranks(four: Hosts) -> None:
+    job = start(four, "run", "-np", "2", "-H", "b:1,c:1", sys.executable, "-c", WARNED, str(int(signal.SIGUSR1)))
+    assert job.stdout is not None
+    for _ in range(2):
+        assert "up" in job.stdout.readline()
+    psutil.Process(job.pid).children()[0].send_signal(signal.SIGUSR1)
+    out, err = job.communicate(timeout=200)
+    assert (job.returncode, sorted(out.splitlines())) == (0, ["[0]<stdout>:warned", "[1]<stdout>:warned"]), err
+    assert four.idle()
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import os
 import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,8 @@ class Played:
     def activity(self) -> str:
         return ""
 
+    def signal(self, number: int) -> None: ...
+
     def terminate(self) -> None:
         if self.code is None:
             self._act(self)
@@ -62,6 +66,24 @@ def interrupt(watch: Watch, workers: Sequence[Played]) -> None:
         watch.follow(workers)
         signal.raise_signal(signal.SIGINT)
         watch.until_done()
+
+
+def test_a_program_that_uses_a_signal_itself_keeps_it(tmp_path: Path) -> None:
+    store = StoreServer(new_secret())
+    watch = Watch(Job(np=1, settings=Settings(), display=Display()), store, Streams(1, io.StringIO(), io.StringIO()))
+    try:
+        with (tmp_path / "stacks").open("w") as file:
+            faulthandler.register(signal.SIGUSR1, file)
+            try:
+                with watch:
+                    signal.raise_signal(signal.SIGUSR1)
+                    assert signal.getsignal(signal.SIGUSR2) != signal.SIG_DFL
+            finally:
+                faulthandler.unregister(signal.SIGUSR1)
+    finally:
+        store.close()
+    assert "most recent call first" in (tmp_path / "stacks").read_text()
+    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
 
 
 def test_ranks_that_lose_those_which_the_driver_ends_are_not_heard() -> None:

@@ -42,6 +42,9 @@ class Worker(Protocol):
     def activity(self) -> str:
         """The present activity of the process, in a few words; empty when that cannot be told."""
 
+    def signal(self, number: int) -> None:
+        """Send a signal that is not to end it to the rank's own process."""
+
     def terminate(self) -> None: ...
     def kill(self) -> None: ...
 

@@ -108,13 +108,17 @@ def _blame(
     cause: _Rank, ranks: Sequence[_Rank], hosts: Sequence[str], tails: Mapping[int, str], patience: float
 ) -> Verdict:
     outcome = cause.outcome if cause.standing == "error" else None
+    status = exit_status(cause.code)
     if outcome is not None:
-        kind = f"{outcome.kind}: " if outcome.kind else ""
-        how, shown = f"failed: {kind}{_first_line(outcome.message)}", outcome.traceback
+        interrupted = outcome.kind == KeyboardInterrupt.__name__
+        words = ": ".join(filter(None, (outcome.kind, _first_line(outcome.message))))
+        how, shown = f"{'was interrupted' if interrupted else 'failed'}: {words}", outcome.traceback
+        if interrupted:  # Python's own exit code for it is lost when anything is imported meanwhile
+            status = 128 + signal.SIGINT
+        elif cause.code:
+            how += f" ({describe(cause.code)})"
     else:
         how, shown = describe(cause.code or 0), ""
-    if outcome is not None and cause.code:
-        how += f" ({describe(cause.code)})"
     lines = [f"Rank {cause.rank} on {hosts[cause.rank]} {how}"]
     tail = tails.get(cause.rank, "").strip("\n")
     if shown:
@@ -132,7 +136,7 @@ def _blame(
         lines.append(f"{_ranks(early)} had finished before.")
     apart = [rank.rank for rank in ranks if rank.standing in ("error", "signal", "exit") and rank.rank not in same]
     apart.remove(cause.rank)
-    return Verdict(cause.rank, patience, exit_status(cause.code), "\n".join(lines), shown, tuple(apart))
+    return Verdict(cause.rank, patience, status, "\n".join(lines), shown, tuple(apart))
 
 
 def _alike(rank: _Rank, cause: _Rank, tails: Mapping[int, str]) -> bool:
@@ -268,6 +272,8 @@ _SIGNALS = {
     "SIGTERM": "ended from outside, by a scheduler or an administrator",
     "SIGINT": "interrupted from outside",
     "SIGHUP": "its terminal was closed",
+    "SIGUSR1": "a warning from outside that its program does not handle, such as that of a time limit",
+    "SIGUSR2": "a warning from outside that its program does not handle, such as that of a time limit",
     "SIGXCPU": "it used up its limit of processor time",
 }
 

@@ -103,6 +103,9 @@ class LocalWorker:
         command = command if len(command) <= COMMAND else f"{command[:COMMAND]}..."
         return f"process {self.pid} ({command}) {STATES.get(state, 'runs')}"
 
+    def signal(self, number: int) -> None:
+        self._reaper.pass_on(self._index, number)
+
     def terminate(self) -> None:
         self._reaper.signal(self._index, signal.SIGTERM)
 
@@ -161,10 +164,16 @@ class Reaper:
         from farandole.launch import reaper
 
         self._listen()
-        return bool(reaper.marked(self._mark)) if self._lost else not self._gone
+        return not self._gone and (self._process is not None or bool(reaper.marked(self._mark)))
+
+    def pass_on(self, index: int, number: int) -> None:
+        """Send a signal that is not to end it to the process of a rank."""
+        with contextlib.suppress(OSError):
+            self._write(f"send {int(number)} {index}\n".encode())
 
     def signal(self, index: int, number: int) -> None:
-        if self._lost:
+        """SIGTERM or SIGKILL, to a rank and all below it."""
+        if self._lost and self._process is None:  # its guard was killed, too
             from farandole.launch import reaper
 
             for pid, seen in reaper.marked(self._mark).items():
@@ -208,10 +217,12 @@ class Reaper:
             verb, *numbers = line.split()
             if verb == b"exit":
                 self._codes[int(numbers[0])] = int(numbers[1])
+            elif verb == b"lost":
+                self._lost = True  # somebody killed it
             elif verb == b"gone":
                 self._gone = True
         if self._gone or data == b"":
-            self._lost = not self._gone  # somebody killed it
+            self._lost = self._lost or not self._gone
             self._end()
 
     def _end(self) -> None:

@@ -6,9 +6,12 @@ the job runs.
 
 stdin: the length of a frame (8 bytes), the frame (``marshal``: variables for all, and for each rank its command, its
 own variables, and the descriptors for its stdout and stderr), then lines: ``term 0 2`` and ``kill 0 2`` signal the
-ranks of these numbers with all below them. stdout, in lines: ``started <pid> ...`` or ``failed <index> <errno>``;
-``exit <index> <code>``; ``gone`` when nothing is left, and then the reaper ends. If stdin closes before that, or the
-driver dies, all get SIGTERM and, after a grace, SIGKILL.
+ranks of these numbers with all below them, ``send 10 0 2`` sends these ranks alone the signal 10. stdout, in lines:
+``started <pid> ...`` or ``failed <index> <errno>``; ``exit <index> <code>``; ``gone`` when nothing is left, and then
+the reaper ends. If stdin closes before that, or the driver dies, all get SIGTERM and, after a grace, SIGKILL.
+
+Its parent is a guard, another child subreaper: if the reaper is killed, what was below it comes to the guard, which
+says ``lost``, ends all of it and says ``gone``.
 
 Only modules that Python loads quickly: it is imported by a ``python -I -S`` and knows no other module of ours.
 """
@@ -28,6 +31,7 @@ else:
     import _signal as signal  # what signal adds, enumerations, takes longer to load than all the rest
 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
+LOOK = 1.0  # seconds between looks whether the driver is there
 AGAIN = 0.02  # seconds after which SIGKILL goes to processes that were started meanwhile
 GIVE_UP = 3.0  # seconds after which a process that does not die of SIGKILL (a dead network disk) is left alone
 _PR_SET_CHILD_SUBREAPER = 36
@@ -157,6 +161,11 @@ class Ranks:
             self._killed |= chosen
         self._send(chosen, self._told, number)
 
+    def pass_on(self, indices: list[int], number: int) -> None:
+        """A signal that is not to end them, to the processes of these ranks alone."""
+        for pid in {self.pids[index] for index in indices} - set(self.codes):
+            os.kill(pid, number)  # it is our child, and not reaped: the number is its own
+
     def kill_again(self) -> None:
         """Kill the processes that appeared meanwhile."""
         self._send(self._killed, self._killed, signal.SIGKILL)
@@ -173,16 +182,30 @@ class Ranks:
                 send(pid, known[pid], number)
 
 
+def woken() -> int:
+    """A descriptor that can be read when a signal has come, such as that of a child's end."""
+    wake, out = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(out, False)
+    signal.set_wakeup_fd(out, warn_on_full_buffer=False)
+    return wake
+
+
+def say(line: str) -> None:
+    """To the driver."""
+    try:  # noqa: SIM105 (contextlib takes longer to load than all the rest)
+        os.write(1, f"{line}\n".encode())
+    except OSError:
+        pass  # it has gone; that is seen elsewhere
+
+
 class Driver:
     """The other end of our stdin and stdout."""
 
     def __init__(self) -> None:
         self._parent = os.getppid()
         self._text = ""
-        self._wake, out = os.pipe()
-        os.set_blocking(self._wake, False)
-        os.set_blocking(out, False)
-        signal.set_wakeup_fd(out, warn_on_full_buffer=False)
+        self._wake = woken()
 
     def read(self, size: int) -> bytes:
         data = b""
@@ -192,12 +215,6 @@ class Driver:
                 sys.exit(1)
             data += piece
         return data
-
-    def say(self, line: str) -> None:
-        try:  # noqa: SIM105 (contextlib takes longer to load than all the rest)
-            os.write(1, f"{line}\n".encode())
-        except OSError:
-            pass  # it has gone; that is seen elsewhere
 
     def orders(self, seconds: float) -> list[str] | None:
         """The driver's orders within this time, or until a child ends; None when it has gone."""
@@ -216,31 +233,56 @@ class Driver:
 
 def attend(driver: Driver, ranks: Ranks) -> None:
     """Until nothing is left."""
-    gone_at = 0.0  # when the driver went
-    while ranks.left:
+    while True:
         for index, code in ranks.reap():
-            driver.say(f"exit {index} {code}")
+            say(f"exit {index} {code}")
         if not ranks.left:
-            driver.say("gone")
+            say("gone")
             return
-        now = time.monotonic()
-        if gone_at and now > gone_at + GRACE + GIVE_UP:
-            return
-        if gone_at and now > gone_at + GRACE:
-            ranks.signal(list(range(len(ranks.pids))), signal.SIGKILL)
-        elif ranks.killing:
+        if ranks.killing:
             ranks.kill_again()
-        if gone_at:
-            time.sleep(AGAIN)
-            continue
-        orders = driver.orders(AGAIN if ranks.killing else 1.0)
+        orders = driver.orders(AGAIN if ranks.killing else LOOK)
         if orders is None:
-            gone_at = now
-            ranks.signal(list(range(len(ranks.pids))), signal.SIGTERM)
-            continue
+            end_all(ranks)
+            return
         for order in orders:
-            verb, *numbers = order.split()
-            ranks.signal([int(index) for index in numbers], signal.SIGKILL if verb == "kill" else signal.SIGTERM)
+            verb, *words = order.split()
+            numbers = [int(word) for word in words]
+            if verb == "send":
+                ranks.pass_on(numbers[1:], numbers[0])
+            else:
+                ranks.signal(numbers, signal.SIGKILL if verb == "kill" else signal.SIGTERM)
+
+
+def end_all(ranks: Ranks) -> None:
+    """Nobody is left who could ask for it: all below this process get SIGTERM and, after a grace, SIGKILL."""
+    everyone, began = list(range(len(ranks.pids))), time.monotonic()
+    ranks.signal(everyone, signal.SIGTERM)
+    while ranks.left and time.monotonic() < began + GRACE + GIVE_UP:
+        ranks.reap()
+        if time.monotonic() > began + GRACE:
+            ranks.signal(everyone, signal.SIGKILL)
+        time.sleep(AGAIN)
+
+
+def guard(child: int) -> None:
+    """As long as ``child``, the reaper, runs; what is left after one that was killed is ended. When the driver has
+    gone, the end of this process tells the reaper."""
+    os.close(0)  # and the ranks' pipes, whose ends the driver is to see
+    os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+    wake, parent = woken(), os.getppid()
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            break
+        if os.getppid() != parent:
+            return
+        if select.select([wake], [], [], LOOK)[0]:
+            os.read(wake, 4096)
+    if os.WIFSIGNALED(status):
+        say("lost")
+        end_all(Ranks())
+        say("gone")
 
 
 def adopt_orphans() -> None:
@@ -257,14 +299,18 @@ def main() -> None:
         # A handler, unlike SIG_IGN, is not passed on to the ranks. What the driver ignores (nohup), they ignore.
         if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+    child = os.fork()
     adopt_orphans()
+    if child:
+        guard(child)
+        return
     driver, ranks = Driver(), Ranks()
     base, places = marshal.loads(driver.read(int.from_bytes(driver.read(8), "little")))
     try:
         ranks.start(base, places)
     except OSError as error:
-        driver.say(f"failed {len(ranks.pids)} {error.errno}")
+        say(f"failed {len(ranks.pids)} {error.errno}")
         ranks.signal(list(range(len(ranks.pids))), signal.SIGKILL)
     else:
-        driver.say(f"started {' '.join(map(str, ranks.pids))}")
+        say(f"started {' '.join(map(str, ranks.pids))}")
     attend(driver, ranks)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from farandole.config import STATUS
+from farandole.config import STATUS, content
 from farandole.errors import JobFailedError, RendezvousError
 from farandole.launch import servers
 from farandole.launch.contract import Allocation, Worker
@@ -35,6 +35,9 @@ TIDY_GRACE = 1.0  # the same for processes that ranks leave running when they en
 TICK = 0.1
 INLINE = ("module://matplotlib_inline", "module://ipykernel")  # matplotlib backends of a kernel, of no use in a rank
 PAUSE = 0.25  # seconds after which an unfinished line is shown on a terminal
+
+
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # as mpirun and srun do: a scheduler's warning before its time limit
 
 
 class Interrupted(JobFailedError):
@@ -67,6 +70,7 @@ class Watch:
         self._reported: deque[tuple[int, Outcome]] = deque()  # outcomes that arrived, not looked at yet
         self._bereft: set[int] = set()  # ranks that failed because we ended others
         self._signals: list[int] = []
+        self._for_ranks: deque[int] = deque()  # signals to pass on
         self._restore: dict[int, Any] = {}
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = os.pipe()
@@ -82,6 +86,9 @@ class Watch:
                 # Ignored (nohup), or handled by something that Python could not put back: not ours to take.
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._restore[number] = signal.signal(number, self._on_signal)
+            for number in PASSED_ON:
+                if not _is_taken(number):
+                    self._restore[number] = signal.signal(number, self._on_notice)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -179,6 +186,19 @@ class Watch:
         self._signals.append(number)
         self._wake()
 
+    def _on_notice(self, number: int, frame: FrameType | None) -> None:
+        self._for_ranks.append(number)
+        self._wake()
+
+    def _pass_signals_on(self) -> None:
+        while self._for_ranks and self._allocation is not None:  # else nothing may run yet
+            number = self._for_ranks.popleft()
+            running = [worker for worker in self._workers if worker.slot.rank not in self._supervisor.codes]
+            if self._job.display.verbose:
+                self._job.display.tell(f"{signal.Signals(number).name} goes to {len(running)} ranks")
+            for worker in running:
+                worker.signal(number)
+
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
             os.write(self._wake_out, b"\0")
@@ -190,6 +210,7 @@ class Watch:
         if self._wanted and not self._servers:
             self._start_servers()
         self._note()
+        self._pass_signals_on()
         self._show_messages()
         self._status.tick(
             self._doing
@@ -356,3 +377,12 @@ class Watch:
                 self._bereft.add(rank)
                 self._streams.ending.add(rank)
         return tidy
+
+
+def _is_taken(number: int) -> bool:
+    """Does this process already do something about the signal? The program that called us may, also in native code
+    (faulthandler), which Python does not know of."""
+    if signal.getsignal(number) != signal.SIG_DFL:
+        return True
+    caught = [line.split()[1] for line in content("/proc/self/status").splitlines() if line.startswith("SigCgt")]
+    return bool(caught and int(caught[0], 16) >> (number - 1) & 1)

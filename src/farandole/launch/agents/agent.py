@@ -120,9 +120,7 @@ class Agent:
     def signal(self, number: int) -> None:
         """Send a signal to the ranks' own processes."""
         for worker in self._workers[: self._ranks]:
-            if worker.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker.pid, number)
+            worker.signal(number)
 
     # ---- threads ----
     def _take_orders(self) -> None:
@@ -189,7 +187,10 @@ class Agent:
                 self._run(order)
                 continue
             worker = self._workers[order["rank"]]
-            worker.terminate() if order["do"] == "terminate" else worker.kill()
+            if order["do"] == "signal":
+                worker.signal(order["number"])
+            else:
+                worker.terminate() if order["do"] == "terminate" else worker.kill()
         return True
 
     def _end_alone(self) -> None:

@@ -89,17 +89,21 @@ class RemoteWorker:
     def activity(self) -> str:
         return ""  # the agent would have to be asked
 
+    def signal(self, number: int) -> None:
+        if self.agent is not None:
+            self._order("signal", number=number)
+
     def terminate(self) -> None:
         self._order("terminate")
 
     def kill(self) -> None:
         self._order("kill")
 
-    def _order(self, what: str) -> None:
+    def _order(self, what: str, **more: int) -> None:
         if self.agent is None:
             self.end_output()  # nothing was started
         elif self.alive():
-            self._registry.order(self.agent, {"do": what, "rank": self.number})
+            self._registry.order(self.agent, {"do": what, "rank": self.number, **more})
 
 
 class AgentRegistry:
