@@ -48,13 +48,13 @@ class Centre:
 
     def flush(self, rank: int, number: int, changes: Sequence[Array]) -> None:
         """Take what a rank has done since its last pull, outside of the count of steps: it is added, times the learning
-        rate, and is no step of the servers' optimizer. The rank has joined, then."""
+        rate, and is no step of the servers' optimizer. So is what has become of its statistics since: ``changes`` of
+        those, too. The rank has joined, then."""
         if not self.clocks.seen(rank, number):
             share = 1.0 / len(self.clocks.ranks)
-            self._take_in(changes, share, mean=False)
             scale = (share if self.rule.sync else 1.0) * (1.0 if self.rule.optimizer == "add" else self.rule.lr)
-            for value, change in zip(self.values, changes[: self._trained], strict=False):
-                value += scale * change
+            for place, (value, change) in enumerate(zip(self.values, changes, strict=True)):
+                value += (scale if place < self._trained else share) * change
         self.leave(rank, for_good=False)  # also if it bears the number of a push that was interrupted
 
     def _finish(self, count: int) -> None:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from farandole.contracts import PushCodec
 from farandole.errors import HorovodInternalError, PeerLostError, ServerLostError, WireError
 from farandole.handshake import Session
@@ -272,6 +274,7 @@ class Group:
         ]
         pieces = spread(self._sizes, len(servers.servers))
         self._shares = [Share(server, own, tensors, codec) for server, own in zip(servers.servers, pieces, strict=True)]
+        self._still = [array.copy() for array in statistics]  # after the last answer
         self._number = 0  # of the last push or flush that was answered
         self._versions = [0] * len(self._shares)  # of the last answers
         described = [[name, array.shape, array.dtype.name] for name, array in zip(told, arrays, strict=True)]
@@ -289,8 +292,14 @@ class Group:
         return found
 
     def flush(self, first: Sequence[Array], changes: Sequence[Array]) -> Pushed:
-        """Push outside of the count of steps; nobody waits."""
-        self._run("flush", changes, first)
+        """Push outside of the count of steps; nobody waits. Of statistics, too, how they have changed: those of a rank
+        that has stopped are in the centre already, and are older than what is there."""
+        count = len(changes) - len(self._still)
+        statistics = changes[count:]
+        ways = [own - last for own, last in zip(statistics, self._still, strict=True)]
+        self._run("flush", [*changes[:count], *ways], first)
+        for own, centre in zip(statistics, ways, strict=True):
+            np.copyto(own, centre)
         return Pushed(0, False)
 
     def pull(self, into: Sequence[Array]) -> None:
@@ -346,6 +355,7 @@ class Group:
             share.arrived(sending, taken=not answer["dropped"])
         self._versions = [answer["version"] for answer in answers]
         self._number = number
+        self._still = [array.copy() for array in arrays[len(arrays) - len(self._still) :]]
         return answers
 
     def _compare(self, arrays: Sequence[Array]) -> None:

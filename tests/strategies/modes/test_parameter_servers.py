@@ -172,6 +172,37 @@ def test_synchronous_ranks_step_together_also_after_a_join() -> None:
     job(3, fn, store=True)
 
 
+def test_statistics_of_ranks_that_stopped_earlier_do_not_come_back_in_the_end() -> None:
+    """They go with the weights: rank 2 has the last ones, and what nobody has pushed of them counts like its weights.
+    A rank that stopped has old ones, which were in the centre once already."""
+
+    def fn(rank: int) -> None:
+        import farandole.numpy as hvd
+
+        for strategy in (ParameterServer(2), AsyncParameterServer(2), SSP(9, every=2)):
+            exchange = WeightExchange("test", GradientOptions(), strategy)
+            weights, statistics = [np.zeros(2)], [np.zeros(1, dtype=np.float32)]
+            slots, last = exchange.slots(weights), 0.0
+            exchange.average([np.zeros(1)])  # all have found each other to be alike
+            for turn in [rank] if strategy.sync else range(3):  # one after the other, where nobody waits
+                for step in range(1, 4 * rank + 4) if turn == rank else ():
+                    weights[0] += 1
+                    statistics[0] += 0.9 * (step - statistics[0])
+                    if strategy.due(step):  # the third, the seventh and the eleventh are not pushed
+                        exchange(weights, slots, step, statistics=statistics)
+                        last = float(statistics[0][0])
+                if not strategy.sync:
+                    hvd.barrier()
+            unpushed = float(statistics[0][0]) - last
+            hvd.join()
+            centre = hvd.broadcast(np.array([last]), 2)  # as the last rank that pushed has pulled it
+            exchange.average(weights, slots, statistics=statistics)
+            want = centre + hvd.allreduce(np.array([unpushed]), op=hvd.Average)
+            np.testing.assert_allclose(statistics[0], want, rtol=1e-5, err_msg=strategy.spec)
+
+    job(3, fn, store=True, servers=2)
+
+
 def test_ranks_end_when_they_like_and_process_sets_have_a_centre_each() -> None:
     def fn(rank: int) -> None:
         from farandole import context
