@@ -10,7 +10,7 @@ import pytest
 
 from farandole import cli
 from farandole.cli.hosts import rounds, table
-from tests.kits.hosts import hosts
+from tests.kits.hosts import Hosts, hosts
 
 FACTS = {
     "hostname": "gpu1.lab", "python": "3.11.7", "executable": "/p", "farandole": None, "numpy": "2.4.6", "cores": 8,
@@ -59,11 +59,31 @@ def test_hosts_have_to_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     assert "give the hosts by either -H or --hostfile" in capsys.readouterr().err
 
 
-def test_three_hosts() -> None:
+def command_of(made: Hosts, listed: str) -> tuple[list[str], dict[str, str]]:
+    """``farandole hosts`` on the first host, and its environment."""
     root = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": str(root / "src"), "FARANDOLE_SSH_OPTIONS": f"-F {made.config}"}
+    return made[0].command(sys.executable, "-m", "farandole.cli", "hosts", "-H", listed), env
+
+
+def test_a_firewall_on_the_way_back_to_the_driver() -> None:
+    with hosts(3) as made:
+        for number, rule in ((10, "sport 22 lookup main"), (20, f"to {made[0].address} unreachable")):
+            made[2].run(*f"ip rule add pref {number} ipproto tcp {rule}".split())
+        command, env = command_of(made, "a:1,b:1,c:1")
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 1
+        assert re.search(
+            r"a host cannot be used:\n  c: it does not reach the driver back, at 10\.99\.0\.1:\d+ \(Network is "
+            r"unreachable\): a firewall stands on the way back",
+            done.stderr,
+        ), done.stderr
+        assert made.idle()
+
+
+def test_three_hosts() -> None:
     with hosts(3, speed="1gbit") as made:
-        env = {**os.environ, "PYTHONPATH": str(root / "src"), "FARANDOLE_SSH_OPTIONS": f"-F {made.config}"}
-        command = made[0].command(sys.executable, "-m", "farandole.cli", "hosts", "-H", "a:1,b:2,c:1")
+        command, env = command_of(made, "a:1,b:2,c:1")
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stderr
         none = [*command, "--network-interfaces", "eth7"]

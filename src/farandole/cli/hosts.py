@@ -14,11 +14,14 @@ from farandole.cli.parsing import Parser, say
 from farandole.cli.run import overrides
 from farandole.config import Settings, settings_of
 from farandole.errors import JobFailedError, SettingsError
+from farandole.handshake import new_secret
 from farandole.launch.agents.bundle import archive, digests
 from farandole.launch.job import settings_for
 from farandole.launch.launchers.ssh import argv, search_path
 from farandole.launch.openssh import Session, failures
 from farandole.launch.plan import parse_hosts, read_hostfile
+from farandole.network import chosen, interfaces
+from farandole.store import StoreServer
 
 SETTINGS = ("network_interfaces", "ssh_port", "ssh_identity_file", "ssh_options")
 ANSWER = 60.0  # seconds for all hosts to answer, after which ssh has long given up on those that are down
@@ -54,6 +57,10 @@ def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
     """``hosts``: the facts of each, by name; ``pairs``: what was measured, by "a b". Raises JobFailedError that names
     every host that cannot be used, and why."""
     told: queue.SimpleQueue[tuple[str, Mapping[str, Any]]] = queue.SimpleQueue()
+    own, lacking = _addresses(settings)
+    secret = new_secret()
+    store = StoreServer(secret, "0.0.0.0")  # of no job: hosts are to reach one
+    port = store.address.rpartition(":")[2]
     first = {
         "do": "probe",
         "folder": os.getcwd(),
@@ -61,6 +68,8 @@ def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
         "wanted": digests(),
         "token": secrets.token_hex(),
         "interfaces": settings.network_interfaces,
+        "addresses": [f"{address}:{port}" for address in own],
+        "secret": secret,
     }
 
     def hear(host: str) -> Callable[[Mapping[str, Any]], bytes | None]:
@@ -73,6 +82,8 @@ def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
     sessions = {host: Session(host, argv(host, settings), first, hear(host)) for host in hosts}
     try:
         answers = _facts(sessions, told)
+        if lacking is not None:
+            raise lacking
         pairs = {}
         for turn in rounds(list(hosts)):
             for host, peer in turn:
@@ -84,6 +95,15 @@ def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
     finally:
         for session in sessions.values():
             session.close(0.0)
+        store.close()
+
+
+def _addresses(settings: Settings) -> tuple[list[str], SettingsError | None]:
+    """This machine's, at which hosts must reach a job's driver; or why it has none that are wanted."""
+    try:
+        return [each.address for each in chosen(interfaces(), settings.network_interfaces)], None
+    except SettingsError as error:
+        return [], error
 
 
 def _facts(sessions: Mapping[str, Session], told: Any) -> dict[str, Any]:

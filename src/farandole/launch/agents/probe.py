@@ -16,13 +16,16 @@ from importlib import metadata
 from typing import Any
 
 from farandole.config import content, cores
-from farandole.errors import SettingsError
+from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
+from farandole.launch.agents.remote import likeliest_first
 from farandole.network import chosen, interfaces
+from farandole.store import StoreClient
 
 PINGS = 50
 SECONDS = 0.5  # of sending, for the bandwidth
 PIECE = bytes(1 << 20)
 CONTACT = 2.0  # seconds in which an address must answer
+BACK = 5.0  # the same of the driver's
 
 
 def exactly(sock: socket.socket, length: int) -> bytes:
@@ -82,6 +85,24 @@ def _measured(sock: socket.socket) -> dict[str, float]:
     return {"latency": sorted(turns[1:])[PINGS // 2] / 2, "bandwidth": total / (time.perf_counter() - began)}
 
 
+def no_way_back(addresses: list[str], secret: str) -> str:
+    """Why no job could start here: none of the driver's addresses answers. Empty if one does, or there are none."""
+    trouble = []
+    for address in likeliest_first(addresses):
+        try:
+            StoreClient(address, secret, BACK).close()
+            return ""
+        except (AuthenticationError, HorovodInternalError, RendezvousError, OSError) as error:
+            cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+            trouble.append(f"{address} ({cause.strerror or cause if isinstance(cause, OSError) else cause})")
+    if not trouble:
+        return ""
+    return (
+        f"it does not reach the driver back, at {' or '.join(trouble)}: a firewall stands on the way back (the "
+        "driver's ports are chosen by the system, as those of a job are), or --network-interfaces must name others"
+    )
+
+
 def facts(odd: Mapping[str, str], names: str) -> dict[str, Any]:
     """The facts about this host. ``odd``: the driver's packages of which this host has others (where) or none ("");
     ``names``: the interfaces that are to carry a job, as set. Raises SettingsError for one that is not here."""
@@ -123,8 +144,11 @@ def main(told: Mapping[str, Any], odd: Mapping[str, str], frame: Callable[[], by
     token = told["token"]
     try:
         found = facts(odd, told["interfaces"])
+        trouble = no_way_back(told["addresses"], told["secret"])
     except SettingsError as error:
-        say(failed=str(error))
+        trouble = str(error)
+    if trouble:
+        say(failed=trouble)
         return 1
     door = socket.create_server(("", 0), backlog=16)
     threading.Thread(target=serve, args=(door, token.encode()), daemon=True).start()

@@ -43,19 +43,22 @@ def enter(told: dict[str, Any]) -> bool:
 
 
 def contact(addresses: list[str], secret: str) -> str:
-    """The driver's address that answers and knows the secret; empty if none does. The first to try is the one from
-    which ssh came here."""
+    """The driver's address that answers and knows the secret; empty if none does."""
     from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError
     from farandole.store import reach
 
-    came_from = os.environ.get("SSH_CONNECTION", "").split(" ")[0]
-    wanted = sorted(addresses, key=lambda address: address.rpartition(":")[0] != came_from)
     try:
-        client = reach(wanted, secret, *CONTACT)
+        client = reach(likeliest_first(addresses), secret, *CONTACT)
     except (AuthenticationError, HorovodInternalError, RendezvousError, OSError):
         return ""
     client.close()
     return client.address
+
+
+def likeliest_first(addresses: list[str]) -> list[str]:
+    """The driver's addresses; first the one from which ssh came here."""
+    came_from = os.environ.get("SSH_CONNECTION", "").split(" ")[0]
+    return sorted(addresses, key=lambda address: address.rpartition(":")[0] != came_from)
 
 
 def lifeline() -> None:
