@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from pyspark.ml.param import Param, Params
 
+from farandole.compat.estimators import by_row
 from farandole.errors import DataError, SettingsError
 from tests.compat.tools import code
 from tests.estimators.test_torch import losses, net
 from tests.estimators.tools import Pool, frame
+
+WORDS = ["", "good", "fine", "bad", "awful", "film", "day"]
 
 
 def test_names_are_those_of_horovod() -> None:
@@ -55,3 +60,88 @@ def test_data_are_prepared_in_a_store_and_trained_on(spark: Any, tmp_path: Path)
     ):
         with pytest.raises((DataError, SettingsError), match=says), prepare_data(*arguments):
             pass
+
+
+def test_subclasses_override_what_those_of_horovod_do(spark: Any, tmp_path: Path) -> None:
+    """As SynapseML's classifiers of texts do: a row's text becomes columns of their own in training, and again in
+    predictions, by the model's function of a row."""
+    pl = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    from farandole.estimators import LightningEstimator, LightningModel
+
+    def numbers(text: str) -> np.ndarray:
+        return np.array([WORDS.index(word) for word in text.split()])
+
+    class Texts(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.words, self.layer = torch.nn.Embedding(len(WORDS), 4), torch.nn.Linear(4, 2)
+
+        def forward(self, ids: Any, labels: Any = None) -> Any:
+            found = self.layer(self.words(ids).mean(1))
+            return found if labels is None else torch.nn.functional.cross_entropy(found, labels)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            assert {name: each.dtype for name, each in batch.items()} == dict.fromkeys(("ids", "labels"), torch.int64)
+            return self(**batch)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.1)
+
+    class Classes(Params):
+        text_col = Param(Params._dummy(), "text_col", "column of texts")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._setDefault(text_col="text")
+
+    class TextModel(LightningModel, Classes):  # type: ignore[misc]
+        def __init__(self, **values: Any) -> None:
+            super().__init__()
+            self._setDefault(feature_columns=["text"], label_columns=["label"], outputCols=["output"])
+            self._set(**values)
+
+        def get_prediction_fn(self) -> Any:
+            name = self.getOrDefault(self.text_col)
+            return lambda model, row: model(torch.tensor(numbers(row[name]))[None])
+
+    base: Any = by_row(LightningEstimator, LightningModel, "TorchEstimator", __name__)
+
+    class Classifier(base, Classes):  # type: ignore[misc]
+        def __init__(self, words: int, **values: Any) -> None:
+            super().__init__()
+            self._setDefault(feature_cols=["text"], label_cols=["label"])
+            self._set(**values, model=Texts(), transformation_removed_fields=["text", "label"])
+            self.setTransformationEditFields([("ids", int, (words,), False), ("labels", int, None, False)])
+            self.setTransformationFn(lambda row: {
+                **row, "ids": numbers(row["text"]), "labels": torch.tensor(int(row["label"]), dtype=int)
+            })  # fmt: skip
+
+        def _fit(self, dataset: Any) -> Any:
+            return super()._fit(dataset)
+
+        def _get_or_create_backend(self) -> Any:
+            return Pool(2)
+
+        def get_model_class(self) -> Any:
+            return TextModel
+
+        def _get_model_kwargs(self, model: Any, history: Any, optimizer: Any, run_id: Any, metadata: Any) -> Any:
+            kept = super()._get_model_kwargs(model, history, optimizer, run_id, metadata)
+            assert kept["feature_columns"] == ["text"]
+            return {"model": model, "history": history, "_metadata": metadata, "loss": self.getLoss()}
+
+    rows = [(f"{WORDS[1 + place % 4]} {WORDS[5 + place % 2]}", float(place % 4 > 1)) for place in range(20)]
+    texts = spark.createDataFrame(rows, ["text", "label"])
+    model = Classifier(2, batch_size=2, epochs=5, verbose=0, random_seed=1).fit(texts)
+    assert type(model) is TextModel
+    assert losses(model)[-1] < 0.2
+    model.write().save(str(tmp_path / "model"))
+    for each in (model, TextModel.load(str(tmp_path / "model"))):
+        found = each.transform(texts)
+        assert found.columns == ["text", "label", "output"]
+        for row in found.collect():
+            with torch.no_grad():
+                wanted = each.getModel().eval()(torch.tensor(numbers(row.text))[None])
+            np.testing.assert_allclose(row.output.toArray(), wanted[0], rtol=1e-6)
+            assert np.argmax(row.output.toArray()) == row.label

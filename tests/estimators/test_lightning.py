@@ -69,9 +69,8 @@ def test_training_on_parquet_is_that_of_a_plain_loop(ranks: int, tmp_path: Path)
     assert history[-1]["train"]["train_mse"] == pytest.approx(losses[-1], rel=1e-4)
     assert history[0]["validation"]["loss"] < history[0]["train"]["loss"]
     np.testing.assert_allclose(weights(found.getModel()), weights(expected), rtol=1e-3, atol=1e-5)
-    x = np.ones((2, 3))
-    (line,) = found.get_prediction_fn()(x)
-    np.testing.assert_allclose(line, found.getModel()(torch.ones(2, 3)).detach().numpy(), rtol=1e-5)
+    line = found.get_prediction_fn()(found.getModel(), {"x": [1.0, 2.0, 3.0]})
+    torch.testing.assert_close(line, found.getModel()(torch.tensor([[1.0, 2.0, 3.0]])).detach())
 
 
 def test_an_epoch_without_validation_has_no_numbers_of_it(tmp_path: Path) -> None:
@@ -195,7 +194,9 @@ def test_a_module_that_optimizes_by_itself_and_has_names_and_callbacks_of_its_ow
 def test_classes_beside_a_module_of_half_precision_keep_their_digits() -> None:
     from farandole.estimators.trainers import lightning as trainer
 
-    spec: Any = SimpleNamespace(columns=Columns(("x",), ("k",)), payload={"categories": (), "input_shapes": None})
+    spec: Any = SimpleNamespace(
+        columns=Columns(("x",), ("k",)), payload={"categories": (), "numbers": (), "input_shapes": None}
+    )
     batch = Batch((np.eye(2, dtype=np.float32),), (np.array([256.0, 257.0]),), None, 2, 1.0)
     for kind in (torch.bfloat16, torch.float32):
         assert trainer.given(batch, spec, module().to(kind))["k"].tolist() == [256, 257], kind

@@ -25,6 +25,7 @@ LEAST = 2  # rows of a batch, where there are more: of one row BatchNorm has no 
 class Batch(NamedTuple):
     """``rows``: how many count; one of a rank that has none left holds another rank's row, and counts 0.
     ``share``: by which the mean over this rank's rows is multiplied, so that the average over ranks is that over rows.
+    ``others``: columns by name that transformation_fn has made, for a model that takes them so.
     """
 
     inputs: tuple[Array, ...]
@@ -32,6 +33,7 @@ class Batch(NamedTuple):
     weight: Array | None
     rows: int
     share: float
+    others: Mapping[str, Array] = {}
 
 
 class Batches:
@@ -118,12 +120,21 @@ def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: fl
     """Arrays by name, as a batch. DataError for text."""
     if columns.transform is not None:
         arrays = _transformed(arrays, columns)
+    free = columns.by_name and columns.transform is not None
     for name in columns.all:
-        if name not in arrays:
+        if name not in arrays and not free:
             raise DataError(f"transformation_fn gives no column {name!r}; it gives {', '.join(arrays)}")
-        if arrays[name].dtype == object:
-            raise DataError(f"column {name!r} holds text, which is no input of a model: index it first (StringIndexer)")
-    weight = None if columns.weight is None else arrays[columns.weight].astype(np.float32).reshape(-1)
+    for name in arrays if free else columns.all:
+        if arrays[name].dtype.kind in "OUS":
+            cure = ", or name it in transformation_removed_fields" if free else ""
+            raise DataError(
+                f"column {name!r} holds text, which is no input of a model: index it first (StringIndexer){cure}"
+            )
+    weight = None
+    if columns.weight is not None and columns.weight in arrays:
+        weight = arrays[columns.weight].astype(np.float32).reshape(-1)
+    if free:
+        return Batch((), (), weight, rows, share, arrays)
     inputs, labels = (tuple(arrays[name] for name in names) for names in (columns.features, columns.labels))
     return Batch(inputs, labels, weight, rows, share)
 

@@ -8,14 +8,15 @@ import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from farandole.errors import DataError, SettingsError
 from farandole.estimators.batches import Batch
 from farandole.estimators.fingerprint import digest
-from farandole.estimators.loaders.torch import several
+from farandole.estimators.loaders.torch import floating, inputs_of, several
 from farandole.estimators.spark.params import Row, declare
-from farandole.estimators.spec import Result, Spec, Watching
+from farandole.estimators.spec import Columns, Result, Spec, Watching
 from farandole.estimators.torch import TorchEstimator, TorchModel
 from farandole.estimators.trainers import lightning as trainer
 from farandole.estimators.trainers import torch as plain
@@ -72,6 +73,7 @@ class LightningEstimator(TorchEstimator):
                 )
         return {
             "model": self._module(), "categories": tuple(value("categorical_cols") or ()),
+            "numbers": tuple(value("continuous_cols") or ()),
             "input_shapes": value("input_shapes"), "callbacks": list(value("callbacks") or ()),
             "trainer_args": dict(value("trainer_args") or {}), "terminate_on_nan": value("terminate_on_nan"),
             **{name: value(name) for name in ("logger", "log_every_n_steps", "profiler")},
@@ -84,9 +86,11 @@ class LightningEstimator(TorchEstimator):
         held = {name: value for name, value in given.items() if isinstance(value, bool | int | float | str)}
         return {"hparams": held, "model": digest(repr(self._module()))}
 
-    def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
+    def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]] | None:
         if self._module() is None:
             return super().check(spec, batch)
+        if batch.others and not set(spec.columns.features) <= set(batch.others):
+            return None  # transformation_fn has made other columns of the features, and only training_step knows them
         model = copy.deepcopy(self._module()).eval()
         try:
             with torch.no_grad():
@@ -114,13 +118,38 @@ class LightningEstimator(TorchEstimator):
         return LightningModel(
             history=result.history, model=model, feature_columns=list(spec.columns.features),
             label_columns=list(spec.columns.labels), input_shapes=self.getOrDefault("input_shapes"), run_id=spec.run_id,
-            _metadata={**metadata, "categories": spec.payload["categories"]},
+            _metadata={**metadata, "categories": self._whole(spec, metadata["dtypes"])},
         )  # fmt: skip
+
+    def _columns(self) -> Columns:
+        return super()._columns()._replace(by_name=self._module() is not None)
+
+    def _whole(self, spec: Spec, dtypes: Mapping[str, str]) -> tuple[str, ...]:
+        """Features that the module takes as whole numbers, in predictions as in training."""
+        found = spec.payload["categories"]
+        if spec.columns.by_row:
+            own = [name for name in spec.columns.features if np.dtype(dtypes.get(name, "float")).kind in "iu"]
+            found = (*found, *(name for name in own if name not in spec.payload["numbers"]))
+        return tuple(dict.fromkeys(found))
 
 
 class LightningModel(TorchModel):
-    """A trained module: ``transform(df)`` adds predictions of its ``forward``."""
+    """A trained module: ``transform(df)`` adds predictions of its ``forward``. Of a subclass that overrides
+    ``get_prediction_fn``, it adds what that function gives for each row, one by one."""
 
-    def get_prediction_fn(self) -> Callable[..., Any]:
-        """The model as a function of arrays, one for each input, that gives a tuple of arrays."""
-        return self.loader()()
+    def get_prediction_fn(self) -> Callable[[Any, Any], Any]:
+        """A function of the model and a row (a Row of Spark's, or a dict) that gives the model's outputs."""
+        names, shapes = self.getOrDefault("feature_columns"), self.getOrDefault("input_shapes")
+        categories = (self.getOrDefault("_metadata") or {}).get("categories", ())
+
+        def predict(model: Any, row: Any) -> Any:
+            arrays = [np.asarray([row[name]], None if name in categories else np.float64) for name in names]
+            whole = [name in categories for name in names]
+            with torch.no_grad():
+                return model(*inputs_of(arrays, whole, shapes, floating(model), torch.device("cpu")))
+
+        return predict
+
+    def own_prediction(self) -> Callable[[Any, Any], Any] | None:
+        changed = type(self).get_prediction_fn is not LightningModel.get_prediction_fn
+        return self.get_prediction_fn() if changed else None

@@ -15,7 +15,8 @@ RISING = ("acc", "accuracy", "auc", "auroc", "precision", "recall", "f1", "r2", 
 
 class Columns(NamedTuple):
     """Which columns are what. ``transform``: makes a pandas DataFrame of a batch's, or, ``by_row``, a dict of a row's;
-    ``edited``: name, dtype, shape and nullability of columns that it makes; ``removed``: those that it takes away."""
+    ``edited``: name, dtype, shape and nullability of columns that it makes; ``removed``: those that it takes away.
+    ``by_name``: the model takes columns by their names, so that those which ``transform`` leaves may be others."""
 
     features: tuple[str, ...]
     labels: tuple[str, ...]
@@ -24,6 +25,7 @@ class Columns(NamedTuple):
     edited: tuple[Sequence[Any], ...] = ()
     removed: tuple[str, ...] = ()
     by_row: bool = False
+    by_name: bool = False
 
     @property
     def all(self) -> tuple[str, ...]:

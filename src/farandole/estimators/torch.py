@@ -70,7 +70,7 @@ class TorchEstimator(DistributedEstimator):
             "model": digest(repr(payload["model"])),
         }  # fmt: skip
 
-    def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
+    def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]] | None:
         return trainer.check(spec, batch)
 
     def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> TorchModel:

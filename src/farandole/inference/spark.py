@@ -85,7 +85,7 @@ def predict_udf(
         _how(job, len(inputs) + key, 1)  # here, so that what is wrong is told early
     kind = str(job.returns)
     column = kind if errors == "raise" else f"struct<{PREDICTION}:{kind},{ERROR}:string>"
-    facts = cloudpickle.dumps(job), _sent(packed.content), _archive()
+    facts = cloudpickle.dumps(job), _sent(packed.content), sent_archive()
     return _udf(lambda masked: _task(*facts, masked), column)
 
 
@@ -229,7 +229,7 @@ def _sent(content: bytes) -> Any:
     return content if context is None or not content else context.broadcast(content)
 
 
-def _archive() -> str:
+def sent_archive() -> str:
     """The name of a file with Farandole itself, which executors on other machines get."""
     context = _context()
     if context is None or context.master.startswith("local"):

@@ -60,8 +60,9 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         """The model and all that belongs to it, for the ranks. ValueError for what is missing or does not fit."""
         raise NotImplementedError
 
-    def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
-        """Run the model and the loss on ``batch``, on the driver; the shape of a row of each output."""
+    def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]] | None:
+        """Run the model and the loss on ``batch``, on the driver; the shape of a row of each output. None if only
+        training can tell."""
         raise NotImplementedError
 
     def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> Any:

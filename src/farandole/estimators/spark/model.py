@@ -15,7 +15,7 @@ from farandole.errors import DataError, SettingsError
 from farandole.estimators.spark.frames import quote
 from farandole.estimators.spark.params import Declared, Row, declare, names
 from farandole.estimators.spark.persistence import Persistent
-from farandole.estimators.spark.predictions import predicted
+from farandole.estimators.spark.predictions import predicted, predicted_by_row
 
 MODEL = (
     Row("history", None, "the numbers of each epoch"),
@@ -48,7 +48,14 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         given: Sequence[str] | None = self.getOrDefault("output_cols")
         return list(given or [f"{name}__output" for name in self.getOrDefault("label_columns")])
 
+    def own_prediction(self) -> Callable[[Any, Any], Any] | None:
+        """A function of the model and a row, if a subclass that a program made predicts by one."""
+        return None
+
     def _transform(self, dataset: Any) -> Any:
+        function = self.own_prediction()
+        if function is not None:
+            return predicted_by_row(dataset, self.getOrDefault("model"), function, self.getOutputCols())
         features, labels = self.getOrDefault("feature_columns"), self.getOrDefault("label_columns")
         for name in features:
             if name not in dataset.columns:
@@ -94,6 +101,9 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         if kind == "array<double>" and kept != "list":
             return lambda column: array_to_vector(column)
         return lambda column: column
+
+
+DistributedModel.outputCols = DistributedModel.output_cols  # the name that Horovod's models have it by
 
 
 def _returned(shape: Sequence[int]) -> str:

@@ -75,7 +75,8 @@ class _Reader(MLReader):  # type: ignore[misc]
     def load(self, path: str) -> Any:
         metadata = DefaultParamsReader.loadMetadata(path, _context(self))
         values = cloudpickle.loads(base64.b64decode(metadata["paramMap"][_PARAMS]))
-        found = self.cls(**self.cls.unpack(values))
+        found = self.cls()  # of subclasses that programs make, arguments of the constructor need not be parameters
+        found._set(**self.cls.unpack(values))
         found._resetUid(metadata["uid"])
         return found
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import cloudpickle
+import numpy as np
+from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
+from farandole.errors import DataError
 from farandole.estimators.spark.frames import quote
 from farandole.inference import predict_udf
+from farandole.inference.spark import sent_archive
 
 
 def predicted(
@@ -24,3 +30,53 @@ def predicted(
     added = {name: finished[name](F.col(f"{held}.o{place}")) for place, name in enumerate(returns)}
     kept = [F.col(quote(name)) for name in frame.columns if name not in added]
     return whole.select(*kept, *(column.alias(name) for name, column in added.items()))
+
+
+def predicted_by_row(frame: Any, model: Any, function: Callable[[Any, Any], Any], names: Sequence[str]) -> Any:
+    """``frame`` with a column for each of ``names``, which ``function`` computes of the model and a row, as the
+    ``get_prediction_fn`` of a subclass of Horovod's models gives it. Several numbers are a vector."""
+    kept = [place for place, name in enumerate(frame.columns) if name not in names]
+    first = frame.first()
+    found = [None] * len(names) if first is None else _numbers(function(model.eval(), first), names)
+    kinds = [VectorUDT() if isinstance(each, np.ndarray) else T.DoubleType() for each in found]
+    fields = [frame.schema.fields[place] for place in kept]
+    fields += [T.StructField(name, kind) for name, kind in zip(names, kinds, strict=True)]
+    made = frame.rdd.mapPartitions(_task(cloudpickle.dumps((model, function, kept, names)), sent_archive()))
+    return frame.sparkSession.createDataFrame(made, T.StructType(fields))
+
+
+def _task(job: bytes, archive: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For the executors, where Farandole need not be."""
+
+    def run(rows: Iterator[Any]) -> Iterator[Any]:
+        import sys
+
+        if archive and "farandole" not in sys.modules:
+            from pyspark import SparkFiles
+
+            sys.path.insert(0, SparkFiles.get(archive))
+        from farandole.estimators.spark.predictions import of_rows
+
+        return of_rows(job, rows)
+
+    return run
+
+
+def of_rows(job: bytes, rows: Iterator[Any]) -> Iterator[Any]:
+    """Rows with predictions, in a task."""
+    model, function, kept, names = cloudpickle.loads(job)
+    for row in rows:
+        values = [
+            Vectors.dense(each) if isinstance(each, np.ndarray) else each
+            for each in _numbers(function(model, row), names)
+        ]
+        yield (*(row[place] for place in kept), *values)
+
+
+def _numbers(outputs: Any, names: Sequence[str]) -> list[Any]:
+    """A number or an array for each column."""
+    several = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+    if len(several) != len(names):
+        raise DataError(f"get_prediction_fn() gives {len(several)} outputs of a row for the columns {', '.join(names)}")
+    arrays = [np.asarray(each.detach().cpu() if hasattr(each, "detach") else each, np.float64) for each in several]
+    return [float(each.reshape(())) if each.size == 1 else each.reshape(-1) for each in arrays]

@@ -207,11 +207,20 @@ class _Rows(torch.utils.data.IterableDataset):  # type: ignore[misc]
 
 
 def given(batch: Batch, spec: Spec, module: Any) -> dict[str, Any]:
+    """Tensors by the names of the columns. Whole numbers in columns that transformation_fn adds stay so, and under
+    Horovod's names those of features, too, as modules written for it expect them."""
     columns, payload, cpu = spec.columns, spec.payload, torch.device("cpu")
-    whole = [name in payload["categories"] for name in columns.features]
-    inputs = inputs_of(batch.inputs, whole, payload["input_shapes"], floating(module), cpu)
-    found = dict(zip(columns.features, inputs, strict=True))
-    for name, array in zip(columns.labels, batch.labels, strict=True):
+    arrays = dict(batch.others) or dict(zip(columns.features, batch.inputs, strict=True))
+    shapes = dict(zip(columns.features, payload["input_shapes"] or (), strict=False))
+    found = {}
+    for name, array in arrays.items():
+        kept = array.dtype.kind in "iu" and (columns.by_row or name not in columns.all)
+        whole = name in payload["categories"] or (kept and name not in payload["numbers"])
+        if name in columns.labels and name not in columns.features:
+            found[name] = label_of(array, module)
+        else:
+            found[name] = inputs_of([array], [whole], [shapes.get(name)], floating(module), cpu)[0]
+    for name, array in () if batch.others else zip(columns.labels, batch.labels, strict=True):
         if name not in found:
             found[name] = label_of(array, module)
     if columns.weight is not None and batch.weight is not None:

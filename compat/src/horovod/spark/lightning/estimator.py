@@ -3,6 +3,6 @@ from farandole.compat.estimators import by_row
 from farandole.estimators import LightningModel as TorchModel
 
 MIN_PL_VERSION = "2.0.0"  # which programs compare with theirs
-TorchEstimator = by_row(estimators.LightningEstimator, "TorchEstimator", __name__)
+TorchEstimator = by_row(estimators.LightningEstimator, TorchModel, "TorchEstimator", __name__)
 
 __all__ = ["MIN_PL_VERSION", "TorchEstimator", "TorchModel"]
