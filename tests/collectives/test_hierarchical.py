@@ -69,6 +69,25 @@ def test_very_large_ones_go_in_pieces(size: int, monkeypatch: pytest.MonkeyPatch
         assert result.tobytes() == results[0].tobytes()
 
 
+def test_hosts_whose_ranks_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces, through memory that ranks of a host take again for every second one; unequal hosts, growing sizes."""
+    monkeypatch.setattr(hierarchical, "PIECE", 40_000)
+    lengths, size = [30_001, 60_007, 20_011], 5
+
+    def body(wire: Hierarchical) -> list[np.ndarray]:
+        outs = [values(DType.FLOAT32, length, wire.rank) for length in lengths]
+        for out in outs:
+            wire.allreduce([Buffer(out, out, DType.FLOAT32)], ReduceOp.SUM)
+        return outs
+
+    results = threads(size, two_levels(size, share=True), body)
+    for rank, outs in enumerate(results):
+        for out, length, first in zip(outs, lengths, results[0], strict=True):
+            parts = [values(DType.FLOAT32, length, other) for other in range(size)]
+            assert_reduced(out, parts, DType.FLOAT32, ReduceOp.SUM, 1.0, f"rank {rank}")
+            assert out.tobytes() == first.tobytes()
+
+
 def test_a_byte_crosses_between_two_hosts_once() -> None:
     """However many ranks they have: 2, and 3. In a ring of two, each sends half in either phase."""
     length, sent = 1 << 18, [0] * 5

@@ -228,6 +228,37 @@ class MoveKit(Worlds):
             assert all(np.array_equal(result[index], want) for result in results), counts
 
     @pytest.mark.parametrize("size", SIZES)
+    def test_allgather_from_allocated_memory(self, size: int) -> None:
+        """All begin at the same place in it, or the last one elsewhere, or in plain memory; some have nothing."""
+        length = 300_000
+        deals = [[length] * size, [rank * 100_003 for rank in range(size)], [*range(size)], [0] * size]
+
+        def body(transport: Transport) -> list[Any]:
+            last, received = transport.rank == size - 1, []
+            memory = transport.allocate(4 * length + 64)
+            for counts, turn in itertools.product(deals, range(4)):
+                send = memory[turn : turn + counts[transport.rank]]
+                if last and turn == 1:
+                    send = memory[9 : 9 + counts[transport.rank]]
+                elif last and turn == 2:
+                    send = np.empty(counts[transport.rank], np.uint8)
+                send[:] = values(DType.UINT8, len(send), transport.rank + turn)
+                receive = np.zeros(sum(counts), np.uint8)
+                if turn == 3:  # it stands there already
+                    mine = receive[sum(counts[: transport.rank]) :][: len(send)]
+                    mine[:] = send
+                    send = mine
+                transport.allgather(send, receive, counts)
+                memory[:] = 255  # all have read it
+                received.append(receive)
+            return received
+
+        results = self.run(size, body)
+        for index, (counts, turn) in enumerate(itertools.product(deals, range(4))):
+            want = np.concatenate([values(DType.UINT8, count, rank + turn) for rank, count in enumerate(counts)])
+            assert all(np.array_equal(result[index], want) for result in results), (counts, turn)
+
+    @pytest.mark.parametrize("size", SIZES)
     def test_broadcast_from_every_root(self, size: int) -> None:
         lengths = [0, 1, 999, 40_000, 1_500_003]
 

@@ -11,6 +11,9 @@ import numpy as np
 
 from farandole.collectives import over
 from farandole.collectives.hierarchical import Hierarchical
+from farandole.contracts import Transport
+from farandole.handshake import new_secret
+from farandole.transports import shm
 from farandole.transports.inproc import World
 from farandole.types import Buffer, DType, ReduceOp
 from tests import pool
@@ -101,18 +104,24 @@ def wait_in(transport: Any, where: str) -> None:
 HOSTS = {1: [1], 2: [1, 1], 3: [2, 1], 4: [2, 2], 5: [2, 3], 6: [1, 3, 2]}  # ranks per host
 
 
-def two_levels(size: int) -> Callable[[int], Any]:
-    """Joins a world of ``HOSTS[size]``: shared memory and a network, both between threads."""
+def two_levels(size: int, *, share: bool = False) -> Callable[[int], Any]:
+    """Joins a world of ``HOSTS[size]``: hosts and a network between threads; ``share``: hosts have shared memory."""
     ends = np.cumsum(HOSTS[size]).tolist()
     hosts = [list(range(end - count, end)) for end, count in zip(ends, HOSTS[size], strict=True)]
     flat = World(size)
     local = [World(len(host)) for host in hosts]
     cross = [World(len(hosts)) for _ in range(min(HOSTS[size]))]
+    secret, scope = new_secret(), fresh_scope()
+
+    def within(place: int, index: int) -> Transport:
+        if share:
+            return shm.connect(index, len(hosts[place]), secret, f"{scope}/{place}")
+        return over(local[place].link(index))
 
     def join(rank: int) -> Hierarchical:
         place = next(place for place, host in enumerate(hosts) if rank in host)
         index = hosts[place].index(rank)
         between = over(cross[index].link(place)) if index < len(cross) else None
-        return Hierarchical(over(flat.link(rank)), over(local[place].link(index)), between, hosts)
+        return Hierarchical(over(flat.link(rank)), within(place, index), between, hosts)
 
     return join

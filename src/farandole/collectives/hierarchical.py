@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from time import monotonic
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 _NARROW = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
 SMALL = 64 << 10  # bytes up to which one exchange among all is quicker than three
-PIECE = 4 << 20  # bytes that are between the hosts at a time, for each connection of two ranks
+PIECE, LARGEST = 4 << 20, 16 << 20  # bytes that are between the hosts at a time, for each connection of two ranks
+TURNS = 4  # pieces of what is larger, so that shared memory and network are seldom idle; more cost more waits
 SCATTER, NETWORK, GATHER = "SHM_REDUCESCATTER", "NETWORK_ALLREDUCE", "SHM_ALLGATHER"  # the parts of an allreduce
 
 
@@ -44,7 +45,7 @@ class Hierarchical:
         streams: int = 1,
     ) -> None:  # fmt: skip
         """``hosts``: the ranks of each host; ``streams``: connections between two ranks of different hosts."""
-        self._piece = PIECE * streams
+        self._streams = streams
         self._neighbours = next(host for host in hosts if flat.rank in host)
         self._slices = slices(hosts)
         self._counterparts = [host[local.rank] for host in hosts] if cross is not None else []
@@ -53,6 +54,7 @@ class Hierarchical:
         self.flat, self.local, self.cross = flat, local, cross
         self._wires = [wire for wire in (flat, local, cross) if wire is not None]
         self._parts: Parts | None = None
+        self._slots = [np.empty(0, np.uint8)] * 2
         self._lane = Lane(f"farandole-hosts-{flat.rank}")
         self.allgather, self.broadcast, self.alltoall = flat.allgather, flat.broadcast, flat.alltoall
         self.reducescatter, self.barrier = flat.reducescatter, flat.barrier
@@ -93,7 +95,8 @@ class Hierarchical:
             self._gather(buffer, counts, slice_)
 
     def _reduce(self, whole: Buffer, op: ReduceOp, scale: float) -> None:
-        pieces = _pieces(whole, self._piece)
+        nbytes = min(max(PIECE, whole.data.nbytes // TURNS), LARGEST) * self._streams
+        pieces = _pieces(whole, nbytes)
         with self._together():
             if len(pieces) == 1:
                 counts, slice_ = self._scatter(whole, op)
@@ -128,10 +131,20 @@ class Hierarchical:
     def _scatter(self, whole: Buffer, op: ReduceOp) -> tuple[list[int], Array]:
         """This host's sum of this rank's slice, with the elements of every local rank's."""
         counts = kernels.shares(len(whole.data), self._slices) + [0] * (self.local.size - self._slices)
-        slice_ = np.empty(counts[self.local.rank], whole.data.dtype)
+        slice_ = self._slice(counts[0], whole.data.dtype)[: counts[self.local.rank]]
         part = Buffer(whole.data, slice_, whole.dtype)
         self._do(SCATTER, lambda: self.local.reducescatter(part, counts, op))
         return counts, slice_
+
+    def _slice(self, length: int, dtype: np.dtype[Any]) -> Array:
+        """Memory for a slice of so many elements, which every rank of this host can read. It is taken again at the
+        next but one: by then all have read it."""
+        nbytes = length * dtype.itemsize
+        if len(self._slots[0]) < nbytes:
+            self._slots = [self.local.allocate(1 << (nbytes - 1).bit_length()) for _ in self._slots]
+        self._slots.reverse()
+        view: Array = self._slots[0][:nbytes].view(dtype)
+        return view
 
     def _between_hosts(self, slice_: Array, dtype: DType, op: ReduceOp, scale: float) -> None:
         cross = self.cross

@@ -160,9 +160,8 @@ class _Ring:
         if step.gather:
             view = self.out.view(lo - self.base, hi - self.base)
             return self._scratch("gather", step.chunk, hi - lo, self.out.dtype) if view is None else view
-        raw = step.step == 0
-        kind = self.data.dtype if raw else self.partial_type
-        return self._scratch("raw" if raw else "partial", step.chunk, hi - lo, kind)
+        kind = self.partial_type if step.step else self.data.dtype
+        return self._scratch(step.step % 2, step.chunk, hi - lo, kind)  # what is on its way stands in the other one
 
     def _arrived(self, step: Step, into: Array) -> None:
         lo, hi = self._received(step)
@@ -185,9 +184,8 @@ class _Ring:
             came = kernels.opened(into, self.dtype, self.scale) if step.step == 0 else into
             mine = kernels.opened(mine, self.dtype, self.scale)
             if not last:
-                total = self._scratch("sum", step.chunk, hi - lo, self.partial_type)
-                kernels.combine_into(total, came, mine, self.op)
-                self.partials[step.chunk] = total
+                kernels.combine_into(came, came, mine, self.op)  # in place: it is in the cache
+                self.partials[step.chunk] = came
                 return
             total = self._result(lo, hi, step.chunk)
             if total.dtype == came.dtype:
@@ -209,7 +207,7 @@ class _Ring:
     def _received(self, step: Step) -> Range:
         return step.group[step.chunk][(self.rank - step.step - 1 - (not step.gather)) % self.size]
 
-    def _scratch(self, purpose: str, chunk: int, length: int, dtype: np.dtype[Any]) -> Array:
+    def _scratch(self, purpose: str | int, chunk: int, length: int, dtype: np.dtype[Any]) -> Array:
         return self.scratch.take((purpose, chunk), length, dtype)
 
 

@@ -1,4 +1,4 @@
-"""The in-place path: memory from ``allocate`` is mapped by every rank, and reduced where it stands."""
+"""The in-place path: memory from ``allocate`` is mapped by every rank, and reduced, or read, where it stands."""
 
 from __future__ import annotations
 
@@ -39,27 +39,39 @@ class RegisteredBuffers:
         if not self._registered:
             return False
         segment = self._segment
-        places = [self._place(buffer) for buffer in buffers]
-        mark = 0 if None in places else hash(tuple(places)) & _MASK or 1
-        segment.words[segment.rank][PLACE // 8] = mark
-        segment.publish()
-        segment.await_all(segment.published)
-        alike = mark and all(segment.words[peer][PLACE // 8] == mark for peer in segment.others)
+        places = [self._place(buffer.data) if buffer.data is buffer.out else None for buffer in buffers]
+        alike = self._agree(places)
         if alike:
             for buffer, place in zip(buffers, places, strict=True):
                 if place is not None:
                     self._reduce(buffer, *place, op, scale)
         segment.publish()  # everything is reduced; and the next collective may overwrite the mark
         segment.await_all(segment.published)
-        return bool(alike)
+        return alike
 
-    def _place(self, buffer: Buffer) -> tuple[int, int] | None:
-        """Which registered buffer the tensor stands in, and where; None for ordinary memory."""
-        if buffer.data is not buffer.out:
+    def shown(self, array: Array) -> list[Array] | None:
+        """By rank, the registered memory from where ``array`` begins, if every rank's begins at the same place; else
+        None. Collective; returns when all ranks have come, and they end the collective together."""
+        place = self._place(array) if self._registered else None
+        if not self._agree([place]) or place is None:
             return None
-        address = buffer.data.ctypes.data
+        index, offset = place
+        return [mapped[offset:] for mapped in self._registered[index][2]]
+
+    def _agree(self, places: Sequence[tuple[int, int] | None]) -> bool:
+        """Are all these tensors at the same registered places on every rank?"""
+        segment = self._segment
+        mark = 0 if None in places else hash(tuple(places)) & _MASK or 1
+        segment.words[segment.rank][PLACE // 8] = mark
+        segment.publish()
+        segment.await_all(segment.published)
+        return bool(mark) and all(segment.words[peer][PLACE // 8] == mark for peer in segment.others)
+
+    def _place(self, array: Array) -> tuple[int, int] | None:
+        """Which registered buffer the tensor stands in, and where; None for ordinary memory."""
+        address = array.ctypes.data
         for index, (start, nbytes, _) in enumerate(self._registered):
-            if start <= address and address + buffer.data.nbytes <= start + nbytes:
+            if start <= address and address + array.nbytes <= start + nbytes:
                 return index, address - start
         return None
 
