@@ -306,6 +306,14 @@ class TakingBack(Protocol):
         counts as not sent."""
 
 
+@runtime_checkable
+class Rescaling(Protocol):
+    """A codec that keeps what it has not sent in the units of what it gets, and can follow these."""
+
+    def rescale(self, keys: Sequence[str], factor: float) -> None:
+        """From now on, numbers of the tensors with these keys are ``factor`` times as large as before."""
+
+
 class Packed(NamedTuple):
     """What a codec made of one rank's changes. ``payload``: what travels, uint8; ``kept``: what the codec's state has
     when that has arrived, of which nothing is kept before; ``whole``: bytes of the changes themselves."""

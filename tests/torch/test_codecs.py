@@ -266,3 +266,62 @@ def test_a_codec_that_cannot_be_or_that_other_ranks_do_not_have() -> None:
     told = job(2, fn)
     assert told[0] == told[1]
     assert told[0].startswith("Mismatched codecs: rank 0 none and rank 1 'int8'. Give all ranks the same codec.")
+
+
+@pytest.mark.parametrize("spec", ["topk:0.1", "onebit", "powersgd:1", "randomk:0.1", "threshold:0.1"])
+def test_what_is_kept_follows_the_scale_of_a_grad_scaler(spec: str) -> None:
+    """What was given is what came and what is kept, in true units, also where the scale changes, a step is skipped for
+    an infinite gradient (which loses what came with it), and a run is resumed. Nothing infinite stays."""
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+        from farandole.strategies.codecs import codec
+
+        parameter = torch.nn.Parameter(torch.zeros(40, 30))
+        inputs = torch.randn(8, 40, 30, generator=torch.Generator().manual_seed(rank)) * 2.0**-6
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+        given, came, scales = torch.zeros(40, 30), torch.zeros(40, 30), []
+        optimizer: Any = None
+        for step in range(8):
+            if step in (0, 5):
+                chosen, states = codec(spec), (optimizer and optimizer.state_dict(), scaler.state_dict())
+                plain = torch.optim.SGD([parameter], lr=1.0)
+                optimizer = hvd.DistributedOptimizer(plain, [("p", parameter)], codec=chosen)
+                if step:
+                    scaler = torch.amp.GradScaler("cpu")
+                    optimizer.load_state_dict(states[0])
+                    scaler.load_state_dict(states[1])
+            optimizer.zero_grad()
+            factor = float("inf") if step == 3 and rank == 1 else 1.0
+            scaler.scale((parameter * inputs[step] * factor).sum()).backward()
+            scale = scaler.get_scale()
+            if step == 3:
+                given, came = torch.zeros(40, 30), torch.zeros(40, 30)
+                kept = {name: array.copy() for name, array in chosen.state_dict().items()}
+                begun = unsent(kept, parameter) / scale
+            else:
+                given += inputs[step]
+                came += parameter.grad / scale
+            scales.append(scale)
+            scaler.step(optimizer)
+            scaler.update()
+            if step >= 3:
+                state = {
+                    name: array.numpy() for name, array in optimizer.state_dict()["farandole"]["codec"]["state"].items()
+                }
+                left = unsent(state, parameter) / scaler.get_scale()
+                assert torch.isfinite(left).all()
+                both = hvd.allreduce(torch.stack([given + begun, left]), op=hvd.Average)
+                torch.testing.assert_close(both[0], came + both[1], rtol=1e-4, atol=1e-6)
+        assert scales == [64.0, 64.0, 128.0, 128.0, 64.0, 64.0, 128.0, 128.0]
+
+    job(2, fn)
+
+
+def unsent(state: Any, parameter: Any) -> Any:
+    """What a codec has not sent of ``p``."""
+    left = torch.from_numpy(state["residual/p"].copy())
+    if "owed/p" in state:
+        begin = int(state["at/p"][0])
+        left[begin : begin + len(state["owed/p"])] += torch.from_numpy(state["owed/p"])
+    return left.reshape(parameter.shape)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from farandole.engine import Engine
+from farandole.strategies.options import GradientOptions
 
 
 class Voter(Protocol):
@@ -27,12 +28,10 @@ class Voter(Protocol):
     lock: threading.RLock
     due: bool
     backward: int
+    options: GradientOptions
 
     @property
     def engine(self) -> Engine: ...
-
-    @property
-    def process_set_id(self) -> int | None: ...
 
     def enters(self) -> bool:
         """Get ready to vote idly; False if another thread is at it, or that would not be true."""
@@ -50,7 +49,8 @@ living: weakref.WeakSet[Voter] = weakref.WeakSet()
 
 def settle(due: Sequence[Voter]) -> None:
     """Vote for the optimizers ``due``, and settle them; others as well that other ranks have used. Collective."""
-    due = sorted(due, key=lambda voter: voter.process_set_id or 0)  # all ranks settle process sets in one order
+    # all ranks settle process sets in one order
+    due = sorted(due, key=lambda voter: voter.options.process_set.process_set_id or 0)
     engines = list(dict.fromkeys(voter.engine for voter in due))
     idle = [other for other in tuple(living) if other not in due and other.engine in engines and other.enters()]
     if len(due) == 1 and not idle:  # as nearly always

@@ -33,6 +33,7 @@ from farandole.strategies.buckets import ALIGNMENT, Bucket, ContiguousBucket, Gr
 from farandole.strategies.codecs import claim, codec
 from farandole.strategies.numbers import OptimizerNumber
 from farandole.strategies.options import DROPPED, TAKEN, TOO_MANY, GradientOptions
+from farandole.strategies.scaled import Scaled
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 _UNOPENED = -2  # "there are no buckets yet that all ranks have"
@@ -53,6 +54,7 @@ class BucketReducer:
         """``options.groups``: their number, or the indexes of their members among ``gradients``."""
         self.gradients = list(gradients)
         self.codec = codec(options.codec)
+        self.scaled = Scaled(self.codec)
         self.options, self.flat = options, flat and self.codec is None
         self._passes, self._replica = options.passes, replica
         self._number = OptimizerNumber(options.process_set)
@@ -83,10 +85,6 @@ class BucketReducer:
     @property
     def engine(self) -> Engine:
         return self._number.engine
-
-    @property
-    def process_set_id(self) -> int | None:
-        return self.options.process_set.process_set_id
 
     # What the framework calls.
 
@@ -228,6 +226,8 @@ class BucketReducer:
     def _launch(self, *, again: bool = False, soon: bool = False) -> None:
         assert self._engine is not None
         while self._next < len(self._buckets) and not self._buckets[self._next].left:
+            if not self._next:
+                self.scaled.follow(self.gradients)
             self._buckets[self._next].launch(self._engine, again=again, soon=soon)
             self._next += 1
 

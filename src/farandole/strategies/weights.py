@@ -15,6 +15,7 @@ from farandole.frontend.agreement import all_equal, gathered
 from farandole.observe.replicas import digest_of_text
 from farandole.report import pace
 from farandole.strategies.codecs import claim, codec, keeper
+from farandole.strategies.codecs.base import UNSENT
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.peers import EnginePeers
 from farandole.strategies.unlike import UnlikeKinds
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Weight = TypeVar("Weight")
-_UNSENT = ("residual", "owed")  # what codecs keep under these names is sent with the next gradient
 CHANGE, DISTANCE = "change/", "distance/"  # from the last exchange, from a centre: what codecs keep is of one of them
 
 
@@ -136,7 +136,7 @@ class WeightExchange:
         pushes is of weights that may have no names. Other optimizers' stays."""
         assert self.codec is not None
         own = self._own if self.strategy.common == "centre" else [DISTANCE]
-        unsent = tuple(f"{kind}/{name}" for kind in _UNSENT for name in own)
+        unsent = tuple(f"{kind}/{name}" for kind in UNSENT for name in own)
         state = self.codec.state_dict()
         self.codec.load_state_dict({name: kept for name, kept in state.items() if not name.startswith(unsent)})
 

@@ -18,8 +18,9 @@ from farandole.frontend.compression import Compressing, NoneCompressor
 from farandole.frontend.documented import documented
 from farandole.report import pace
 from farandole.strategies.bucket_reducer import BucketReducer
+from farandole.strategies.codecs import keeper
 from farandole.strategies.options import GradientOptions, check_passes, gradient_options
-from farandole.torch import codec_state, validation
+from farandole.torch import codec_state, loss_scale, validation
 from farandole.torch.adasum import AdasumState
 from farandole.torch.functions import allreduce
 from farandole.torch.gradients import TorchGradient, end_of_backward
@@ -262,6 +263,9 @@ class OptimizerState:
         self._replica = TorchReplica(self._optimizer)
         flat = options.compression is NoneCompressor
         self.reducer = BucketReducer([], options, flat=flat, replica=self._replica)
+        self._scaler: Any = None  # a weak reference to the GradScaler
+        if keeper(self.reducer.codec):
+            loss_scale.watch()
         self._watch = end_of_backward(self.reducer)
         self.look_around()
 
@@ -312,12 +316,21 @@ class OptimizerState:
             self.reducer.before_step()
             self._synchronized = True
 
+    def scaled_by(self, scaler: Any) -> None:
+        """This scaler has scaled the loss whose gradients came last."""
+        if self.reducer is not None and (self._scaler is None or self._scaler() is not scaler):
+            self._scaler, self.reducer.scaled.scale = weakref.ref(scaler), loss_scale.scale_of(scaler)
+            self.reducer.scaled.follow(self.reducer.gradients)
+
     def state_dict(self) -> dict[str, Any]:
+        if self.reducer is not None:
+            self.reducer.scaled.follow(self.reducer.gradients)  # the scaler's own checkpoint is of the next loss
         return {} if self.reducer is None else codec_state.state_of(self.reducer.codec, self._options.process_set)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         if self.reducer is not None:
             options = self._options
+            self.reducer.scaled.forget()
             codec_state.load(self.reducer.codec, options.process_set, state, own=options.owner is None)
 
     def shared(self) -> dict[str, Any]:

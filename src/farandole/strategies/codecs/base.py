@@ -17,6 +17,8 @@ from farandole.types import Buffer, DType, ReduceOp
 if TYPE_CHECKING:
     from farandole.types import Array
 
+UNSENT = ("residual", "owed")  # what is kept under these names is sent with the next gradient
+
 
 class FlatCodec:
     """Sees the parts of an allreduce as one array, and keeps what was not sent for the next time (error feedback).
@@ -60,6 +62,14 @@ class FlatCodec:
                 array = self._state[name].copy()
                 array[begin : begin + len(old)] = old
                 self._state[name] = array
+
+    def rescale(self, keys: Sequence[str], factor: float) -> None:
+        """See ``contracts.Rescaling``."""
+        for name in [f"{kind}/{key}" for kind in UNSENT for key in keys]:
+            if name in self._state:
+                with quiet():
+                    self._state[name] = self._state[name] * self._state[name].dtype.type(factor)
+                cleared(self._state[name])
 
     def state_dict(self) -> dict[str, Array]:
         """See ``contracts.Codec``."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from farandole import registry
 from farandole.collectives.kernels import quiet, widen
-from farandole.contracts import Codec, Part, TakingBack, Transport
+from farandole.contracts import Codec, Part, Rescaling, TakingBack, Transport
 from farandole.errors import SettingsError
 from farandole.strategies.codecs.base import pieces, wide, write
 from farandole.types import Buffer, DType
@@ -72,6 +72,11 @@ class Net:
         """See ``contracts.TakingBack``."""
         if isinstance(self._codec, TakingBack):
             self._codec.take_back(keys)
+
+    def rescale(self, keys: Sequence[str], factor: float) -> None:
+        """See ``contracts.Rescaling``."""
+        if isinstance(self._codec, Rescaling):
+            self._codec.rescale(keys, factor)
 
     def state_dict(self) -> dict[str, Array]:
         """See ``contracts.Codec``."""
