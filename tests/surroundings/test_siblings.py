@@ -61,6 +61,17 @@ class TestProcesses:
         proc.add(13, 1, "python", **{**STEP, "SLURM_STEP_ID": "1"}, SLURM_PROCID="3")
         assert found.ended() == [3]
 
+    def test_ranks_of_another_job_with_the_same_variables(self, proc: Proc) -> None:
+        """MPICH gives two jobs nothing that tells them apart. What has no daemon above it may be ours."""
+        found = proc.siblings()
+        proc.remove(11)
+        proc.remove(12)
+        proc.add(30, 1, "slurmstepd")
+        proc.add(31, 30, "python", **STEP, SLURM_PROCID="3")
+        assert found.ended() == [3]
+        proc.add(32, 1, "python", **STEP, SLURM_PROCID="3")
+        assert found.ended() == []
+
     def test_it_must_have_been_away_for_a_while(self, proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
         found = proc.siblings()
         monkeypatch.setattr(siblings, "GONE", 1000.0)

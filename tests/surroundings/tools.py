@@ -117,7 +117,7 @@ class TwoHosts:
     environment: ClassVar[dict[str, str]]
     """Variables by which mpirun is told of its ssh, whose path takes the place of ``{ssh}``."""
 
-    def run(self, made: Hosts, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    def run(self, made: Hosts, folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
         ssh = folder / "ssh"
         ssh.write_text(f'#!/bin/sh\nexec ssh -F {made.config} "$@"\n')
         ssh.chmod(0o755)
@@ -125,8 +125,8 @@ class TwoHosts:
         own = {name: value.format(ssh=ssh) for name, value in self.environment.items()}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         return subprocess.run(
-            made[0].command(*command), env={**clean, **own, "PATH": path}, capture_output=True, text=True, timeout=200,
-            check=False,
+            made[0].command(*command), env={**clean, **own, "PATH": path, **more}, capture_output=True, text=True,
+            timeout=200, check=False,
         )  # fmt: skip
 
     def test_the_ranks_find_their_places_and_rank_0(self, two_hosts: Hosts, tmp_path: Path) -> None:

@@ -110,10 +110,8 @@ def _blame(
     outcome = cause.outcome if cause.standing == "error" else None
     status = exit_status(cause.code)
     if outcome is not None:
-        interrupted = outcome.kind == KeyboardInterrupt.__name__
-        words = ": ".join(filter(None, (outcome.kind, _first_line(outcome.message))))
-        how, shown = f"{'was interrupted' if interrupted else 'failed'}: {words}", outcome.traceback
-        if interrupted:  # Python's own exit code for it is lost when anything is imported meanwhile
+        how, shown = outcome.words, outcome.traceback
+        if outcome.interrupted:  # Python's own exit code for it is lost when anything is imported meanwhile
             status = 128 + signal.SIGINT
         elif cause.code:
             how += f" ({describe(cause.code)})"
@@ -291,10 +289,6 @@ def describe(code: int) -> str:
     if name in _SIGNALS and number > 0:
         return f"exited with code {code} (a shell says so when its command died of {name}: {words})"
     return f"exited with code {code}"
-
-
-def _first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0]
 
 
 def _places(ranks: Sequence[int], hosts: Sequence[str]) -> str:

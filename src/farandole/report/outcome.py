@@ -47,6 +47,17 @@ class Outcome(NamedTuple):
             raise ValueError(f"an outcome has another type of {', '.join(wrong) or 'status'}")
         return cls(**facts)
 
+    @property
+    def interrupted(self) -> bool:
+        """Did the rank end by SIGINT, or as if by it?"""
+        return self.kind == KeyboardInterrupt.__name__
+
+    @property
+    def words(self) -> str:
+        """The error in one line, as the end of "rank 1 ..."."""
+        first = self.message.strip().split("\n", 1)[0]
+        return f"{'was interrupted' if self.interrupted else 'failed'}: {': '.join(filter(None, (self.kind, first)))}"
+
     @classmethod
     def of(cls, error: BaseException, skip: int = 0) -> Outcome:
         """The outcome of a rank that ends with ``error``; ``skip`` frames of ours are left out of its traceback."""

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from farandole.config import Placement
-from farandole.errors import SettingsError
+from farandole.errors import RendezvousError, SettingsError
 from farandole.surroundings import local_barrier
 from farandole.surroundings.siblings import NOBODY, Siblings
 from farandole.surroundings.variables import PMI, numbers
 
 _OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-_MARKS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "HYDI_CONTROL_FD")
+_MARKS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "I_MPI_HYDRA_UUID", "HYDI_CONTROL_FD")
 _DAEMONS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "orted", "prterun", "prted", "hydra_pmi_proxy")
 
 # Waits for the end of a pipe; its arguments: seconds after which it ends its parent, and what it says then.
@@ -56,7 +56,13 @@ class Mpi:
         # A rank that has ended is named here: MPI and PMI wait for it, and MPI says nothing.
         number = _OPEN_MPI[2] if _OPEN_MPI[2] in os.environ else _HYDRA[2]
         neighbours = Siblings(os.environ, range(placement.local_size), number, _MARKS, _DAEMONS)
-        local_barrier.wait(placement, timeout, neighbours)
+        try:
+            local_barrier.wait(placement, timeout, neighbours)
+        except RendezvousError:
+            from farandole.surroundings import pmi
+
+            pmi.abort_at_exit()  # Hydra goes on with those that wait for this one, and with those that never come
+            raise
         # PMI would be quicker; but a process can use it once, and the program may use MPI later.
         trouble = "mpi4py is not installed here"
         if importlib.util.find_spec("mpi4py") is not None:

@@ -40,18 +40,28 @@ def broadcast(placement: Placement, text: Callable[[], str], timeout: float, sib
         manager.finalize()
         return "".join(parts)
     except TimeoutError:
+        abort_at_exit()
         raise RendezvousError(
             f"rank {placement.rank}: not all {placement.size} ranks reached init() within {timeout:g} s. Every rank "
             "must call init(); if starting takes longer, raise --start-timeout (FARANDOLE_START_TIMEOUT)."
         ) from None
     except RendezvousError:
-        # Ranks on other hosts cannot see it: the process manager ends them when this one has said why.
-        atexit.register(Manager(int(os.environ[PMI]), timeout).abort)
+        abort_at_exit()
         raise
     except OSError as error:
-        raise HorovodInternalError(f"mpirun's process manager hung up (PMI_FD): {error}") from error
+        raise HorovodInternalError(
+            f"mpirun's process manager hung up (PMI_FD): {error}. It serves one program of each rank: of those that a "
+            "script runs one after the other, only one may call init()"
+        ) from error
     finally:
         manager.close()
+
+
+def abort_at_exit() -> None:
+    """The process manager ends all ranks, also those that do not know why, when this one has said it."""
+    if PMI in os.environ:
+        with contextlib.suppress(OSError, ValueError):
+            atexit.register(Manager(int(os.environ[PMI]), LOOK).abort)
 
 
 class Manager:

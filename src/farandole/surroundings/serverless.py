@@ -257,7 +257,7 @@ class Host:
             with contextlib.suppress(ValueError):
                 outcome = Outcome.from_bytes(data) if data is not None else None
                 if outcome is not None and outcome.status == "error":
-                    lines.append(f"{name} failed: {outcome.kind}: {outcome.message}")
+                    lines.append(f"{name} {outcome.words}")
         return lines
 
     def _heard(self, key: str, value: object) -> None:

@@ -19,7 +19,8 @@ REMOTE = ("ssh", "rsh", "srun", "qrsh")  # children of daemons that are no ranks
 
 class Siblings:
     """The ranks ``ranks`` of this host. ``number``: the variable with a rank's number; ``marks``: variables that are
-    the same in all processes of the job; ``daemons``: names of the programs that start ranks here."""
+    the same in all processes of the job, though not always in this one alone; ``daemons``: names of the programs that
+    start ranks here."""
 
     def __init__(
         self, env: Mapping[str, str], ranks: Sequence[int], number: str, marks: Sequence[str], daemons: Sequence[str],
@@ -57,7 +58,7 @@ class Siblings:
             except OSError:  # it has ended
                 continue
             numbers = [value for name, _, value in (word.partition(b"=") for word in words) if name == self._number]
-            if self._marks <= set(words):
+            if numbers and self._marks <= set(words) and self._daemon_above(int(entry.name)) in (0, self._daemon):
                 found |= {int(value) for value in numbers if value.isdigit()}
             if not numbers and self._begins(int(entry.name)):
                 return None
