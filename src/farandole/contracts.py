@@ -299,11 +299,12 @@ class Codec(Protocol):
 
 @runtime_checkable
 class TakingBack(Protocol):
-    """A codec that keeps what it has not sent, and may have sent it in vain: for a tensor that no rank has given."""
+    """A codec that keeps what it has not sent (or a momentum), and may have sent it in vain: for a tensor that no rank
+    has given."""
 
     def take_back(self, keys: Sequence[str]) -> None:
         """What was sent of these parts, in the last ``allreduce`` of each, where they were not ``given`` on any rank,
-        counts as not sent."""
+        counts as not sent; what is kept of them is what it was before."""
 
 
 @runtime_checkable

@@ -73,6 +73,22 @@ def test_models_of_one_optimizer_keep_their_residuals_apart() -> None:
     job(2, fn)
 
 
+def test_models_of_one_optimizer_vote_by_momentum_of_their_own() -> None:
+    def fn(rank: int) -> None:
+        import farandole.jax as hvd
+
+        params, own = {"w": jnp.zeros(3)}, {"w": jnp.array([4.0, -4.0, 0.0])}
+        optimizer = hvd.DistributedOptimizer(optax.sgd(-1.0), codec="sign:0.5")
+        states = [optimizer.init(params), optimizer.init(params)]
+        for factor, one, other in ((1.0, 1, 1), (-0.25, 1, -1), (-2.25, -1, -1)):
+            for place, wanted in enumerate((one, other)):  # the second begins with the second gradient
+                if place == 0 or factor < 0:
+                    found, states[place] = jax.jit(optimizer.update)({"w": factor * own["w"]}, states[place], params)
+                    assert found["w"].tolist() == [wanted, -wanted, 0]
+
+    job(2, fn)
+
+
 def test_multi_steps_around_an_optimizer_that_remembers_its_steps_is_refused() -> None:
     """It computes each pass, and drops all but the last one: a codec, or a server, would count them all."""
 

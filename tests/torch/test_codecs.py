@@ -87,7 +87,7 @@ def test_what_a_step_did_not_send_comes_later_and_a_resumed_run_goes_on_bit_for_
         torch.testing.assert_close(arrived, (one + two) / 2, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("spec", ["int8", "onebit", "randomk:0.3"])
+@pytest.mark.parametrize("spec", ["int8", "onebit", "randomk:0.3", "sign:0.9"])
 def test_a_resumed_run_goes_on_bit_for_bit_where_parameters_came_later(spec: str) -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
@@ -180,6 +180,44 @@ def test_what_waits_for_a_parameter_goes_on_waiting_where_no_rank_uses_it(spec: 
     assert abs(sum(job(2, fn))) < 1e-2
 
 
+def test_momentum_of_a_parameter_that_no_rank_uses_stays_as_it_was() -> None:
+    """A head of another task: it was halved in each step of the others, so the next gradient outweighed it. Where one
+    rank uses it, the others' gradients are zeros."""
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        body, head = (torch.nn.Parameter(torch.zeros(6)) for _ in range(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([body, head], lr=0.1), codec="sign:0.5")
+        votes = []
+        for factor, users in ((8.0, 2), (0.0, 0), (0.0, 0), (0.0, 0), (-3.0, 2), (-3.0, 1), (0.0, 0), (4.0, 2)):
+            optimizer.zero_grad()
+            (body.sum() + (factor * head.sum() if rank < users else 0)).backward()
+            votes.append(None if head.grad is None else head.grad.tolist()[0])
+            optimizer.step()
+        # momentum of rank 0: 4, 0.5, -1.25, 1.375; of rank 1: 4, 0.5, 0.25, 2.125
+        assert votes == [1, None, None, None, 1, 0, None, 1]
+
+    job(2, fn)
+
+
+def test_momentum_follows_the_scale_of_a_grad_scaler() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        weight = torch.nn.Parameter(torch.zeros(3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)], codec="sign:0.5")
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1)
+        for factor in (4.0, -1.5):  # momentum: 2, 0.25; as numbers at 64 and at 128 it would be 128, -32
+            optimizer.zero_grad()
+            scaler.scale(factor * weight.sum()).backward()
+            assert weight.grad.tolist() == [1.0] * 3
+            scaler.step(optimizer)
+            scaler.update()
+
+    job(2, fn)
+
+
 @pytest.mark.parametrize("strategy", ["allreduce", "local_sgd:1"])
 def test_a_codec_that_two_optimizers_take_turns_with_is_refused(strategy: str) -> None:
     """Their parameters may have the same names: what was not sent of one went to the other."""
@@ -203,9 +241,11 @@ def test_a_codec_that_two_optimizers_take_turns_with_is_refused(strategy: str) -
                     optimizer.step()
                     optimizer.zero_grad()
 
-        steps("int8")  # it keeps nothing
-        with pytest.raises(ValueError, match=r"codec='topk:0.25' is one object for several optimizers.*the name 'topk"):
-            steps("topk:0.25")
+        for spec in ("int8", "sign"):  # they keep nothing
+            steps(spec)
+        for spec in ("topk:0.25", "sign:0.9", "net:sign:0.9"):
+            with pytest.raises(ValueError, match=rf"codec='{spec}' is one object for several optimizers.*name '{spec}"):
+                steps(spec)
 
     job(2, fn)
 

@@ -15,7 +15,7 @@ from farandole.frontend.agreement import all_equal, gathered
 from farandole.observe.replicas import digest_of_text
 from farandole.report import pace
 from farandole.strategies.codecs import claim, codec, keeper
-from farandole.strategies.codecs.base import UNSENT
+from farandole.strategies.codecs.base import KEPT
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.peers import EnginePeers
 from farandole.strategies.unlike import UnlikeKinds
@@ -119,7 +119,7 @@ class WeightExchange:
             for array, weight in zip(near, weights, strict=True):
                 np.copyto(array, weight)
         else:
-            self._forget_unsent()
+            self._forget_kept()
         self._known = len(near), zlib.crc32(repr((known if alike else 0, step)).encode())
 
     def _claim(self, codec: Codec, names: Sequence[str]) -> None:
@@ -131,14 +131,14 @@ class WeightExchange:
         if self._scope() != DISTANCE:
             claim(codec, self._options.owner, self._own)
 
-    def _forget_unsent(self) -> None:
+    def _forget_kept(self) -> None:
         """What a codec has left out of a distance is still in that distance the next time; what it has left out of
         pushes is of weights that may have no names. Other optimizers' stays."""
         assert self.codec is not None
         own = self._own if self.strategy.common == "centre" else [DISTANCE]
-        unsent = tuple(f"{kind}/{name}" for kind in UNSENT for name in own)
+        forgotten = tuple(f"{kind}/{name}" for kind in KEPT for name in own)
         state = self.codec.state_dict()
-        self.codec.load_state_dict({name: kept for name, kept in state.items() if not name.startswith(unsent)})
+        self.codec.load_state_dict({name: kept for name, kept in state.items() if not name.startswith(forgotten)})
 
     def _scope(self) -> str:
         return DISTANCE if self.strategy.common == "slot" else CHANGE
@@ -186,7 +186,7 @@ class WeightExchange:
         """Weights and slots are others now: what the strategy keeps elsewhere begins anew with them. All ranks."""
         self._known = None
         if self.codec is not None and self.strategy.common == "centre":
-            self._forget_unsent()
+            self._forget_kept()
         if isinstance(self.strategy, Settling) and self._peers is not None:
             self._peers[1].close()
             self._peers = None
@@ -195,7 +195,7 @@ class WeightExchange:
         """The next exchange is of others of the optimizer's weights, maybe of the same shapes."""
         self._known = None
         if self.codec is not None and self.strategy.common == "centre":
-            self._forget_unsent()
+            self._forget_kept()
         if self._peers is not None:
             self._peers[1].other_weights()
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from farandole import registry
-from farandole.contracts import Transport
+from farandole.contracts import TakingBack, Transport
 from farandole.errors import SettingsError
 from farandole.strategies.codecs import claim, codec
+from farandole.strategies.codecs.sign import Sign
 from farandole.types import DType, ReduceOp
 from tests.kits.codec import CodecKit, gradients, step, stored
 from tests.kits.oracle import reduced
@@ -32,6 +33,8 @@ def kit(spec: str) -> type[CodecKit]:
 
 
 TestFp16, TestBf16, TestInt8, TestOnebit, TestSign, TestTopk, TestRandomk, TestThreshold, TestPowersgd = map(kit, SPECS)
+
+TestSignum = kit("sign:0.9")
 
 
 def test_the_kit_runs_every_codec_that_there_is() -> None:
@@ -154,6 +157,50 @@ def test_sign_is_the_vote_of_the_majority(size: int) -> None:
         assert np.array_equal(got, size * np.sign(votes))
 
 
+@pytest.mark.parametrize("size", [3, 4])
+def test_sign_with_momentum_is_the_vote_of_the_momentum_of_each_tensor(size: int) -> None:
+    """Tensors travel with others than before; some ranks lack one, which counts as zeros, or all, and it stays."""
+    shapes = [(40, 30), (700,), (9,), (5, 5)]
+    units = ([0, 1, 2, 3], [3, 1], [0, 2], [1, 2, 3], [3, 2, 1, 0], [0, 1, 2, 3])
+    lacking = {1: {3: [0]}, 3: {2: range(size), 1: [1]}, 4: {0: range(size)}}  # of a step: tensors, and by which ranks
+
+    def given(rank: int, number: int, place: int) -> Values:
+        found = gradients(rank, number, shapes)[place].astype(np.float32)
+        return found * (rank not in lacking.get(number, {}).get(place, ()))
+
+    def body(transport: Transport) -> list[dict[int, Values]]:
+        made, found = codec("sign:0.9"), []
+        assert isinstance(made, TakingBack)
+        for number, members in enumerate(units):
+            arrays = [given(transport.rank, number, place) for place in members]
+            lack = lacking.get(number, {})
+            absent = [place for place in members if transport.rank in lack.get(place, ())]
+            results = step(
+                made, arrays, transport, shapes=[shapes[place] for place in members], names=members, absent=absent
+            )
+            made.take_back([f"t{place}" for place in members if len(lack.get(place, ())) == size])
+            found.append(dict(zip(members, results, strict=True)))
+        return found
+
+    momentum = [[np.zeros(int(np.prod(shape)), np.float32) for shape in shapes] for _ in range(size)]
+    for number, got in enumerate(ranks(size, body)[0]):
+        for place, votes in got.items():
+            if len(lacking.get(number, {}).get(place, ())) == size:
+                continue  # nobody sees this result
+            for rank in range(size):
+                own = momentum[rank][place]
+                own[:] = np.float32(0.9) * own + np.float32(1 - 0.9) * given(rank, number, place)
+            assert np.array_equal(votes, size * np.sign(sum(np.sign(each[place]) for each in momentum))), number
+
+
+def test_momentum_of_what_has_no_gradient_any_more_comes_to_an_end() -> None:
+    """0.9 times the smallest numbers is themselves, rounded."""
+    got = sums("sign:0.9", lambda rank, number: np.full(8, 1.0 if number == 0 else 0.0), size=2, steps=900)
+    assert (got[0] == 2).all()
+    assert (got[600] == 2).all()
+    assert (got[-1] == 0).all()
+
+
 def chosen_by(spec: str, values: Values) -> Values:
     if spec.startswith("topk"):
         return np.argsort(np.abs(values))[-math.ceil(0.05 * len(values)) :]
@@ -247,6 +294,10 @@ def test_powersgd_comes_to_the_best_approximation_there_is() -> None:
         ("randomk:nan", "more than 0 and at most 1"),
         ("topk", "codec='topk': topk needs an argument, as in name:argument"),
         ("int8:4", "codec='int8:4': int8 takes no argument"),
+        ("sign:1", "codec='sign:1': the argument is the momentum of each rank's gradients, from 0 to less than 1"),
+        ("sign:-0.1", "from 0 to less than 1"),
+        ("sign:nan", "from 0 to less than 1"),
+        ("sign:much", "from 0 to less than 1"),
         ("threshold:-1", "the size from which on a number is sent, more than 0"),
         ("powersgd:1.5", "the rank, a whole number, more than 0"),
     ],
@@ -279,3 +330,4 @@ def test_codecs_are_named_or_given() -> None:
     assert made is not None
     assert made.spec == "topk:0.01"
     assert codec(made) is made
+    assert [Sign(momentum).spec for momentum in (0, "0", 0.9, "0.9")] == ["sign", "sign", "sign:0.9", "sign:0.9"]

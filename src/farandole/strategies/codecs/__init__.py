@@ -36,15 +36,15 @@ def codec(spec: str | Codec | None) -> Codec | None:
 
 
 def keeper(of: Codec | None) -> str:
-    """``of``, for messages, if later results depend on what it has not sent; else empty."""
-    return "" if of is None or not getattr(of, "feedback", True) else f"codec={of.spec!r}"
+    """``of``, for messages, if later results depend on what it keeps (residuals, momentum); else empty."""
+    return "" if of is None or not getattr(of, "keeps", getattr(of, "feedback", True)) else f"codec={of.spec!r}"
 
 
 def claim(of: Codec | None, owner: object, names: Iterable[str]) -> None:
     """The optimizer ``owner`` (None: it has made ``of`` for itself) uses ``of`` now, for tensors of these names.
     Another may take its place, for good.
 
-    Raises ValueError if two take turns with one name: what was not sent of one's tensor would be sent for the other's.
+    Raises ValueError if two take turns with one name: what is kept of one's tensor would count for the other's.
     """
     if of is None or owner is None or not keeper(of):
         return
@@ -54,8 +54,8 @@ def claim(of: Codec | None, owner: object, names: Iterable[str]) -> None:
             owners.append(owner)
         elif owners[-1] is not owner:
             raise ValueError(
-                f"{keeper(of)} is one object for several optimizers that have a tensor {name!r}, and what it has not "
-                f"sent of one's would go to the other's: give each an object of its own, or the name {of.spec!r}, of "
+                f"{keeper(of)} is one object for several optimizers that have a tensor {name!r}, and what it keeps "
+                f"of one's would go to the other's: give each an object of its own, or the name {of.spec!r}, of "
                 "which each makes one. An optimizer that a jitted function makes is another one in each trace: make "
                 "it outside"
             )

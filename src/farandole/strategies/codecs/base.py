@@ -17,7 +17,7 @@ from farandole.types import Buffer, DType, ReduceOp
 if TYPE_CHECKING:
     from farandole.types import Array
 
-UNSENT = ("residual", "owed")  # what is kept under these names is sent with the next gradient
+KEPT = ("residual", "owed", "momentum")  # under these names: what counts with the next gradient, in its units
 
 
 class FlatCodec:
@@ -34,6 +34,11 @@ class FlatCodec:
         self.sent = self.saved = 0
         self._state: dict[str, Array] = {}
         self._before: dict[str, list[tuple[str, int, Array]]] = {}  # see ``may_take_back``
+
+    @property
+    def keeps(self) -> bool:
+        """Do results of a tensor depend on what was added up of it before?"""
+        return self.feedback
 
     def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
         """The sum of all ranks' ``values`` (flat; float64 for tensors of float64, else float32), nearly.
@@ -65,7 +70,7 @@ class FlatCodec:
 
     def rescale(self, keys: Sequence[str], factor: float) -> None:
         """See ``contracts.Rescaling``."""
-        for name in [f"{kind}/{key}" for kind in UNSENT for key in keys]:
+        for name in [f"{kind}/{key}" for kind in KEPT for key in keys]:
             if name in self._state:
                 with quiet():
                     self._state[name] = self._state[name] * self._state[name].dtype.type(factor)

@@ -47,6 +47,11 @@ class Net:
         """Is kept what is not sent?"""
         return getattr(self._codec, "feedback", False)
 
+    @property
+    def keeps(self) -> bool:
+        """Do results of a tensor depend on what was added up of it before?"""
+        return getattr(self._codec, "keeps", self.feedback)
+
     def allreduce(self, parts: Sequence[Part], scale: float, transport: Transport) -> None:
         """See ``contracts.Codec``."""
         dtype = parts[0].buffer.dtype

@@ -1,7 +1,10 @@
-"""``sign``: every rank votes for the direction of each number, and the majority's is what all get: -1, 0 or 1."""
+"""``sign``: every rank votes for the direction of each number, and the majority's is what all get: -1, 0 or 1.
+``sign:0.9``: ranks vote for the direction of their momentum.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING
@@ -9,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from farandole.contracts import Part, Transport
+from farandole.errors import SettingsError
+from farandole.strategies.codecs.base import cleared, pieces
 from farandole.strategies.codecs.quantized import Quantized
 
 if TYPE_CHECKING:
@@ -31,13 +36,20 @@ _TABLE = _table()
 class Sign(Quantized):
     """Bernstein et al. 2018: signSGD with majority vote. A number that is 0 has no vote, and a tie is 0.
 
-    Its average is the vote itself, so the learning rate is the length of a step; nothing is kept.
+    Its average is the vote itself, so the learning rate is the length of a step. With ``momentum`` (the paper's SIGNUM)
+    a rank votes by the running mean of its own gradients, ``momentum/<key>`` in the state; without, nothing is kept.
     """
 
     name, feedback, block = "sign", False, _VOTES
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, momentum: str | float = 0.0) -> None:
+        """Raises SettingsError for a ``momentum`` outside of [0, 1)."""
+        self._momentum = _momentum(momentum)
+        super().__init__(str(momentum) if self._momentum else "")
+
+    @property
+    def keeps(self) -> bool:
+        return self._momentum > 0
 
     def nbytes(self, count: int) -> int:
         return -(-count // _VOTES)
@@ -57,6 +69,35 @@ class Sign(Quantized):
         out[:] = np.take(_TABLE, payload, axis=0).reshape(-1)[: len(out)]
 
     def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
+        if self._momentum:
+            self._add_to_momentum(values, parts)
         votes = super().add_up(values, parts, transport)
         votes *= transport.size
+        if self._momentum:
+            cleared(values)
+            for part, place in pieces(values, parts):
+                self.keep("momentum", part.key, place)
         return votes
+
+    def _add_to_momentum(self, values: Array, parts: Sequence[Part]) -> None:
+        """``values`` become the momentum. A tensor that this rank lacks counts as zeros; one that all lack is told
+        later, and keeps the momentum that it had."""
+        values *= values.dtype.type(1 - self._momentum)
+        for part, place in pieces(values, parts):
+            old = self.kept("momentum", part.key, len(place), place.dtype)
+            if not part.given:
+                self.may_take_back(part, f"momentum/{part.key}", 0, old)
+            place += old * place.dtype.type(self._momentum)
+        values[np.abs(values) < np.finfo(values.dtype).tiny] = 0  # rounded, subnormal numbers would vote for ever
+
+
+def _momentum(given: str | float) -> float:
+    try:
+        value = float(given)
+    except ValueError:
+        value = math.nan
+    if 0 <= value < 1:
+        return value
+    raise SettingsError(
+        f"codec={f'sign:{given}'!r}: the argument is the momentum of each rank's gradients, from 0 to less than 1"
+    )
