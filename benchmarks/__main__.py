@@ -64,6 +64,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--data", type=Path, metavar="DIR", help="of learning: the folder of MNIST's images for tests (default: digits)"
     )
+    found.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="of learning: train with so many seeds (default: 3)"
+    )
     found.add_argument("--json", type=Path, metavar="FILE", help="write every sample and the machine's facts here")
     found.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a picture (needs matplotlib)")
     found.add_argument("--quick", action="store_true", help="few repetitions and small sizes: to try it out")
@@ -140,6 +143,8 @@ def check_specs(found: argparse.ArgumentParser, chosen: argparse.Namespace) -> N
         found.error("--only is about strategies and codecs: farandole bench strategies --only ps_async")
     if chosen.data is not None and (chosen.what != ["learning"] or not (chosen.data / MNIST).is_file()):
         found.error(f"--data={chosen.data} is for learning alone, and names a folder that has MNIST's {MNIST}")
+    if chosen.seeds < 1 or (chosen.seeds != 3 and chosen.what != ["learning"]):
+        found.error(f"--seeds={chosen.seeds} is for learning alone, and at least 1")
     if chosen.plot is not None and chosen.what == ["learning"]:
         found.error("--plot draws how strategies learn in time: farandole bench strategies --plot FILE.png")
     if chosen.only:
@@ -197,7 +202,7 @@ def trained(chosen: argparse.Namespace) -> Iterator[Found | str]:
     """Strategies beside a slow rank and over a slow link, or how well they learn."""
     from benchmarks import crew, hosts
 
-    facts = {"only": chosen.only, "data": str(chosen.data or "")}
+    facts = {"only": chosen.only, "data": str(chosen.data or ""), "seeds": chosen.seeds}
     if chosen.hosts == 1:
         yield from crew.measure(chosen.what, chosen.size, chosen.quick, driver=True, **facts)
     if chosen.what == ["learning"]:

@@ -58,7 +58,7 @@ QUARTER, THIRD = Setting(0.025, 0.9, 25), Setting(0.03, 0.9, 25)
 # an inner one; half of it goes with twice the rate. A rate of 1 without momentum is as much as one of 0.1 with 0.9.
 HIGH, OUTER, LIGHT = Setting(1.0, 0.0, 25), Setting(0.2, 0.0, 25), Setting(0.4, 0.0, 25)
 # The sign of few rows' gradient is noise: votes need larger batches, and a rate that is the length of a step.
-SIGNS, LARGE = Setting(0.005, 0.0, 60, 300), Setting(0.1, 0.9, 60, 300)
+SIGNS, LARGE = Setting(0.004, 0.0, 60, 300), Setting(0.1, 0.9, 60, 300)
 SETTINGS = {
     "onebit": HIGH, "randomk": PLAIN, "sign": SIGNS, "bmuf": PLAIN, "diloco": OUTER,
     "diloco:8,momentum=0.5": LIGHT, "adasum": THIRD, "ps_async": QUARTER, "ssp": QUARTER,

@@ -162,6 +162,7 @@ def in_the_end(learned: Sequence[Learned]) -> Table:
     )  # fmt: skip
     for row in learned:
         beside = f"{row.accuracy - row.beside:+.1f}" if row.strategy != ALLREDUCE else ""
+        beside += f" ± {row.error:.1f}" if beside and row.error else ""
         table.add_row(
             ", ".join(f"`{part}`" for part in row.strategy.split("+")), row.setting, f"{row.accuracy:.1f}", beside,
             f"{row.mebibytes:.3g}", f"{row.seconds:.1f}", f"{row.staleness:.1f}" if row.staleness else "",

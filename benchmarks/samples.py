@@ -126,11 +126,13 @@ class Learned:
     strategy: str
     setting: str
     accuracy: float  # percent
-    beside: float  # of an all-reduce with the same optimizer
+    beside: float  # of an all-reduce with as many epochs of as many rows
     mebibytes: float  # that rank 0 sent
     seconds: float  # of a processor core, on rank 0: other programs change them little
     staleness: float
     cost: float  # milliseconds of a codec for a MiB of float32
+    seeds: int = 3
+    error: float = 0.0  # standard error of the mean difference to all-reduce, over the seeds; 0: not known
 
     @property
     def title(self) -> str:

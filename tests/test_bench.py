@@ -130,6 +130,8 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
         (["strategies", "--only", "nonsense"], "--only=nonsense: there is no codec 'nonsense'"),
         (["learning", "--data", "/no/such/folder"], "--data=/no/such/folder is for learning alone, and names a folder"),
         (["learning", "--plot", "x.png"], "--plot draws how strategies learn in time"),
+        (["learning", "--seeds", "0"], "--seeds=0 is for learning alone, and at least 1"),
+        (["strategies", "--seeds", "5"], "--seeds=5 is for learning alone"),
         (["start", "--framework", "jax"], "--framework=jax is about steps; start is measured with torch"),
     ],
 )
@@ -233,12 +235,27 @@ def test_what_is_learned_in_the_end_stands_beside_an_all_reduce_of_the_same_opti
     rows = [
         Learned("learning", "digits", "allreduce", "SGD 0.1", 98.0, 98.0, 269.4, 3.0, 0.0, 0.0),
         Learned("learning", "digits", "local_sgd:8+int8", "SGD 0.1", 97.5, 98.0, 8.51, 2.0, 0.5, 3.14),
+        Learned("learning", "digits", "sign:0.9", "SGD 0.1", 98.3, 98.0, 8.51, 2.0, 0.0, 3.14, 5, 0.12),
     ]
     (table,) = report.tables(rows)
+    assert [list(column.cells)[2] for column in table.columns][2:4] == ["98.3", "+0.3 ± 0.1"]
     assert [list(column.cells)[1] for column in table.columns] == [
         "`local_sgd:8`, `int8`", "SGD 0.1", "97.5", "-0.5", "8.51", "2.0", "0.5", "3.1"
     ]  # fmt: skip
     assert [from_record(row.record()) for row in rows] == rows
+
+
+def test_the_error_of_what_is_learned_is_that_of_differences_of_the_same_seeds() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    from benchmarks.learning import Result, error, mean
+
+    others = [Result(percent, 1.0, 1.0, 0.0) for percent in (90.0, 94.0, 98.0)]
+    results = [
+        other._replace(accuracy=other.accuracy - less) for other, less in zip(others, (1.0, 2.0, 3.0), strict=True)
+    ]
+    assert error(results, others) == 0.58  # 1 / sqrt(3)
+    assert error(results[:1], others[:1]) == 0.0
+    assert mean(results).accuracy == 92.0
 
 
 def test_strategies_are_measured_beside_a_slow_rank_and_then_over_a_slow_link(
