@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from farandole import network
 from farandole.errors import RendezvousError
 from farandole.handshake import new_secret
 from farandole.launch.agents import boot, bundle, remote
@@ -26,6 +27,7 @@ from farandole.launch.agents.allocation import AgentAllocation, Place, deal
 from farandole.launch.agents.command import Command
 from farandole.launch.agents.registry import Agent, AgentRegistry
 from farandole.launch.plan import plan
+from farandole.network import Interface
 from farandole.store import StoreClient, StoreServer, enter
 from tests.launch.tools import wait_until
 
@@ -111,6 +113,16 @@ def test_of_the_drivers_addresses_the_one_is_taken_that_knows_the_secret() -> No
     finally:
         store.close()
         stranger.close()
+
+
+def test_a_host_without_an_address_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    lo, eth0 = Interface("lo", "127.0.0.1", 8, 0, True), Interface("eth0", "10.0.0.2", 24, 0, False)
+    for found, says in (
+        ([lo], "it has no IPv4 address"),
+        ([lo, eth0], r"reaches none of .* \(10\.0\.0\.1:7\): a firewall"),
+    ):
+        monkeypatch.setattr(network, "interfaces", lambda found=found: found)
+        assert re.search(says, remote.no_contact(["10.0.0.1:7"]))
 
 
 def test_with_tls_a_cluster_that_others_can_read_is_told_an_invitation_only() -> None:

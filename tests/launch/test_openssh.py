@@ -51,6 +51,7 @@ SAID = [
     ("Connection closed by UNKNOWN port 65535", "fails: Connection closed by UNKNOWN port 65535"),
     ("Can't open user config file /c: No such file or directory", "ssh does not take its options: Can't open"),
     ("command-line: line 0: Bad configuration option: nonsense", "ssh does not take its options: command-line"),
+    ("Connection timed out during banner exchange\nConnection to 10.0.0.3 port 22 timed out", "and then says nothing"),
     ("Timeout, server h1 not responding.", "it does not answer any more"),
     ("Connection to h1 closed by remote host.", "it closed the connection"),
     ("something new", "ssh failed: something new"),

@@ -58,6 +58,8 @@ CAUSES: tuple[tuple[str, str], ...] = (
      "its port by --ssh-port"),
     (r"connect to host (\S+) port (\d+): (Connection timed out|Operation timed out|No route to host|Network is "
      r"unreachable)", "it does not answer on port {1} ({2}): it is down, or a firewall stands between"),
+    (r"timed out during banner exchange|Connection to \S+ port \d+ timed out", "it takes connections for ssh, and then "
+     "says nothing: sshd there hangs, the host has no memory or time left, or a firewall holds the rest back"),
     (r"Timeout, server \S+ not responding", "it does not answer any more: it is down, or the network between"),
     (r"closed by remote host|Connection reset|Broken pipe|Connection to \S+ closed|^\s*$",
      "it closed the connection: sshd, or the host, was stopped"),

@@ -17,7 +17,7 @@ from typing import Any
 
 from farandole.config import content, cores
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
-from farandole.launch.agents.remote import likeliest_first
+from farandole.launch.agents.remote import likeliest_first, no_contact
 from farandole.network import chosen, interfaces
 from farandole.store import StoreClient
 
@@ -97,6 +97,8 @@ def no_way_back(addresses: list[str], secret: str) -> str:
             trouble.append(f"{address} ({cause.strerror or cause if isinstance(cause, OSError) else cause})")
     if not trouble:
         return ""
+    if all(interface.loopback for interface in interfaces()):
+        return no_contact(addresses)
     return (
         f"it does not reach the driver back, at {' or '.join(trouble)}: a firewall stands on the way back (the "
         "driver's ports are chosen by the system, as those of a job are), or --network-interfaces must name others"

@@ -61,6 +61,18 @@ def likeliest_first(addresses: list[str]) -> list[str]:
     return sorted(addresses, key=lambda address: address.rpartition(":")[0] != came_from)
 
 
+def no_contact(addresses: list[str]) -> str:
+    """Why this host does not reach the driver, whose addresses are these."""
+    from farandole.network import interfaces
+
+    if all(interface.loopback for interface in interfaces()):
+        return "it has no IPv4 address, by which driver and ranks reach each other"
+    return (
+        f"it reaches none of the driver's addresses ({', '.join(addresses)}): a firewall stands between, or "
+        "--network-interfaces names the wrong ones"
+    )
+
+
 def lifeline() -> None:
     while os.read(0, 4096):
         pass
@@ -93,8 +105,7 @@ def run_agent(told: dict[str, Any], folder: str, odd: dict[str, str]) -> int:
     task = told["task"]
     address = contact(told["addresses"], task["secret"])
     if not address:
-        say(failed=f"it reaches none of the driver's addresses ({', '.join(told['addresses'])}): a firewall stands "
-                   "between, or --network-interfaces names the wrong ones")  # fmt: skip
+        say(failed=no_contact(told["addresses"]))
         return 1
     from farandole.launch.agents.agent import Agent
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from farandole import registry
 from farandole.launch.agents.agent import Agent
-from farandole.launch.agents.remote import contact
+from farandole.launch.agents.remote import contact, no_contact
 
 HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)
 # The place of the agent itself in the cluster's job, which is not that of its ranks.
@@ -31,11 +31,7 @@ def main(task: Mapping[str, Any], folder: str, odd: Mapping[str, str]) -> int:
     own = {"index": here.rank if here is not None else 0, "hidden": PRIVATE}
     address = contact(task["addresses"], task["secret"])
     if not address:
-        sys.stderr.write(
-            f"farandole: {socket.gethostname()} reaches none of the driver's addresses "
-            f"({', '.join(task['addresses'])}): a firewall stands between, or "
-            "--network-interfaces names the wrong ones\n"
-        )
+        sys.stderr.write(f"farandole: {socket.gethostname()}: {no_contact(task['addresses'])}\n")
         return 1
     agent = Agent({**task, **own, "address": address}, folder, odd)
     for number in HANDED_ON:
