@@ -214,6 +214,8 @@ class TestFailures:
         assert "variable 'lock' is a _thread.lock, which cannot be pickled" in text
         assert "the function uses it from outside. Create it inside the function" in text
         assert caught.value.__suppress_context__
+        with pytest.raises(SettingsError, match=r"'lock.acquire' cannot be sent to the ranks: it cannot be pickled \("):
+            farandole.run(lock.acquire, np=2)
         assert len(caught.traceback) == 2, "the test's frame and one of ours"
 
     def test_an_argument_that_cannot_be_pickled(self) -> None:

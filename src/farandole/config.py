@@ -25,6 +25,10 @@ else:
 
 
 HOROVOD_FIXED = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}  # the worker sets them for programs
+ORIGIN = "FARANDOLE_ORIGIN"  # the variable that holds what had started a rank when it was told who it is
+# Variables of those who start processes of clusters; see ``surroundings.origin``.
+STARTERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "TORCHELASTIC_RUN_ID")
+TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 PROCESS = "FARANDOLE_PROCESS"  # the variable that holds the pid of a rank whose program is a command
 STATUS = "FARANDOLE_STATUS"  # the variable that is set if somebody sees the status of this rank's job
 
@@ -492,9 +496,5 @@ def content(path: str) -> str:
 def torch_variables(placement: Placement, address: str, port: int) -> dict[str, str]:
     """The variables of torchrun: ``torch.distributed.init_process_group`` reads them, and so do scripts. ``address``,
     ``port``: where rank 0 makes torch.distributed's store when it calls that."""
-    who = {
-        "RANK": placement.rank, "WORLD_SIZE": placement.size, "LOCAL_RANK": placement.local_rank,
-        "LOCAL_WORLD_SIZE": placement.local_size, "GROUP_RANK": placement.cross_rank, "MASTER_ADDR": address,
-        "MASTER_PORT": port,
-    }  # fmt: skip
-    return {name: str(value) for name, value in who.items()}
+    who = placement.rank, placement.size, placement.local_rank, placement.local_size, placement.cross_rank
+    return {name: str(value) for name, value in zip(TORCH, (*who, address, port), strict=True)}

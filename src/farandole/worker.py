@@ -16,7 +16,9 @@ from typing import Any
 from farandole import registry
 from farandole.config import (
     HOROVOD_FIXED,
+    ORIGIN,
     PROCESS,
+    STARTERS,
     Connection,
     Placement,
     Settings,
@@ -55,6 +57,7 @@ def main() -> int:
     slots = [Slot(*fields) for fields in job["slots"]]
     placement = identify(slots, here)
     os.environ.update(environment(placement, connection, settings))
+    os.environ[ORIGIN] = _origin(os.environ)
     try:
         first = _store_of_first(slots, rank, client, settings, job)
     except SettingsError as error:  # an interface that this host does not have
@@ -89,6 +92,15 @@ def environment(placement: Placement, connection: Connection, settings: Settings
         wires = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")  # of torch.distributed
         networks = {name: settings.network_interfaces for name in wires if name not in os.environ}
     return {**settings.to_env(), **connection.to_env(), **who, **fixed, **threads, **networks}
+
+
+def _origin(env: Mapping[str, str]) -> str:
+    """So that ``init()`` knows a process that mpirun or srun starts within this rank."""
+    if not any(name in env for name in STARTERS):
+        return ""
+    from farandole.surroundings import origin  # here: a job of other launchers does not pay for it
+
+    return origin(env)
 
 
 def _store_of_first(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from farandole import registry, surroundings
-from farandole.config import Placement, torch_variables
+from farandole import context, registry, surroundings
+from farandole.config import ORIGIN, Placement, torch_variables
 from farandole.errors import SettingsError
-from farandole.surroundings import hostlist, slurm
+from farandole.surroundings import hostlist, mpi, slurm
 from farandole.surroundings.serverless import placements
 
 OPEN_MPI = {
@@ -68,6 +68,30 @@ def test_mpirun_within_an_allocation_of_slurm_wins_over_it() -> None:
 )
 def test_a_process_that_stands_alone(env: dict[str, str]) -> None:
     assert surroundings.find(env) is None
+
+
+@pytest.mark.parametrize(("before", "after", "told"), [
+    ({}, {}, True),
+    ({}, HYDRA, False),
+    (HYDRA, HYDRA, True),
+    (HYDRA, {**HYDRA, "NESTED": "1"}, False),
+    (HYDRA, {**HYDRA, "HIDDEN": "1"}, True),  # by a container
+    (STEP, STEP, True),
+    (STEP, {**STEP, "SLURM_STEP_ID": "1"}, False),
+    (STEP, {**STEP, **OPEN_MPI}, False),
+    ({}, TORCHRUN, False),
+])  # fmt: skip
+def test_what_is_started_within_a_rank_is_no_such_rank(
+    before: dict[str, str], after: dict[str, str], told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = {**before}
+    monkeypatch.setattr(mpi, "daemon", lambda: 0 if "HIDDEN" in env else 9 if "NESTED" in env else 7)
+    who = {"FARANDOLE_RANK": "0", "HOROVOD_SIZE": "1", "FARANDOLE_STORE": "a:1", "FARANDOLE_SECRET": "s", "RANK": "5"}
+    env.update({**who, ORIGIN: surroundings.origin(before), "FARANDOLE_TRANSPORT": "tcp", **after})
+    context._forget_outer_job(env)
+    assert context._told(env) == told
+    assert (env.get("RANK") == {**who, **after}["RANK"]) == (told or "RANK" in after)
+    assert ("FARANDOLE_SECRET" in env, env["FARANDOLE_TRANSPORT"]) == (told, "tcp")
 
 
 def test_a_launcher_knows_its_own_workers() -> None:

@@ -40,6 +40,14 @@ class TestOpenMpi:
         own = {"TMPDIR": str(tmp_path), "FARANDOLE_SERVERS": "2"}
         tools.check_served(tools.run(MPIRUN, tmp_path, "serves", **own), 2)
 
+    def test_within_a_rank_of_another_job_it_starts_a_job_of_its_own(self, tmp_path: Path) -> None:
+        """Its processes inherit the variables of that rank; each was a job of one rank before."""
+        command = [sys.executable, "-m", "farandole", "run", "-np", "1", *MPIRUN]
+        done = tools.run(command, tmp_path, TMPDIR=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        lines = sorted(line.removeprefix("[0]<stdout>:") for line in done.stdout.splitlines())
+        assert lines == tools.lines_of(2, "mpi")
+
     def test_a_rank_that_ends_before_init_is_named(self, tmp_path: Path) -> None:
         own = {"TMPDIR": str(tmp_path), "FARANDOLE_START_TIMEOUT": "600"}
         done = tools.run(MPIRUN, tmp_path, "without", "1", **own)

@@ -10,11 +10,11 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farandole import log
-from farandole.config import PROCESS, Connection, Placement, Settings, variables
+from farandole.config import ORIGIN, PROCESS, STARTERS, TORCH, Connection, Placement, Settings, variables
 from farandole.context import communicator, wiring
 from farandole.context.malloc import keep_freed_memory
 from farandole.context.observers import Observers, note_ignored
@@ -120,6 +120,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     with _lock:
         if _place is not None:
             return
+        _forget_outer_job(os.environ)
         placement, connection, settings = Placement.from_env(), Connection.from_env(), Settings.from_env()
         found = None if _told(os.environ) else _found()
         rank = found.placement.rank if found else placement.rank
@@ -139,6 +140,20 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         _enter(placement, settings, transport, connection)
         for process_set in process_sets or ():
             _add(process_set)
+
+
+def _forget_outer_job(env: MutableMapping[str, str]) -> None:
+    """mpirun, srun or torchrun has started this process within a rank of a job, whose variables it inherits: it is no
+    such rank, but one of a job of its own."""
+    if ORIGIN not in env or not any(name in env for name in STARTERS):
+        return
+    from farandole.surroundings import origin
+
+    if {*filter(None, origin(env).split(","))} <= {*env[ORIGIN].split(",")}:
+        return  # or a container hides some of it
+    torchruns = "TORCHELASTIC_RUN_ID" in env
+    for name in (ORIGIN, PROCESS, *variables(Placement, Connection), *(() if torchruns else TORCH)):
+        env.pop(name, None)
 
 
 def _told(env: Mapping[str, str]) -> bool:

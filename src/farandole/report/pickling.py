@@ -83,7 +83,7 @@ def _complaint(value: Any, what: str, error: Exception) -> str:
     why = _refusal(culprit) or (str(error) if isinstance(error, SettingsError) else "")
     if why:
         return f"{what}: " + (f"its {path} is {why}" if path else f"it holds {why}")
-    where = f": its {path} is a {_name(type(culprit))}, which cannot be pickled" if path else " cannot be pickled"
+    where = f": its {path} is a {_name(type(culprit))}, which cannot be pickled" if path else ": it cannot be pickled"
     return (
         f"{what}{where} ({type(error).__name__}: {error}). What travels between processes is pickled, and open files, "
         "locks, sockets, generators and handles of other libraries cannot be: create them inside the function, "

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple, Protocol
 
 from farandole.config import Connection, Placement, Settings
+from farandole.surroundings import mpi
 from farandole.surroundings.mpi import Mpi
 from farandole.surroundings.siblings import Siblings
 from farandole.surroundings.slurm import Slurm
 from farandole.surroundings.torchrun import Torchrun
 
-__all__ = ["CLUSTERS", "Cluster", "Found", "find", "leave"]
+__all__ = ["CLUSTERS", "Cluster", "Found", "find", "leave", "origin"]
 
 
 class Cluster(Protocol):
@@ -73,6 +74,19 @@ def find(env: Mapping[str, str]) -> Found | None:
         if placement is not None:
             return Found(cluster, placement) if placement.size > 1 else None
     return None
+
+
+def origin(env: Mapping[str, str]) -> str:
+    """What has started this process, as far as it can be seen, in words with commas between: the step and task of
+    Slurm, mpirun's process above this one, torchrun's run. One mpirun within the rank of another has other words."""
+    words = []
+    if "SLURM_PROCID" in env:
+        words.append("slurm." + ".".join(env.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "PROCID")))
+    if any(name in env for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK")) and (above := mpi.daemon()):
+        words.append(f"mpi.{above}")
+    if "TORCHELASTIC_RUN_ID" in env:
+        words.append(f"torchrun.{env['TORCHELASTIC_RUN_ID']}")
+    return ",".join(words)
 
 
 def leave(failed: bool) -> None:

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from farandole import network
-from farandole.config import Connection, Placement, Settings, torch_variables, variables
+from farandole.config import ORIGIN, Connection, Placement, Settings, torch_variables, variables
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
 from farandole.handshake import encrypted, new_secret
 from farandole.log import logger
 from farandole.report import keys
 from farandole.report.outcome import Outcome
 from farandole.store import Door, StoreClient, StoreServer, enter, free_port, reach
+from farandole.surroundings import origin
 from farandole.surroundings.siblings import LOOK, NOBODY, Siblings
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def join(cluster: Cluster, placement: Placement, settings: Settings) -> tuple[Pl
     connection = Connection(store=client.address, secret=client.secret, launcher=cluster.name)
     _stay = _Stay(os.getpid(), cluster, placement, client, host)
     os.environ.update(environment(placement, connection))
+    os.environ[ORIGIN] = origin(os.environ)
     for name, text in torch_variables(placement, client.address.rpartition(":")[0], facts["port"]).items():
         os.environ.setdefault(name, text)
     logger.info("rank %d of %d, started by %s: the store is at %s", placement.rank, placement.size, cluster.name,

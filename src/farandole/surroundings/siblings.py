@@ -30,13 +30,13 @@ class Siblings:
         self._marks = {f"{name}={env[name]}".encode() for name in marks if name in env}
         self._missed: dict[int, float] = {}  # since when nothing of a rank has been there
         self._daemons = daemons
-        self._daemon = self._daemon_above(os.getpid()) if ranks else 0
+        self.daemon = self._daemon_above(os.getpid()) if ranks else 0
         # Tells the jobs of a host apart; empty where processes of this one cannot be seen.
-        self.job = "-".join([str(self._daemon), *(env[name] for name in marks if name in env)]) if self._daemon else ""
+        self.job = "-".join([str(self.daemon), *(env[name] for name in marks if name in env)]) if self.daemon else ""
 
     def ended(self) -> list[int]:
         """The ranks of which nothing has been left for a while."""
-        alive = self._alive() if self._daemon else None
+        alive = self._alive() if self.daemon else None
         if alive is None:
             return []
         now = time.monotonic()
@@ -58,7 +58,7 @@ class Siblings:
             except OSError:  # it has ended
                 continue
             numbers = [value for name, _, value in (word.partition(b"=") for word in words) if name == self._number]
-            if numbers and self._marks <= set(words) and self._daemon_above(int(entry.name)) in (0, self._daemon):
+            if numbers and self._marks <= set(words) and self._daemon_above(int(entry.name)) in (0, self.daemon):
                 found |= {int(value) for value in numbers if value.isdigit()}
             if not numbers and self._begins(int(entry.name)):
                 return None
@@ -67,7 +67,7 @@ class Siblings:
     def _begins(self, pid: int) -> bool:
         """Has this process been forked by the daemon, to become a rank?"""
         name, state, parent = self._stat(pid)
-        return parent == self._daemon and state not in "ZX" and name not in REMOTE
+        return parent == self.daemon and state not in "ZX" and name not in REMOTE
 
     def _daemon_above(self, pid: int) -> int:
         """The nearest ancestor that is one of the daemons; 0 if there is none. All that it starts can be seen here."""
