@@ -25,6 +25,7 @@ def test_every_pair_is_measured_once_and_no_host_twice_at_a_time(count: int, pai
     for turn in found:
         names = [name for pair in turn for name in pair]
         assert len(names) == len(set(names))
+        assert all(int(first[1:]) < int(second[1:]) for first, second in turn)
 
 
 def test_the_table() -> None:
@@ -78,6 +79,11 @@ def test_a_firewall_on_the_way_back_to_the_driver() -> None:
             r"unreachable\): a firewall stands on the way back",
             done.stderr,
         ), done.stderr
+        made[2].run("ip", "rule", "del", "pref", "20")
+        made[2].run(*f"ip rule add pref 20 to {made[1].address} ipproto tcp unreachable".split())
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 1, "ranks of c could not connect to those of b"
+        assert re.findall(r"^(\w and \w) .* not reached: (.*):", done.stdout, re.M) == [("b and c", made[1].address)]
         assert made.idle()
 
 

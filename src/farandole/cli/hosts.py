@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import queue
@@ -50,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
         raise SettingsError("give the hosts by either -H or --hostfile: farandole hosts -H gpu1:4,gpu2:4")
     listed = parse_hosts(options.hosts or read_hostfile(options.hostfile))
     found = check([host for host, _ in listed], settings_for({}, overrides(vars(options))))
-    return say(json.dumps(found, indent=2) if options.json else table(listed, found))
+    status = say(json.dumps(found, indent=2) if options.json else table(listed, found))
+    return status or int(any("error" in measured for measured in found["pairs"].values()))
 
 
 def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
@@ -87,10 +89,10 @@ def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
         pairs = {}
         for turn in rounds(list(hosts)):
             for host, peer in turn:
-                asked = {"addresses": answers[peer]["facts"]["addresses"], "port": answers[peer]["port"]}
-                sessions[host].send(json.dumps(asked).encode())
-            for host, answer in _gather(sessions, told, [host for host, _ in turn], "measured").items():
-                pairs[f"{host} {dict(turn)[host]}"] = answer["measured"]
+                asked = {"addresses": answers[host]["facts"]["addresses"], "port": answers[host]["port"]}
+                sessions[peer].send(json.dumps(asked).encode())
+            for peer, answer in _gather(sessions, told, [peer for _, peer in turn], "measured").items():
+                pairs[f"{next(host for host, other in turn if other == peer)} {peer}"] = answer["measured"]
         return {"hosts": {host: answers[host]["facts"] for host in hosts}, "pairs": pairs}
     finally:
         for session in sessions.values():
@@ -132,9 +134,10 @@ def _gather(sessions: Mapping[str, Session], told: Any, hosts: Sequence[str], ke
 
 
 def rounds(hosts: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
-    """The pairs to measure, in rounds in which no host has two of them. Pure."""
+    """The pairs to measure, in rounds in which no host has two of them. Pure. The second of a pair, whose ranks are
+    the higher ones, connects to the first, as in a job: a firewall may let only the other way through."""
     if len(hosts) > EACH:
-        pairs = [(host, hosts[(index + 1) % len(hosts)]) for index, host in enumerate(hosts)]
+        pairs = [*itertools.pairwise(hosts), (hosts[0], hosts[-1])]
     else:
         pairs = [(host, peer) for index, host in enumerate(hosts) for peer in hosts[index + 1 :]]
     while pairs:
