@@ -83,10 +83,13 @@ class TestOptions:
         assert "--oversubscribe" in mpi.options(OPEN_MPI, Request(4), {})
         assert "--oversubscribe" not in mpi.options(OPEN_MPI, Request(4), {"SLURM_JOB_ID": "1"})
 
-    @pytest.mark.parametrize("version", [HYDRA, INTEL])
-    def test_hydra(self, version: str) -> None:
-        assert mpi.options(version, Request(4), {}) == ["-n", "4"]
-        assert mpi.options(version, Request(4, hosts="a:2,b:2"), {}) == ["-n", "4", "-hosts", "a:2,b:2"]
+    @pytest.mark.parametrize(
+        ("version", "hosts"), [(HYDRA, ["-hosts", "b:1,a:2"]), (INTEL, ["-hosts", "b,a,a", "-ppn", "1"])]
+    )
+    def test_hydra(self, version: str, hosts: list[str]) -> None:
+        """Intel MPI ignores the numbers: it would fill the first host."""
+        assert mpi.options(version, Request(3), {}) == ["-n", "3"]
+        assert mpi.options(version, Request(3, hosts="b:1,a:2"), {}) == ["-n", "3", *hosts]
 
     def test_another_mpirun_is_refused(self) -> None:
         with pytest.raises(SettingsError, match="mpirun --version says 'LAM 7'"):

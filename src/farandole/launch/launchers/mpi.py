@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from farandole.config import Connection, Placement, Settings, variables
 from farandole.errors import SettingsError
 from farandole.launch.contract import Request
+from farandole.launch.plan import parse_hosts, plan
 
 if TYPE_CHECKING:
     from farandole.launch.agents.allocation import AgentAllocation
@@ -29,7 +30,6 @@ class Mpi:
     def allocate(self, request: Request) -> AgentAllocation:
         from farandole.launch.agents.allocation import AgentAllocation, Place
         from farandole.launch.agents.command import FACTS, Command
-        from farandole.launch.plan import plan
 
         if request.hosts is not None:
             plan(request.hosts, request.np)  # there are enough places
@@ -69,9 +69,11 @@ def mpirun() -> str:
 
 def options(version: str, request: Request, env: Mapping[str, str]) -> list[str]:
     """The options of the mpirun that says ``version`` about itself. Pure but for the user's number."""
-    hydra = "HYDRA" in version or "Intel" in version
-    if hydra:  # all variables are sent along
+    if "HYDRA" in version or "Intel" in version:  # all variables are sent along
         hosts = ["-hosts", request.hosts] if request.hosts is not None else []
+        if hosts and "Intel" in version:  # it does not heed numbers of slots: a host is named once for each
+            each = ",".join(host for host, slots in parse_hosts(request.hosts or "") for _ in range(slots))
+            hosts = ["-hosts", each, "-ppn", "1"]
         return ["-n", str(request.np), *hosts]
     if "Open MPI" not in version and "OpenRTE" not in version:
         known = "it must be of Open MPI, MPICH or Intel MPI"
