@@ -72,7 +72,8 @@ class Order:
         self.rows = sum(blocks)
         self.lanes = lanes if shuffle else 1
         self._key = [part & 0xFFFFFFFF for part in (seed, seed >> 32, epoch)]
-        self._shuffle = shuffle
+        self.shuffled = shuffle
+        self.longest = max(blocks)  # rows
         self._blocks = self._permutation(len(blocks)) if shuffle else np.arange(len(blocks))
         self._lengths = [blocks[int(number)] for number in self._blocks]
         self._ends = list(accumulate(self._lengths))
@@ -100,9 +101,10 @@ class Order:
 
     def rows_of(self, piece: Piece) -> Array:
         """The rows of its block, in their order (int64)."""
-        if not self._shuffle:
+        if not self.shuffled:
             return np.arange(piece.begin, piece.end)
-        order: Array = piece.begin + self._permutation(piece.end - piece.begin, piece.lane, piece.block)
+        order = self._permutation(piece.end - piece.begin, piece.lane, piece.block)
+        order += piece.begin
         return order
 
     def strands(self, begin: int, rank: int, size: int) -> list[Strand]:

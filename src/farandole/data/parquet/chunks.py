@@ -28,29 +28,65 @@ class _Need(NamedTuple):
 
 
 class _Loaded(NamedTuple):
+    """``slot``: where the arrays lie in the memory of ``_Slots``, -1 for arrays of their own."""
+
     arrays: Arrays
     rows: Array  # of the arrays, in the order in which the rank takes them
+    slot: int
+
+
+class _Slots:
+    """Memory for ``count`` pieces of up to ``rows`` rows, used again and again: one array for each column, so that a
+    batch is gathered from all pieces at once. The system gives what has been written to."""
+
+    def __init__(self, columns: Sequence[Column], count: int, rows: int) -> None:
+        self.arrays = {column.name: _empty(column, count * rows) for column in columns}
+        self._rows = rows
+        self._free = list(range(count))
+
+    def take(self) -> int:
+        return self._free.pop()
+
+    def give(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def fill(self, slot: int, piece: Piece, parts: Iterator[Arrays]) -> int:
+        """Copy a piece out of the parts of its block; the row where it begins."""
+        first, place = slot * self._rows, 0
+        for part in parts:
+            rows = len(next(iter(part.values())))
+            begin, end = max(piece.begin, place), min(piece.end, place + rows)
+            if begin < end:
+                for name, array in part.items():
+                    to = first + begin - piece.begin
+                    self.arrays[name][to : to + end - begin] = array[begin - place : end - place]
+            place += rows
+        return first
 
 
 class Chunks:
     """``take(n)``: the next n rows of a rank.
 
-    ``read(block)`` gives a block's columns. ``threads`` read ``ahead`` pieces before they are needed; 0: each is read
-    when it is.
+    ``read(block)`` gives a block's columns, and ``parts(block)`` those of its rows in turn. ``threads`` read ``ahead``
+    pieces before they are needed; 0: each is read when it is.
     """
 
     def __init__(
         self, order: Order, strands: Sequence[Strand], columns: Sequence[Column], read: Callable[[int], Arrays],
-        threads: int, ahead: int,
+        parts: Callable[[int], Iterator[Arrays]], threads: int, ahead: int,
     ) -> None:  # fmt: skip
-        self._order, self._strands, self._columns, self._read = order, strands, columns, read
+        self._order, self._strands, self._columns = order, strands, columns
+        self._read, self._parts = read, parts
         self._needs = heapq.merge(*(_needs(order, number, strand) for number, strand in enumerate(strands)))
         self._pool = ThreadPoolExecutor(threads, "farandole-reader") if threads else None
         self._ahead: deque[tuple[_Need, Future[_Loaded]]] = deque()
-        self._ahead_most = ahead
+        self._ahead_most = ahead if threads else 0
         self._waiting: _Need | None = None
-        self._loaded: list[deque[_Loaded]] = [deque() for _ in strands]
-        self._taken = [0 for _ in strands]  # rows of the first loaded piece
+        self._slots: _Slots | None = None
+        if len(strands) > 1:
+            self._slots = _Slots(columns, len(strands) + self._ahead_most, order.longest)
+        self._loaded: list[_Loaded | None] = [None for _ in strands]
+        self._taken = [0 for _ in strands]  # rows of the loaded piece
         self._next = [strand.place for strand in strands]
         self._place = 0
 
@@ -66,63 +102,93 @@ class Chunks:
 
     def take(self, rows: int) -> dict[str, Array]:
         """New arrays with the next ``rows`` rows."""
-        end = self._place + rows
-        self._load(end)
-        found = {
-            column.name: np.empty(
-                (rows, *(() if column.kind == "encoded" else column.shape)),
-                object if column.kind == "encoded" else column.dtype,
-            )
-            for column in self._columns
-        }
-        for number, strand in enumerate(self._strands):
-            while self._next[number] < end:
-                self._copy(number, strand, found, end)
-        self._place = end
+        begin, end = self._place, self._place + rows
+        found = {column.name: _empty(column, rows) for column in self._columns}
+        while self._place < end:
+            until = min(end, self._load())
+            self._gather({name: array[self._place - begin : until - begin] for name, array in found.items()}, until)
+            self._place = until
         return found
 
-    def _copy(self, number: int, strand: Strand, out: dict[str, Array], end: int) -> None:
-        """Rows of the strand's first loaded piece: up to its end, or that of what is wanted."""
-        piece, place, taken = self._loaded[number][0], self._next[number], self._taken[number]
-        count = min(len(piece.rows) - taken, len(range(place, end, strand.period)))
-        rows = piece.rows[taken : taken + count]
-        begin = place - self._place
-        for name, array in out.items():
-            array[begin : begin + count * strand.period : strand.period] = piece.arrays[name].take(rows, axis=0)
-        self._next[number] = place + count * strand.period
-        self._taken[number] = taken + count
-        if self._taken[number] == len(piece.rows):
-            self._loaded[number].popleft()
-            self._taken[number] = 0
+    def _gather(self, out: Arrays, end: int) -> None:
+        """The rows up to the rank's row ``end``, all of loaded pieces."""
+        if self._slots is None:
+            piece = self._loaded[0]
+            assert piece is not None
+            self._copy(piece.arrays, self._rows(0, end), out)
+            return
+        rows = np.empty(end - self._place, np.intp)
+        for number, strand in enumerate(self._strands):
+            begin = self._next[number] - self._place
+            if self._next[number] < end:
+                rows[begin :: strand.period] = self._rows(number, end)
+        self._copy(self._slots.arrays, rows, out)
 
-    def _load(self, end: int) -> None:
-        """Have every piece that is needed before the rank's row ``end``, and begin with those that come next."""
+    def _copy(self, arrays: Arrays, rows: Array, out: Arrays) -> None:
+        for name, array in out.items():
+            if self._order.shuffled:
+                arrays[name].take(rows, axis=0, out=array, mode="clip")  # otherwise numpy makes a copy in between
+            else:
+                array[:] = arrays[name][rows[0] : rows[-1] + 1 : self._strands[0].stride]
+
+    def _rows(self, number: int, end: int) -> Array:
+        """The next rows of a strand's piece, up to the rank's row ``end``."""
+        piece, taken, period = self._loaded[number], self._taken[number], self._strands[number].period
+        assert piece is not None
+        count = len(range(self._next[number], end, period))
+        self._next[number] += count * period
+        self._taken[number] += count
+        return piece.rows[taken : taken + count]
+
+    def _load(self) -> int:
+        """Have every piece that is needed for the rank's next row, and begin with those that come next. The row for
+        which one more is needed."""
         while True:
             while len(self._ahead) < self._ahead_most and (need := self._upcoming()) is not None:
                 assert self._pool is not None
-                self._ahead.append((need, self._pool.submit(self._piece, need)))
+                self._ahead.append((need, self._pool.submit(self._piece, need, self._slot())))
                 self._waiting = None
+            upcoming = self._ahead[0][0] if self._ahead else self._upcoming()
+            if upcoming is None or upcoming.place > self._place:
+                return self._order.rows if upcoming is None else upcoming.place
+            self._release(upcoming.strand)
             if self._ahead:
-                if self._ahead[0][0].place >= end:
-                    return
-                need, future = self._ahead.popleft()
-                self._loaded[need.strand].append(future.result())
-                continue
-            upcoming = self._upcoming()
-            if upcoming is None or upcoming.place >= end:
-                return
-            self._waiting = None
-            self._loaded[upcoming.strand].append(self._piece(upcoming))
+                loaded = self._ahead.popleft()[1].result()
+            else:
+                self._waiting = None
+                loaded = self._piece(upcoming, self._slot())
+            self._loaded[upcoming.strand], self._taken[upcoming.strand] = loaded, 0
+
+    def _release(self, number: int) -> None:
+        """The strand's piece is used up."""
+        piece, self._loaded[number] = self._loaded[number], None
+        if piece is not None and self._slots is not None:
+            self._slots.give(piece.slot)
+
+    def _slot(self) -> int:
+        return -1 if self._slots is None else self._slots.take()
 
     def _upcoming(self) -> _Need | None:
         if self._waiting is None:
             self._waiting = next(self._needs, None)
         return self._waiting
 
-    def _piece(self, need: _Need) -> _Loaded:
+    def _piece(self, need: _Need, slot: int) -> _Loaded:
         strand, piece = self._strands[need.strand], need.piece
         step = strand.first + (need.place - strand.place) // strand.period * strand.stride
-        return _Loaded(self._read(piece.block), self._order.rows_of(piece)[step - piece.step :: strand.stride])
+        rows = self._order.rows_of(piece)[step - piece.step :: strand.stride]
+        if self._slots is None:
+            return _Loaded(self._read(piece.block), rows, slot)
+        first = self._slots.fill(slot, piece, self._parts(piece.block))
+        rows += first - piece.begin
+        return _Loaded(self._slots.arrays, rows, slot)
+
+
+def _empty(column: Column, rows: int) -> Array:
+    """Memory for a column. What is decoded later is an array of objects, of bytes."""
+    if column.kind == "encoded":
+        return np.empty(rows, object)
+    return np.empty((rows, *column.shape), column.dtype)
 
 
 def _needs(order: Order, number: int, strand: Strand) -> Iterator[_Need]:

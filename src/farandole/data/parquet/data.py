@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PURPOSE = "reading Parquet"
 _ASKING = 16  # threads that ask for facts about files
-_AT_ONCE = 4 << 20  # bytes of a row group that are decoded at once
+_AT_ONCE = 1 << 20  # bytes of a row group that are decoded at once
 _IDLE = 4  # files that stay open
 _BUFFER = 1 << 20  # bytes of a column that are read from a disk at once
 _SWOLLEN = 2  # times as large as in its file, a value whose size only the file knows
@@ -322,7 +322,7 @@ class Files:
     def read(self, block: Sequence[RowGroup]) -> dict[str, Array]:
         """The rows of a block, as they lie in the files: an array for each column."""
         rows = sum(group.rows for group in block)
-        parts = (part for group in block for part in self._parts(group))
+        parts = self.parts(block)
         found, begin = next(parts), 0
         if len(next(iter(found.values()))) == rows:
             next(parts, None)  # to its end, where the file is kept for the next block
@@ -334,6 +334,10 @@ class Files:
                 whole[name][begin:end] = array
             begin = end
         return whole
+
+    def parts(self, block: Sequence[RowGroup]) -> Iterator[dict[str, Array]]:
+        """The rows of a block, some at a time."""
+        return (part for group in block for part in self._parts(group))
 
     def _parts(self, group: RowGroup) -> Iterator[dict[str, Array]]:
         """The rows of a row group, some MiB at a time: decoding takes several times the memory of what it gives."""

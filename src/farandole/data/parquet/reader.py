@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 MEMORY = 128 << 20
-_CHUNK_BYTES, _CHUNK_ROWS = 4 << 20, 1 << 15  # rows that are put together at a time
+_CHUNK_BYTES, _CHUNK_ROWS = 2 << 20, 1 << 15  # rows that are put together at a time
 _CHUNKS_AHEAD = 2
 _TOGETHER, _TOGETHER_PART = 1 << 20, 64  # bytes, and part of the memory: smaller row groups are read as one block
 
@@ -161,6 +161,9 @@ class Reader:
         finally:  # also when the consumer breaks off
             ahead.close()
 
+    def _parts(self, number: int) -> Iterator[Arrays]:
+        return self._files.parts(self._blocks[number])
+
     def _block(self, number: int) -> Arrays:
         if not self._whole:
             return self._files.read(self._blocks[number])
@@ -183,7 +186,7 @@ class _Iteration:
         epoch, reader = self._epoch, self._reader
         strands = self._order.strands(epoch.begin, epoch.rank, epoch.size)
         chunks = Chunks(
-            self._order, strands, self._columns, reader._block, reader._threads, reader._pieces_ahead,
+            self._order, strands, self._columns, reader._block, reader._parts, reader._threads, reader._pieces_ahead,
         )  # fmt: skip
         together, first, taken = self._together(), 0, 0
         try:

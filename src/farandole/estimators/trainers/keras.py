@@ -6,8 +6,10 @@ import contextlib
 import importlib
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -36,7 +38,7 @@ def train(spec: Spec) -> Result | None:
     progress = Progress(spec, hvd.rank(), batches.rows, len(batches))
     found = progress.begin()
     numbers = np.random.default_rng([spec.seed, progress.first, hvd.rank()])
-    keras.utils.set_random_seed(int(numbers.integers(2**31)))
+    seed_all(keras, int(numbers.integers(2**31)))
     model = packed.open()
     _seed(model, numbers)
     if "heads" not in spec.payload:  # the driver could read no rows
@@ -71,6 +73,20 @@ def train(spec: Spec) -> Result | None:
             _fit(model, rows, spec, progress.first, callbacks, held)
     rates.restore()
     return progress.result(lambda: saved(model, rates))
+
+
+def seed_all(keras: Any, seed: int) -> None:
+    """``keras.utils.set_random_seed``, without TensorFlow where nobody has imported it: Keras imports it to seed it
+    wherever it is installed, on any backend, which takes some 500 MB of a rank."""
+    module: Any = sys.modules.get("keras.src.utils.rng_utils")  # of Keras 3; its ``tf`` imports when it is asked for
+    if "tensorflow" in sys.modules or not hasattr(module, "tf"):
+        keras.utils.set_random_seed(seed)
+        return
+    tensorflow, module.tf = module.tf, SimpleNamespace(available=False)
+    try:
+        keras.utils.set_random_seed(seed)
+    finally:
+        module.tf = tensorflow
 
 
 def _seed(model: Any, numbers: np.random.Generator) -> None:
