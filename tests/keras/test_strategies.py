@@ -94,9 +94,9 @@ def _own_loop(rank: int) -> None:
             optimizer.apply([keras.ops.array([rank + 1.0])], [variable])
         return np.array(variable).tolist()
 
-    def begun(strategy: Any) -> tuple[Any, Any]:
+    def begun(strategy: Any, **options: Any) -> tuple[Any, Any]:
         variable = keras.Variable([0.0])
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), strategy=strategy)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, **options), strategy=strategy)
         optimizer.build([variable])
         return optimizer, variable
 
@@ -106,6 +106,11 @@ def _own_loop(rank: int) -> None:
         assert stepped(optimizer, variable, 1) == [mean[0] + 0.5 - rank]
         average()
         assert np.array(variable) == mean
+    optimizer, variable = begun("local_sgd:epoch", gradient_accumulation_steps=2)
+    for passes, own, mean in ((2, -1.0 - rank, -1.5), (1, -1.5, -1.5), (1, -2.5 - rank, -3.0)):
+        assert stepped(optimizer, variable, passes) == [own]
+        optimizer.end_of_epoch()  # the second epoch ends in the middle of a step, which goes on in the third
+        assert np.array(variable).tolist() == [mean]
     ends = []
     for resumed in (False, True):
         optimizer, variable = begun(LocalSGD(2, outer="nesterov", lr=0.7))

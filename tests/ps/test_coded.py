@@ -63,7 +63,7 @@ def model(n: int, steps: int) -> tuple[list[Any], list[list[Any]]]:
 def kept(by: PushCodec, place: int) -> Any:
     """What the codec keeps of a tensor, flat."""
     state = by.state_dict()
-    found = [state[f"residual/push/{place}/w{place}/{begin}"] for begin in range(0, int(np.prod(SHAPES[place])), PIECE)]
+    found = [state[f"residual/push/0/w{place}/{begin}"] for begin in range(0, int(np.prod(SHAPES[place])), PIECE)]
     return np.concatenate([np.zeros(0), *found])
 
 

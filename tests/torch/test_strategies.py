@@ -501,3 +501,87 @@ def test_ranks_with_weights_with_gradients_and_with_adasum_are_told_of_each_othe
 
     for kinds in (("local_sgd:2", "allreduce", "adasum"), ("adasum", "allreduce")):
         job(len(kinds), fn)
+
+
+def test_weights_that_are_broadcast_in_the_middle_are_where_a_strategy_begins_anew() -> None:
+    """It took the difference for a way that a rank has gone, and went back or twice as far."""
+    chosen = [
+        ("diloco:2", ""), ("bmuf:2", "topk:0.3"), ("local_sgd:2", "topk:0.3"), ("easgd:2", ""), ("ps:2", ""),
+        ("ps_async:2", "topk:0.3"), ("ssp:1,every=2", ""), ("gossip_async:ring,every=2", ""),
+    ]  # fmt: skip
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        for strategy, codec in chosen:
+            ends = []
+            for goes_on in (True, False):
+                parameter, other = (torch.nn.Parameter(torch.arange(6.0)) for _ in range(2))
+                plain = torch.optim.SGD([parameter], lr=1.0)
+                optimizer = hvd.DistributedOptimizer(plain, [("p", parameter)], strategy=strategy, codec=codec)
+                for step in range(4 + 4):
+                    if step == 4:
+                        hvd.broadcast_parameters([("other", other)], root_rank=0)  # not the optimizer's
+                        with torch.no_grad():
+                            parameter.copy_(torch.full((6,), 100.0 * (rank + 1)))
+                        hvd.broadcast_parameters([("p", parameter)], root_rank=1)
+                    if goes_on or step >= 4:
+                        optimizer.zero_grad()
+                        (parameter * torch.arange(6.0) * (rank + 1)).sum().backward()
+                        optimizer.step()
+                hvd.barrier()
+                optimizer.average_weights()
+                ends.append(parameter.detach().clone())
+            torch.testing.assert_close(*ends, msg=f"{strategy} {codec}: {ends}")
+
+    job(2, fn, store=True, servers=1)
+
+
+def test_what_was_not_pushed_waits_where_others_are_frozen_and_comes_with_the_average() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        for strategy in ("ps", "ps_async"):
+            one, two = (torch.nn.Parameter(torch.zeros(10)) for _ in range(2))
+            named = [("two", two), ("one", one)]
+            plain = torch.optim.SGD([two, one], lr=0.5)
+            optimizer = hvd.DistributedOptimizer(plain, named, strategy=strategy, codec="topk:0.1")
+            for step in range(8):
+                if step in (3, 6) and strategy == "ps_async":
+                    optimizer.average_weights()  # rank 0's weights are all that the next centre has
+                two.requires_grad_(step not in (3, 4, 5))
+                optimizer.zero_grad()
+                (torch.arange(1.0, 11) * (rank + 1.0) * (one + two)).sum().backward()
+                optimizer.step()
+            hvd.barrier()
+            optimizer.average_weights()
+            share = 1.5 if strategy == "ps" else 3.0  # the mean of both ranks, or the sum
+            torch.testing.assert_close(one.detach(), -0.5 * 8 * share * torch.arange(1.0, 11))
+            torch.testing.assert_close(two.detach(), -0.5 * 5 * share * torch.arange(1.0, 11))
+
+    job(2, fn, store=True, servers=1)
+
+
+def test_what_is_frozen_when_a_run_is_resumed_takes_part_in_the_exchange_that_it_waited_for() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        for strategy in ("local_sgd:2", "diloco:2"):
+            one, two = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+            state: Any = None
+            for step in range(5):
+                if step in (0, 3):  # in the middle between two exchanges
+                    plain = torch.optim.SGD([one, two], lr=1.0)
+                    optimizer = hvd.DistributedOptimizer(plain, strategy=strategy)
+                    if state is not None:
+                        optimizer.load_state_dict(copy.deepcopy(state))
+                        two.requires_grad_(False)
+                optimizer.zero_grad()
+                ((one + two).sum() * (rank + 1.0)).backward()
+                optimizer.step()
+                state = optimizer.state_dict()
+                if step == 3:
+                    assert two.tolist() == hvd.broadcast(two.detach(), 0).tolist()
+                    assert strategy != "local_sgd:2" or two.tolist() == [-4.5] * 2
+
+    job(2, fn)

@@ -3,6 +3,7 @@ of them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,12 +62,13 @@ class Share:
     def _codec_parts(self, tensors: Sequence[Tensor]) -> list[list[Part]]:
         """By type, the pieces of weights as a codec takes them. It keeps what it keeps for each of them, whichever
         server holds it."""
+        keys = keys_of([tensor.name for tensor in tensors])
         found: list[list[Part]] = [[] for _ in self.parts[: len(self.parts) - self.statistics]]
         for piece, place, begin in self._places:
             if place < len(found):
                 tensor = tensors[piece.tensor]
                 memory = self.outgoing[place][begin : begin + piece.end - piece.begin]
-                key = f"push/{piece.tensor}/{tensor.name}/{piece.begin}"
+                key = f"{keys[piece.tensor]}{piece.begin}"
                 buffer = Buffer(memory, memory, DType(memory.dtype.name))
                 found[place].append(Part(key, shape_of(piece, tensor.shape), buffer))
         return found
@@ -97,3 +99,14 @@ class Share:
     def unpack(self, flat: Sequence[Array]) -> None:
         for (tensor, begin, end), place, start in self._places:
             flat[tensor][begin:end] = self.incoming[place][start : start + end - begin]
+
+
+def keys_of(names: Sequence[str]) -> list[str]:
+    """What codecs keep of the pieces of these tensors begins with these keys: the same ones where other tensors come or
+    go; of tensors with one name, each has its own."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for name in names:
+        keys.append(f"push/{seen[name]}/{name}/")
+        seen[name] += 1
+    return keys

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -13,6 +13,7 @@ from farandole.contracts import Codec, Settling, Strategy
 from farandole.engine import Engine
 from farandole.frontend.agreement import all_equal, gathered
 from farandole.observe.replicas import digest_of_text
+from farandole.ps.share import keys_of
 from farandole.report import pace
 from farandole.strategies.codecs import claim, codec, keeper
 from farandole.strategies.codecs.base import KEPT
@@ -47,7 +48,8 @@ class WeightExchange:
         self.strategy, self.codec = strategy, codec(options.codec)
         self.kinds = (*strategy.slots, "weights") if self.codec is not None and self._keeps_last() else strategy.slots
         self._label, self._options = label, options
-        self._own: Sequence[str] = ()  # how what the codec keeps of these weights is called
+        self._own: set[str] = set()  # how what the codec keeps of these weights is called, or was
+        self._named = False
         self._counter = pace.counter()
         self._peers: tuple[Engine, EnginePeers] | None = None
         self._number = 0  # of this among the optimizers of the engine
@@ -88,7 +90,7 @@ class WeightExchange:
         Raises ValueError on all ranks, naming the ranks, when they have other strategies or other weights.
         """
         peers = self._open()
-        peers.names, peers.statistics = names, statistics
+        peers.names, peers.statistics, self._named = names, statistics, names is not None
         if self.codec is not None:
             self._claim(self.codec, peers.names_of(weights))
         if self.codec is None or self.strategy.common == "centre":  # pushes are compressed where they are made
@@ -119,26 +121,34 @@ class WeightExchange:
             for array, weight in zip(near, weights, strict=True):
                 np.copyto(array, weight)
         else:
-            self._forget_kept()
+            self._forget_kept([DISTANCE])
         self._known = len(near), zlib.crc32(repr((known if alike else 0, step)).encode())
 
     def _claim(self, codec: Codec, names: Sequence[str]) -> None:
         """See ``claim``. Of distances from a centre nothing is kept from one exchange to the next."""
         if self.strategy.common == "centre":
-            self._own = [f"push/{place}/{name}/" for place, name in enumerate(names)]
+            now = keys_of(names)
         else:
-            self._own = [f"{self._scope()}{name}" for name in names]
+            now = [f"{self._scope()}{name}" for name in names]
+        self._own = {*self._own, *now}
         if self._scope() != DISTANCE:
-            claim(codec, self._options.owner, self._own)
+            claim(codec, self._options.owner, now)
 
-    def _forget_kept(self) -> None:
-        """What a codec has left out of a distance is still in that distance the next time; what it has left out of
-        pushes is of weights that may have no names. Other optimizers' stays."""
+    def forget_kept(self) -> None:
+        """What a codec keeps was of other weights."""
+        if self.codec is not None:
+            self._forget_kept(self._own)
+
+    def _forget_kept(self, own: Iterable[str]) -> None:
+        """What a codec has left out of a distance, say, is still in that distance the next time. Other optimizers'
+        stays."""
         assert self.codec is not None
-        own = self._own if self.strategy.common == "centre" else [DISTANCE]
-        forgotten = tuple(f"{kind}/{name}" for kind in KEPT for name in own)
-        state = self.codec.state_dict()
-        self.codec.load_state_dict({name: kept for name, kept in state.items() if not name.startswith(forgotten)})
+        forgotten = {f"{kind}/{name}" for kind in KEPT for name in own}
+        begins = tuple(name for name in forgotten if name.endswith("/"))  # of several
+        state = self.codec.state_dict().items()
+        self.codec.load_state_dict(
+            {name: kept for name, kept in state if name not in forgotten and not name.startswith(begins)}
+        )
 
     def _scope(self) -> str:
         return DISTANCE if self.strategy.common == "slot" else CHANGE
@@ -186,16 +196,17 @@ class WeightExchange:
         """Weights and slots are others now: what the strategy keeps elsewhere begins anew with them. All ranks."""
         self._known = None
         if self.codec is not None and self.strategy.common == "centre":
-            self._forget_kept()
+            self._forget_kept(self._own)
         if isinstance(self.strategy, Settling) and self._peers is not None:
             self._peers[1].close()
             self._peers = None
 
     def other_weights(self) -> None:
-        """The next exchange is of others of the optimizer's weights, maybe of the same shapes."""
+        """The next exchange is of others of the optimizer's weights, maybe of the same shapes. What a codec has not
+        sent of one waits for its next exchange, if weights have names."""
         self._known = None
-        if self.codec is not None and self.strategy.common == "centre":
-            self._forget_kept()
+        if self.codec is not None and self.strategy.common == "centre" and not self._named:
+            self._forget_kept(self._own)
         if self._peers is not None:
             self._peers[1].other_weights()
 
@@ -228,6 +239,7 @@ class KeptExchange:
         self.strategy, self.exchange = strategy, WeightExchange(label, options, strategy)
         self._slots: list[list[Array | None]] | None = None  # None: they have not begun
         self._places: list[int] | None = None  # of the weights that take part; None: all of them
+        self._waiting: Sequence[int] = ()  # those that a checkpoint was waiting to exchange
         self._total = 0  # weights of the optimizer
         self._exchanged = False  # after the last step
         self._last = -1  # step with an exchange
@@ -253,7 +265,8 @@ class KeptExchange:
         """
         now = [place for place in range(len(weights)) if trained is None or trained[place]]
         done, self._exchanged = stepping and self._exchanged, self._exchanged and not stepping
-        places = now if done or self._places is None else sorted({*self._places, *now})
+        before = self._waiting if self._places is None else self._places
+        places = now if done else sorted({*now, *(place for place in before if place < len(weights))})
         kept, kinds = self._slots, len(self.exchange.kinds)
         if kept is not None and (places, len(weights), kinds) == (self._places, self._total, len(kept)):
             return
@@ -279,6 +292,7 @@ class KeptExchange:
 
     def begin_anew(self) -> None:
         self._slots = self._places = None
+        self._waiting = ()
         self.exchange.begin_anew()
 
     def __call__(
@@ -307,9 +321,11 @@ class KeptExchange:
         return [[array for array in self.chosen(slot) if array is not None] for slot in self._slots or ()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the slots (``None`` for weights that nobody has trained), and of which strategy they are."""
+        """Copies of the slots (``None`` for weights that nobody has trained), of which strategy they are, and which
+        weights the next exchange has, also if they are frozen before it."""
         return {
             "strategy": self.strategy.spec,
+            "waiting": [] if self._exchanged else list(self._places or ()),
             "slots": [[None if array is None else array.copy() for array in slot] for slot in self._slots or ()],
         }
 
@@ -323,4 +339,4 @@ class KeptExchange:
         self.exchange.begin_anew()
         slots = state["slots"][: len(self.exchange.kinds)]
         self._slots = [[None if array is None else array.copy() for array in slot] for slot in slots] or None
-        self._places = None
+        self._places, self._waiting, self._exchanged = None, state.get("waiting", ()), False

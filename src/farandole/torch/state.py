@@ -16,6 +16,7 @@ from farandole.frontend.ops import WORLD, place_of
 from farandole.frontend.trees import put_together, take_apart
 from farandole.torch.functions import anywhere
 from farandole.torch.solo import none_stepped
+from farandole.torch.weights import living
 from farandole.types import Kind, Request
 
 # model.state_dict(), model.named_parameters(), ...; what is no tensor is passed over
@@ -45,6 +46,9 @@ def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet 
     _broadcast(tensors, root_rank, process_set)
     if context.engine(process_set).size > 1:
         context.add_parameters_broadcast(sum(tensor.numel() for _, tensor in tensors), none_stepped())
+        places = {tensor.data_ptr() for _, tensor in tensors if tensor.numel()}
+        for state in tuple(living):
+            state.overwritten(places)
 
 
 @documented(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 _WIDE = (torch.float32, torch.float64)  # what strategies compute with
+
+
+living: weakref.WeakSet[WeightState] = weakref.WeakSet()
 
 
 class WeightState:
@@ -36,6 +39,7 @@ class WeightState:
         kept = () if callable(buffers) else list(buffers)
         self._buffers = buffers if callable(buffers) else lambda: kept  # a model may get others: ``model.to(device)``
         self._step = 0
+        living.add(self)
 
     def look_around(self) -> None: ...
     def synchronize(self) -> None: ...
@@ -91,10 +95,18 @@ class WeightState:
     def share(self, state: Mapping[str, Any]) -> None:
         """Take another rank's ``shared``. What is not there begins anew."""
         self._kept.begin_anew()
+        self._exchange.forget_kept()
         self._step = state.get("step", 0)
         if state.get("strategy") == self._strategy.spec:
             slots = [[None if tensor is None else tensor.numpy() for tensor in slot] for slot in state["slots"]]
             self._kept.load_state_dict({**state, "slots": slots})
+
+    def overwritten(self, places: Container[int]) -> None:
+        """All ranks were given other numbers for the tensors in these places of memory. If weights are among them, what
+        the strategy keeps begins anew: the ways that it would see are none that a rank has gone."""
+        if any(parameter.data_ptr() in places for _, parameter in self._parameters()):
+            self._kept.begin_anew()
+            self._exchange.forget_kept()
 
     def _parameters(self) -> list[tuple[str, Any]]:
         optimizer: Any = self._optimizer()

@@ -348,7 +348,9 @@ def test_what_is_kept_begins_with_new_weights_and_is_of_one_model() -> None:
     assert [weight.tolist() for weight in weights] == [[1, 1, 1], [7, 7]]
     assert [velocity.tolist() for velocity in velocities] == [[0, 0, 0], [0, 0]]
     other = KeptExchange("test", GradientOptions(), LocalSGD(2, outer="nesterov"))
-    other.load_state_dict(kept.state_dict())
+    state = kept.state_dict()
+    assert state["waiting"] == [0, 1]
+    other.load_state_dict({**state, "waiting": []})  # as after an exchange
     with pytest.raises(ValueError, match="keeps something for 2 weights, and the optimizer has 1: load the state of"):
         other([one], 2)
     other.begin([one, two, one * 3], np.copy, [False, True, False])  # the checkpoint knew of no frozen ones
