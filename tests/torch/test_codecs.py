@@ -250,8 +250,11 @@ def test_a_codec_that_two_optimizers_take_turns_with_is_refused(strategy: str) -
     job(2, fn)
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "local_sgd:1", "easgd:1", "ps"])
-def test_optimizers_that_share_a_codec_have_what_each_of_its_own_would_give(strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "spec"),
+    [*((strategy, "topk:0.25") for strategy in ("allreduce", "local_sgd:1", "easgd:1", "ps")), ("easgd:1", "sign:0.5")],
+)
+def test_optimizers_that_share_a_codec_have_what_each_of_its_own_would_give(strategy: str, spec: str) -> None:
     """Their tensors have different names; or nothing is kept from one exchange to the next, as with ``easgd``."""
 
     def fn(rank: int) -> list[Any]:
@@ -260,7 +263,7 @@ def test_optimizers_that_share_a_codec_have_what_each_of_its_own_would_give(stra
 
         names = ("same", "same") if strategy == "easgd:1" else ("one", "other")
         ends = []
-        for chosen in ([codec("topk:0.25")] * 2, [codec("topk:0.25") for _ in range(2)]):
+        for chosen in ([codec(spec)] * 2, [codec(spec) for _ in range(2)]):
             weights = [torch.zeros(8, requires_grad=True) for _ in names]
             optimizers = [
                 hvd.DistributedOptimizer(
