@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 import time
@@ -12,7 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.samples import DATALOADER, KEPT, OURS, PETASTORM, ROW_BY_ROW, STEPS, TF_DATA, Case, interleave
+from benchmarks.samples import (
+    DATALOADER,
+    IN_ORDER,
+    KEPT,
+    OURS,
+    PETASTORM,
+    ROW_BY_ROW,
+    SHUFFLED,
+    STEPS,
+    TF_DATA,
+    Case,
+    interleave,
+)  # fmt: skip
 
 ROWS = 400_000
 QUICK_ROWS = 20_000
@@ -23,6 +36,9 @@ BATCH_SIZES = (50, 1000)  # that divide a row group, so that all have the same b
 REPETITIONS = 7
 STEP = 0.005  # seconds
 STEP_BATCH = 2000
+GROUP = 10_000  # rows of a row group
+MEMORY = 48 << 20  # bytes that ours may take: less than the files want, so that rows do not stay
+WINDOW = 8  # row groups that the shuffling DataLoader mixes: as many as ours has lanes with that memory
 PETASTORM_QUEUE = 100_000  # rows: as many MB as ours keeps for shuffling; Horovod's own default is all of them
 SLOW = (ROW_BY_ROW, PETASTORM)  # for one batch size, and without steps
 
@@ -51,7 +67,10 @@ def cases(quick: bool) -> Iterator[Case]:
 
 def contenders() -> dict[str, Read]:
     """Those whose packages are installed."""
-    found: dict[str, Read] = {OURS: streamed, KEPT: kept, DATALOADER: dataloader, ROW_BY_ROW: row_by_row}
+    found: dict[str, Read] = {
+        OURS: streamed, SHUFFLED: shuffling_dataloader, IN_ORDER: in_order, DATALOADER: dataloader, KEPT: kept,
+        ROW_BY_ROW: row_by_row,
+    }  # fmt: skip
     if find_spec("tensorflow"):
         found[TF_DATA] = tf_data
     if find_spec("petastorm"):
@@ -96,14 +115,20 @@ def write(folder: Path, rows: int) -> None:
     table |= {"x": lists, "y": random.integers(0, 10, rows)}
     for number in range(FILES):
         part = pa.table(table).slice(number * rows // FILES, rows // FILES)
-        pq.write_table(part, folder / f"{number}.parquet", row_group_size=10_000)
+        pq.write_table(part, folder / f"{number}.parquet", row_group_size=GROUP)
 
 
 def streamed(folder: str, size: int) -> Iterator[Any]:
-    """Shuffled, with less memory than the files want."""
+    """Shuffled."""
     from farandole.data import from_parquet
 
-    return iter(from_parquet(folder).torch(size, memory=48 << 20, rank=0, size=1))
+    return iter(from_parquet(folder).torch(size, memory=MEMORY, rank=0, size=1))
+
+
+def in_order(folder: str, size: int) -> Iterator[Any]:
+    from farandole.data import from_parquet
+
+    return iter(from_parquet(folder).torch(size, shuffle=False, memory=MEMORY, rank=0, size=1))
 
 
 _kept: dict[tuple[str, int], Any] = {}
@@ -125,19 +150,50 @@ def record_batches(folder: str, size: int) -> Iterator[dict[str, Any]]:
     import pyarrow.dataset as ds
 
     for found in ds.dataset(folder).to_batches():
-        arrays = {name: found.column(name) for name in COLUMNS}
-        lists = arrays.pop("x").flatten().to_numpy().reshape(-1, WIDTH)
-        own = {"x": lists.copy(), **{name: array.to_numpy().copy() for name, array in arrays.items()}}
+        own = {name: array.copy() for name, array in arrays_of(found).items()}
         for begin in range(0, found.num_rows, size):
             yield {name: array[begin : begin + size] for name, array in own.items()}
 
 
+def arrays_of(found: Any) -> dict[str, Any]:
+    """The columns of Arrow's batch as arrays: its own memory."""
+    columns = {name: found.column(name) for name in COLUMNS}
+    lists = columns.pop("x").flatten().to_numpy().reshape(-1, WIDTH)
+    return {"x": lists, **{name: column.to_numpy() for name, column in columns.items()}}
+
+
+def shuffled_batches(folder: str, size: int) -> Iterator[dict[str, Any]]:
+    """As ``record_batches``, but the row groups come in a random order, and the rows of each ``WINDOW`` of them are
+    mixed."""
+    import pyarrow.dataset as ds
+
+    found = ds.dataset(folder)
+    groups = [group for file in found.get_fragments() for group in file.split_by_row_group()]
+    random = np.random.default_rng()
+    random.shuffle(groups)
+    batches = ds.FileSystemDataset(groups, found.schema, found.format, groups[0].filesystem).to_batches()
+    while window := [arrays_of(batch) for batch in itertools.islice(batches, WINDOW)]:
+        rows = random.permutation(sum(len(part["y"]) for part in window))
+        own = {name: np.concatenate([part[name] for part in window]).take(rows, axis=0) for name in COLUMNS}
+        for begin in range(0, len(rows), size):
+            yield {name: array[begin : begin + size] for name, array in own.items()}
+
+
 def dataloader(folder: str, size: int) -> Iterator[Any]:
+    return loaded(record_batches(folder, size))
+
+
+def shuffling_dataloader(folder: str, size: int) -> Iterator[Any]:
+    return loaded(shuffled_batches(folder, size))
+
+
+def loaded(batches: Iterator[dict[str, Any]]) -> Iterator[Any]:
+    """Through torch's DataLoader."""
     import torch
 
     class Batches(torch.utils.data.IterableDataset):  # type: ignore[misc]
         def __iter__(self) -> Iterator[Any]:
-            for batch in record_batches(folder, size):
+            for batch in batches:
                 yield {name: torch.from_numpy(array) for name, array in batch.items()}
 
     return iter(torch.utils.data.DataLoader(Batches(), batch_size=None))

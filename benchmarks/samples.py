@@ -30,7 +30,8 @@ TORCHRUN, IMPORT = "torchrun", "import torch"
 TORCH_DISTRIBUTOR, BARE_STAGE = "TorchDistributor", "bare stage, import torch"
 ONE_HOST, SSH_ALONE = "on one host", "ssh alone"
 # Of data, beside ours:
-KEPT, DATALOADER = "ours, kept in memory", "DataLoader on pyarrow"
+KEPT, IN_ORDER = "ours, kept in memory", "ours, in order"
+DATALOADER, SHUFFLED = "DataLoader on pyarrow", "DataLoader that shuffles"
 TF_DATA, PETASTORM = "tf.data on pyarrow", "petastorm"
 STEPS = "steps without data"
 # Of inference on Spark, beside ours; the second one of data, too:
