@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -507,6 +508,21 @@ def test_tensorboard_writes_to_the_logs_of_the_run_on_one_rank(tmp_path: Path) -
     made.clear(made.store)
     made.setBackend(Pool(1, QUICK)).fit_on_parquet(path)
     assert len(list((tmp_path / "own").iterdir())) == 2, "without a store where the user said"
+
+
+def test_callbacks_of_keras_that_write_a_file_do_it_on_one_rank(tmp_path: Path) -> None:
+    class Own(keras.callbacks.CSVLogger):  # may do more than write
+        pass
+
+    spec: Any = SimpleNamespace(store=None, run_id="first", payload={"callbacks": [
+        keras.callbacks.CSVLogger(str(tmp_path / "log.csv")), Own(str(tmp_path / "own.csv")),
+        keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras")), keras.callbacks.EarlyStopping("loss"),
+    ]})  # fmt: skip
+    kinds = []
+    for rank in (0, 1):
+        with trainer._own_callbacks(keras, spec, rank) as found:
+            kinds.append([type(each).__name__ for each in found])
+    assert kinds == [["CSVLogger", "Own", "ModelCheckpoint", "EarlyStopping"], ["Own", "EarlyStopping"]]
 
 
 def test_the_direction_of_a_checkpoint_callback_is_kept() -> None:

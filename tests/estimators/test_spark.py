@@ -216,3 +216,45 @@ def test_empty_partitions_and_more_ranks_than_rows(spark: Any) -> None:
     assert trained.transform(rows.filter("y > 1e9")).count() == 0
     with pytest.raises(DataError, match="the DataFrame has no rows for training"):
         estimator().fit(rows.filter("y > 1e9"))
+
+
+def test_columns_are_found_in_another_case_as_spark_finds_them(spark: Any) -> None:
+    rows = frame(spark)
+    options: dict[str, Any] = {"epochs": 1, "validation": "Z", "sample_weight_col": "w"}
+    wanted = estimator(**{**options, "validation": "z"}).fit(rows)
+    found = estimator(**options, feature_cols=["X"], label_cols=["Y"]).fit(rows)
+    np.testing.assert_array_equal(weights(found.getModel()), weights(wanted.getModel()))
+    expected = wanted.transform(rows).select("y__output").toPandas()["y__output"]
+    shouted = rows.toDF("X", "Y", "K", "W", "Y__OUTPUT")
+    for model in (found, wanted):
+        made = model.setOutputCols(["y__output"]).transform(shouted)
+        assert made.columns == ["X", "Y", "K", "W", "y__output"], "a column of that name is replaced, as by withColumn"
+        np.testing.assert_array_equal(made.toPandas()["y__output"], expected)
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        with pytest.raises(DataError, match="Feature column x does not exist"):
+            wanted.transform(shouted)
+        with pytest.raises(DataError, match="Feature column X does not exist"):
+            estimator(feature_cols=["X"]).fit(rows)
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+
+def test_columns_with_nan_are_told_before_training(spark: Any, caplog: pytest.LogCaptureFixture) -> None:
+    from pyspark.sql import functions as F
+
+    nan = F.lit(float("nan"))
+    rows = frame(spark).withColumn("y", F.when(F.col("k") == 1, nan).otherwise(F.col("y")))
+    rows = rows.withColumn("x", F.when(F.col("z") > 2, F.array(nan, nan, nan)).otherwise(F.col("x")))
+    rows = VectorAssembler(inputCols=["y", "z"], outputCol="v", handleInvalid="keep").transform(rows)
+    labels, arrays = rows.filter("k = 1").count(), rows.filter("z > 2").count()
+    made = estimator(net(1, inputs=5), feature_cols=["x", "v"], backend=Never(1))
+    with made._written(rows) as (data, _):
+        assert data.rows == 61
+    for told in (f"label column 'y' holds NaN in {labels} of 61 rows", f"feature column 'x' holds NaN in {arrays} of",
+                 f"feature column 'v' holds NaN in {labels} of"):  # fmt: skip
+        assert told in caplog.text
+    assert labels > arrays > 0
+    caplog.clear()
+    with made._written(rows.filter("k != 1 and z <= 2")):
+        assert caplog.text == ""

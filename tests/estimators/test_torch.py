@@ -18,7 +18,7 @@ from farandole.data import Store, from_parquet, from_spark
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import Callback, TorchEstimator, TorchModel
 from farandole.estimators.batches import first
-from farandole.estimators.loaders.torch import Loader, inputs_of, several
+from farandole.estimators.loaders.torch import Loader, inputs_of, naming, several
 from farandole.estimators.spark.estimator import reading
 from farandole.estimators.spec import Result
 from farandole.estimators.trainers import torch as trainer
@@ -464,3 +464,86 @@ def test_predictions_have_the_digits_of_the_model() -> None:
     assert second.tolist() == [2**24 + 5, 2**24 + 9]
     wide = Loader(cloudpickle.dumps(torch.nn.Linear(1, 1).double()), [False], None)()
     assert first.dtype == wide(np.ones((1, 1)))[0].dtype == np.float64
+
+
+def test_a_category_beyond_its_table_is_told_with_its_column(tmp_path: Path) -> None:
+    class Tables(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.small, self.large = torch.nn.Embedding(3, 1), torch.nn.Embedding(9, 1)
+
+        def forward(self, k: Any, m: Any) -> Any:
+            return self.small(k.long()) + self.large(m.long())
+
+    rows = {"k": [0, 1, 2] * 6, "m": list(range(9)) * 2, "y": [1.0] * 18}
+    pq.write_table(pa.table(rows), tmp_path / "good.parquet")
+    pq.write_table(pa.table({**rows, "k": [*rows["k"][:-1], 11]}), tmp_path / "bad.parquet")
+    good, bad = (str(tmp_path / f"{name}.parquet") for name in ("good", "bad"))
+    told = (
+        r"the table small of the model has 3 rows, for numbers from 0 to 2, and is asked for 11 \(column 'k' holds it\)"
+    )
+    names = {"feature_cols": ["k", "m"], "epochs": 1, "batch_size": 4}
+    for paths in ((bad, None), (good, bad)):
+        with pytest.raises(DataError, match=told):
+            estimator(Tables(), **names).fit_on_parquet(*paths)
+    found = estimator(Tables(), **names).fit_on_parquet(good)
+    with pytest.raises(DataError, match=told):
+        found.loader()()(np.array([0, 11]), np.array([0, 8]))
+
+    def fails(k: Any, m: Any) -> Any:
+        raise IndexError("the program's own")
+
+    model = Tables()
+    model.forward = fails  # type: ignore[method-assign]
+    with pytest.raises(IndexError, match="the program's own"), naming(model, ["k", "m"], [torch.ones(1)] * 2):
+        model(torch.ones(1), torch.ones(1))
+
+
+def test_an_optimizer_keeps_what_its_pickle_leaves_out(tmp_path: Path) -> None:
+    """LBFGS its list of parameters: a step of a function that has made its gradients before."""
+
+    def step(model: Any, optimizer: Any, matched: Any, loss_of: Any, inputs: Any, labels: Any, weights: Any) -> Any:
+        optimizer.zero_grad()
+        outputs, labels = matched(model(*inputs), labels)
+        loss = loss_of(outputs, labels, weights)
+        loss.backward()
+        optimizer.step(lambda: loss)
+        return outputs, loss
+
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=1)
+    options: dict[str, Any] = {"optimizer": optimizer, "shuffle": False, "batch_size": ROWS, "epochs": 1}
+    found = estimator(model, **options, train_minibatch_fn=step).fit_on_parquet(written(tmp_path))
+    expected, known = net(), columns()
+    x, y = torch.tensor(known["x"]).float(), torch.tensor(known["y"]).float()
+    own = torch.optim.LBFGS(expected.parameters(), lr=0.1, max_iter=1)
+    loss = functions.mse_loss(expected(x).reshape(-1), y)
+    loss.backward()
+    own.step(lambda: loss)
+    np.testing.assert_allclose(weights(found.getModel()), weights(expected), rtol=1e-4)
+    assert found.getOptimizer()._params[0] is next(found.getModel().parameters())
+
+
+def test_constructors_of_losses_get_what_they_ask_for(tmp_path: Path) -> None:
+    """As Horovod's get its local variables. A loss of the model's parameters is one of those on the rank."""
+
+    def decaying(model: Any, label_columns: Any, scale: float = 0.5) -> Any:
+        assert label_columns == ["y"]
+        return lambda output, label: functions.mse_loss(output, label) + scale * model[0].weight.square().sum()
+
+    def of_all(**local: Any) -> Any:
+        assert {"model", "optimizer", "feature_columns", "loss_weights"} <= set(local)
+        return torch.nn.MSELoss()
+
+    path, found = written(tmp_path), []
+    for constructors in (decaying, [of_all], torch.nn.MSELoss, [lambda: torch.nn.MSELoss()]):
+        made = estimator(loss=None, loss_constructors=constructors, epochs=2)
+        found.append(weights(made.fit_on_parquet(path).getModel()))
+    for other in found[2:]:
+        np.testing.assert_array_equal(found[1], other)
+    assert np.abs(found[0][:12]).sum() < 0.5 * np.abs(found[1][:12]).sum(), "its weights decay"
+
+    def bad(rate: Any) -> Any: ...
+
+    with pytest.raises(SettingsError, match="loss_constructors: bad asks for rate; there are model, optimizer"):
+        estimator(loss=None, loss_constructors=bad).payload()

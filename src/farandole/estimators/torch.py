@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -45,14 +46,20 @@ class TorchEstimator(DistributedEstimator):
             raise SettingsError(f"model has to be an instance of torch.nn.Module, not {type(model).__name__}")
         if value("loss") is not None and value("loss_constructors"):
             raise SettingsError("only one of loss_constructors and loss parameters can be specified.")
-        losses = value("loss")
-        if value("loss_constructors"):
-            losses = [make() for make in _several(value("loss_constructors"))]
-        if losses is None:
+        if value("loss") is None and not value("loss_constructors"):
             raise SettingsError("Loss parameter is required: loss=torch.nn.functional.cross_entropy, for instance")
         model, optimizer = _on_cpu(model, _optimizer(value("optimizer"), model))
+        losses = value("loss")
+        if losses is None:
+            known = {
+                "model": model, "optimizer": optimizer, "feature_columns": value("feature_cols"),
+                "label_columns": labels, "input_shapes": value("input_shapes"), "loss_weights": value("loss_weights"),
+                "batch_size": value("batch_size"), "epochs": value("epochs"),
+            }  # fmt: skip
+            losses = [_constructed(make, known) for make in _several(value("loss_constructors"))]
         return {
-            "model": model, "optimizer": optimizer, "losses": _for_each(trainer.losses(_several(losses)), labels),
+            "model": model, "optimizer": optimizer, "unpickled": unpickled(optimizer),
+            "losses": _for_each(trainer.losses(_several(losses)), labels),
             "loss_weights": value("loss_weights"), "metrics": _metrics(value("metrics"), labels),
             "labels": tuple(labels), "input_shapes": value("input_shapes"), "label_shapes": value("label_shapes"),
             "categories": tuple(value("categorical_cols") or ()), "callbacks": list(value("callbacks") or ()),
@@ -74,7 +81,10 @@ class TorchEstimator(DistributedEstimator):
         return trainer.check(spec, batch)
 
     def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> TorchModel:
-        model, optimizer = copy.deepcopy((spec.payload["model"], spec.payload["optimizer"]))
+        model, optimizer, unpickled = copy.deepcopy(
+            [spec.payload[each] for each in ("model", "optimizer", "unpickled")]
+        )
+        vars(optimizer).update(unpickled)
         found = torch.load(io.BytesIO(result.weights), map_location="cpu", weights_only=False)
         model.load_state_dict(found["model"])
         optimizer.load_state_dict(found["optimizer"])
@@ -95,13 +105,40 @@ class TorchModel(DistributedModel):
     def loader(self) -> Loader:
         model, _ = _on_cpu(self.getOrDefault("model"), None)
         categories = (self.getOrDefault("_metadata") or {}).get("categories", ())
-        whole = [name in categories for name in self.getOrDefault("feature_columns")]
+        names = self.getOrDefault("feature_columns")
         shapes, labels = self.getOrDefault("input_shapes"), self.getOrDefault("label_columns")
-        return Loader(cloudpickle.dumps(model), whole, shapes, labels)
+        return Loader(cloudpickle.dumps(model), [name in categories for name in names], shapes, labels, names)
 
 
 def _several(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _constructed(make: Any, known: Mapping[str, Any]) -> Any:
+    """The loss of a constructor, which gets what it asks for by name, as Horovod's get its local variables."""
+    if not callable(make):
+        raise SettingsError(f"loss_constructors: {make!r} is no function that gives a loss")
+    try:
+        asked = inspect.signature(make).parameters.values()
+    except ValueError:  # of C
+        return make()
+    every = any(each.kind is each.VAR_KEYWORD for each in asked)
+    named = {each.name for each in asked if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
+    missing = [each.name for each in asked if each.name in named - set(known) and each.default is each.empty]
+    if missing:
+        raise SettingsError(
+            f"loss_constructors: {getattr(make, '__name__', make)} asks for {', '.join(missing)}; there are "
+            f"{', '.join(known)}"
+        )
+    if isinstance(make, type) and issubclass(make, torch.nn.Module):
+        return make()  # its arguments are options of a loss
+    return make(**{name: each for name, each in known.items() if every or name in named})
+
+
+def unpickled(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What an optimizer holds and does not take along into a pickle or a copy, as LBFGS its list of parameters."""
+    copied = vars(copy.copy(optimizer))
+    return {name: value for name, value in vars(optimizer).items() if name not in copied and name != "step"}
 
 
 def _for_each(losses: list[Any], labels: list[str]) -> list[Any]:

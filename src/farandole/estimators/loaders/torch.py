@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -14,6 +15,8 @@ from farandole.errors import DataError
 from farandole.estimators.loaders.categories import whole_numbers
 from farandole.inference.named import crossed
 
+_TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+
 
 class Loader(NamedTuple):
     """Called in a worker, once. ``content``: the model's pickle. ``whole``: whether each input is of whole numbers."""
@@ -22,6 +25,7 @@ class Loader(NamedTuple):
     whole: Sequence[bool]
     shapes: Sequence[Any] | None
     labels: Sequence[str] = ()
+    names: Sequence[str] = ()
 
     def __call__(self) -> Callable[..., tuple[Any, ...]]:
         model = cloudpickle.loads(self.content).eval()
@@ -29,7 +33,8 @@ class Loader(NamedTuple):
         def predict(*arrays: Any) -> tuple[Any, ...]:
             with torch.inference_mode():
                 inputs = inputs_of(arrays, self.whole, self.shapes, floating(model), torch.device("cpu"))
-                found = several(model(*inputs), self.labels)
+                with naming(model, self.names, inputs):
+                    found = several(model(*inputs), self.labels)
                 return tuple(each.double().numpy() for each in found)  # as the columns are
 
         return predict
@@ -91,3 +96,49 @@ def several(outputs: Any, labels: Sequence[str] = ()) -> list[Any]:
             )
         return list(outputs.values())
     return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+
+
+@contextlib.contextmanager
+def naming(model: Any, names: Sequence[str], inputs: Sequence[Any]) -> Iterator[None]:
+    """An IndexError inside that comes from a table of ``model`` becomes a DataError that names table, number and
+    column. ``inputs``: what the model was called with, by columns of ``names``."""
+    try:
+        yield
+    except IndexError as error:
+        told = _told(model, names, inputs)
+        if told:
+            raise DataError(told) from error
+        raise
+
+
+def _told(model: Any, names: Sequence[str], inputs: Sequence[Any]) -> str:
+    """What the model looks up beyond a table, once it is called again with these inputs; "" if there is no such."""
+    found: list[tuple[str, Any, int]] = []
+
+    def look(name: str) -> Any:
+        def hook(table: Any, given: Any) -> None:
+            numbers = given[0]
+            beyond = numbers[(numbers < 0) | (numbers >= table.num_embeddings)]
+            if beyond.numel() and not found:
+                found.append((name, table, int(beyond.reshape(-1)[0])))
+
+        return hook
+
+    tables = [(name, each) for name, each in model.named_modules() if isinstance(each, _TABLES)]
+    hooks = [each.register_forward_pre_hook(look(name)) for name, each in tables]
+    try:
+        with contextlib.suppress(Exception), torch.no_grad():
+            model(*inputs)
+    finally:
+        for each in hooks:
+            each.remove()
+    if not found:
+        return ""
+    name, table, number = found[0]
+    columns = [column for column, each in zip(names, inputs, strict=False) if bool((each == number).any())]
+    where = f"column {' or '.join(map(repr, columns))} holds it" if columns else f"features: {', '.join(names)}"
+    return (
+        f"the table {name or type(table).__name__} of the model has {table.num_embeddings} rows, for numbers from 0 to "
+        f"{table.num_embeddings - 1}, and is asked for {number} ({where}): number the categories of all rows alike "
+        "(StringIndexer), or give the table more rows"
+    )

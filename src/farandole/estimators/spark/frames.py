@@ -13,6 +13,7 @@ from farandole.data import ParquetData, from_spark
 from farandole.data.spark import spark_url
 from farandole.errors import DataError
 from farandole.estimators.spec import Columns
+from farandole.log import logger
 
 _PARTS = 1 << 30  # of the hash that splits rows
 _TEXT = "index it first (StringIndexer), or leave it out"
@@ -25,7 +26,7 @@ def prepared(
 ) -> Iterator[tuple[ParquetData, ParquetData | None]]:  # fmt: skip
     """Training rows and validation rows of a DataFrame, as files that are there until the ``with`` block ends."""
     check_types(frame, columns, options)
-    if isinstance(validation, str) and validation not in frame.columns:
+    if isinstance(validation, str) and field_of(frame, validation) is None:
         raise DataError(f"Validation column {validation} does not exist in the DataFrame")
     train, held = split(frame, columns.all, validation, seed)
     given = {**options, "columns": columns.all}
@@ -38,7 +39,7 @@ def prepared(
             other = stack.enter_context(_written(held, parent, given, f"{empty}: validation={validation!r}"))
         for each in (data, other):
             if each is not None:
-                check_lists(frame.sparkSession, each, options)
+                check_values(frame.sparkSession, each, columns)
         yield data, other
 
 
@@ -59,15 +60,32 @@ def _written(frame: Any, parent: str | None, options: Mapping[str, Any], empty: 
 def split(frame: Any, names: Sequence[str], validation: float | str | None, seed: int) -> tuple[Any, Any]:
     """Rows for training and for validation. By a fraction: the same rows fall to the same side each time, whatever
     order they come in, and equal rows together."""
-    quoted = [quote(name) for name in names]
+    found = [F.col(quote(name)) for name in names]
+    quoted = [  # under these names, whatever their case in the DataFrame
+        column if name in frame.columns else column.alias(name) for name, column in zip(names, found, strict=True)
+    ]
     if not validation:
         return frame.select(*quoted), None
     if isinstance(validation, str):
         held = F.col(quote(validation)).cast("double") > 0
         return frame.filter(~held | held.isNull()).select(*quoted), frame.filter(held).select(*quoted)
-    place = F.pmod(F.xxhash64(F.lit(seed), *quoted), F.lit(_PARTS))
+    place = F.pmod(F.xxhash64(F.lit(seed), *found), F.lit(_PARTS))
     held = place < F.lit(int(validation * _PARTS))
     return frame.select(*quoted).filter(~held), frame.select(*quoted).filter(held)
+
+
+def field_of(frame: Any, name: str) -> Any:
+    """The field of a column, as Spark finds it by name: unless it is case sensitive, also by one in another case.
+    None if there is none, or several."""
+    exact = [each for each in frame.schema.fields if each.name == name]
+    if exact or case_sensitive(frame):
+        return exact[0] if len(exact) == 1 else None
+    found = [each for each in frame.schema.fields if each.name.lower() == name.lower()]
+    return found[0] if len(found) == 1 else None
+
+
+def case_sensitive(frame: Any) -> bool:
+    return str(frame.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
 
 def quote(name: str) -> str:
@@ -76,11 +94,13 @@ def quote(name: str) -> str:
 
 def check_types(frame: Any, columns: Columns, options: Mapping[str, Any]) -> None:
     """DataError for a column that is missing, or whose type cannot become a tensor."""
-    fields = {field.name: field.dataType for field in frame.schema.fields}
+    found = {name: field_of(frame, name) for name in columns.all}
+    fields = {name: field.dataType for name, field in found.items() if field is not None}
     for what, chosen in (("Label", columns.labels), ("Feature", columns.features)):
         for name in chosen:
             if name not in fields:
-                raise DataError(f"{what} column {name} does not exist in the DataFrame (it has {', '.join(fields)})")
+                known = ", ".join(frame.columns)
+                raise DataError(f"{what} column {name} does not exist in the DataFrame (it has {known})")
     if columns.weight is not None and not isinstance(fields.get(columns.weight), T.NumericType):
         raise DataError(f"sample_weight_col={columns.weight!r} is no column of numbers in the DataFrame")
     if columns.transform is not None:
@@ -104,16 +124,16 @@ def _unusable(kind: Any, readable: set[str], name: str) -> str:
     return _TEXT if isinstance(kind, T.StringType) else "cast it to a number or an array, or leave it out"
 
 
-def check_lists(session: Any, data: ParquetData, options: Mapping[str, Any]) -> None:
-    """DataError if lists or vectors of a column differ in length, or hold null: footers do not tell, and ranks would
-    find out in the middle of an epoch. Spark looks at these columns, in one pass."""
+def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
+    """DataError if lists or vectors of a column differ in length, or hold null; a warning for a column with NaN, of
+    which one would make all weights NaN: footers do not tell, and ranks would find out in the middle of an epoch.
+    Spark looks at these columns, in one pass."""
     from pyspark.ml.functions import vector_to_array
 
     chosen = [each for each in data.columns if each.kind in ("list", "vector") and each.fill is None]
-    if not chosen:
-        return
     found = session.read.parquet(spark_url(str(data.path)))
-    numbers = []
+    nans = {each.name: _nan(found, each.name) for each in data.columns if each.kind in ("number", "list", "vector")}
+    numbers = [F.sum(F.when(nan, 1).otherwise(0)).alias(f"nan {name}") for name, nan in nans.items() if nan is not None]
     for place, column in enumerate(chosen):
         values = F.col(quote(column.name))
         if column.kind == "vector":
@@ -123,6 +143,8 @@ def check_lists(session: Any, data: ParquetData, options: Mapping[str, Any]) -> 
             F.sum(F.when(missing, 1).otherwise(0)).alias(f"missing{place}"),
             F.min(F.size(values)).alias(f"least{place}"), F.max(F.size(values)).alias(f"most{place}"),
         ]  # fmt: skip
+    if not numbers:
+        return
     row = found.agg(*numbers).first()
     for place, column in enumerate(chosen):
         missing, least, most = (row[f"{what}{place}"] for what in ("missing", "least", "most"))
@@ -134,3 +156,25 @@ def check_lists(session: Any, data: ParquetData, options: Mapping[str, Any]) -> 
                 f"the {column.kind}s of column {column.name!r} have from {least} to {most} elements: a model takes "
                 f"rows of one shape; make them equally long, or give {fill} and a shape"
             )
+    for name, count in ((name, row[f"nan {name}"]) for name, nan in nans.items() if nan is not None):
+        if count:
+            what = "label" if name in columns.labels else "weight" if name == columns.weight else "feature"
+            logger.warning(
+                "%s column %r holds NaN in %s of %s rows: where model and loss do not leave them out, the loss is NaN, "
+                "and so are all weights from then on; drop them (df.dropna), or fill them (df.fillna, Imputer)",
+                what, name, count, data.rows,
+            )  # fmt: skip
+
+
+def _nan(frame: Any, name: str) -> Any:
+    """Whether a row has NaN in this column; None for a type that has none."""
+    from pyspark.ml.functions import vector_to_array
+
+    kind, column = frame.schema[name].dataType, F.col(quote(name))
+    if isinstance(kind, T.FloatType | T.DoubleType):
+        return F.isnan(column)
+    if kind.typeName() in ("vectorudt", "vector"):
+        return F.exists(vector_to_array(column), F.isnan)
+    if isinstance(kind, T.ArrayType) and isinstance(kind.elementType, T.FloatType | T.DoubleType):
+        return F.exists(column, F.isnan)
+    return None

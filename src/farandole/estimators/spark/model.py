@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from farandole.errors import DataError, SettingsError
-from farandole.estimators.spark.frames import quote
+from farandole.estimators.spark.frames import field_of, quote
 from farandole.estimators.spark.params import Declared, Row, declare, names
 from farandole.estimators.spark.persistence import Persistent
 from farandole.estimators.spark.predictions import predicted, predicted_by_row
@@ -58,7 +58,7 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
             return predicted_by_row(dataset, self.getOrDefault("model"), function, self.getOutputCols())
         features, labels = self.getOrDefault("feature_columns"), self.getOrDefault("label_columns")
         for name in features:
-            if name not in dataset.columns:
+            if field_of(dataset, name) is None:
                 raise DataError(
                     f"Feature column {name} does not exist in the DataFrame (it has {', '.join(dataset.columns)})"
                 )
@@ -93,9 +93,9 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         """Makes of a prediction what fits the label: numbers of its type, and several of them as a vector, which Spark
         ML's evaluators take, or an array where the label is one."""
         kept = (self.getOrDefault("_metadata") or {}).get("labels", {}).get(label)  # of training: labels may be gone
-        if kept is None and label in dataset.columns:
-            found = dataset.schema[label].dataType
-            kept = {T.FloatType: "float32", T.ArrayType: "list"}.get(type(found))
+        field = field_of(dataset, label)
+        if kept is None and field is not None:
+            kept = {T.FloatType: "float32", T.ArrayType: "list"}.get(type(field.dataType))
         if kind == "double":
             return (lambda column: column.cast("float")) if kept == "float32" else (lambda column: column)
         if kind == "array<double>" and kept != "list":
@@ -117,6 +117,6 @@ def _returned(shape: Sequence[int]) -> str:
 
 
 def _array(dataset: Any, name: str) -> Any:
-    kind = dataset.schema[name].dataType
+    kind = field_of(dataset, name).dataType
     column = F.col(quote(name))
     return vector_to_array(column) if kind.typeName() in ("vectorudt", "vector") else column

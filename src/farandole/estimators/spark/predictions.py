@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from farandole.errors import DataError
-from farandole.estimators.spark.frames import quote
+from farandole.estimators.spark.frames import case_sensitive, quote
 from farandole.inference import predict_udf
 from farandole.inference.spark import sent_archive
 
@@ -28,14 +28,22 @@ def predicted(
     function = predict_udf(loader, returns=f"struct<{fields}>", batch_size=rows, **options)
     whole = frame.withColumn(held, function(*columns))
     added = {name: finished[name](F.col(f"{held}.o{place}")) for place, name in enumerate(returns)}
-    kept = [F.col(quote(name)) for name in frame.columns if name not in added]
+    kept = [F.col(quote(name)) for name in _others(frame, list(added))]
     return whole.select(*kept, *(column.alias(name) for name, column in added.items()))
+
+
+def _others(frame: Any, names: Sequence[str]) -> list[str]:
+    """The columns that stay beside new ones of ``names``, as Spark's ``withColumn`` takes names."""
+    if case_sensitive(frame):
+        return [name for name in frame.columns if name not in names]
+    return [name for name in frame.columns if name.lower() not in {each.lower() for each in names}]
 
 
 def predicted_by_row(frame: Any, model: Any, function: Callable[[Any, Any], Any], names: Sequence[str]) -> Any:
     """``frame`` with a column for each of ``names``, which ``function`` computes of the model and a row, as the
     ``get_prediction_fn`` of a subclass of Horovod's models gives it. Several numbers are a vector."""
-    kept = [place for place, name in enumerate(frame.columns) if name not in names]
+    others = _others(frame, names)
+    kept = [place for place, name in enumerate(frame.columns) if name in others]
     first = frame.first()
     found = [None] * len(names) if first is None else _numbers(function(model.eval(), first), names)
     kinds = [VectorUDT() if isinstance(each, np.ndarray) else T.DoubleType() for each in found]

@@ -116,9 +116,11 @@ def _fit(model: Any, rows: Rows, spec: Spec, first: int, callbacks: list[Any], h
 
 @contextlib.contextmanager
 def _own_callbacks(keras: Any, spec: Spec, rank: int) -> Iterator[list[Any]]:
-    """The user's callbacks. With a store, TensorBoard writes to the logs of the run there, on rank 0 alone: all ranks
-    would write to one folder, or to disks that nobody looks at."""
-    given, store, kind = spec.payload["callbacks"], spec.store, keras.callbacks.TensorBoard
+    """The user's callbacks. Those of Keras that write a file do it on rank 0 alone: ranks of one host would write over
+    each other's. With a store, TensorBoard writes to the logs of the run there."""
+    store, kind = spec.store, keras.callbacks.TensorBoard
+    writers = {kind, keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger}  # not subclasses, which may do more
+    given = [each for each in spec.payload["callbacks"] if not rank or type(each) not in writers]
     boards = [each for each in given if isinstance(each, kind)]
     if not boards or store is None or not store.saving_runs():
         yield given

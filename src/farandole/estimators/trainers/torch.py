@@ -15,7 +15,7 @@ import farandole.torch as hvd
 from farandole.errors import DataError, SettingsError, did_you_mean
 from farandole.estimators.batches import Batch, Batches
 from farandole.estimators.loaders.shapes import fits
-from farandole.estimators.loaders.torch import floating, inputs_of, label_of, several, tensor_of
+from farandole.estimators.loaders.torch import floating, inputs_of, label_of, naming, several, tensor_of
 from farandole.estimators.progress import Progress, flat
 from farandole.estimators.spec import Result, Spec
 from farandole.estimators.trainers.device import number
@@ -41,6 +41,7 @@ class Training:
         if spec.use_gpu and torch.cuda.is_available():
             self.device = torch.device("cuda", number(hvd.local_rank(), torch.cuda.device_count()))
         self.model, self.plain = self.payload["model"].to(self.device), self.payload["optimizer"]
+        vars(self.plain).update(self.payload["unpickled"])
         self.plain.load_state_dict(self.plain.state_dict())  # moves its state to its parameters' device
         self.factor = hvd.size() if spec.scale_lr else 1
         self.rates = [group["lr"] for group in self.plain.param_groups]
@@ -96,7 +97,8 @@ class Training:
             passes = self.spec.backward_passes
             optimizer = self.optimizer if passes == 1 else Passes(self.optimizer, step, steps, passes)
             given = self.objective.for_batch(batch.share)
-            outputs, loss = self.step(self.model, optimizer, self.objective.matched, given, inputs, labels, weights)
+            with naming(self.model, self.spec.columns.features, inputs):
+                outputs, loss = self.step(self.model, optimizer, self.objective.matched, given, inputs, labels, weights)
             numbers.add(batch.rows, _one(loss), outputs, labels)
         return numbers.everybody()
 
@@ -107,7 +109,9 @@ class Training:
         with torch.no_grad():
             for batch in batches:
                 inputs, labels, weights = self._tensors(batch)
-                outputs, labels = self.objective.matched(self.model(*inputs), labels)
+                with naming(self.model, self.spec.columns.features, inputs):
+                    outputs = self.model(*inputs)
+                outputs, labels = self.objective.matched(outputs, labels)
                 loss = self.objective.for_batch(1.0)(outputs, labels, weights)
                 numbers.add(batch.rows, loss, outputs, labels)
         return numbers.everybody()
@@ -307,7 +311,10 @@ def check(spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
     with torch.no_grad():
         try:
             inputs, labels, weights = tensors(batch, spec, model, device)
-            outputs = model(*inputs)
+            with naming(model, spec.columns.features, inputs):
+                outputs = model(*inputs)
+        except DataError:  # which tells enough
+            raise
         except Exception as error:  # the user's model
             raise DataError(
                 f"the model cannot take the features {features}: {type(error).__name__}: {error}. input_shapes "
