@@ -25,6 +25,7 @@ from benchmarks.samples import (
     GLOO,
     GLOO_FLAT,
     IMPORT,
+    IN_ORDER,
     INTEL,
     KEPT,
     MPI,
@@ -36,6 +37,7 @@ from benchmarks.samples import (
     PETASTORM,
     PREDICT_BATCH,
     ROW_BY_ROW,
+    SHUFFLED,
     SSH_ALONE,
     STEPS,
     TF_DATA,
@@ -93,7 +95,9 @@ COLUMNS = (
     TIMELINE,
     TUNED,
     STEPS,
+    IN_ORDER,
     KEPT,
+    SHUFFLED,
     DATALOADER,
     TF_DATA,
     PETASTORM,
@@ -207,7 +211,7 @@ def show(cases: Sequence[Found]) -> None:
 
 def text(cases: Sequence[Found]) -> str:
     """The tables in Markdown."""
-    console = Console(file=io.StringIO(), width=250, color_system=None)
+    console = Console(file=io.StringIO(), width=400, color_system=None)
     with console.capture() as capture:
         for table in tables(cases):
             console.print(table)

@@ -265,8 +265,10 @@ def test_options_that_cannot_be(data: ParquetData, options: Any, text: str) -> N
 
 def test_the_benchmark_reads_what_it_wrote() -> None:
     from benchmarks import data as benchmark
-    from benchmarks.samples import DATALOADER, KEPT, OURS, ROW_BY_ROW, STEPS
+    from benchmarks import report
+    from benchmarks.samples import DATALOADER, KEPT, OURS, ROW_BY_ROW, SHUFFLED, STEPS
 
     reading, steps = benchmark.cases(quick=True)
-    assert {OURS, KEPT, DATALOADER, ROW_BY_ROW} <= reading.samples.keys()
+    assert {OURS, KEPT, DATALOADER, SHUFFLED, ROW_BY_ROW} <= reading.samples.keys()
     assert {OURS, KEPT, DATALOADER, STEPS} <= steps.samples.keys()
+    assert SHUFFLED in report.text([reading, steps])
