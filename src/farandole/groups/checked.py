@@ -72,8 +72,11 @@ class Checked:
         if not nbytes:
             return
         if places is None or not small:
-            buffer = Buffer(_joined(parts), out, dtype)
-            self._transport.reducescatter(buffer, counts, op, scale)
+            whole = _joined(parts)
+            into = out if _may_stand(out, whole, sum(counts[: self.rank])) else np.empty_like(out)
+            self._transport.reducescatter(Buffer(whole, into, dtype), counts, op, scale)
+            if into is not out:
+                out[:] = into
             return
         begin = sum(counts[: self.rank]) * out.itemsize
         if len(out):
@@ -106,7 +109,8 @@ class Checked:
             return
         whole = _neighbours(receives)
         into = np.empty(sum(counts), np.uint8) if whole is None else whole
-        self._transport.allgather(send, into, counts)
+        given = send if _may_stand(send, into, sum(counts[: self.rank])) else send.copy()
+        self._transport.allgather(given, into, counts)
         if whole is None:
             _deal_out(into, receives)
 
@@ -128,7 +132,10 @@ class Checked:
             return
         whole = _neighbours(receives)
         into = np.empty(sum(receive_counts), np.uint8) if whole is None else whole
-        self._transport.alltoall(_joined(sends), send_counts, into, receive_counts)
+        given = _joined(sends)
+        if np.may_share_memory(given, into):
+            given = given.copy()
+        self._transport.alltoall(given, send_counts, into, receive_counts)
         if whole is None:
             _deal_out(into, receives)
 
@@ -205,6 +212,12 @@ def _neighbours(parts: Sequence[Array]) -> Array | None:
     first = (ends[0] - whole.ctypes.data) // whole.itemsize
     found: Array = whole[first : first + sum(map(len, parts))]
     return found
+
+
+def _may_stand(part: Array, whole: Array, place: int) -> bool:
+    """May a collective move ``part``, of this rank, to or from its ``place`` in ``whole`` with no copy of it between?
+    Not where it overlaps others' parts: results would come where something is still to be read."""
+    return part.ctypes.data == whole[place:].ctypes.data or not np.may_share_memory(part, whole)
 
 
 def _deal_out(whole: Array, receives: Sequence[Array]) -> None:

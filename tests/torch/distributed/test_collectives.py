@@ -159,3 +159,36 @@ def shapes(rank: int, group: Any, same: Any) -> None:
 @pytest.mark.parametrize("wire", ["auto", "tcp"])
 def test_all_collectives_give_what_gloo_gives(wire: str) -> None:
     members(3, against_gloo, backend="gloo", wire=wire)
+
+
+def overlapping(rank: int) -> None:
+    """On 3 ranks: what is given and what is taken lie in one piece of memory, neither at its place in the other."""
+    import torch
+    from torch import distributed as dist
+
+    n = dist.get_world_size()
+    for length in (3, 600_001):
+        numbers = torch.arange(n * length, dtype=torch.float64)
+        whole = numbers * (rank + 1)
+        part = whole[length // 2 :][:length]
+        dist.reduce_scatter_tensor(part, whole)
+        assert torch.equal(part, numbers[rank * length :][:length] * sum(range(1, n + 1))), ("reduce_scatter", length)
+
+        whole = torch.zeros(n * length, dtype=torch.float64)
+        part = whole[length // 2 :][:length]
+        part.copy_(numbers[:length] + rank)
+        dist.all_gather_into_tensor(whole, part)
+        assert torch.equal(whole, torch.cat([numbers[:length] + peer for peer in range(n)])), ("all_gather", length)
+
+        rows = [[length + (source * 2 + target) % 3 for target in range(n)] for source in range(n)]
+        sent, received = rows[rank], [rows[peer][rank] for peer in range(n)]
+        whole = torch.zeros(n * (length + 3), dtype=torch.float64)
+        whole[: sum(sent)] = torch.cat([torch.full((sent[peer],), 10.0 * rank + peer) for peer in range(n)])
+        dist.all_to_all_single(whole[: sum(received)], whole[: sum(sent)], received, sent)
+        expected = torch.cat([torch.full((received[peer],), 10.0 * peer + rank) for peer in range(n)])
+        assert torch.equal(whole[: sum(received)], expected.double()), ("all_to_all", length)
+
+
+@pytest.mark.parametrize("wire", ["auto", "tcp"])
+def test_results_may_overlap_what_is_given(wire: str) -> None:
+    members(3, overlapping, wire=wire)
