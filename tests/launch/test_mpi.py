@@ -21,8 +21,9 @@ import os, sys
 import numpy as np
 import farandole.numpy as hvd
 
-assert not [name for name in os.environ if name.startswith(("OMPI_COMM", "PMIX_RANK", "FARANDOLE_AGENT"))]
+assert not [name for name in os.environ if name.startswith(("PRTE_", "FARANDOLE_AGENT"))]
 hvd.init()
+assert os.environ["OMPI_COMM_WORLD_RANK"] == str(hvd.rank())  # that of the agent, whose place the rank has taken
 total = hvd.allreduce(np.ones(2, np.float32), op=hvd.Sum)
 print(hvd.rank(), hvd.size(), hvd.local_rank(), total.tolist(), os.environ["CUSTOM"], os.getcwd(), flush=True)
 hvd.allreduce(np.ones(2, np.float32))
@@ -53,6 +54,22 @@ def test_an_encrypted_job_runs_and_its_failure_is_explained(tmp_path: Path) -> N
     assert "Rank 1 on " in done.stderr
     assert "ValueError: no more data" in done.stderr
     assert "Rank 0 failed only in consequence." in done.stderr
+
+
+def test_the_ranks_may_call_mpi_which_a_program_for_horovod_leaves_to_it(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    if not Path(sys.executable).with_name("mpirun").exists():
+        pytest.skip("no mpirun is installed beside this Python")
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import farandole.numpy as hvd\nhvd.init()\nassert hvd.mpi_threads_supported()\n"
+        "import mpi4py\nmpi4py.rc.initialize = False\nfrom mpi4py import MPI\n"
+        "print(MPI.COMM_WORLD.allgather(hvd.rank()), flush=True)\n"
+    )
+    done = run("-np", "2", "--launcher", "mpi", sys.executable, str(script),
+               PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:[0, 1]", "[1]<stdout>:[0, 1]"], done.stderr
 
 
 @pytest.mark.parametrize("ends", [["false"], ["sh", "-c", "echo there are not enough slots >&2; exit 3"]], ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import ClassVar
@@ -53,6 +54,21 @@ class TestOpenMpi:
         done = tools.run(MPIRUN, tmp_path, "without", "1", **own)
         assert done.returncode not in (0, None)
         assert "RendezvousError: rank 1 ended before init(): no process of it is left." in done.stderr
+
+    @pytest.mark.parametrize("imports", ["", "from mpi4py import MPI"], ids=["imported_later", "imported_before"])
+    def test_a_program_may_leave_it_to_horovod_to_initialise_mpi(self, imports: str, tmp_path: Path) -> None:
+        script = tmp_path / "mixed.py"
+        script.write_text(
+            f"import mpi4py, sys\nmpi4py.rc.initialize = False\n{imports}\nimport farandole.numpy as hvd\n"
+            "hvd.init()\nassert hvd.mpi_threads_supported()\nfrom mpi4py import MPI\n"
+            "sys.stdout.write(f'{MPI.COMM_WORLD.allgather(hvd.rank())}\\n')\n"
+        )
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(tools.OURS)}
+        done = subprocess.run(
+            [*MPIRUN, sys.executable, str(script)], env={**clean, "TMPDIR": str(tmp_path)}, capture_output=True,
+            text=True, timeout=100, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, "[0, 1]\n[0, 1]\n"), done.stderr
 
 
 @pytest.mark.slow
@@ -105,6 +121,10 @@ def test_mpi4py_that_belongs_to_another_mpi_is_not_believed(monkeypatch: pytest.
 
     class Library:
         COMM_WORLD = World()
+
+        @staticmethod
+        def Is_initialized() -> bool:
+            return True
 
         @staticmethod
         def Get_library_version() -> str:

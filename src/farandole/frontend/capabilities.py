@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from farandole import context, registry
 
+_DISABLED = "Horovod MPI is not enabled; Please make sure it's installed and enabled."
+
 
 def mpi_built() -> bool:
     """Can jobs be started with mpirun?"""
@@ -18,12 +20,22 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """May threads call MPI? Nothing here does, so that is for the program to ask mpi4py. Raises ValueError without
-    MPI."""
+    """May threads of the program call MPI? Afterwards it is initialised, and ``mpi4py.MPI.COMM_WORLD`` has the ranks of
+    this job. Raises ValueError where it has not, as in a job that was not started with mpirun."""
     context.settings()
     if not mpi_enabled():
-        raise ValueError("Horovod MPI is not enabled; Please make sure it's installed and enabled.")
-    return True
+        raise ValueError(_DISABLED)
+    import importlib.util
+
+    if importlib.util.find_spec("mpi4py") is None:
+        return True  # nothing here calls MPI, and the program cannot
+    from farandole.surroundings import mpi
+
+    world, trouble = mpi.world_of(context.placement())
+    if world is None:
+        raise ValueError(f"{_DISABLED} {trouble}. To use MPI beside Horovod: mpirun -np N python train.py")
+    MPI = mpi.library()
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
 def gloo_built() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import os
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 
 from farandole.config import Placement
 from farandole.errors import RendezvousError, SettingsError
+from farandole.report import reporter
 from farandole.surroundings import local_barrier
 from farandole.surroundings.siblings import NOBODY, Siblings
 from farandole.surroundings.variables import PMI, numbers
@@ -122,13 +124,34 @@ def watched(placement: Placement, timeout: float) -> Iterator[None]:
 def world_of(placement: Placement) -> tuple[Any, str]:
     """mpi4py's COMM_WORLD, or None and why it is of no use."""
     try:
-        from mpi4py import MPI
+        MPI = library()
     except (ImportError, RuntimeError) as error:
         return None, f"mpi4py cannot be used ({error})"
     world = MPI.COMM_WORLD
     if world.Get_size() == placement.size and world.Get_rank() == placement.rank:
         return world, ""
-    library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
+    version = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
     return None, (
-        f"mpi4py, with {library}, is rank {world.Get_rank()} of {world.Get_size()}: it does not belong to this mpirun"
+        f"mpi4py, with {version}, is rank {world.Get_rank()} of {world.Get_size()}: it does not belong to this mpirun"
     )
+
+
+def library() -> Any:
+    """mpi4py's MPI, initialised: programs for Horovod say ``mpi4py.rc.initialize = False``, for Horovod sees to it."""
+    import mpi4py
+
+    asked, mpi4py.rc.initialize = mpi4py.rc.initialize, True
+    try:
+        from mpi4py import MPI
+    finally:
+        mpi4py.rc.initialize = asked
+    if not MPI.Is_initialized():  # it was imported before, without
+        MPI.Init_thread()
+        atexit.register(_finalize, MPI)
+    return MPI
+
+
+def _finalize(MPI: Any) -> None:
+    """At the end of a process that has not failed: one that has would wait here for ranks that wait for it."""
+    if not reporter.failed() and not MPI.Is_finalized():
+        MPI.Finalize()
