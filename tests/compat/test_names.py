@@ -59,6 +59,33 @@ def test_every_module_can_be_imported_and_has_what_it_lists() -> None:
     ) == "all"  # fmt: skip
 
 
+def test_the_class_of_distributed_optimizers_is_there_to_ask_and_not_to_derive_from() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    assert code(
+        "import torch, horovod.torch as hvd\n"
+        "from horovod.torch.optimizer import _DistributedAdasumOptimizer, _DistributedOptimizer\n"
+        "hvd.init()\n"
+        "plain = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)\n"
+        "print(isinstance(plain, hvd._DistributedOptimizer))\n"
+        "print(isinstance(hvd.DistributedOptimizer(plain), _DistributedOptimizer))\n"
+        "print(isinstance(hvd.DistributedOptimizer(plain, op=hvd.Adasum), _DistributedAdasumOptimizer))\n"
+        "class Scheduled(_DistributedOptimizer):\n"
+        "    def __init__(self, params, named_parameters):\n"
+        "        super(self.__class__, self).__init__(params, named_parameters)\n"
+        "made = type('SGD', (torch.optim.SGD,), dict(Scheduled.__dict__))\n"
+        "try:\n    made(plain.param_groups, [])\nexcept TypeError as error:\n    print(error)\n"
+        "basics = hvd.mpi_ops._basics\n"
+        "print([int(each) for each in (basics.Average, basics.Sum, basics.Adasum, basics.Product)])"
+    ).splitlines() == [
+        "False", "True", "True",
+        "SGD derives from horovod.torch.optimizer._DistributedOptimizer, whose methods (_register_hooks, "
+        "_allreduce_grad_async, ...) are Horovod's own and do not exist here. Wrap the optimizer, "
+        "hvd.DistributedOptimizer(optimizer, ...), where compression= changes what is sent; or exchange gradients "
+        "yourself, with hvd.allreduce_async_(parameter.grad), and step with the plain optimizer",
+        "[0, 1, 2, 5]",
+    ]  # fmt: skip
+
+
 def test_who_imports_horovod_hears_of_horovod() -> None:
     said = code(
         "import horovod, farandole.numpy as hvd\nfrom farandole.errors import ShutDownError\n"

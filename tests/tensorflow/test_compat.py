@@ -74,6 +74,42 @@ def test_names_basics_and_small_things() -> None:
     ]  # fmt: skip
 
 
+PRIVATE = """
+import horovod.tensorflow as hvd, tensorflow as tf
+from horovod.tensorflow import _allreduce, _make_allreduce_grads_fn, _make_broadcast_group_fn
+hvd.init()
+mine = float(hvd.rank() + 1)
+assert hvd.mpi_ops._allreduce is _allreduce
+with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    x = tf.constant([mine])
+    total = hvd.mpi_ops._allreduce(x)
+    (slope,) = tf.gradients(mine * total, [x])
+    optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
+    assert isinstance(optimizer, hvd._DistributedOptimizer) and isinstance(optimizer, hvd._LegacyOptimizer)
+    print(session.run([total, slope]))
+print(hvd._grouped_allreduce([tf.constant(mine), tf.constant([mine])])[1].numpy())
+print(hvd.mpi_ops._reducescatter(tf.constant([mine, mine])).numpy())
+for factor in (1.0, 2.0):
+    reduce = _make_allreduce_grads_fn("Own", "", "", hvd.Compression.none, True, hvd.Average, factor, None)
+    slices = tf.IndexedSlices(tf.constant([mine]), tf.constant([hvd.rank()]), tf.constant([2]))
+    print([None if each is None else each.numpy().tolist() for each in reduce([tf.constant(mine), None, slices])])
+variable = tf.Variable(mine)
+_make_broadcast_group_fn()([variable], root_rank=1)
+print(variable.numpy())
+"""
+
+
+def test_functions_that_are_private_by_their_names(tmp_path: Path) -> None:
+    """Glow's copies call the first, optimizers of other libraries the others."""
+    script = tmp_path / "private.py"
+    script.write_text(PRIVATE)
+    lines = program(HOROVODRUN, "-W", "ignore", script).splitlines()
+    assert sorted(lines) == sorted(2 * [
+        "[array([3.], dtype=float32), array([3.], dtype=float32)]", "[3.]", "[3.]", "[1.5, None, [0.5, 1.0]]",
+        "[1.5, None, [0.5, 1.0]]", "2.0",
+    ])  # fmt: skip
+
+
 def test_programs_for_keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same program as for Keras 3, and all names of the migration page, when ``tf.keras`` is ``tf_keras``."""
     pytest.importorskip("tf_keras", reason="tf_keras is not installed")

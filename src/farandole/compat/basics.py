@@ -7,6 +7,7 @@ from typing import Any
 
 from farandole import context
 from farandole.frontend import capabilities
+from farandole.types import ReduceOp
 
 _OF_TORCH = ("nccl_built", "cuda_built", "rocm_built")
 
@@ -16,6 +17,9 @@ class HorovodBasics:
 
     def __init__(self, pkg_path: str = "", *args: Any) -> None:
         """Horovod's constructor loads a library from there; here it is ignored."""
+
+    Average, Sum, Adasum = ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM
+    Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
 
     init = staticmethod(context.init)
     shutdown = staticmethod(context.shutdown)

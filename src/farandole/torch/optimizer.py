@@ -98,12 +98,18 @@ def DistributedOptimizer(
 
 
 class _Distributed:
-    """The differences of a distributed optimizer from its base class."""
+    """The differences of a distributed optimizer from its base class. Programs for Horovod import it under the name
+    ``horovod.torch.optimizer._DistributedOptimizer``, to ask what an optimizer is."""
 
     _farandole: Any  # an OptimizerState, AdasumState or WeightState
     backward_passes_per_step: int
     param_groups: list[dict[str, Any]]
     state: Any
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__module__ != __name__ and not issubclass(cls, torch.optim.Optimizer):  # a program's own
+            cls.__init__ = _refuse_subclass  # type: ignore[method-assign]
 
     def step(self, closure: Closure | None = None, **options: Any) -> Any:
         """Wait for the gradients of all ranks, and step. In ``skip_synchronize()``: just step."""
@@ -237,6 +243,15 @@ class _WithWeights(_Distributed):
 
 def _blank(base: type) -> Any:
     return object.__new__(base)
+
+
+def _refuse_subclass(self: Any, *args: Any, **options: Any) -> None:
+    raise TypeError(
+        f"{type(self).__name__} derives from horovod.torch.optimizer._DistributedOptimizer, whose methods "
+        "(_register_hooks, _allreduce_grad_async, ...) are Horovod's own and do not exist here. Wrap the optimizer, "
+        "hvd.DistributedOptimizer(optimizer, ...), where compression= changes what is sent; or exchange gradients "
+        "yourself, with hvd.allreduce_async_(parameter.grad), and step with the plain optimizer"
+    )
 
 
 class OptimizerState:
