@@ -198,20 +198,24 @@ def _joined(parts: Sequence[Array]) -> Array:
     return np.concatenate(parts) if whole is None else whole
 
 
+class _Whole:
+    """Memory of several arrays, as numpy asks for it; it keeps them."""
+
+    __slots__ = ("__array_interface__", "parts")
+
+    def __init__(self, parts: Sequence[Array]) -> None:
+        self.parts, first = parts, parts[0].__array_interface__
+        self.__array_interface__ = {**first, "shape": (sum(map(len, parts)),), "strides": None}
+
+
 def _neighbours(parts: Sequence[Array]) -> Array | None:
-    """The memory of parts that stand one behind the other; None if they do not."""
-    if len(parts) == 1:
-        return parts[0]
-    whole = parts[0].base
-    if whole is None or whole.dtype != parts[0].dtype or whole.ndim != 1 or not whole.flags.c_contiguous:
-        return None
-    ends = [part.ctypes.data for part in parts]
-    starts = list(accumulate((part.nbytes for part in parts), initial=ends[0]))
-    if any(part.base is not whole for part in parts) or ends != starts[:-1]:
-        return None
-    first = (ends[0] - whole.ctypes.data) // whole.itemsize
-    found: Array = whole[first : first + sum(map(len, parts))]
-    return found
+    """The memory of flat parts that stand one behind the other; None if they do not."""
+    full = [part for part in parts if len(part)]
+    if len(full) <= 1:
+        return full[0] if full else parts[0]
+    begins = [part.ctypes.data for part in full]
+    ends = list(accumulate((part.nbytes for part in full), initial=begins[0]))
+    return np.asarray(_Whole(full)) if begins == ends[:-1] else None
 
 
 def _may_stand(part: Array, whole: Array, place: int) -> bool:
