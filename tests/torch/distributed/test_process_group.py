@@ -89,6 +89,39 @@ def work_and_messages(rank: int) -> None:
     assert "no other member" in error_of(lambda: dist.group.WORLD.send([torch.ones(1)], 5, 0))
 
 
+def torchs_overloads(rank: int) -> None:
+    """On 2 ranks: a group's own methods, by the names that torch gives their arguments."""
+    import torch
+    from torch import distributed as dist
+
+    world, most, parts = dist.group.WORLD, dist.ReduceOp.MAX, [torch.zeros(2) for _ in range(2)]
+    soon = timedelta(seconds=30)
+
+    def mine() -> Any:
+        return torch.full((2,), float(rank + 1))
+
+    tensor = mine()
+    world.broadcast(tensor, root=1).wait()
+    assert tensor.tolist() == [2.0] * 2
+    world.broadcast(tensor=tensor.fill_(rank), root=0, timeout=soon).wait()
+    assert tensor.tolist() == [0.0] * 2
+    world.allreduce(tensor=(tensor := mine()), op=most, timeout=soon).wait()
+    assert tensor.tolist() == [2.0] * 2
+    world.reduce(tensor=(tensor := mine()), root=1, op=most).wait()
+    assert tensor.tolist() == [2.0 if rank else 1.0] * 2
+    world.allgather(output_tensors=parts, input_tensor=mine()).wait()
+    assert torch.stack(parts).tolist() == [[1.0] * 2, [2.0] * 2]
+    world.reduce_scatter(output=tensor, input=parts, op=most).wait()
+    assert torch.equal(tensor, parts[rank])
+    world.gather(output_tensors=parts if rank else [], input_tensor=mine() * 3, root=1).wait()
+    assert parts[0].tolist() == [3.0 if rank else 1.0] * 2
+    world.scatter(output_tensor=tensor, input_tensors=parts if rank else [], root=1).wait()
+    assert torch.equal(tensor, mine() * 3)
+    world.alltoall_base(output=tensor, input=mine(), output_split_sizes=[], input_split_sizes=[], timeout=soon).wait()
+    assert tensor.tolist() == [1.0, 2.0]
+    world.barrier(soon).wait()
+
+
 def what_does_not_fit(rank: int) -> None:
     """On 2 ranks: an error on both, and the group goes on."""
     import torch
@@ -105,6 +138,10 @@ def what_does_not_fit(rank: int) -> None:
             lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1, 2], [1, 2]),
             lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1, 2], [1, 2]),
         ),
+        "parts": (
+            lambda: dist.all_to_all([torch.ones(2), torch.ones(2)], [torch.ones(2)] * 2),
+            lambda: dist.all_to_all([torch.ones(2), torch.ones(3)], [torch.ones(2)] * 2),
+        ),
         "barrier": (dist.barrier, lambda: dist.all_reduce(torch.ones(2))),
     }  # fmt: skip
     for what, calls in pairs.items():
@@ -112,11 +149,16 @@ def what_does_not_fit(rank: int) -> None:
         assert "do not call the same" in text, (what, text)
         assert "rank 0: call" in text, (what, text)
         assert "rank 1: call" in text, (what, text)
+        assert what != "splits" or "[3] into float32 [3], rows to each rank [1, 2], from each [1, 2]" in text
+        assert what != "parts" or all(f"float32 [2], [2] into float32 [2], [{rows}]" in text for rows in (2, 3)), text
         tensor = torch.ones(2)
         dist.all_reduce(tensor)
         assert tensor.tolist() == [2.0, 2.0]
     assert "integers" in error_of(lambda: dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND))
     assert "dtypes" in error_of(lambda: dist.all_gather([torch.ones(1), torch.ones(1).int()], torch.ones(1)))
+    rows, sparse = torch.ones(2), torch.eye(2).to_sparse()
+    assert "none below 0" in error_of(lambda: dist.all_to_all_single(rows, rows, [4, -2], [4, -2]))
+    assert "give tensor.to_dense()" in error_of(lambda: dist.broadcast(sparse, 0))
     wide = torch.ones(1).expand(4)
     for call in (
         lambda: dist.all_reduce(wide),
@@ -144,6 +186,7 @@ def of_another_size(rank: int) -> str:
 def test_work_messages_and_misfits(wire: str) -> None:
     members(2, work_and_messages, wire=wire)
     members(2, what_does_not_fit, wire=wire)
+    members(2, torchs_overloads, wire=wire)
     for text in members(2, of_another_size, wire=wire):
         assert "12000000 bytes, where 8000000" in text
 

@@ -141,7 +141,10 @@ def _allgather(group: Group, inputs: Sequence[Any], memories: Any, results: Sequ
         for tensor, send, receives in zip(inputs, sends, memories, strict=True):
             arrays = [memory.array for memory in receives]
             wants = (Kind.ALLGATHER, code(tensor.dtype), *map(len, arrays))
-            group.collectives.allgather(send.array, arrays, wants, lambda: _told("all_gather", "", inputs))
+            group.collectives.allgather(
+                send.array, arrays, wants,
+                lambda: f"{_told('all_gather', '', inputs)} into {list(wants[2:])} bytes",  # noqa: B023
+            )  # fmt: skip
             _write_back(receives)
 
     return Operation("all_gather", work, results)
@@ -159,7 +162,7 @@ def gather(group: Group, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any]
 
     def work() -> None:
         given.refresh()
-        group.collectives.exchange(sends, receives, wants, lambda: _told(f"gather to {root}", "", inputs))
+        group.collectives.exchange(sends, receives, wants, lambda: _moved(f"gather to {root}", inputs, taken))
         _write_back(memories)
 
     return Operation("gather", work, list(taken))
@@ -177,7 +180,7 @@ def scatter(group: Group, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]
 
     def work() -> None:
         _refresh(parts)
-        group.collectives.exchange(sends, receives, wants, lambda: _told(f"scatter from {root}", "", outputs))
+        group.collectives.exchange(sends, receives, wants, lambda: _moved(f"scatter from {root}", given, outputs))
         memory.write_back()
 
     return Operation("scatter", work, outputs)
@@ -235,7 +238,7 @@ def _reduce_scatter(group: Group, jobs: Sequence[_Part], op: Any) -> Operation:
             wants = (Kind.REDUCE_SCATTER, op.op.value, code(taken.dtype), *map(len, parts))
             group.collectives.reducescatter(
                 parts, memory.array, dtype, asked.op, asked.scale, wants,
-                lambda: _told("reduce_scatter", asked.name, results),  # noqa: B023
+                lambda: f"{_told('reduce_scatter', asked.name, results)} out of {list(wants[3:])} elements",  # noqa: B023
             )  # fmt: skip
             memory.write_back()
 
@@ -252,9 +255,13 @@ def alltoall_base(
     receives = _cut(taken.array, _bytes_of_splits(group, output, output_splits, "output"))
     wants = (Kind.ALLTOALL, code(input.dtype))
 
+    def told() -> str:
+        cut = f", rows to each rank {list(input_splits) or 'alike'}, from each {list(output_splits) or 'alike'}"
+        return f"{_told('all_to_all_single', '', [input])} into {shown([output])}{cut}"
+
     def work() -> None:
         given.refresh()
-        group.collectives.exchange(sends, receives, wants, lambda: _told("all_to_all_single", "", [input, output]))
+        group.collectives.exchange(sends, receives, wants, told)
         taken.write_back()
 
     return Operation("all_to_all_single", work, [output])
@@ -275,7 +282,7 @@ def alltoall(group: Group, outputs: Sequence[Any], inputs: Sequence[Any]) -> Ope
 
     def work() -> None:
         _refresh(given)
-        group.collectives.exchange(sends, receives, wants, lambda: _told("all_to_all", "", [*inputs, *outputs]))
+        group.collectives.exchange(sends, receives, wants, lambda: _moved("all_to_all", inputs, outputs))
         _write_back(memories)
 
     return Operation("all_to_all", work, outputs)
@@ -290,6 +297,10 @@ def barrier(group: Group) -> Operation:
 
 def _told(what: str, op: str, tensors: Sequence[Any]) -> str:
     return f"{what} {op} of {shown(tensors)}" if op else f"{what} of {shown(tensors)}"
+
+
+def _moved(what: str, given: Sequence[Any], taken: Sequence[Any]) -> str:
+    return f"{what} of {shown(given)} into {shown(taken)}"
 
 
 def _first(tensors: Sequence[Any], what: str) -> Any:
@@ -336,10 +347,10 @@ def _bytes_of_splits(group: Group, tensor: Any, splits: Sequence[int], which: st
                 f"{group.size} ranks; give {which}_split_sizes"
             )
         splits = [rows // group.size] * group.size
-    if len(splits) != group.size or sum(splits) != rows:
+    if len(splits) != group.size or sum(splits) != rows or min(splits) < 0:
         raise ValueError(
-            f"all_to_all_single: {which}_split_sizes {list(splits)} must be {group.size} numbers that add up to the "
-            f"first dimension, {rows}"
+            f"all_to_all_single: {which}_split_sizes {list(splits)} must be {group.size} numbers, none below 0, that "
+            f"add up to the first dimension, {rows}"
         )
     row = tensor.numel() // rows * tensor.element_size() if rows else 0
     return [count * row for count in splits]

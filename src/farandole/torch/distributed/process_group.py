@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -30,8 +30,22 @@ from farandole.torch.distributed.work import FarandoleWork
 
 _c10d: Any = _distributed_c10d
 _UNSET = timedelta(0)
+_NAMES = {  # of arguments, in torch's overloads of one method: ours
+    "tensor": "tensors", "root": "opts", "output_tensors": "outputs", "output_tensor": "outputs", "output": "outputs",
+    "input_tensors": "inputs", "input_tensor": "inputs", "input": "inputs",
+}  # fmt: skip
 _asked: list[Whereabouts] = []  # where the ranks of the job stand; those of the default group
 _open: weakref.WeakSet[FarandoleProcessGroup] = weakref.WeakSet()
+
+
+def _named_as_in_torch(method: Any) -> Any:
+    """Also by the names that arguments have in torch's overloads: ``group.broadcast(tensor, root=0)``."""
+
+    @wraps(method)
+    def call(*args: Any, **named: Any) -> Any:
+        return method(*args, **{_NAMES.get(name, name): value for name, value in named.items()})
+
+    return call
 
 
 def create(options: Any, backend_options: Any = None) -> FarandoleProcessGroup:
@@ -202,8 +216,9 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     # Collectives.
 
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
-        tensors, opts = _listed(tensors), _options(opts, _c10d.AllreduceOptions, timeout)
+    @_named_as_in_torch
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, op: Any = None) -> Any:
+        tensors, opts = _listed(tensors), _options(opts, _c10d.AllreduceOptions, timeout, op)
         if self._is_elsewhere(tensors):
             return super().allreduce(tensors, opts)
         return self._begin(operations.allreduce(self.state, tensors, opts.reduceOp), opts)
@@ -214,18 +229,21 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             return super().allreduce_coalesced(tensors, opts)
         return self._begin(operations.allreduce(self.state, tensors, opts.reduceOp), opts)
 
+    @_named_as_in_torch
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Any:
         tensors, opts = _listed(tensors), _options(opts, _c10d.ReduceOptions, timeout, op)
         if self._is_elsewhere(tensors):
             return super().reduce(tensors, opts)
         return self._begin(operations.reduce(self.state, tensors, opts.reduceOp, opts.rootRank), opts)
 
+    @_named_as_in_torch
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         tensors, opts = _listed(tensors), _options(opts, _c10d.BroadcastOptions, timeout)
         if self._is_elsewhere(tensors):
             return super().broadcast(tensors, opts)
         return self._begin(operations.broadcast(self.state, tensors, opts.rootRank), opts)
 
+    @_named_as_in_torch
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         outputs, inputs = _nested(outputs), _listed(inputs)
         opts = _options(opts, _c10d.AllgatherOptions, timeout)
@@ -255,6 +273,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
+    @_named_as_in_torch
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         outputs, inputs = _nested(outputs), _listed(inputs)
         opts = _options(opts, _c10d.GatherOptions, timeout)
@@ -262,6 +281,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             return super().gather(outputs, inputs, opts)
         return self._begin(operations.gather(self.state, outputs, inputs, opts.rootRank), opts)
 
+    @_named_as_in_torch
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         outputs, inputs = _listed(outputs), _nested(inputs)
         opts = _options(opts, _c10d.ScatterOptions, timeout)
@@ -269,9 +289,10 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             return super().scatter(outputs, inputs, opts)
         return self._begin(operations.scatter(self.state, outputs, inputs, opts.rootRank), opts)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
+    @_named_as_in_torch
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, op: Any = None) -> Any:
         outputs, inputs = _listed(outputs), _nested(inputs)
-        opts = _options(opts, _c10d.ReduceScatterOptions, timeout)
+        opts = _options(opts, _c10d.ReduceScatterOptions, timeout, op)
         if self._is_elsewhere(outputs):
             return super().reduce_scatter(outputs, inputs, opts)
         return self._begin(operations.reduce_scatter(self.state, outputs, inputs, opts.reduceOp), opts)
@@ -293,17 +314,19 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def alltoall_base(
-        self, output: Any, input: Any, output_splits: Any, input_splits: Any, opts: Any = None, timeout: Any = None
-    ) -> Any:
+        self, output: Any, input: Any, output_split_sizes: Any, input_split_sizes: Any, opts: Any = None,
+        timeout: Any = None,
+    ) -> Any:  # fmt: skip
         opts = _options(opts, _c10d.AllToAllOptions, timeout)
         if self._is_elsewhere([input]):
-            return super().alltoall_base(output, input, output_splits, input_splits, opts)
+            return super().alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
         return self._begin(
-            operations.alltoall_base(self.state, output, input, list(output_splits), list(input_splits)), opts
+            operations.alltoall_base(self.state, output, input, list(output_split_sizes), list(input_split_sizes)), opts
         )
 
     all_to_all_single = alltoall_base
 
+    @_named_as_in_torch
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         opts = _options(opts, _c10d.AllToAllOptions, timeout)
         if self._is_elsewhere(inputs):
@@ -438,11 +461,13 @@ def _nested(tensors: Any) -> Any:
 
 
 def _options(opts: Any, kind: Callable[[], Any], timeout: Any = None, op: Any = None) -> Any:
-    """torch.distributed's overloads: options; or in their place an operation, or the number of a rank."""
+    """torch.distributed's overloads: options; or in their place an operation, the number of a rank, or a timeout."""
     if opts is not None and hasattr(opts, "timeout") and timeout is None and op is None:
         return opts
     made = kind() if opts is None or not hasattr(opts, "timeout") else opts
-    if isinstance(opts, int):
+    if isinstance(opts, timedelta):
+        timeout = opts
+    elif isinstance(opts, int):
         made.rootRank = opts
     elif opts is not None and not hasattr(opts, "timeout"):
         op = opts

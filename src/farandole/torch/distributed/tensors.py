@@ -67,8 +67,13 @@ def code(dtype: Any) -> int:
 
 def raw(tensor: Any, *, taken: bool = False) -> Memory:
     """Its bytes. Those of a tensor with gaps are there after ``refresh``. ``taken``: it is for a result; ValueError if
-    it cannot hold one."""
+    it cannot hold one, or is sparse."""
     tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        raise ValueError(
+            f"a tensor of layout {str(tensor.layout).removeprefix('torch.')} can be summed by all_reduce (COO alone), "
+            "and nothing else: give tensor.to_dense()"
+        )
     if _is_plain(tensor):
         return Memory(_bytes(tensor))
     if taken:
