@@ -18,6 +18,7 @@ import pytest
 
 import farandole
 import farandole.spark
+from farandole.errors import JobFailedError
 from farandole.spark import HorovodRunner, LoopLog, log_to_driver
 from tests.launch.tools import read_pids, wait_until
 from tests.spark import tools
@@ -294,11 +295,24 @@ class TestSpark:
         assert description == "HorovodRunner: train on 2 ranks (Farandole)"
         assert group.startswith("farandole-")
 
-    def test_the_callers_own_job_group_is_untouched(self, cluster: Any) -> None:
+    def test_who_cancels_the_callers_job_group_ends_the_job(self, cluster: Any, tmp_path: Path) -> None:
+        def train(folder: str) -> None:
+            (Path(folder) / f"{os.environ['HOROVOD_RANK']}.pid").write_text(f"{os.getpid()}\n")
+            threading.Event().wait()
+
         context = cluster.sparkContext
         context.setJobGroup("mine", "my own")
-        HorovodRunner(np=1).run(int)
-        assert context.getLocalProperty("spark.jobGroup.id") == "mine"
+        cancel = threading.Thread(target=lambda: (read_pids(tmp_path, 2, 100.0), context.cancelJobGroup("mine")))
+        try:
+            cancel.start()
+            with tools.Clean(cluster), pytest.raises(JobFailedError, match="cancelled"):
+                HorovodRunner(np=2).run(train, folder=str(tmp_path))
+            assert context.getLocalProperty("spark.jobGroup.id") == "mine"
+            assert context.getLocalProperty("spark.job.description") == "my own"
+        finally:
+            cancel.join()
+            for name in ("spark.jobGroup.id", "spark.job.description"):
+                context.setLocalProperty(name, None)
 
     def test_a_second_job_finds_all_as_the_first_did(self, cluster: Any) -> None:
         """Spark's Python processes are used again, and a job leaves nothing in them."""

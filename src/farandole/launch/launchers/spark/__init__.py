@@ -111,8 +111,8 @@ class Tasks:
         )
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        group, description = f"farandole-{os.urandom(6).hex()}", f"{self._title} on {self._np} ranks (Farandole)"
-        self._stage = self._cluster.submit(self._np, dict(facts), group, description)
+        name, description = f"farandole-{os.urandom(6).hex()}", f"{self._title} on {self._np} ranks (Farandole)"
+        self._stage = self._cluster.submit(self._np, dict(facts), name, description)
 
     def absent(self, agents: Sequence[int]) -> str:
         return f"{self._stage.reason() or 'a task ended'}\n{FAILED}" if self._stage.ended else ""

@@ -169,9 +169,9 @@ class Cluster:
 
     # ---- the barrier stage ----
 
-    def submit(self, np: int, task: dict[str, Any], group: str, description: str) -> Stage:
+    def submit(self, np: int, task: dict[str, Any], name: str, description: str) -> Stage:
         """A barrier stage of ``np`` tasks, each of which runs an agent."""
-        return Stage(self._context, np, _task(_BOOT.read_text(encoding="utf-8"), *bundle(), task), group, description)
+        return Stage(self._context, np, _task(_BOOT.read_text(encoding="utf-8"), *bundle(), task), name, description)
 
 
 def _task(boot: str, archive: bytes, wanted: dict[str, str], facts: dict[str, Any]) -> Callable[..., Iterator[Any]]:
@@ -195,22 +195,25 @@ def _task(boot: str, archive: bytes, wanted: dict[str, str], facts: dict[str, An
 
 
 class Stage:
-    """The Spark job of one of our jobs, in a thread of its own and a job group."""
+    """The Spark job of one of our jobs, in a thread of its own. It is in the caller's job group, so that who cancels
+    that ends it, too; ``name``: of its tag, by which we cancel it, and of its group where the caller has none."""
 
-    def __init__(self, context: Any, np: int, task: Callable[..., Any], group: str, description: str) -> None:
+    def __init__(self, context: Any, np: int, task: Callable[..., Any], name: str, description: str) -> None:
         from pyspark import InheritableThread
 
         self.error: BaseException | None = None
         self.ended_at: float | None = None
         self._context, self._np, self._task = context, np, task
-        self._group, self._description = group, description
+        self._name, self._description = name, description
         # It has the caller's local properties (its scheduler pool, for instance), and sets some of its own.
         self._thread: threading.Thread = InheritableThread(target=self._run, name="farandole-spark", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._context.setJobGroup(self._group, self._description, interruptOnCancel=False)
+            group = self._context.getLocalProperty("spark.jobGroup.id") or self._name
+            self._context.setJobGroup(group, self._description, interruptOnCancel=False)
+            self._context.addJobTag(self._name)
             self._context.parallelize(range(self._np), self._np).barrier().mapPartitions(self._task).collect()
         except BaseException as error:
             self.error = error
@@ -231,7 +234,7 @@ class Stage:
         self._thread.join(seconds)
         if self._thread.is_alive() and self._context._jsc is not None:
             with contextlib.suppress(Exception):  # the gateway may be gone
-                self._context.cancelJobGroup(self._group)
+                self._context.cancelJobsWithTag(self._name)
             self._thread.join(10.0)
 
     def cancel(self) -> None:
