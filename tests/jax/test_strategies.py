@@ -136,6 +136,22 @@ def test_half_types_whole_numbers_and_what_does_not_know_weights() -> None:
     job(2, fn, strategy="easgd")
 
 
+def test_an_optimizer_of_no_weights_exchanges_nothing() -> None:
+    def fn(rank: int) -> None:
+        import farandole.jax as hvd
+
+        params = [jnp.zeros(2), jnp.zeros(3)]
+        labels = ["one", "one"]  # and none has the other
+        both = {name: hvd.DistributedOptimizer(optax.sgd(1.0), strategy="local_sgd:1") for name in ("one", "other")}
+        optimizer = optax.multi_transform(both, labels)
+        gradients = [jnp.full(2, 2.0 * rank), jnp.full(3, -2.0 * rank)]
+        for update in (optimizer.update, jax.jit(optimizer.update)):
+            updates, _ = update(gradients, optimizer.init(params), params)
+            assert [update.tolist() for update in updates] == [[-1.0] * 2, [1.0] * 3]
+
+    job(2, fn)
+
+
 def models_of_one_optimizer(hvd: Any, rank: int) -> None:
     """Each has a centre with its momentum, also where arrays have the same shapes."""
     optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), strategy=ParameterServer(optimizer="momentum", lr=1.0))

@@ -116,9 +116,9 @@ def exchanging(optimizer: Any, options: GradientOptions, strategy: Strategy) -> 
             )
         found, inner = optimizer.update(updates, state.inner, params, **extra)
         step = state.step + 1
-        if not exchanges.needed():
-            return found, WeightState(step, state.slots, inner, state.mark)
         weights, names = _weights(optax.apply_updates(params, found)), tuple(_names(params))
+        if not (exchanges.needed() and weights):  # a label of optax.multi_transform may be that of none
+            return found, WeightState(step, state.slots, inner, state.mark)
         given = [*weights, *(slot for column in state.slots for slot in column), step, state.mark]
         told = run_if(strategy.due(step), HostExchange(_Run(exchanges, names).run, 2), given)
         count = len(weights)
