@@ -50,3 +50,63 @@ def test_votes_by_the_momentum_of_each_rank(backend: str) -> None:
         assert weights == [[-1, 1], [-2, 2], [-1, 1]]  # momentum: 2, 0.5, -4.25 times x
 
     on(backend, 2, fn)
+
+
+def test_what_is_kept_is_of_gradients_without_the_scale_of_their_loss(backend: str) -> None:
+    """What came, and what is left, is what was given, though the scale doubles after every second step."""
+
+    def fn(rank: int) -> None:
+        import keras
+
+        import farandole.keras as hvd
+        from farandole.strategies.codecs import codec
+
+        chosen = codec("topk:0.25")
+        x = np.random.default_rng(rank).standard_normal((7, 12)).astype("float32")
+        scaling = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(1.0), initial_scale=64.0, dynamic_growth_steps=2
+        )
+        model = keras.Sequential(
+            [keras.Input((12,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+        )
+        optimizer = hvd.DistributedOptimizer(scaling, codec=chosen)
+        model.compile(optimizer, lambda y, found: y * found)  # so that the gradient is a row
+        model.fit(x, np.ones((7, 1), "float32"), batch_size=1, epochs=1, shuffle=False, verbose=0)
+        assert float(keras.ops.convert_to_numpy(optimizer.dynamic_scale)) == 512.0
+        (left,) = [array for name, array in chosen.state_dict().items() if name.startswith("residual/")]
+        given, left = hvd.allgather(np.stack([x.sum(0), left])[None]).__array__().mean(0)
+        assert np.abs(left).max() > 0.1, "something is left"
+        np.testing.assert_allclose(-np.array(model.get_weights()[0])[:, 0], given - left, rtol=1e-4, atol=1e-5)
+
+    on(backend, 2, fn)
+
+
+def test_what_is_kept_of_a_variable_stays_its_own_where_another_of_its_name_is_frozen(backend: str) -> None:
+    def fn(rank: int) -> None:
+        import keras
+
+        import farandole.keras as hvd
+        from farandole.strategies.codecs import codec
+
+        random, chosen = np.random.default_rng(rank), codec("onebit")
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), codec=chosen)
+        variables = [keras.Variable(np.zeros(12, "float32"), name="kernel") for _ in range(2)]
+        optimizer.build(variables)
+        given = np.zeros((2, 12), "float32")
+        for step in range(4):
+            gradients = random.standard_normal((2, 12)).astype("float32")
+            gradients[0] *= step < 2  # it is frozen then
+            given += gradients
+            tensors = [keras.ops.convert_to_tensor(gradient) for gradient in gradients]
+            optimizer.apply([None if step >= 2 else tensors[0], tensors[1]], variables)
+        state = chosen.state_dict()
+        left = [state["residual/kernel"].copy(), state["residual/kernel (2)"].copy()]
+        for each, key in zip(left, ("kernel", "kernel (2)"), strict=True):
+            if f"owed/{key}" in state:
+                begin, owed = int(state[f"at/{key}"][0]), state[f"owed/{key}"]
+                each[begin : begin + len(owed)] += owed
+        both = hvd.allgather(np.stack([given, left])[None]).__array__().mean(0)
+        came = -np.stack([np.array(variable) for variable in variables])
+        np.testing.assert_allclose(came, both[0] - both[1], rtol=1e-4, atol=1e-5)
+
+    on(backend, 2, fn)

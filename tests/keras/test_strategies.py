@@ -163,6 +163,33 @@ def test_epochs_local_variables_and_what_cannot_be() -> None:
     on(QUICK, 2, train)
 
 
+def test_variables_without_gradients_in_some_steps(backend: str) -> None:
+    """They take part in an exchange if a step since the last one had a gradient of them. What is kept of one is its
+    own, and a frozen one has no momentum."""
+
+    def train(rank: int) -> None:
+        import keras
+
+        import farandole.keras as hvd
+        from farandole.strategies import LocalSGD
+
+        plain = [("a",), ("b",), ("b",), ("b",), ("a", "b"), ("a",)]
+        outer = [("a", "b"), ("a", "b"), ("a",), ("a",), ("b",), ("b",)]
+        for strategy, steps, ends in (
+            ("local_sgd:2", plain, [-4.5, -6.0]),
+            (LocalSGD(2, outer="momentum", lr=1.0, momentum=0.5), outer, [-7.5, -7.5]),
+        ):
+            variables = [keras.Variable([0.0], name="a"), keras.Variable([0.0], name="b")]
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), strategy=strategy)
+            optimizer.build(variables)
+            gradient = keras.ops.array([rank + 1.0])
+            for names in steps:
+                optimizer.apply([gradient if name in names else None for name in ("a", "b")], variables)
+            assert [float(np.array(variable)[0]) for variable in variables] == ends
+
+    on(backend, 2, train)
+
+
 def test_synchronous_parameter_servers_are_an_average_of_gradients(backend: str) -> None:
     """In fit, whose end gives all ranks the centre; and gossip in the background, of which that gives the mean."""
 

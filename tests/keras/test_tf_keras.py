@@ -529,3 +529,57 @@ def test_scaled_losses(old: bool, outside: bool) -> None:
     for found in job(2, body):
         assert found == [(0.25, 8.0), (0.25, 4.0), (-0.25, 4.0), (-1.0, 4.0), (-1.0, 2.0), (-1.5, 2.0),
                          (1.0, 4.0), (0.25, 4.0), 0.75, -0.25]  # fmt: skip
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_what_is_kept_is_of_gradients_without_the_scale_of_their_loss(old: bool) -> None:
+    """What came, and what is left, is what was given, though the scale doubles after every second step."""
+
+    def body(rank: int) -> None:
+        import tf_keras
+
+        from farandole.strategies.codecs import codec
+
+        chosen = codec("topk:0.25")
+        x = np.random.default_rng(rank).standard_normal((7, 12)).astype("float32")
+        plain = (tf_keras.optimizers.legacy if old else tf_keras.optimizers).SGD(1.0)
+        optimizer = tf_keras.mixed_precision.LossScaleOptimizer(
+            hvd.DistributedOptimizer(plain, codec=chosen), initial_scale=64, dynamic_growth_steps=2
+        )
+        model = tf_keras.Sequential([tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+        model.build((None, 12))
+        model.compile(optimizer, lambda y, found: y * found)  # so that the gradient is a row
+        model.fit(x, np.ones((7, 1), "float32"), batch_size=1, shuffle=False, verbose=0)
+        assert float(optimizer.loss_scale) == 512.0
+        (left,) = [array for name, array in chosen.state_dict().items() if name.startswith("residual/")]
+        given, left = hvd.allgather(np.stack([x.sum(0), left])[None]).numpy().mean(0)
+        assert np.abs(left).max() > 0.1, "something is left"
+        np.testing.assert_allclose(-model.get_weights()[0][:, 0], given - left, rtol=1e-4, atol=1e-5)
+
+    job(2, body)
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_variables_without_gradients_in_some_steps(old: bool) -> None:
+    """See the test of this name for Keras 3."""
+
+    def body(rank: int) -> None:
+        import tf_keras
+
+        plain = [("a",), ("b",), ("b",), ("b",), ("a", "b"), ("a",)]
+        outer = [("a", "b"), ("a", "b"), ("a",), ("a",), ("b",), ("b",)]
+        for strategy, steps, ends in (
+            ("local_sgd:2", plain, [-4.5, -6.0]),
+            (LocalSGD(2, outer="momentum", lr=1.0, momentum=0.5), outer, [-7.5, -7.5]),
+        ):
+            variables = {"a": tf.Variable([0.0], name="a"), "b": tf.Variable([0.0], name="b")}
+            kind = (tf_keras.optimizers.legacy if old else tf_keras.optimizers).SGD
+            optimizer = hvd.DistributedOptimizer(kind(1.0), strategy=strategy)
+            if not old:
+                optimizer.build(list(variables.values()))
+            for names in steps:
+                gradients = [tf.constant([rank + 1.0]) if name in names else None for name in variables]
+                optimizer.apply_gradients(zip(gradients, variables.values(), strict=True))
+            assert [float(variable[0]) for variable in variables.values()] == ends
+
+    job(2, body)

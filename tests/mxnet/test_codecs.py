@@ -50,3 +50,37 @@ def test_a_trainer_votes_by_the_momentum_of_each_rank() -> None:
         assert found == [{3.0}, {3.0}, {-3.0}]  # momentum: 2, 0.5, -4.25
 
     job(3, fn)
+
+
+def test_what_is_kept_of_a_parameter_stays_its_own_where_another_is_frozen() -> None:
+    """Gluon numbers names, and ranks may have begun at other numbers: what counts is which of all parameters it is."""
+
+    def fn(rank: int) -> None:
+        import farandole.mxnet as hvd
+        from farandole.strategies.codecs import codec
+
+        random, chosen = np.random.default_rng(rank), codec("topk:0.25")
+        parameters = mx.gluon.ParameterDict(f"net{rank}_")
+        layers = [parameters.get(f"dense{number}_weight", shape=(12,), init="zeros") for number in range(2)]
+        parameters.initialize()
+        trainer = hvd.DistributedTrainer(
+            parameters, "sgd", {"learning_rate": 1.0}, strategy="local_sgd:1", codec=chosen
+        )
+        given = np.zeros((2, 12), np.float32)
+        for step in range(4):
+            layers[0].grad_req = "write" if step < 2 else "null"
+            gradients = random.standard_normal((2, 12)).astype(np.float32)
+            gradients[0] *= step < 2
+            given += gradients
+            with mx.autograd.record():
+                loss = (layers[1].data() * mx.nd.array(gradients[1])).sum()
+                if step < 2:
+                    loss = loss + (layers[0].data() * mx.nd.array(gradients[0])).sum()
+            loss.backward()
+            trainer.step(1)
+        left = [chosen.state_dict()[f"residual/change/net0_dense{number}_weight"] for number in range(2)]
+        both = hvd.allgather(mx.nd.array(np.stack([given, left])[None])).asnumpy().mean(0)
+        came = -np.stack([layer.data().asnumpy() for layer in layers])
+        np.testing.assert_allclose(came, both[0] + both[1], rtol=1e-4, atol=1e-5)
+
+    job(2, fn)

@@ -6,8 +6,11 @@ wrote to them as arrays (float32 or float64), if it is ``due``. Numbers may be v
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from farandole import context
 from farandole.contracts import Strategy
@@ -29,6 +32,8 @@ class KerasExchange:
         self._kept, self._strategy = KeptExchange("DistributedOptimizer", options, strategy), strategy
         self._tensor_of, self._array_of = tensor_of, array_of
         self._names: Sequence[str] = ()
+        self._since = 0  # the step of the last exchange
+        self._partial: dict[int, Sequence[bool]] = {}  # steps since then that did not train all: what they trained
 
     def before_step(self, run_if: Callable[..., Any], variables: Sequence[Any], step: Any, final: Any = True) -> None:
         """Before step number ``step`` (1, 2 ...; it may be a traced number). ``final``: see ``after_step``; a step may
@@ -40,14 +45,20 @@ class KerasExchange:
             run_if(first if final is True else first & final, self._begin, values, step)
 
     def after_step(
-        self, run_if: Callable[..., Any], variables: Sequence[Any], names: Sequence[str], step: Any, final: Any = True
-    ) -> None:
-        """After it. ``final``: False, if what was computed is going to be dropped (or a traced value for it)."""
+        self, run_if: Callable[..., Any], variables: Sequence[Any], names: Sequence[str], step: Any, final: Any = True,
+        trained: Sequence[bool] = (),
+    ) -> None:  # fmt: skip
+        """After it. ``variables``: all of the optimizer; ``trained``: which of them the step may have changed (empty:
+        all). ``final``: False, if what was computed is going to be dropped (or a traced value for it)."""
         self._kept.exchange.stepped()
         self._names = names
         due = self._strategy.due(step)
+        run: Callable[..., None] = self._run
+        if not all(trained):
+            run_if(final, functools.partial(self._note, tuple(trained)), [self._tensor_of(0.0)], step)
+            run = functools.partial(self._run_noted, tuple(trained))  # in a graph it need not come after the note
         values = [self._tensor_of(variable) for variable in variables]
-        told = run_if(due if final is True else due & final, self._run, values, step)
+        told = run_if(due if final is True else due & final, run, values, step)
         for variable, value, new in zip(variables, values, told, strict=True):
             if new is not value:
                 variable.assign(new)
@@ -57,13 +68,15 @@ class KerasExchange:
         if self._kept.at_end_of_epoch(step):
             self._outside(variables, lambda arrays: self._run(arrays, step))
 
-    def average(self, variables: Sequence[Any]) -> None:
-        """Give every rank the same weights: the mean of all, as a rule. ``variables``: those of the steps, and others
-        behind them, which are averaged. Outside of any program; collective."""
+    def average(self, variables: Sequence[Any], step: int) -> None:
+        """Give every rank the same weights: the mean of all, as a rule. ``variables``: all of the optimizer, and others
+        behind them, which are averaged. ``step``: the last one. Outside of any program; collective."""
 
         def change(arrays: list[Array]) -> None:
             count = self._kept.count or len(arrays)
-            self._kept.average(arrays[:count], self._names or None)
+            if self._kept.begun and step > self._since:
+                self._kept.begin(arrays[:count], lambda array: array, self._trained(count, step))
+            self._kept.average(self._kept.chosen(arrays[:count]), self._kept.chosen(self._names) or None)
             if arrays[count:]:
                 self._kept.exchange.average(arrays[count:])
 
@@ -74,13 +87,14 @@ class KerasExchange:
         self._kept.begin_anew()
 
     def state_dict(self) -> dict[str, Any]:
-        return self._kept.state_dict()
+        return {**self._kept.state_dict(), "since": self._since, "partial": dict(self._partial)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._kept.load_state_dict(state)
+        self._since, self._partial = state.get("since", 0), dict(state.get("partial", {}))
 
     def _outside(self, variables: Sequence[Any], change: Callable[[list[Array]], None]) -> None:
-        arrays = [self._array_of(variable).copy() for variable in variables]
+        arrays = [np.array(self._array_of(variable)) for variable in variables]  # of no dimension: not numbers
         wide = [array if array.dtype.itemsize >= 4 else array.astype("float32") for array in arrays]
         change(wide)
         for variable, array in zip(variables, wide, strict=True):
@@ -90,10 +104,26 @@ class KerasExchange:
         self._kept.begin_anew()
         self._kept.begin(arrays, lambda array: array)
 
+    def _note(self, trained: Sequence[bool], arrays: Sequence[Array], step: int) -> None:
+        self._partial[step] = trained
+
+    def _run_noted(self, trained: Sequence[bool], arrays: Sequence[Array], step: int) -> None:
+        self._note(trained, arrays, step)
+        self._run(arrays, step)
+
+    def _trained(self, count: int, step: int) -> list[bool]:
+        """Which variables the steps since the last exchange may have changed."""
+        steps = range(self._since + 1, step + 1)
+        whole = not steps or any(number not in self._partial for number in steps)  # none: training went back
+        sets = [] if whole else [self._partial[number] for number in steps]
+        return [whole or any(trained[place : place + 1] == (True,) for trained in sets) for place in range(count)]
+
     def _run(self, arrays: Sequence[Array], step: int) -> None:
+        trained = self._trained(len(arrays), step)
+        self._since, self._partial = step, {}
         if self._kept.exchange.kinds and not self._kept.begun:  # training goes on from a file
             self._kept.exchange.average(arrays)
             self._begin(arrays, step)
         else:
-            self._kept.begin(arrays, lambda array: array)
-            self._kept(arrays, step, self._names)
+            self._kept.begin(arrays, lambda array: array, trained, stepping=True)
+            self._kept(self._kept.chosen(arrays), step, self._kept.chosen(self._names))

@@ -199,7 +199,8 @@ def _stateless_apply(self: Any, original: Any, optimizer_variables: Any, grads: 
     if gradients_of(self) is None:
         return original(self, optimizer_variables, grads, trainable_variables)
     variables = distributed_in(self)._trainable_variables
-    with keras.StatelessScope(state_mapping=list(zip(variables, trainable_variables, strict=True))):
+    values = [*zip(variables, trainable_variables, strict=True), *zip(self.variables, optimizer_variables, strict=True)]
+    with keras.StatelessScope(state_mapping=values):
         grads = reduced_for_scaling(self, list(grads), variables)  # ranks compare the weights, too
     with exchanged_outside(self):
         return original(self, optimizer_variables, grads, trainable_variables)

@@ -296,6 +296,6 @@ def reduced_for_scaling(optimizer: Any, grads: Sequence[Any], variables: Any) ->
     gradients.variables = [variables[number] for number in there]
     own = gradients.marked(inner, [grads[place] for place in there])
     results = list(grads)
-    for number, result in zip(there, gradients.reduced(inner, own), strict=True):
+    for number, result in zip(there, gradients.reduced_scaled(inner, own, optimizer.dynamic_scale), strict=True):
         results[number] = result
     return results

@@ -18,6 +18,8 @@ from farandole.context import ProcessSet
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.loss_scaling import marked
 from farandole.keras.replica import KerasReplica
+from farandole.strategies.codecs import codec, keeper
+from farandole.strategies.flat_layout import numbered
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
 
@@ -52,6 +54,7 @@ class KerasReducer:
             else KerasExchange(options, strategy, keras.ops.convert_to_tensor, keras.ops.convert_to_numpy)
         )  # fmt: skip
         self._applying = False
+        self._keeps = bool(keeper(codec(options.codec)))  # does something wait for the gradients to come?
         self._list: tuple[Any, GradientListReducer] | None = None
 
     def among(self, process_set: ProcessSet) -> KerasReducer:
@@ -80,6 +83,16 @@ class KerasReducer:
         found: list[Any] = backend().uncompiled(self._of_all, optimizer, grads)
         return found
 
+    def reduced_scaled(self, optimizer: Any, grads: Sequence[Any], scale: Any) -> list[Any]:
+        """The same, where ``grads`` are ``scale`` times as large as gradients. That changes from step to step: what a
+        codec keeps is of gradients without it."""
+        if not self._keeps:
+            return self.reduced(optimizer, grads)
+        reduced = self.reduced(optimizer, [_divided(grad, scale) for grad in grads])
+        return [
+            keras.ops.cast(_divided(one, 1.0 / scale), grad.dtype) for one, grad in zip(reduced, grads, strict=True)
+        ]
+
     def marked(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
         """``grads`` of ``self.variables``; where one of a local variable is not finite, no shared one is."""
         if not self.shared() or self.exchange is not None:
@@ -94,8 +107,8 @@ class KerasReducer:
             return list(grads) if self.factor == 1.0 else [keras.ops.multiply(grad, self.factor) for grad in grads]
         common = self._places(optimizer)
         results = list(grads)
-        names = [name_of(self.variables[number]) for number in common]
         variables = [self.variables[number] for number in common]
+        names = self._names(optimizer, variables)
         reduced = self._reduced(optimizer, [grads[number] for number in common], names, variables)
         for number, grad in zip(common, reduced, strict=True):
             results[number] = grad
@@ -107,25 +120,30 @@ class KerasReducer:
     def before_step(self, optimizer: Any) -> None:
         """The optimizer is about to change ``self.variables``."""
         if self.exchange is not None and self.shared():
-            self.exchange.before_step(backend().run_if, self.common(optimizer), *self._step(optimizer))
+            self.exchange.before_step(backend().run_if, self._all(optimizer), *self._step(optimizer))
 
     def after_step(self, optimizer: Any) -> None:
         """It has changed them."""
         if self.exchange is not None and self.shared():
-            variables = self.common(optimizer)
-            names = [name_of(variable) for variable in variables]
-            self.exchange.after_step(backend().run_if, variables, names, *self._step(optimizer))
+            variables = self._all(optimizer)
+            names = self._names(optimizer, variables)
+            changed = {optimizer._var_key(variable) for variable in self.variables}
+            trained = [optimizer._var_key(variable) in changed for variable in variables]
+            step, final = self._step(optimizer)
+            self.exchange.after_step(backend().run_if, variables, names, step, final, trained)
 
     def end_of_epoch(self, optimizer: Any) -> None:
         """Exchange weights, if the strategy does so at the end of each epoch. Outside of any program."""
         if self.exchange is not None and self.shared() and self.variables:
-            step = int(keras.ops.convert_to_numpy(counter(optimizer))) // (optimizer.gradient_accumulation_steps or 1)
-            self.exchange.end_of_epoch(self.common(optimizer), step)
+            self.exchange.end_of_epoch(self._all(optimizer), self._last_step(optimizer))
 
     def average_weights(self, optimizer: Any) -> None:
         """Give every rank the mean of all ranks' weights. Outside of any program."""
         if self.exchange is not None and self.shared() and self.variables:
-            self.exchange.average(self.common(optimizer))
+            self.exchange.average(self._all(optimizer), self._last_step(optimizer))
+
+    def _last_step(self, optimizer: Any) -> int:
+        return int(keras.ops.convert_to_numpy(counter(optimizer))) // (optimizer.gradient_accumulation_steps or 1)
 
     def _step(self, optimizer: Any) -> tuple[Any, Any]:
         """The number of this step, and whether it is one: on JAX, Keras steps for every batch that it accumulates, and
@@ -133,14 +151,25 @@ class KerasReducer:
         batches, passes = counter(optimizer) + 1, optimizer.gradient_accumulation_steps or 1
         return (batches, True) if passes == 1 else (batches // passes, batches % passes == 0)
 
-    def common(self, optimizer: Any) -> list[Any]:
-        return [self.variables[number] for number in self._places(optimizer)]
+    def _all(self, optimizer: Any) -> list[Any]:
+        """The variables of the optimizer that all ranks share, also those that are frozen now."""
+        local = self._local_keys(optimizer)
+        return [variable for variable in optimizer._trainable_variables if optimizer._var_key(variable) not in local]
+
+    def _names(self, optimizer: Any, variables: Sequence[Any]) -> list[str]:
+        """A name for each, which it keeps where others of the optimizer are frozen: layers may have one name."""
+        known = optimizer._trainable_variables
+        names = dict(zip(map(optimizer._var_key, known), numbered(map(name_of, known)), strict=True))
+        return [names.get(optimizer._var_key(variable)) or name_of(variable) for variable in variables]
 
     def _places(self, optimizer: Any) -> list[int]:
         """The places in ``self.variables`` of those that all ranks share."""
-        local = {optimizer._var_key(variable) for variable in self.local()}
+        local = self._local_keys(optimizer)
         keys = [optimizer._var_key(variable) for variable in self.variables]
         return [number for number, key in enumerate(keys) if key not in local]
+
+    def _local_keys(self, optimizer: Any) -> set[Any]:
+        return {optimizer._var_key(variable) for variable in self.local()}
 
     def local(self) -> list[Any]:
         """The variables that are left to each rank: those of local layers that are not trained (frozen ones,
@@ -150,7 +179,7 @@ class KerasReducer:
     def compare(self, optimizer: Any, variables: list[Any]) -> None:
         """Compare what the ranks hold of ``variables`` now, between two steps. Collective."""
         if self._list is not None and self.shared():
-            names = [name_of(variable) for variable in variables]
+            names = self._names(optimizer, variables)
             self._list[1].compare(self._replica(optimizer, variables, names, between_steps=True))
 
     def _replica(self, *args: Any, **options: Any) -> KerasReplica:
@@ -174,6 +203,16 @@ class KerasReducer:
             name = f"keras.DistributedOptimizer.{engine.numbers.next_optimizer()}"
             self._list = engine, GradientListReducer(name, options)
         return self._list[1]
+
+
+def _divided(gradient: Any, factor: Any) -> Any:
+    """As float32, or as float64 if it is that. (Old Keras divides rows of embeddings, and multiplies none.)"""
+    wide = (
+        gradient
+        if keras.backend.standardize_dtype(gradient.dtype) == "float64"
+        else keras.ops.cast(gradient, "float32")
+    )
+    return keras.ops.divide(wide, keras.ops.cast(factor, wide.dtype))
 
 
 def _zero_of(gradient: Any) -> Any:

@@ -62,7 +62,8 @@ class TrainerExchange:
     def _change(self, parameters: Sequence[Any], change: Callable[[list[Array], list[str]], None]) -> None:
         trained = self._kept.chosen(parameters)
         weights = [_read(parameter) for parameter in trained]
-        change(weights, list(canonical(parameter.name for parameter in trained)))
+        names = canonical(parameter.name for parameter in parameters)  # of all: they keep theirs where some are frozen
+        change(weights, self._kept.chosen(list(names)))
         for parameter, weight in zip(trained, weights, strict=True):
             for data in parameter.list_data():
                 data[:] = weight

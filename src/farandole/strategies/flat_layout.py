@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -104,14 +104,16 @@ def flat_layout(arrays: Sequence[Array], names: Sequence[str] | None, wire: DTyp
             gaps.append((number, end, counts[number]))
     digest = hashlib.sha256(repr(table).encode()).digest()
     sizes = list(zip(numbers, counts, strict=True))
-    return FlatLayout(int.from_bytes(digest[:7], "big"), table, sizes, places, gaps, _keys(table))
+    return FlatLayout(
+        int.from_bytes(digest[:7], "big"), table, sizes, places, gaps, numbered(name for name, _, _ in table)
+    )
 
 
-def _keys(table: Sequence[tuple[str, tuple[int, ...], str]]) -> list[str]:
-    """Names, and numbers for those that are there more often."""
+def numbered(names: Iterable[str]) -> list[str]:
+    """``names``, with numbers behind those that are there more often."""
     seen: Counter[str] = Counter()
     keys = []
-    for name, _, _ in table:
+    for name in names:
         seen[name] += 1
         keys.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return keys

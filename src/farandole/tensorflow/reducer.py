@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from farandole import context
+from farandole.strategies.flat_layout import numbered
 from farandole.strategies.options import GradientOptions
 from farandole.tensorflow.differentiable import grouped_allreduce
 from farandole.tensorflow.gradients import alone, names_of, reduce_gradients, reducer_for
@@ -42,7 +43,8 @@ class VariableReducer:
             for place in set(range(len(results))) - set(common):
                 results[place] = _divided(results[place], context.engine(self.options.process_set).size)
         shared = [variables[place] for place in common]
-        names = names_of(shared)
+        every = numbered(names_of(variables))  # each keeps its own where others have no gradients
+        names = [every[place] for place in common]
         replica = VariablesReplica(shared, names, self._settings)
         totals = self._reduced([gradients[place] for place in common], shared, names, replica)
         for place, total in zip(common, totals, strict=True):

@@ -14,6 +14,10 @@ from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.ops import WORLD
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.loss_scaling import NO_STRATEGY, marked
+from farandole.keras.tf_keras.loss_scale import reduced_scaled, watch
+from farandole.strategies.codecs import codec as codec_of
+from farandole.strategies.codecs import keeper
+from farandole.strategies.flat_layout import numbered
 from farandole.strategies.options import LINEAR, gradient_options
 from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from farandole.tensorflow.gradients import names_of
@@ -104,7 +108,7 @@ def average_weights(model: Any, kept: Collection[Any]) -> None:
     if state is not None:
         local = {*kept, *(variable.ref() for variable in local_of(model.optimizer))}
         floats = [variable for variable in model.non_trainable_variables if variable.dtype.is_floating]
-        state.average_weights([variable for variable in floats if variable.ref() not in local])
+        state.average_weights(model.optimizer, [variable for variable in floats if variable.ref() not in local])
 
 
 def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
@@ -122,6 +126,11 @@ def make_slots(optimizer: Any, variables: Sequence[Any]) -> None:
         optimizer._create_all_weights(variables)
     elif hasattr(optimizer, "build"):
         optimizer.build(variables)
+
+
+def _given(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
+    """The variables that have a gradient."""
+    return [variable for gradient, variable in pairs if gradient is not None]
 
 
 def _array_of(variable: Any) -> Any:
@@ -156,9 +165,13 @@ class _OptimizerState:
         self.computed = False  # the gradients that come next have been reduced where they were computed
         self.ready = False  # those to apply next have been reduced
         self.applying = False
+        self.scale: Any = None  # of the gradients that are being computed
+        self._keeps = bool(keeper(codec_of(options.codec)))  # does something wait for the gradients to come?
+        if self._keeps:
+            watch()
         chosen = options.strategy
         self.exchange = None if chosen is None else KerasExchange(options, chosen, tf.convert_to_tensor, _array_of)
-        self._stepped: list[Any] = []  # the variables of the last step
+        self._stepped: dict[Any, Any] = {}  # the variables of all steps so far, by key
         self.helper = LocalGradientAggregationHelper(
             options.passes, self.reduced, options.sparse_as_dense, options.average_passes
         )
@@ -174,6 +187,11 @@ class _OptimizerState:
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         if self.exchange is not None:
             return list(gradients)
+        if self.scale is None or not self._keeps:
+            return self._of_all(gradients, variables)
+        return reduced_scaled(lambda plain: self._of_all(plain, variables), gradients, self.scale)
+
+    def _of_all(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         return self.reducer.reduced(gradients, variables, self._locals())
 
     def step(self, optimizer: Any, variables: Sequence[Any], apply: Callable[[], Any]) -> Any:
@@ -182,21 +200,26 @@ class _OptimizerState:
             return apply()
         _check_steps_alike(self.reducer.options.strategy, scaled=_scaled(optimizer))  # type: ignore[arg-type]
         local = {key_of(variable) for variable in self._locals()}
-        common = self._stepped = [variable for variable in variables if key_of(variable) not in local]
+        now = {key_of(variable): variable for variable in variables if key_of(variable) not in local}
+        self._stepped.update(now)
+        common, trained = list(self._stepped.values()), [key in now for key in self._stepped]
         number = (tf.convert_to_tensor(optimizer.iterations) + 1) // self.passes
         self.exchange.before_step(run_if, common, number)
         result = apply()
         with tf.control_dependencies([] if tf.executing_eagerly() or result is None else [result]):
-            self.exchange.after_step(run_if, common, names_of(common), number)
+            self.exchange.after_step(run_if, common, numbered(names_of(common)), number, True, trained)
         return result
 
     def end_of_epoch(self, optimizer: Any) -> None:
         if self.exchange is not None and self._stepped and not self.reducer.trains_alone():
-            self.exchange.end_of_epoch(self._stepped, int(optimizer.iterations.numpy()) // self.passes)
+            self.exchange.end_of_epoch(list(self._stepped.values()), self._last_step(optimizer))
 
-    def average_weights(self, statistics: Sequence[Any] = ()) -> None:
+    def average_weights(self, optimizer: Any, statistics: Sequence[Any] = ()) -> None:
         if self.exchange is not None and self._stepped and not self.reducer.trains_alone():
-            self.exchange.average([*self._stepped, *statistics])
+            self.exchange.average([*self._stepped.values(), *statistics], self._last_step(optimizer))
+
+    def _last_step(self, optimizer: Any) -> int:
+        return int(optimizer.iterations.numpy()) // self.passes
 
     def _locals(self) -> list[Any]:
         return [*self.local, *(variable for layer in self.local_layers for variable in layer.trainable_weights)]
@@ -233,7 +256,7 @@ class _Distributed:
     def average_weights(self) -> None:
         """Give every rank the mean of all ranks' weights, to evaluate or save them. Collective, if ranks exchange
         weights; they have the same ones otherwise."""
-        self.__dict__["_farandole"].average_weights()
+        self.__dict__["_farandole"].average_weights(self)
 
     def state_dict(self) -> dict[str, Any]:
         """See ``farandole.keras.DistributedOptimizer``."""
@@ -304,8 +327,7 @@ class _Distributed:
         state.computed = state.ready = False
         told = kwargs.get("skip_gradients_aggregation") or not kwargs.get("experimental_aggregate_gradients", True)
         if not pairs or (told and not ready):  # the caller has exchanged them
-            variables = [variable for _, variable in pairs]
-            return state.step(self, variables, lambda: base.apply_gradients(pairs, *args, **kwargs))
+            return state.step(self, _given(pairs), lambda: base.apply_gradients(pairs, *args, **kwargs))
         if not ready:
             pairs = state.through(pairs)
         variables = [variable for _, variable in pairs]
@@ -314,8 +336,9 @@ class _Distributed:
                 make_slots(self, variables)
         state.applying = True
         try:
+            given = _given(pairs)
             return state.helper.apply_gradients(
-                lambda: state.step(self, variables, lambda: base.apply_gradients(pairs, *args, **kwargs)), self, pairs
+                lambda: state.step(self, given, lambda: base.apply_gradients(pairs, *args, **kwargs)), self, pairs
             )
         finally:
             state.applying = False
