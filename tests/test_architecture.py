@@ -149,7 +149,26 @@ def test_heavy_packages_live_in_the_file_named_for_them(path: Path) -> None:
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: dotted(path))
 def test_no_file_outgrows_500_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 500
+    assert lines(path) <= 500
+
+
+# What a user of a framework or a cluster has to read stays short: folders or files, and the lines of each.
+LIMITS = {
+    "estimators/trainers": 200, "launch/launchers/ssh.py": 200, "launch/launchers/slurm.py": 150,
+    "launch/launchers/mpi.py": 150,
+}  # fmt: skip
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_trainers_and_launchers_stay_short(name: str) -> None:
+    path = PACKAGE / name
+    found = {dotted(each): lines(each) for each in ([path] if path.is_file() else path.rglob("*.py"))}
+    assert found
+    assert {each: count for each, count in found.items() if count > LIMITS[name]} == {}
 
 
 def test_every_file_belongs_to_a_room() -> None:

@@ -38,6 +38,6 @@ def test_a_rank_sees_one_gpu(
 
 def test_ranks_import_neither_pyspark_nor_another_framework() -> None:
     """Which takes memory and time on each of them."""
-    names = "farandole.estimators.trainers.rank, farandole.estimators.trainers.torch"
+    names = "farandole.estimators.trainers.rank, farandole.estimators.trainers.torch.trainer"
     heavy = "{'pyspark', 'keras', 'tensorflow', 'lightning'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", f"import sys, {names}; assert not {heavy}, {heavy}"], check=True)

@@ -16,8 +16,11 @@ from farandole.estimators import KerasEstimator, KerasModel
 from farandole.estimators.batches import Batches, first
 from farandole.estimators.loaders.categories import whole_numbers
 from farandole.estimators.loaders.keras import inputs_of, pack
-from farandole.estimators.trainers import keras as trainer
-from farandole.estimators.trainers.keras_state import Rates
+from farandole.estimators.trainers.base import Training
+from farandole.estimators.trainers.keras import trainer
+from farandole.estimators.trainers.keras.callbacks import given_callbacks
+from farandole.estimators.trainers.keras.rows import Rows
+from farandole.estimators.trainers.keras.state import Rates
 from farandole.inference.models import Place, open_model
 from farandole.inference.models import pack as model_of
 from farandole.keras.callbacks import (
@@ -234,7 +237,7 @@ def assert_trained_as_by_keras(made: KerasEstimator, data: Any, given: Any, **co
     model.set_weights(begun)
     made.check(spec, first(data, spec.columns))
     held = Batches(data, spec.columns, spec.validation_reading, 0, 1)
-    rows = trainer.Rows(Batches(data, spec.columns, spec.train_reading, 0, 1), model, spec, share=True)
+    rows = Rows(Batches(data, spec.columns, spec.train_reading, 0, 1), model, spec, share=True)
     trainer._fit(model, rows, spec, 0, [], held)
     np.testing.assert_allclose(weights(model), expected, rtol=1e-4, atol=1e-5)
     found = model.history.history
@@ -423,7 +426,7 @@ def test_few_rows_of_validation_are_all_on_every_rank(tmp_path: Path) -> None:
     data = from_parquet(written(tmp_path, 2), columns=["x", "y"])
     spec = estimator()._spec(data, data)
     for rank in range(3):
-        assert [batch.rows for batch in trainer._held(spec, data, rank, 3)] == [2]
+        assert [batch.rows for batch in Training(spec, rank, 3).held() or []] == [2]
 
 
 def test_a_model_s_layers_and_losses_tell_what_a_run_comes_from(tmp_path: Path) -> None:
@@ -520,7 +523,7 @@ def test_callbacks_of_keras_that_write_a_file_do_it_on_one_rank(tmp_path: Path) 
     ]})  # fmt: skip
     kinds = []
     for rank in (0, 1):
-        with trainer._own_callbacks(keras, spec, rank) as found:
+        with given_callbacks(keras, spec, rank) as found:
             kinds.append([type(each).__name__ for each in found])
     assert kinds == [["CSVLogger", "Own", "ModelCheckpoint", "EarlyStopping"], ["Own", "EarlyStopping"]]
 

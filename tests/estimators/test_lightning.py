@@ -192,11 +192,11 @@ def test_a_module_that_optimizes_by_itself_and_has_names_and_callbacks_of_its_ow
 
 
 def test_classes_beside_a_module_of_half_precision_keep_their_digits() -> None:
-    from farandole.estimators.trainers import lightning as trainer
+    from farandole.estimators.trainers.lightning.rows import given
 
     spec: Any = SimpleNamespace(
         columns=Columns(("x",), ("k",)), payload={"categories": (), "numbers": (), "input_shapes": None}
     )
     batch = Batch((np.eye(2, dtype=np.float32),), (np.array([256.0, 257.0]),), None, 2, 1.0)
     for kind in (torch.bfloat16, torch.float32):
-        assert trainer.given(batch, spec, module().to(kind))["k"].tolist() == [256, 257], kind
+        assert given(batch, spec, module().to(kind))["k"].tolist() == [256, 257], kind

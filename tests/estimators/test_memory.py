@@ -49,7 +49,7 @@ def test_rows_do_not_pile_up_in_a_rank(tmp_path: Path) -> None:
 SEEDS = """
 import random, sys
 import keras, numpy as np, torch
-from farandole.estimators.trainers.keras import seed_all
+from farandole.estimators.trainers.keras.seeds import seed_all
 
 def drawn(seed):
     seed(7)

@@ -12,7 +12,7 @@ from farandole.data import Store
 from farandole.errors import DataError
 from farandole.estimators import KerasEstimator
 from farandole.estimators.loaders.keras import inputs_of, pack
-from farandole.estimators.trainers.keras_state import Rates, load, saved
+from farandole.estimators.trainers.keras.state import Rates, load, saved
 from tests.estimators.tools import Pool, columns, written
 
 tf_keras = pytest.importorskip("tf_keras", reason="tf_keras is not installed")

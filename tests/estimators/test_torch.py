@@ -21,7 +21,8 @@ from farandole.estimators.batches import first
 from farandole.estimators.loaders.torch import Loader, inputs_of, naming, several
 from farandole.estimators.spark.estimator import reading
 from farandole.estimators.spec import Result
-from farandole.estimators.trainers import torch as trainer
+from farandole.estimators.trainers.torch.losses import Objective, _matched
+from farandole.estimators.trainers.torch.rows import tensors
 from tests.estimators.tools import ROWS, Never, Pool, columns, frame, written
 
 RATE, BATCH, EPOCHS = 0.1, 8, 3
@@ -85,7 +86,7 @@ def test_outputs_with_the_names_of_labels_learn_these(tmp_path: Path) -> None:
     spec, x = made._spec(data, None), columns()["x"][:5]
     assert made.check(spec, first(data, spec.columns)) == [(), ()]
     expected = torch.stack(Named(False)(torch.tensor(x).float()))
-    found, _ = trainer.Objective(spec).matched(made.getModel()(torch.tensor(x).float()), [torch.zeros(5)] * 2)
+    found, _ = Objective(spec).matched(made.getModel()(torch.tensor(x).float()), [torch.zeros(5)] * 2)
     torch.testing.assert_close(torch.stack(found), expected)
     metadata = {"feature_columns": ["x"], "label_columns": ["y", "z"]}
     predicted = TorchModel(model=made.getModel(), **metadata).loader()()(x)
@@ -109,8 +110,8 @@ def test_classes_beside_a_model_of_half_precision_keep_their_digits(tmp_path: Pa
     for kind in (torch.bfloat16, torch.float32, torch.float64):
         made = estimator(net(300).to(kind), label_cols=["k"], loss="cross_entropy")
         spec = made._spec(data, None)
-        inputs, labels, _ = trainer.tensors(first(data, spec.columns, 3), spec, made.getModel(), "cpu")
-        _, found = trainer.Objective(spec).matched(made.getModel()(*inputs), labels)
+        inputs, labels, _ = tensors(first(data, spec.columns, 3), spec, made.getModel(), "cpu")
+        _, found = Objective(spec).matched(made.getModel()(*inputs), labels)
         assert found[0].tolist() == [256, 257, 258], kind
 
 
@@ -126,10 +127,10 @@ def test_numbers_that_are_no_classes_and_no_categories_are_told(tmp_path: Path) 
 def test_labels_whose_axes_have_another_order_are_not_reshaped() -> None:
     mse = torch.nn.functional.mse_loss
     output, flat = torch.zeros(4, 2, 3), torch.arange(24.0).reshape(4, 6)
-    assert trainer._matched(output, flat, mse).shape == (4, 2, 3)
-    assert trainer._matched(output, flat.reshape(4, 2, 3, 1).long(), mse).dtype == torch.float32
+    assert _matched(output, flat, mse).shape == (4, 2, 3)
+    assert _matched(output, flat.reshape(4, 2, 3, 1).long(), mse).dtype == torch.float32
     turned = flat.reshape(4, 3, 2)  # of channels first, say, for an output of channels last
-    assert trainer._matched(output, turned, mse) is turned  # which the loss tells
+    assert _matched(output, turned, mse) is turned  # which the loss tells
 
 
 def losses(model: Any, part: str = "train") -> list[float]:

@@ -15,8 +15,10 @@ from farandole.estimators.spark.estimator import DistributedEstimator
 from farandole.estimators.spark.model import DistributedModel
 from farandole.estimators.spark.params import Row, declare
 from farandole.estimators.spec import Result, Spec, direction
-from farandole.estimators.trainers import keras as trainer
-from farandole.estimators.trainers.keras_state import load, slots
+from farandole.estimators.trainers.keras.check import by_name, check
+from farandole.estimators.trainers.keras.compiling import compile_options
+from farandole.estimators.trainers.keras.state import load, slots
+from farandole.estimators.trainers.keras.trainer import train
 
 EXTRA = (
     Row("custom_objects", {}, "classes and functions of the model, by name"),
@@ -32,7 +34,7 @@ class KerasEstimator(DistributedEstimator):
     them; default: those that the model is compiled with. The parameters are those of
     ``farandole.estimators.spark.params.COMMON``, and ``EXTRA`` here."""
 
-    train = staticmethod(trainer.train)
+    train = staticmethod(train)
     _prefix = "keras"
     _greedy = True
 
@@ -69,8 +71,8 @@ class KerasEstimator(DistributedEstimator):
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
         model = spec.payload["model"].open()
         known = len(model.weights)
-        model = trainer.by_name(spec, batch, model)
-        found = trainer.check(spec, batch, model)
+        model = by_name(spec, batch, model)
+        found = check(spec, batch, model)
         if len(model.weights) != known:  # these rows have built it: ranks, and the result, need all of its weights
             spec.payload["model"] = pack(model, self.getOrDefault("custom_objects") or {})
         return found
@@ -97,7 +99,7 @@ class KerasEstimator(DistributedEstimator):
         packed = spec.payload["model"]
         keras, model = packed.package(), packed.open()
         with keras.utils.custom_object_scope(cloudpickle.loads(packed.custom)):
-            model.compile(**trainer.compiled(keras, spec.payload))
+            model.compile(**compile_options(keras, spec.payload))
         load(model, result.weights)
         return KerasModel(
             history=_history(result), model=model, feature_columns=list(spec.columns.features),
@@ -165,5 +167,5 @@ def _unpacked(values: dict[str, Any]) -> dict[str, Any]:
     model, keras = packed.open(), packed.package()
     if compiled:
         with keras.utils.custom_object_scope(cloudpickle.loads(packed.custom)):
-            model.compile(**trainer.compiled(keras, {"compiled": compiled, "options": {}}))
+            model.compile(**compile_options(keras, {"compiled": compiled, "options": {}}))
     return {**values, "model": model}

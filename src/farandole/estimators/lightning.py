@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import copy
 import inspect
-import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from farandole.errors import DataError, SettingsError
+from farandole.errors import SettingsError
 from farandole.estimators.batches import Batch
 from farandole.estimators.fingerprint import digest
-from farandole.estimators.loaders.torch import floating, inputs_of, several
+from farandole.estimators.loaders.torch import floating, inputs_of
 from farandole.estimators.spark.params import Row, declare
 from farandole.estimators.spec import Columns, Result, Spec, Watching
 from farandole.estimators.torch import TorchEstimator, TorchModel
-from farandole.estimators.trainers import lightning as trainer
-from farandole.estimators.trainers import torch as plain
+from farandole.estimators.trainers.lightning.check import check
+from farandole.estimators.trainers.lightning.packages import package_of
+from farandole.estimators.trainers.lightning.trainer import train
+from farandole.estimators.trainers.torch.state import opened
+from farandole.estimators.trainers.torch.trainer import train as train_plain
 from farandole.log import logger
 
 EXTRA = (
@@ -46,11 +48,11 @@ class LightningEstimator(TorchEstimator):
 
     @property
     def train(self) -> Callable[[Spec], Result | None]:  # type: ignore[override]
-        return trainer.train if self._module() is not None else plain.train
+        return train if self._module() is not None else train_plain
 
     def _module(self) -> Any:
         model = self.getOrDefault("model")
-        return None if trainer.package_of(model) is None else model
+        return None if package_of(model) is None else model
 
     def payload(self) -> dict[str, Any]:
         if self._module() is None:
@@ -89,22 +91,7 @@ class LightningEstimator(TorchEstimator):
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]] | None:
         if self._module() is None:
             return super().check(spec, batch)
-        if batch.others and not set(spec.columns.features) <= set(batch.others):
-            return None  # transformation_fn has made other columns of the features, and only training_step knows them
-        model = copy.deepcopy(self._module()).eval()
-        try:
-            with torch.no_grad():
-                columns = trainer.given(batch, spec, model)
-                outputs = model(*(columns[name] for name in spec.columns.features))
-        except Exception as error:
-            raise DataError(
-                f"the model's forward cannot take the features {', '.join(spec.columns.features)}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        found = several(outputs, spec.columns.labels)
-        if len(found) != len(spec.columns.labels):
-            raise DataError(f"the model has {len(found)} outputs for {len(spec.columns.labels)} label columns")
-        return [tuple(each.shape[1:]) for each in found]
+        return check(spec, batch, self._module())
 
     def _watching(self, validated: bool) -> Watching:
         """Modules log what they like: validation need not have a loss."""
@@ -114,7 +101,7 @@ class LightningEstimator(TorchEstimator):
         if self._module() is None:
             return super().model_of(result, spec, metadata)
         model = copy.deepcopy(self._module())
-        model.load_state_dict(torch.load(io.BytesIO(result.weights), map_location="cpu", weights_only=False)["model"])
+        model.load_state_dict(opened(result.weights)["model"])
         return LightningModel(
             history=result.history, model=model, feature_columns=list(spec.columns.features),
             label_columns=list(spec.columns.labels), input_shapes=self.getOrDefault("input_shapes"), run_id=spec.run_id,

@@ -157,6 +157,12 @@ class Progress:
         messages.log(f"epoch {epoch + 1}/{epochs}:{shown} {rate:,.0f} rows/s, {left // 60}:{left % 60:02d} min left")
 
 
+def parted(numbers: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Numbers by name as those of training and those of validation, whose names begin with "val_": here without it."""
+    validation = {name[4:]: value for name, value in numbers.items() if name.startswith("val_")}
+    return {name: value for name, value in numbers.items() if not name.startswith("val_")}, validation
+
+
 def flat(record: Mapping[str, Any]) -> dict[str, float]:
     """A record's numbers by name, those of validation with "val_" before it."""
     parts = (("", record["train"]), ("val_", record.get("validation") or {}))

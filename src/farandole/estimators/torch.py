@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +18,10 @@ from farandole.estimators.spark.estimator import DistributedEstimator
 from farandole.estimators.spark.model import DistributedModel
 from farandole.estimators.spark.params import Row, declare, shapes
 from farandole.estimators.spec import Result, Spec
-from farandole.estimators.trainers import torch as trainer
+from farandole.estimators.trainers.torch.check import check
+from farandole.estimators.trainers.torch.losses import losses
+from farandole.estimators.trainers.torch.state import opened
+from farandole.estimators.trainers.torch.trainer import train
 
 EXTRA = (
     Row("input_shapes", None, "shapes of inputs, with -1 or without the rows", shapes),
@@ -36,7 +38,7 @@ class TorchEstimator(DistributedEstimator):
     ``loss`` (a function of output and label, or the name of one in torch.nn.functional). The parameters are those of
     ``farandole.estimators.spark.params.COMMON``, and ``EXTRA`` here."""
 
-    train = staticmethod(trainer.train)
+    train = staticmethod(train)
     _prefix = "pytorch"
 
     def payload(self) -> dict[str, Any]:
@@ -49,17 +51,17 @@ class TorchEstimator(DistributedEstimator):
         if value("loss") is None and not value("loss_constructors"):
             raise SettingsError("Loss parameter is required: loss=torch.nn.functional.cross_entropy, for instance")
         model, optimizer = _on_cpu(model, _optimizer(value("optimizer"), model))
-        losses = value("loss")
-        if losses is None:
+        chosen = value("loss")
+        if chosen is None:
             known = {
                 "model": model, "optimizer": optimizer, "feature_columns": value("feature_cols"),
                 "label_columns": labels, "input_shapes": value("input_shapes"), "loss_weights": value("loss_weights"),
                 "batch_size": value("batch_size"), "epochs": value("epochs"),
             }  # fmt: skip
-            losses = [_constructed(make, known) for make in _several(value("loss_constructors"))]
+            chosen = [_constructed(make, known) for make in _several(value("loss_constructors"))]
         return {
             "model": model, "optimizer": optimizer, "unpickled": unpickled(optimizer),
-            "losses": _for_each(trainer.losses(_several(losses)), labels),
+            "losses": _for_each(losses(_several(chosen)), labels),
             "loss_weights": value("loss_weights"), "metrics": _metrics(value("metrics"), labels),
             "labels": tuple(labels), "input_shapes": value("input_shapes"), "label_shapes": value("label_shapes"),
             "categories": tuple(value("categorical_cols") or ()), "callbacks": list(value("callbacks") or ()),
@@ -78,14 +80,14 @@ class TorchEstimator(DistributedEstimator):
         }  # fmt: skip
 
     def check(self, spec: Spec, batch: Batch) -> list[tuple[int, ...]] | None:
-        return trainer.check(spec, batch)
+        return check(spec, batch)
 
     def model_of(self, result: Result, spec: Spec, metadata: dict[str, Any]) -> TorchModel:
         model, optimizer, unpickled = copy.deepcopy(
             [spec.payload[each] for each in ("model", "optimizer", "unpickled")]
         )
         vars(optimizer).update(unpickled)
-        found = torch.load(io.BytesIO(result.weights), map_location="cpu", weights_only=False)
+        found = opened(result.weights)
         model.load_state_dict(found["model"])
         optimizer.load_state_dict(found["optimizer"])
         return TorchModel(

@@ -1,0 +1,45 @@
+"""What a rank has whatever its framework: its rows, and how far the training is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from farandole.estimators.batches import Batches
+from farandole.estimators.checkpoint import Checkpoint
+from farandole.estimators.progress import Progress
+from farandole.estimators.spec import Spec
+
+
+class Training:
+    """``factor``: by which the learning rate of one rank is multiplied."""
+
+    def __init__(self, spec: Spec, rank: int, size: int) -> None:
+        self.spec, self.rank, self.size = spec, rank, size
+        self.batches = Batches(spec.train, spec.columns, spec.train_reading, rank, size)
+        self.progress = Progress(spec, rank, self.batches.rows, len(self.batches))
+        self.factor = size if spec.scale_lr else 1
+
+    def begin(self) -> Checkpoint | None:
+        """The checkpoint to go on from, if there is one; the rows go on where it stands."""
+        found = self.progress.begin()
+        if found is not None:
+            self.batches.load(found.data)
+        return found
+
+    def held(self) -> Batches | None:
+        """Rows for validation, if there are such: this rank's part, or all of them where there are fewer than ranks."""
+        spec = self.spec
+        if spec.validation is None:
+            return None
+        part = (self.rank, self.size) if spec.validation.rows >= self.size else (0, 1)
+        return Batches(spec.validation, spec.columns, spec.validation_reading, *part)
+
+    def seed(self, epoch: int) -> int:
+        """Of an epoch on this rank, so that a training that goes on there draws the same numbers."""
+        return int(np.random.SeedSequence([self.spec.seed, epoch, self.rank]).generate_state(1)[0])
+
+    def compression(self) -> dict[str, Any]:
+        """The argument of a distributed optimizer; none if the user gave none."""
+        return {} if self.spec.compression is None else {"compression": self.spec.compression}

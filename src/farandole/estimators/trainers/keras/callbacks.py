@@ -1,0 +1,33 @@
+"""The user's callbacks on a rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from farandole.estimators.spec import Spec
+
+
+@contextlib.contextmanager
+def given_callbacks(keras: Any, spec: Spec, rank: int) -> Iterator[list[Any]]:
+    """The user's callbacks. Those of Keras that write a file do it on rank 0 alone: ranks of one host would write over
+    each other's. With a store, TensorBoard writes to the logs of the run there."""
+    store, kind = spec.store, keras.callbacks.TensorBoard
+    writers = {kind, keras.callbacks.ModelCheckpoint, keras.callbacks.CSVLogger}  # not subclasses, which may do more
+    given = [each for each in spec.payload["callbacks"] if not rank or type(each) not in writers]
+    boards = [each for each in given if isinstance(each, kind)]
+    if not boards or store is None or not store.saving_runs():
+        yield given
+        return
+    others = [each for each in given if not isinstance(each, kind)]
+    if rank:
+        yield others
+        return
+    sync = store.sync_fn(spec.run_id)
+    with store.get_local_output_dir_fn(spec.run_id)() as folder:
+        for each in boards:
+            each.log_dir = os.path.join(folder, store.get_logs_subdir())
+        yield [*others, *boards, keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: sync(folder))]
+        sync(folder)  # with what is written when training ends

@@ -1,0 +1,100 @@
+"""Rows as Keras takes them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from farandole.estimators.batches import Batch, Batches
+from farandole.estimators.loaders.keras import inputs_of
+from farandole.estimators.loaders.shapes import rows_of
+from farandole.estimators.spec import Spec
+
+
+class Rows:
+    """Batches as Keras takes them. ``ends``: where each epoch left the rows, however far ahead Keras reads, and
+    ``counts``: how many it had. ``share``: whether a mean counts as this rank's part of the rows, as the loss of
+    training does."""
+
+    def __init__(self, batches: Batches, model: Any, spec: Spec, *, share: bool) -> None:
+        self.batches, self.ends, self.counts = batches, list[dict[str, int]](), list[int]()
+        self._model, self._spec, self._share = model, spec, share
+        self._weighted = spec.columns.weight is not None or (share and batches.uneven)
+        self._lock, self._place = threading.Lock(), -1
+        self._iterator: Iterator[Batch] = iter(())
+
+    @contextlib.contextmanager
+    def endless(self) -> Iterator[Iterator[Any]]:
+        """Epoch after epoch: Keras is told how many batches make one."""
+        made = self._epochs()
+        try:
+            yield made
+        finally:
+            with contextlib.suppress(ValueError):  # a thread of Keras is in it
+                made.close()  # type: ignore[attr-defined]
+
+    def _epochs(self) -> Iterator[Any]:
+        while True:
+            length, count = len(self.batches), 0
+            for number, batch in enumerate(self.batches, 1):
+                count += batch.rows
+                if number == length:
+                    self.ends.append(self.batches.state())
+                    self.counts.append(count)
+                yield self.given(batch)
+
+    def at(self, index: int) -> tuple[Any, ...]:
+        """The batch of that number, of the first rows: Keras looks at some of them more than once."""
+        with self._lock:
+            if index != self._place:
+                self.batches.rewind()
+                self._iterator = itertools.islice(self.batches, index, None)
+            self._place = index + 1
+            return self.given(next(self._iterator))
+
+    def given(self, batch: Batch) -> tuple[Any, ...]:
+        """Inputs and labels, and weights if there are any."""
+        columns, payload = self._spec.columns, self._spec.payload
+        inputs = inputs_of(self._model, columns.features, batch.inputs, payload["categories"])
+        inputs = tuple(inputs) if isinstance(inputs, list) else inputs  # tf.data takes a list for one array
+        labels = labels_of(self._spec, batch)
+        heads = payload.get("heads")
+
+        def like_outputs(values: list[Any]) -> Any:
+            return dict(zip(heads, values, strict=True)) if heads else tuple(values) if len(values) > 1 else values[0]
+
+        if not self._weighted:
+            return inputs, like_outputs(labels)
+        share = np.full(len(labels[0]), batch.share if self._share else 1.0, np.float32)
+        weight = share if batch.weight is None else share * batch.weight
+        return inputs, like_outputs(labels), like_outputs([weight] * len(labels))
+
+
+def indexed(keras: Any, rows: Rows) -> Any:
+    """Batches by their numbers, which Keras goes through anew for each validation."""
+    base = getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence  # of Keras 2
+
+    class Indexed(base):  # type: ignore[valid-type,misc]
+        sharded = True  # not to be dealt to ranks again
+
+        def __len__(self) -> int:
+            return len(rows.batches)
+
+        def __getitem__(self, index: int) -> Any:
+            return rows.at(index)
+
+    return Indexed()
+
+
+def labels_of(spec: Spec, batch: Batch) -> list[Any]:
+    """Labels as numbers that losses take."""
+    shapes = spec.payload["label_shapes"] or [None] * len(batch.labels)
+    return [
+        rows_of(label if label.dtype.kind in "iu" else label.astype(np.float32, copy=False), shape)
+        for label, shape in zip(batch.labels, shapes, strict=True)
+    ]

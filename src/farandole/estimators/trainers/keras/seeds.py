@@ -1,0 +1,31 @@
+"""What a Keras training draws by chance."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+
+def seed_all(keras: Any, seed: int) -> None:
+    """``keras.utils.set_random_seed``, without TensorFlow where nobody has imported it: Keras imports it to seed it
+    wherever it is installed, on any backend, which takes some 500 MB of a rank."""
+    module: Any = sys.modules.get("keras.src.utils.rng_utils")  # of Keras 3; its ``tf`` imports when it is asked for
+    if "tensorflow" in sys.modules or not hasattr(module, "tf"):
+        keras.utils.set_random_seed(seed)
+        return
+    tensorflow, module.tf = module.tf, SimpleNamespace(available=False)
+    try:
+        keras.utils.set_random_seed(seed)
+    finally:
+        module.tf = tensorflow
+
+
+def seed_layers(model: Any, numbers: np.random.Generator) -> None:
+    """Give the layers that have no seed of the user's new ones: those of Keras 3 came with the model."""
+    for layer in model._flatten_layers():
+        for each in getattr(layer, "_seed_generators", ()):
+            if each.get_config()["seed"] is None:
+                each.state.assign([int(numbers.integers(2**31)), 0])

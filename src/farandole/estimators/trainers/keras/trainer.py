@@ -1,0 +1,100 @@
+"""Keras' ``fit`` on this rank's rows."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from farandole.estimators.batches import Batches, first
+from farandole.estimators.loaders.keras import Packed
+from farandole.estimators.spec import Result, Spec
+from farandole.estimators.trainers.base import Training
+from farandole.estimators.trainers.keras.callbacks import given_callbacks
+from farandole.estimators.trainers.keras.check import check
+from farandole.estimators.trainers.keras.compiling import compile_options
+from farandole.estimators.trainers.keras.epochs import means_of, noting_of
+from farandole.estimators.trainers.keras.rows import Rows, indexed
+from farandole.estimators.trainers.keras.seeds import seed_all, seed_layers
+from farandole.estimators.trainers.keras.state import Rates, go_on, load, saved
+from farandole.log import logger
+
+
+def train(spec: Spec) -> Result | None:
+    """On every rank; the result on rank 0."""
+    packed: Packed = spec.payload["model"]
+    keras = packed.package()
+    hvd = importlib.import_module("farandole.keras.tf_keras" if packed.backend == "tf_keras" else "farandole.keras")
+    hvd.init()
+    training = Training(spec, hvd.rank(), hvd.size())
+    found = training.begin()
+    first_epoch = training.progress.first
+    model = _opened(keras, training)
+    rates = _compile(keras, hvd, model, training)
+    if found is not None:
+        load(model, found.state)
+    else:
+        go_on(model, spec.payload["slots"])
+    rates.scale()
+    for each in spec.payload["callbacks"]:
+        if spec.scale_lr and rates.fixed and isinstance(each, hvd.callbacks.LearningRateScheduleCallback):
+            each.schedule = each.schedule._replace(initial_lr=rates.given * training.factor)  # as in Horovod
+    if training.rank == 0:
+        _tell_left(spec.backward_passes, len(training.batches) * max(spec.epochs - first_epoch, 0))
+    rows, held = Rows(training.batches, model, spec, share=True), training.held()
+    means = means_of(keras, rows, held) if packed.backend == "tf_keras" else hvd.callbacks.MetricAverageCallback()
+    if first_epoch < spec.epochs:
+        with given_callbacks(keras, spec, training.rank) as own:
+            noting = noting_of(keras, training, rows, rates)
+            callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), means, *own, noting]
+            _fit(model, rows, spec, first_epoch, callbacks, held)
+    rates.restore()
+    return training.progress.result(lambda: saved(model, rates))
+
+
+def _opened(keras: Any, training: Training) -> Any:
+    """The model, with numbers of this rank's own to draw."""
+    spec = training.spec
+    numbers = np.random.default_rng([spec.seed, training.progress.first, training.rank])
+    seed_all(keras, int(numbers.integers(2**31)))
+    model = spec.payload["model"].open()
+    seed_layers(model, numbers)
+    if "heads" not in spec.payload:  # the driver could read no rows
+        check(spec, first(spec.train, spec.columns), model)
+    return model
+
+
+def _compile(keras: Any, hvd: Any, model: Any, training: Training) -> Rates:
+    """Compile the model, with an optimizer that averages gradients; its learning rates."""
+    spec = training.spec
+    with keras.utils.custom_object_scope(cloudpickle.loads(spec.payload["model"].custom)):
+        options = compile_options(keras, spec.payload)
+        rates = Rates(options["optimizer"], training.factor)
+        options["optimizer"] = hvd.DistributedOptimizer(
+            options["optimizer"], backward_passes_per_step=spec.backward_passes, average_aggregated_gradients=True,
+            **training.compression(),
+        )  # fmt: skip
+        model.compile(**options)
+    return rates
+
+
+def _fit(model: Any, rows: Rows, spec: Spec, first: int, callbacks: list[Any], held: Batches | None) -> None:
+    given: dict[str, Any] = {}
+    if held is not None:
+        given["validation_data"] = indexed(spec.payload["model"].package(), Rows(held, model, spec, share=False))
+    with rows.endless() as batches:
+        model.fit(
+            batches, steps_per_epoch=len(rows.batches), initial_epoch=first, epochs=spec.epochs, callbacks=callbacks,
+            verbose=0, **given,
+        )  # fmt: skip
+
+
+def _tell_left(passes: int, batches: int) -> None:
+    if batches % passes:
+        logger.warning(
+            "backward_passes_per_step=%s does not divide the %s batches of this training: the gradients of the last %s "
+            "make no step; choose train_steps_per_epoch, epochs or backward_passes_per_step so that it does",
+            passes, batches, batches % passes,
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""A LightningModule (Lightning 2), trained by a ``Trainer`` on this rank's rows: ``trainer.train``."""

@@ -1,0 +1,32 @@
+"""A look at the module before training starts."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from farandole.estimators.batches import Batch
+from farandole.estimators.loaders.torch import several
+from farandole.estimators.spec import Spec
+from farandole.estimators.trainers.lightning.rows import given
+from farandole.estimators.trainers.misfits import check_number, of_features
+
+
+def check(spec: Spec, batch: Batch, module: Any) -> list[tuple[int, ...]] | None:
+    """Call ``module`` once, with these rows; the shape of a row of each output. None if only training can tell.
+    DataError if they do not fit."""
+    names, labels = spec.columns.features, spec.columns.labels
+    if batch.others and not set(names) <= set(batch.others):
+        return None  # transformation_fn has made other columns of the features, and only training_step knows them
+    module = copy.deepcopy(module).eval()
+    try:
+        with torch.no_grad():
+            columns = given(batch, spec, module)
+            outputs = module(*(columns[name] for name in names))
+    except Exception as error:
+        raise of_features(", ".join(names), error, by="the model's forward") from error
+    found = several(outputs, labels)
+    check_number(found, labels)
+    return [tuple(each.shape[1:]) for each in found]

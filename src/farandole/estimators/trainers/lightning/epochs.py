@@ -1,0 +1,67 @@
+"""The numbers of Lightning's epochs, and what is kept after each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import farandole.torch as hvd
+from farandole.estimators.batches import Batches
+from farandole.estimators.progress import parted
+from farandole.estimators.trainers.base import Training
+from farandole.estimators.trainers.lightning.losses import Losses
+from farandole.estimators.trainers.means import means
+from farandole.estimators.trainers.torch.state import average_buffers, packed
+
+
+class Epochs:
+    """A callback that notes each epoch's numbers, over all ranks, and ends training. Mixed into Lightning's Checkpoint,
+    as those are called after the module's own hooks, which may log."""
+
+    def __init__(
+        self, training: Training, held: Batches | None, losses: Losses, state: dict[str, Any] | None
+    ) -> None:  # fmt: skip
+        self._training, self._losses, self._state = training, losses, state
+        self._held = 0 if held is None else held.of_rank
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        if self._state is not None:
+            module.load_state_dict(self._state["model"])
+            for optimizer, state in zip(trainer.optimizers, self._state["optimizers"], strict=True):
+                optimizer.load_state_dict(state)
+            for config, state in zip(trainer.lr_scheduler_configs, self._state["schedulers"], strict=True):
+                config.scheduler.load_state_dict(state)
+        hvd.broadcast_parameters(module.state_dict(), root_rank=0)
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        torch.manual_seed(self._training.seed(trainer.current_epoch))
+        self._losses.begin()
+        self._validated = False
+        self._training.progress.begin_epoch(trainer.current_epoch, trainer.accumulate_grad_batches)
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, step: int) -> None:
+        self._losses.next_batch()
+
+    def on_validation_start(self, trainer: Any, module: Any) -> None:
+        self._validated = True
+        average_buffers(module)
+
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        if not self._validated:
+            average_buffers(module)
+        numbers, held = parted({name: float(value) for name, value in sorted(trainer.callback_metrics.items())})
+        loss, numbers = self._losses.mean(), means(numbers, self._losses.rows)
+        if loss is not None:
+            numbers = {"loss": loss, **numbers}
+        # Of this epoch: Lightning keeps the numbers of those before.
+        validation = means(held, self._held) if self._validated else None
+        state = {
+            "model": module.state_dict(), "optimizers": [each.state_dict() for each in trainer.optimizers],
+            "schedulers": [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs],
+        }  # fmt: skip
+        if self._training.progress.end_epoch(
+            trainer.current_epoch, numbers, validation, lambda: packed(state),
+            lambda: packed({"model": module.state_dict()}), self._training.batches.state(),
+        ):  # fmt: skip
+            trainer.should_stop = True

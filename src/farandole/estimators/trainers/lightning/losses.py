@@ -1,0 +1,38 @@
+"""The losses of this rank's batches, beside what Lightning knows of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+
+from farandole.estimators.trainers.means import sums
+
+
+class Losses:
+    """Of this rank's batches in an epoch: their sum over rows, the rows that have one, and all rows. A batch is a dict
+    of the user's columns alone, so its share, and the rows that count, go beside it."""
+
+    def __init__(self) -> None:
+        self.coming: deque[tuple[float, int]] = deque()  # of batches that were read ahead
+        self.share, self.of_batch = 1.0, 0
+        self.begin()
+
+    def next_batch(self) -> None:
+        self.share, self.of_batch = self.coming.popleft()
+
+    def begin(self) -> None:
+        self.total, self.counted, self.rows = torch.zeros((), dtype=torch.float64), 0, 0
+
+    def add(self, loss: Any) -> None:
+        rows = self.of_batch
+        self.rows += rows
+        if loss is not None and rows:
+            self.total = self.total + loss.detach().double().cpu() * rows
+            self.counted += rows
+
+    def mean(self) -> float | None:
+        """Over the rows of all ranks; None if there was no loss, as a module that optimizes by itself may have none."""
+        total, counted = sums([float(self.total), self.counted])
+        return total / counted if counted else None

@@ -1,0 +1,59 @@
+"""The user's module as ranks train it together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+import farandole.torch as hvd
+from farandole.estimators.trainers.base import Training
+from farandole.estimators.trainers.lightning.losses import Losses
+
+
+def shared(module: Any, training: Training, losses: Losses) -> Any:
+    """The module, with optimizers that average gradients, and losses that count as this rank's part of the rows."""
+    kind = type(module)
+
+    class Shared(kind):  # type: ignore[valid-type,misc]
+        def configure_optimizers(self) -> Any:
+            return _distributed(super().configure_optimizers(), self, training)
+
+        @functools.wraps(kind.training_step)  # Lightning looks at its arguments
+        def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            found = super().training_step(batch, *args, **kwargs)
+            loss = found.get("loss") if isinstance(found, Mapping) else found
+            losses.add(loss)
+            if loss is None or losses.share == 1:
+                return found
+            return {**found, "loss": loss * losses.share} if isinstance(found, Mapping) else loss * losses.share
+
+    Shared.__name__, Shared.__qualname__ = kind.__name__, kind.__qualname__
+    module.__class__ = Shared
+    return module
+
+
+def _distributed(found: Any, module: Any, training: Training) -> Any:
+    """What ``configure_optimizers`` gave, with each optimizer wrapped, also in its schedulers."""
+    wrapped: dict[int, Any] = {}
+    passes = int(training.spec.payload["trainer_args"].get("accumulate_grad_batches", 1))
+    given = {"backward_passes_per_step": passes, **training.compression()}
+
+    def of(value: Any) -> Any:
+        if isinstance(value, torch.optim.Optimizer):
+            if id(value) not in wrapped:
+                own = {id(each) for group in value.param_groups for each in group["params"]}
+                names = [(name, each) for name, each in module.named_parameters() if id(each) in own]
+                wrapped[id(value)] = hvd.DistributedOptimizer(value, named_parameters=names, **given)
+            return wrapped[id(value)]
+        if isinstance(value, list | tuple):
+            return type(value)(of(each) for each in value)
+        if isinstance(value, dict):
+            return {name: of(each) for name, each in value.items()}
+        if isinstance(getattr(value, "optimizer", None), torch.optim.Optimizer):
+            value.optimizer = of(value.optimizer)
+        return value
+
+    return of(found)

@@ -1,0 +1,1 @@
+"""A PyTorch model, trained on this rank's rows: ``trainer.train``."""

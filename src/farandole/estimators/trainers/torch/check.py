@@ -1,0 +1,41 @@
+"""A look at model and loss before training starts."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from farandole.errors import DataError
+from farandole.estimators.batches import Batch
+from farandole.estimators.loaders.torch import naming
+from farandole.estimators.spec import Spec
+from farandole.estimators.trainers.misfits import described, of_features, of_loss
+from farandole.estimators.trainers.torch.losses import Objective
+from farandole.estimators.trainers.torch.rows import tensors
+
+
+def check(spec: Spec, batch: Batch) -> list[tuple[int, ...]]:
+    """Run model and loss once, with these rows; the shape of a row of each output. DataError if they do not fit."""
+    model = copy.deepcopy(spec.payload["model"]).eval()
+    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    objective = Objective(spec)
+    with torch.no_grad():
+        try:
+            inputs, labels, weights = tensors(batch, spec, model, device)
+            with naming(model, spec.columns.features, inputs):
+                outputs = model(*inputs)
+        except DataError:  # which tells enough
+            raise
+        except Exception as error:  # the user's model
+            cure = "input_shapes reshapes them; those in categorical_cols come as whole numbers, others as floats"
+            raise of_features(described(spec.columns.features, batch.inputs), error, cure=cure) from error
+        found, labels = objective.matched(outputs, labels)
+        shapes = [tuple(each.shape[1:]) for each in found]
+        try:
+            loss = objective.for_batch(1.0)(found, labels, weights)
+        except Exception as error:
+            raise of_loss(shapes, f"labels {described(objective.labels, labels)}", error) from error
+    if loss.numel() != 1:
+        raise DataError(f"the loss gives {tuple(loss.shape)} numbers: it must give one, the mean over the batch")
+    return shapes

@@ -1,0 +1,115 @@
+"""The losses of a model's outputs, for labels of any shape that fits."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from farandole.errors import DataError, SettingsError, did_you_mean
+from farandole.estimators.loaders.shapes import fits, rows_of
+from farandole.estimators.loaders.torch import several
+from farandole.estimators.spec import Spec
+from farandole.estimators.trainers.misfits import check_number
+
+_OF_CLASSES = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
+_OF_CLASSES_TOO = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
+
+
+def losses(given: Sequence[Any]) -> list[Callable[..., Any]]:
+    """Losses as functions. A name is that of a function in torch.nn.functional; SettingsError if there is none."""
+    functions = torch.nn.functional
+    known = [name for name in dir(functions) if "loss" in name or "entropy" in name or name == "kl_div"]
+    found: list[Callable[..., Any]] = []
+    for loss in given:
+        if isinstance(loss, str) and loss not in known:
+            near = did_you_mean(loss, known)
+            raise SettingsError(f"loss={loss!r} is no loss of torch.nn.functional{near}")
+        if not isinstance(loss, str) and (not callable(loss) or isinstance(loss, type)):
+            raise SettingsError(f"loss={loss!r} is no function of output and label: give one, or its name")
+        found.append(getattr(functions, loss) if isinstance(loss, str) else loss)
+    return found
+
+
+class Objective:
+    """The losses of all outputs, added up."""
+
+    def __init__(self, spec: Spec) -> None:
+        payload = spec.payload
+        self.losses, self.metrics = payload["losses"], payload["metrics"]
+        self.labels, self.shapes = payload["labels"], payload["label_shapes"]
+        self.weights = payload["loss_weights"] or [1.0] * len(self.losses)
+        self.rowwise = [_rowwise(loss) for loss in self.losses] if spec.columns.weight is not None else []
+
+    def matched(self, outputs: Any, labels: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Outputs and labels, both as lists, labels of the shape and type that the loss takes."""
+        found = several(outputs, self.labels)
+        check_number(found, self.labels)
+        if self.shapes:
+            labels = [rows_of(*each) for each in zip(labels, self.shapes, strict=True)]
+        return found, [_matched(*each) for each in zip(found, labels, self.losses, strict=True)]
+
+    def for_batch(self, share: float) -> BatchLoss:
+        return BatchLoss(self, share)
+
+
+class BatchLoss:
+    """``loss_fn(outputs, labels, sample_weights)``, whose gradients are times the share of this rank's rows."""
+
+    def __init__(self, objective: Objective, share: float) -> None:
+        self._objective, self._share = objective, share
+
+    def __call__(self, outputs: Sequence[Any], labels: Sequence[Any], sample_weights: Any = None) -> Any:
+        mine = self._objective
+        if sample_weights is None:
+            parts = [loss(*pair) for loss, *pair in zip(mine.losses, outputs, labels, strict=True)]
+        else:
+            parts = [
+                (loss(*pair).reshape(len(sample_weights), -1).mean(1) * sample_weights).mean()
+                for loss, *pair in zip(mine.rowwise, outputs, labels, strict=True)
+            ]
+        total = sum(part * weight for part, weight in zip(parts, mine.weights, strict=True))
+        if self._share != 1 and total.requires_grad:
+            total.register_hook(lambda gradient: gradient * self._share)
+        return total
+
+
+def _matched(output: Any, label: Any, loss: Any) -> Any:
+    of_classes = isinstance(loss, _OF_CLASSES) or loss in _OF_CLASSES_TOO
+    if of_classes and label.numel() == len(label) and output.numel() != label.numel():
+        _tell_parts(label)
+        return label.reshape(-1).long()
+    turned = label.shape[:1] == output.shape[:1] and not fits(label.shape[1:], output.shape[1:])
+    if label.numel() == output.numel() and output.is_floating_point() and not turned:
+        return label.reshape(output.shape).to(output.dtype)
+    return label
+
+
+def _tell_parts(label: Any) -> None:
+    """DataError for labels that are no numbers of classes: long() would cut them off without a word."""
+    if label.is_floating_point() and not bool((label == label.trunc()).all()):
+        wrong = label[label != label.trunc()].reshape(-1)[0].item()
+        cure = "index them (StringIndexer)"
+        raise DataError(f"a label is {wrong:g}, and the loss takes numbers of classes, from 0: {cure}")
+
+
+def _rowwise(loss: Any) -> Any:
+    """The loss, with a number for each row. SettingsError if it has no way to give them."""
+    if isinstance(loss, torch.nn.Module) and hasattr(loss, "reduction"):
+        loss = copy.copy(loss)
+        loss.reduction = "none"
+        return loss
+    try:
+        parameters = inspect.signature(loss).parameters
+        able = "reduction" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    except (TypeError, ValueError):  # of C
+        able = True
+    if not able:
+        raise SettingsError(
+            f"sample_weight_col needs the loss of each row: give a loss with an argument reduction, as those of torch, "
+            f"instead of {getattr(loss, '__name__', loss)}"
+        )
+    return lambda output, label: loss(output, label, reduction="none")

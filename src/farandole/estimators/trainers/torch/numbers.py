@@ -1,0 +1,43 @@
+"""The loss and the metrics of an epoch, of training or of validation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from farandole.estimators.trainers.means import sums
+from farandole.estimators.trainers.torch.losses import Objective
+
+
+class Numbers:
+    """Added up batch by batch, over all rows of all ranks."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        self._functions = [(place, function) for place, group in enumerate(objective.metrics) for function in group]
+        self._sums = torch.zeros(1 + len(self._functions), dtype=torch.float64)
+        self._rows = 0
+
+    def add(self, rows: int, loss: Any, outputs: Any, labels: Any) -> None:
+        """A batch, of which ``rows`` count."""
+        if not rows:
+            return
+        with torch.no_grad():
+            outputs, labels = self._objective.matched(outputs, labels)
+            values = [loss, *(function(outputs[place], labels[place]) for place, function in self._functions)]
+            numbers = torch.stack([torch.as_tensor(value).detach().double().cpu() for value in values])
+        self._rows += rows
+        self._sums = self._sums + numbers * rows
+
+    def everybody(self) -> dict[str, Any]:
+        """Means over the rows of all ranks."""
+        *totals, rows = sums([*self._sums.tolist(), self._rows])
+        loss, *others = (total / rows for total in totals)
+        found: dict[str, Any] = {"loss": loss}
+        groups: list[list[float]] = [[] for _ in self._objective.metrics]
+        for (place, function), mean in zip(self._functions, others, strict=True):
+            name = getattr(function, "__name__", type(function).__name__)
+            found[name if len(groups) == 1 else f"{self._objective.labels[place]}_{name}"] = mean
+            groups[place].append(mean)
+        return {**found, "all_metrics": groups}

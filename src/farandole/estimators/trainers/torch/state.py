@@ -1,0 +1,31 @@
+"""What a PyTorch training keeps, as bytes, and what ranks have each of their own in it."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+
+import farandole.torch as hvd
+
+
+def packed(state: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def opened(state: bytes, device: Any = "cpu") -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(io.BytesIO(state), map_location=device, weights_only=False)
+    return found
+
+
+def average_buffers(model: Any) -> None:
+    """Running statistics (of BatchNorm), which each rank has of its own rows, become the mean of all ranks'."""
+    own = [each for each in model.buffers() if each.is_floating_point() and each.numel()]
+    if not own or hvd.size() == 1:
+        return
+    with torch.no_grad():
+        for buffer, mean in zip(own, hvd.grouped_allreduce(own, op=hvd.Average), strict=True):
+            buffer.copy_(mean)
