@@ -21,6 +21,27 @@ from tests.surroundings import tools
 BESIDE = Path(sys.executable).parent / "mpirun"
 MPIRUN = [str(BESIDE), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
 
+PARTS = """
+import sys
+import numpy as np
+from mpi4py import MPI
+import farandole.numpy as hvd
+
+world = MPI.COMM_WORLD
+comm = {"split": lambda: world.Split(color=int(world.rank == 3), key=world.rank),
+        "backwards": lambda: world.Split(color=0, key=-world.rank), "list": lambda: [3, 0]}[sys.argv[1]]()
+among = sys.argv[1] != "list" or world.rank in comm
+for given in (comm, None) if among else ():  # the second time, it knows who it is
+    hvd.init(comm=given)
+    mine = np.array([world.rank])
+    who, total = hvd.allgather(mine).tolist(), hvd.allreduce(mine, op=hvd.Sum).item()
+    facts = hvd.rank(), hvd.size(), who, hvd.local_rank(), hvd.local_size(), total
+    hvd.shutdown()
+if among:
+    sys.stdout.write(f"{world.rank}: {facts}\\n")
+world.Barrier()
+"""
+
 
 @pytest.fixture
 def open_mpi() -> None:
@@ -54,6 +75,25 @@ class TestOpenMpi:
         done = tools.run(MPIRUN, tmp_path, "without", "1", **own)
         assert done.returncode not in (0, None)
         assert "RendezvousError: rank 1 ended before init(): no process of it is left." in done.stderr
+
+    @pytest.mark.parametrize(
+        ("kind", "says"),
+        [
+            ("split", [f"{r}: ({r}, 3, [0, 1, 2], {r}, 3, 3)" for r in (0, 1, 2)] + ["3: (0, 1, [3], 0, 1, 3)"]),
+            ("backwards", [f"{rank}: ({3 - rank}, 4, [3, 2, 1, 0], {3 - rank}, 4, 6)" for rank in range(4)]),
+            ("list", ["0: (1, 2, [3, 0], 1, 2, 3)", "3: (0, 2, [3, 0], 0, 2, 3)"]),
+        ],
+    )  # fmt: skip
+    def test_parts_of_its_processes_are_jobs_of_their_own(self, kind: str, says: list[str], tmp_path: Path) -> None:
+        """Those of a communicator, also of one process, and of a list; who is in none of them goes on without."""
+        script = tmp_path / "parts.py"
+        script.write_text(PARTS)
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(tools.OURS)}
+        done = subprocess.run(
+            [*MPIRUN[:-1], "4", sys.executable, str(script), kind], env={**clean, "TMPDIR": str(tmp_path)},
+            capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+        assert (done.returncode, sorted(done.stdout.splitlines())) == (0, says), done.stderr
 
     @pytest.mark.parametrize("imports", ["", "from mpi4py import MPI"], ids=["imported_later", "imported_before"])
     def test_a_program_may_leave_it_to_horovod_to_initialise_mpi(self, imports: str, tmp_path: Path) -> None:
@@ -92,6 +132,13 @@ class TestTwoHosts(tools.TwoHosts):
         done = self.run(two_hosts, tmp_path, *self.command, *given, *tools.program(tmp_path, "without", rank))
         assert done.returncode not in (0, None)
         assert says in done.stderr
+
+
+@pytest.mark.parametrize("ranks", [[1, 2], [0, 0], [0, 4]], ids=str)
+def test_a_list_of_ranks_that_makes_no_sense(ranks: list[int]) -> None:
+    pytest.importorskip("mpi4py")
+    with pytest.raises(ValueError, match=rf"init\(comm=\[{ranks[0]}, {ranks[1]}\]\): this process is rank 0 of 4"):
+        mpi.part_of(ranks, Placement(rank=0, size=4))
 
 
 def test_without_a_way_to_agree_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

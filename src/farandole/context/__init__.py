@@ -113,7 +113,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the job: afterwards ``rank()``, ``size()`` and the collectives work. Does nothing when already done.
 
     ``process_sets``: a list of ``ProcessSet`` to register, the same on all ranks; or "dynamic", to add some later.
-    ``comm``: None, or all ranks, in their order, as a list or an mpi4py communicator.
+    ``comm``: None, or all ranks, in their order, as a list or an mpi4py communicator. By mpirun also a part of them,
+    each part being a job of its own; only its processes call this.
     Raises RendezvousError naming the ranks that did not come within ``--start-timeout`` seconds.
     """
     global _stay
@@ -123,6 +124,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         _forget_outer_job(os.environ)
         placement, connection, settings = Placement.from_env(), Connection.from_env(), Settings.from_env()
         found = None if _told(os.environ) else _found()
+        if found and communicator.is_part(comm, found.placement):
+            found, comm = found.among(comm), None
         rank = found.placement.rank if found else placement.rank
         log.configure(settings.log_level, rank=rank, hide_time=settings.log_hide_time)
         if found:

@@ -7,6 +7,15 @@ from typing import Any
 from farandole.config import Placement
 
 
+def is_part(comm: Any, placement: Placement) -> bool:
+    """Does it hold other processes than all, in their order? Collective, where it is a communicator."""
+    if hasattr(comm, "Get_group"):
+        if comm.Get_size() != placement.size:
+            return True
+        return any(comm.allgather(comm.Get_rank() != placement.rank))
+    return isinstance(comm, (list, tuple, range)) and list(comm) != list(range(placement.size))
+
+
 def check(comm: Any, placement: Placement) -> None:
     """ValueError for a communicator that is not that of all ranks, in their order."""
     if comm is None:

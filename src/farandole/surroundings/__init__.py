@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from farandole.config import Connection, Placement, Settings
 from farandole.surroundings import mpi
@@ -65,6 +65,15 @@ class Found(NamedTuple):
         from farandole.surroundings import serverless  # here, so that other jobs do not pay for it
 
         return serverless.join(self.cluster, self.placement, settings)
+
+    def among(self, comm: Any) -> Found:
+        """The job of a part of mpirun's processes: those of ``comm``, who call this. Raises ValueError elsewhere."""
+        if not isinstance(self.cluster, Mpi):
+            raise ValueError(
+                f"init(comm=...): {self.cluster.name} has started these {self.placement.size} processes, and a part of "
+                "them can be a job of its own only by mpirun; use init(process_sets=[ProcessSet(ranks)])"
+            )
+        return Found(*mpi.part_of(comm, self.placement))
 
 
 def find(env: Mapping[str, str]) -> Found | None:

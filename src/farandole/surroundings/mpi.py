@@ -96,6 +96,46 @@ class Mpi:
             self._world.Abort(1)
 
 
+class Part(Mpi):
+    """Those processes of mpirun that a communicator of mpi4py has: a job of its own. The others need not know."""
+
+    def __init__(self, comm: Any) -> None:
+        self._world = comm
+
+    def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
+        return NOBODY  # their numbers in the environment are those of mpirun
+
+    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
+        found: str = self._world.bcast(None if placement.rank else text())
+        return found
+
+
+def part_of(comm: Any, placement: Placement) -> tuple[Part, Placement]:
+    """The job of ``comm``, a communicator or a list of mpirun's ranks, and who this process is in it, where it is
+    ``placement`` of all. Called by the processes of ``comm``.
+
+    Raises ValueError for a list that this process is not in, SettingsError without mpi4py.
+    """
+    try:
+        MPI = library()
+    except (ImportError, RuntimeError) as error:
+        raise SettingsError(
+            f"init(comm=...): a part of mpirun's processes needs mpi4py, which cannot be used ({error})"
+        ) from error
+    if not hasattr(comm, "Get_group"):
+        ranks = list(comm)
+        if placement.rank not in ranks or len({*ranks}) < len(ranks) or not {*ranks} <= {*range(placement.size)}:
+            raise ValueError(
+                f"init(comm={ranks}): this process is rank {placement.rank} of {placement.size}; the list must hold "
+                "it, and each of its ranks once: only those in the list call init"
+            )
+        comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks))
+    near = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    return Part(comm), placement.replace(
+        rank=comm.Get_rank(), size=comm.Get_size(), local_rank=near.Get_rank(), local_size=near.Get_size()
+    )
+
+
 def daemon() -> int:
     """mpirun's process on this host, below which this one is; 0 if it cannot be seen."""
     return Siblings({}, (0,), "", (), _DAEMONS).daemon
