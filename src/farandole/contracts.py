@@ -162,6 +162,10 @@ class Showing(Protocol):
         """Collective: every rank's ``word`` (64 bits), and its ``pieces`` (1-D, one behind the other) as uint8 arrays
         that begin with them. They may be read until the call after the next one. One wait."""
 
+    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], largest: int) -> None:
+        """``sends[i]`` to rank i, ``receives[i]`` from it: uint8, anywhere, apart from each other. All ranks know the
+        ``largest`` part of all in bytes, and have called ``show`` before; it is what they call next."""
+
 
 class Streams(Protocol):
     """A stream of bytes from each rank to each other one. Nothing waits but ``wait``.

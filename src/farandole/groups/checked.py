@@ -37,21 +37,25 @@ class Checked:
         self._transport, self._name, self._name_of = transport, name, name_of
         self._showing = cast(Showing, transport) if isinstance(transport, Showing) else None
         self.shown = self._showing.shown if self._showing is not None else 0
-        # Two ranks read each other's whole tensor as quickly as halves of it; with more, that is soon too much.
-        self._reduced = self.shown if self.size == 2 else self.shown // 8
+        # Two ranks read each other's whole tensor as quickly as halves of it. More ranks read no more than that: where
+        # it is larger, each reduces a part, at the cost of further waits, which are long where ranks share cores.
+        self._reduced = min(self.shown, 2 * self.shown // self.size)
         self.calls = 0  # that ranks have begun to compare
 
     def allreduce(
-        self, buffers: Sequence[Buffer], op: ReduceOp, scale: float, wants: tuple[int, ...], describe: Describe
-    ) -> None:
-        """Reduce the buffers, all of one dtype."""
+        self, buffers: Sequence[Buffer], op: ReduceOp, scale: float, wants: tuple[int, ...], describe: Describe,
+        root: int = -1,
+    ) -> None:  # fmt: skip
+        """Reduce the buffers, all of one dtype. ``root``: the only rank whose results are looked at; -1: all are."""
         nbytes = sum([buffer.data.nbytes for buffer in buffers])
-        small = nbytes <= self._reduced
+        small = nbytes <= (self._reduced if root < 0 else self.shown)
         places = self._agree(wants, describe, [buffer.data for buffer in buffers] if small else ())
         if not nbytes:
             return
         if places is None or not small:
             self._transport.allreduce(buffers, op, scale)
+            return
+        if root not in (-1, self.rank):
             return
         reduce, begin = reducer(op, buffers[0].dtype, scale), 0
         with quiet():
@@ -67,7 +71,7 @@ class Checked:
         """``parts``: this rank's, for each rank; ``out``: the reduced part of this rank."""
         counts = [len(part) for part in parts]
         nbytes = sum(counts) * out.itemsize
-        small = nbytes <= self._reduced
+        small = nbytes <= self.shown
         places = self._agree(wants, describe, parts if small else ())
         if not nbytes:
             return
@@ -130,12 +134,14 @@ class Checked:
                 begin = plan.nbytes + int(table[peer, 0, : self.rank].sum())
                 receive[:] = places[peer][begin : begin + len(receive)]
             return
+        if any(np.may_share_memory(send, receive) for send in sends for receive in receives):
+            sends = [send.copy() for send in sends]
+        if self._showing is not None:
+            self._showing.exchange(sends, receives, int(table.max()))
+            return
         whole = _neighbours(receives)
         into = np.empty(sum(receive_counts), np.uint8) if whole is None else whole
-        given = _joined(sends)
-        if np.may_share_memory(given, into):
-            given = given.copy()
-        self._transport.alltoall(given, send_counts, into, receive_counts)
+        self._transport.alltoall(_joined(sends), send_counts, into, receive_counts)
         if whole is None:
             _deal_out(into, receives)
 

@@ -102,7 +102,7 @@ def reduces(rank: int, n: int, group: Any, values: Any, same: Any) -> None:
     import torch
     from torch import distributed as dist
 
-    for length in (2, 40_001):
+    for length in (2, 20_001, 40_001):
         given = values(torch.float32, n * length)
         mine, theirs = given.clone(), given.clone()
         dist.reduce(mine, 1, group=group)
@@ -187,6 +187,11 @@ def overlapping(rank: int) -> None:
         dist.all_to_all_single(whole[: sum(received)], whole[: sum(sent)], received, sent)
         expected = torch.cat([torch.full((received[peer],), 10.0 * peer + rank) for peer in range(n)])
         assert torch.equal(whole[: sum(received)], expected.double()), ("all_to_all", length)
+
+        parts = [torch.full((length,), 10.0 * rank + peer) for peer in range(n)]
+        dist.all_to_all([parts[(peer + 1) % n] for peer in range(n)], parts)
+        for peer in range(n):
+            assert (parts[(peer + 1) % n] == 10.0 * peer + rank).all(), ("all_to_all of a list", length)
 
 
 @pytest.mark.parametrize("wire", ["auto", "tcp"])

@@ -74,7 +74,9 @@ def reduce(group: Group, tensors: Sequence[Any], op: Any, root: int) -> Operatio
         buffers = [Buffer(given.array, taken.array, dtype)]
         told = f"reduce to {root}"
         given.refresh()
-        group.collectives.allreduce(buffers, asked.op, asked.scale, wants, lambda: _told(told, asked.name, tensors))
+        group.collectives.allreduce(
+            buffers, asked.op, asked.scale, wants, lambda: _told(told, asked.name, tensors), root
+        )
         taken.write_back()
 
     return Operation("reduce", work, tensors)

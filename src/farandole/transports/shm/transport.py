@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from math import frexp
 from typing import TYPE_CHECKING
 
@@ -208,31 +209,33 @@ class ShmTransport:
         self.barrier()
 
     def alltoall(self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]) -> None:
-        sends = [sum(send_counts[:rank]) for rank in range(self.size)]
-        receives = [sum(receive_counts[:rank]) for rank in range(self.size)]
-        me = self.rank
-        receive[receives[me] : receives[me] + receive_counts[me]] = send[sends[me] : sends[me] + send_counts[me]]
+        sends, receives = _cut(send, send_counts), _cut(receive, receive_counts)
         if self.size == 1:
+            receives[0][:] = sends[0]
             return
+        self.exchange(sends, receives, self._largest(max(*send_counts, *receive_counts)))
+        self.barrier()
+
+    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], largest: int) -> None:
+        """See ``contracts.Showing``."""
+        me, segment = self.rank, self._segment
+        receives[me][:] = sends[me]
         part = pipeline.staging(self.size, self._chunk) // (2 * self.size)
-        turns = math.ceil(self._largest(max(*send_counts, *receive_counts)) / part)
-        segment = self._segment
         base = segment.published
-        for turn in range(turns):
+        for turn in range(math.ceil(largest / part)):
             room, start = STAGING + turn % 2 * part * self.size, turn * part
             for peer in segment.others:
-                length = min(part, send_counts[peer] - start)
-                if length > 0:
-                    first, to = sends[peer] + start, room + peer * part
-                    segment.bytes[me][to : to + length] = send[first : first + length]
+                piece = sends[peer][start : start + part]
+                if len(piece):
+                    to = room + peer * part
+                    segment.bytes[me][to : to + len(piece)] = piece
             segment.publish()
             for peer in segment.others:
-                length = min(part, receive_counts[peer] - start)
+                piece = receives[peer][start : start + part]
                 segment.await_one(peer, base + turn + 1)
-                if length > 0:
-                    first, to = room + me * part, receives[peer] + start
-                    receive[to : to + length] = segment.bytes[peer][first : first + length]
-        self.barrier()
+                if len(piece):
+                    first = room + me * part
+                    piece[:] = segment.bytes[peer][first : first + len(piece)]
 
     def _largest(self, value: int) -> int:
         """The largest of everybody's values."""
@@ -273,3 +276,8 @@ class ShmTransport:
         if not self._closed:
             self._closed = True
             self._segment.close()
+
+
+def _cut(array: Array, counts: Sequence[int]) -> list[Array]:
+    ends = list(accumulate(counts))
+    return [array[end - count : end] for count, end in zip(counts, ends, strict=True)]
