@@ -165,3 +165,16 @@ def test_halves_round_once_in_a_ring() -> None:
 
     for array in ranks(5, body):
         assert (array == 1.0 + 2.0**-10).all()
+
+
+@pytest.mark.parametrize("length", [3, SMALL])
+def test_a_part_that_is_reduced_in_its_place(length: int) -> None:
+    def body(transport: Any) -> Any:
+        data = values(DType.FLOAT32, 4 * length, transport.rank)
+        mine = data[transport.rank * length :][:length]
+        transport.reducescatter(Buffer(data, mine, DType.FLOAT32), [length] * 4, ReduceOp.SUM)
+        return mine
+
+    wholes = [values(DType.FLOAT32, 4 * length, rank) for rank in range(4)]
+    for rank, mine in enumerate(ranks(4, body)):
+        assert_reduced(mine, [whole[rank * length :][:length] for whole in wholes], DType.FLOAT32, ReduceOp.SUM)

@@ -55,11 +55,15 @@ def allreduce(link: Link, data: Flat, out: Flat, scratch: Scratch, dtype: DType,
 def reducescatter(
     link: Link, data: Array, out: Array, counts: Sequence[int], dtype: DType, op: ReduceOp, scale: float
 ) -> None:
-    """Reduce ``data`` and write the segment of this rank to ``out``."""
+    """Reduce ``data`` and write the segment of this rank to ``out`` (which may be its memory in ``data``)."""
     segments = np.split(data, np.cumsum(counts)[:-1])
     parts = [
         segments[rank] if rank == link.rank else np.empty(counts[link.rank], data.dtype) for rank in range(link.size)
     ]
     exchange(link, [segment.view(np.uint8) for segment in segments], [part.view(np.uint8) for part in parts])
-    if len(out):
+    if len(out) and link.rank > 1 and np.may_share_memory(out, data):  # see ``allreduce``
+        result = np.empty_like(out)
+        kernels.reduce_into(result, parts, op, dtype, scale)
+        out[:] = result
+    elif len(out):
         kernels.reduce_into(out, parts, op, dtype, scale)

@@ -162,17 +162,19 @@ def test_all_collectives_give_what_gloo_gives(wire: str) -> None:
 
 
 def overlapping(rank: int) -> None:
-    """On 3 ranks: what is given and what is taken lie in one piece of memory, neither at its place in the other."""
+    """On 3 ranks: what is given and what is taken lie in one piece of memory, at its place in it and elsewhere."""
     import torch
     from torch import distributed as dist
 
     n = dist.get_world_size()
     for length in (3, 600_001):
         numbers = torch.arange(n * length, dtype=torch.float64)
-        whole = numbers * (rank + 1)
-        part = whole[length // 2 :][:length]
-        dist.reduce_scatter_tensor(part, whole)
-        assert torch.equal(part, numbers[rank * length :][:length] * sum(range(1, n + 1))), ("reduce_scatter", length)
+        for begin in (length // 2, rank * length):
+            whole = numbers * (rank + 1) ** 2
+            part = whole[begin:][:length]
+            dist.reduce_scatter_tensor(part, whole)
+            expected = numbers[rank * length :][:length] * sum(peer**2 for peer in range(1, n + 1))
+            assert torch.equal(part, expected), ("reduce_scatter", begin, length)
 
         whole = torch.zeros(n * length, dtype=torch.float64)
         part = whole[length // 2 :][:length]
