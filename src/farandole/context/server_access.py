@@ -107,9 +107,15 @@ class ServerAccess:
         found = store.gather(keys.servers(scope), count, self._settings.start_timeout)
         late = [number for number, address in enumerate(found) if address is None]
         if late:
+            cure = "if starting takes longer, raise --start-timeout (FARANDOLE_START_TIMEOUT)"
+            if scope:
+                cure += (
+                    ". No driver is here that starts it, and rank 0 does when it uses it itself: take rank 0 into the "
+                    "process set, or start the job with farandole run"
+                )
+            number = late[0] // replicas
             raise RendezvousError(
-                f"parameter server {late[0] // replicas} did not start within {self._settings.start_timeout:g} s; if "
-                "starting takes longer, raise --start-timeout (FARANDOLE_START_TIMEOUT)"
+                f"parameter server {number} did not start within {self._settings.start_timeout:g} s; {cure}"
             )
         told = [address.decode() for address in found if address is not None]
         addresses = [told[begin : begin + replicas] for begin in range(0, count, replicas)]

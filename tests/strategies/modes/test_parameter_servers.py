@@ -377,3 +377,17 @@ def test_without_a_job_there_is_a_cure() -> None:
 def _train(rank: int) -> None:
     exchange = WeightExchange("DistributedOptimizer", GradientOptions(), SSP())
     exchange([np.ones(2)], exchange.slots([np.ones(2)]), 1)
+
+
+def test_a_set_without_rank_0_in_a_job_without_a_driver_is_told_who_would_start_the_servers() -> None:
+    def fn(rank: int) -> None:
+        from farandole import context
+        from farandole.errors import RendezvousError
+
+        if rank:
+            with pytest.raises(
+                RendezvousError, match=r"did not start within 0\.1 s.*rank 0 does when it uses it itself"
+            ):
+                context.servers()
+
+    job(2, fn, store=True, start_timeout=0.1)
