@@ -559,27 +559,34 @@ def test_what_is_kept_is_of_gradients_without_the_scale_of_their_loss(old: bool)
     job(2, body)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("old", [True, False])
-def test_variables_without_gradients_in_some_steps(old: bool) -> None:
-    """See the test of this name for Keras 3."""
+def test_variables_without_gradients_in_some_steps(old: bool, compiled: bool) -> None:
+    """See the test of this name for Keras 3. A function knows the variables that there were when it was traced."""
 
     def body(rank: int) -> None:
         import tf_keras
 
         plain = [("a",), ("b",), ("b",), ("b",), ("a", "b"), ("a",)]
         outer = [("a", "b"), ("a", "b"), ("a",), ("a",), ("b",), ("b",)]
-        for strategy, steps, ends in (
-            ("local_sgd:2", plain, [-4.5, -6.0]),
+        cases: list[tuple[Any, Any, Any]] = [
             (LocalSGD(2, outer="momentum", lr=1.0, momentum=0.5), outer, [-7.5, -7.5]),
-        ):
+            ("local_sgd:2", plain, [-4.5, -6.0]),
+        ]
+        for strategy, steps, ends in cases[:1] if compiled else cases:
             variables = {"a": tf.Variable([0.0], name="a"), "b": tf.Variable([0.0], name="b")}
             kind = (tf_keras.optimizers.legacy if old else tf_keras.optimizers).SGD
             optimizer = hvd.DistributedOptimizer(kind(1.0), strategy=strategy)
             if not old:
                 optimizer.build(list(variables.values()))
-            for names in steps:
+
+            def step(names: tuple[str, ...], optimizer: Any = optimizer, variables: Any = variables) -> None:
                 gradients = [tf.constant([rank + 1.0]) if name in names else None for name in variables]
                 optimizer.apply_gradients(zip(gradients, variables.values(), strict=True))
+
+            taken = tf.function(step) if compiled else step
+            for names in steps:
+                taken(names)
             assert [float(variable[0]) for variable in variables.values()] == ends
 
     job(2, body)

@@ -14,7 +14,7 @@ from farandole.tensorflow import graph
 
 def run_if(due: Any, run: Callable[[Sequence[Any], int], None], values: Sequence[Any], step: Any) -> Sequence[Any]:
     """The tensors ``values``, as they are after ``run(arrays, step)`` wrote to them as arrays (float32 or float64), if
-    it is ``due``; ``due`` and ``step`` may be tensors of a graph."""
+    it is ``due``; ``due`` (if it is not True) and ``step`` may be tensors of a graph."""
 
     def on_copies(*arrays: Any) -> list[Any]:
         *given, number = arrays
@@ -31,7 +31,7 @@ def run_if(due: Any, run: Callable[[Sequence[Any], int], None], values: Sequence
         found: list[Any] = graph.run("the exchange of weights", start, tensors, forms)
         return found
 
-    if tf.executing_eagerly():
+    if due is True or tf.executing_eagerly():
         return now() if due else values
     told: Sequence[Any] = tf.cond(due, now, lambda: [tf.identity(value) for value in values])
     return told
