@@ -157,6 +157,7 @@ LIMITS = {
     "estimators/trainers": 200, "launch/launchers/ssh.py": 200, "launch/launchers/slurm.py": 150,
     "launch/launchers/mpi.py": 150,
 }  # fmt: skip
+TOGETHER = {"launch/launchers/spark": 400}
 
 
 def lines(path: Path) -> int:
@@ -169,6 +170,12 @@ def test_trainers_and_launchers_stay_short(name: str) -> None:
     found = {dotted(each): lines(each) for each in ([path] if path.is_file() else path.rglob("*.py"))}
     assert found
     assert {each: count for each, count in found.items() if count > LIMITS[name]} == {}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_the_files_of_a_launcher_stay_short_together(name: str) -> None:
+    found = [lines(path) for path in (PACKAGE / name).rglob("*.py")]
+    assert 0 < sum(found) <= TOGETHER[name]
 
 
 def test_every_file_belongs_to_a_room() -> None:

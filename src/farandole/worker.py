@@ -174,7 +174,7 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
     ]  # the driver's first, if it is the same host
     reporter.install(client, rank)
     if "FARANDOLE_SPARK_FILES" in os.environ:
-        from farandole.launch.launchers.spark import guard
+        from farandole.report.spark import guard
 
         guard.install()
     try:

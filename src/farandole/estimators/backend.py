@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -63,12 +62,3 @@ class SparkBackend(Backend):
         from farandole.launch.launchers.spark import Spark
 
         return Spark().default_parallelism()
-
-
-def spark_runs() -> bool:
-    """Whether this process has a Spark session whose tasks ranks can be: not one of Spark Connect."""
-    found, utils = sys.modules.get("pyspark"), sys.modules.get("pyspark.sql.utils")
-    context = None if found is None else found.SparkContext._active_spark_context
-    if utils is not None and utils.is_remote():  # its server may be in this process
-        return False
-    return context is not None and context._jsc is not None

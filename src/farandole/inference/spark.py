@@ -19,6 +19,7 @@ from farandole.errors import SettingsError
 from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
 from farandole.inference.returns import DEFAULT, Type, parse
 from farandole.inference.stream import BATCH_SIZE, ERROR, PREDICTION, Chunk, How, check_batch_size, predictions
+from farandole.report.spark import session
 
 _PURPOSE = "inference"
 ARCHIVE = "farandole-inference.zip"
@@ -214,24 +215,14 @@ def _task(job: bytes, content: Any, archive: str, masked: bool) -> Callable[[Ite
     return run
 
 
-def _context() -> Any:
-    """The SparkContext; None with Spark Connect, also where its server is in this process, and without a session."""
-    try:
-        from pyspark import SparkContext
-        from pyspark.sql.utils import is_remote
-    except ImportError:  # of Spark Connect's client alone
-        return None
-    return None if is_remote() else SparkContext._active_spark_context
-
-
 def _sent(content: bytes) -> Any:
-    context = _context()
+    context = session.context()
     return content if context is None or not content else context.broadcast(content)
 
 
 def sent_archive() -> str:
     """The name of a file with Farandole itself, which executors on other machines get."""
-    context = _context()
+    context = session.context()
     if context is None or context.master.startswith("local"):
         return ""
     if context.applicationId not in _sent_along:

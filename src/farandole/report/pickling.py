@@ -56,9 +56,9 @@ def _dumps(value: Any) -> bytes:
     import cloudpickle
 
     if "pyspark" in sys.modules:
-        from farandole.report import spark
+        from farandole.report.spark import objects
 
-        return spark.dumps(value)
+        return objects.dumps(value)
     packed: bytes = cloudpickle.dumps(value)
     return packed
 
@@ -67,9 +67,9 @@ def _refusal(value: Any) -> str:
     """Why an object of Spark cannot travel; empty for all else."""
     if "pyspark" not in sys.modules:
         return ""
-    from farandole.report import spark
+    from farandole.report.spark import objects
 
-    return spark.refusal(value)
+    return objects.refusal(value)
 
 
 def unpack(data: bytes | bytearray) -> Any:

@@ -13,8 +13,8 @@ from farandole.errors import JobFailedError, SettingsError
 from farandole.launch import driver
 from farandole.launch.display import Display
 from farandole.launch.job import Job, check_call, settings_for
-from farandole.launch.launchers.spark import Spark, guard
-from farandole.launch.launchers.spark.cluster import Cluster
+from farandole.launch.launchers.spark import Spark
+from farandole.report.spark import guard, session
 
 HEAVY = 10_000_000  # bytes of a pickled function from which on it is worth a warning
 VERBOSITIES = ("all", "log_callback_only")
@@ -61,7 +61,7 @@ class HorovodRunner:
         if self.num_processor < 0:
             return Job(
                 np=-self.num_processor, call=call, settings=settings, first_only=True, heavy=HEAVY, launcher="local",
-                display=Display(), env={guard.FILES: Cluster.files()},
+                display=Display(), env={guard.FILES: session.files()},
             )  # fmt: skip
         everything = self.driver_log_verbosity == "all"
         launcher = Spark(title=f"HorovodRunner: {_name(call[0])}", create=True, log=not everything)

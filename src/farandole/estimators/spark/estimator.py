@@ -16,7 +16,7 @@ from farandole.data import ParquetData, Store, from_parquet
 from farandole.data.spark import FOLDER
 from farandole.errors import DataError, SettingsError, did_you_mean
 from farandole.estimators import mlflow
-from farandole.estimators.backend import Backend, LocalBackend, SparkBackend, spark_runs
+from farandole.estimators.backend import Backend, LocalBackend, SparkBackend
 from farandole.estimators.batches import Batch, first
 from farandole.estimators.fingerprint import plain
 from farandole.estimators.spark.frames import padded, prepared
@@ -27,6 +27,7 @@ from farandole.estimators.spec import Columns, Reading, Result, Spec, Watching, 
 from farandole.estimators.trainers.rank import on_rank
 from farandole.log import logger
 from farandole.report import pickling
+from farandole.report.spark import session
 
 _MEMORY = 64 << 20  # bytes of rows in a rank: Spark's own processes stand beside it
 FINGERPRINT = (
@@ -138,7 +139,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         """The columns. What is wrong with parameters or the model is told here, before Spark computes."""
         columns = self._columns()
         self.payload()
-        if isinstance(self._backend(spark=True), SparkBackend) and not spark_runs():
+        if isinstance(self._backend(spark=True), SparkBackend) and session.context() is None:
             raise SettingsError(
                 "this process has no SparkContext (a session of Spark Connect has none), so ranks cannot be Spark "
                 "tasks: give backend=LocalBackend(n), whose ranks are processes of this machine, or fit on the "
@@ -282,7 +283,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         if found is not None:
             return found  # type: ignore[no-any-return]
         num_proc, verbose = self._value("num_proc"), self._value("verbose")
-        if spark or spark_runs():
+        if spark or session.context() is not None:
             return SparkBackend(num_proc, verbose=verbose)
         return LocalBackend(num_proc)
 

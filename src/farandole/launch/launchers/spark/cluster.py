@@ -1,10 +1,9 @@
-"""The only file that knows a SparkContext: the cluster's resources, and a barrier stage on it."""
+"""A SparkContext as a cluster: its resources, and a barrier stage on it."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +13,9 @@ from typing import Any
 from farandole.errors import SettingsError
 from farandole.launch.agents import boot
 from farandole.launch.agents.bundle import bundle
-from farandole.launch.launchers.spark.guard import FILES
 from farandole.log import logger
+from farandole.report.spark import session
+from farandole.report.spark.guard import FILES
 
 NO_CONTEXT = "Could not find an active SparkContext, are you running in a PySpark session?"
 STOPPED = "the Spark session was stopped"
@@ -36,32 +36,16 @@ class Cluster:
     def active(cls, create: bool = False) -> Cluster:
         """The running one; with ``create``, started from what is configured if there is none. Else SettingsError."""
         try:
-            from pyspark import SparkContext
-            from pyspark.sql.utils import is_remote
+            import pyspark.sql  # noqa: F401
         except ImportError as error:
             raise SettingsError(f"PySpark is not installed here ({error}): pip install pyspark") from error
-        connect = is_remote()
-        context = None if connect else SparkContext._active_spark_context  # Connect's server may be in this process
-        if context is None and create and not connect:
-            from pyspark.sql import SparkSession
-
-            session: Any = SparkSession.builder.getOrCreate()
-            context = session.sparkContext
-        if context is None or context._jsc is None:
+        context = session.started() if create else session.context()
+        if context is None:
             raise SettingsError(
                 f"{NO_CONTEXT} SparkSession.builder.getOrCreate() starts one (a Spark Connect session has none: use "
                 "the cluster's own driver)"
             )
         return cls(context)
-
-    @staticmethod
-    def files() -> str:
-        """The folder of the files given to ``addFile``; empty without a session."""
-        if "pyspark" not in sys.modules:
-            return ""
-        from pyspark import SparkContext, SparkFiles
-
-        return "" if SparkContext._active_spark_context is None else str(SparkFiles.getRootDirectory())
 
     # ---- resources ----
 
