@@ -351,6 +351,16 @@ def test_columns_that_a_function_changes(tmp_path: Path) -> None:
         rows.setTransformationFn(lambda frame: frame.assign(y=0)).fit_on_parquet(path)
 
 
+class Margin(torch.nn.MSELoss):
+    def __init__(self, margin: float) -> None:
+        super().__init__()
+
+
+class OfModel(torch.nn.MSELoss):
+    def __init__(self, model: Any, rate: float = 0.5) -> None:
+        super().__init__()
+
+
 class ByRow(TorchEstimator):
     """As horovod.spark has it."""
 
@@ -373,6 +383,12 @@ class ByRow(TorchEstimator):
         ({"monitor": "val_loss"}, "monitor='val_loss' is of validation, and there is none"),
         ({"patience": 1}, "patience=1 needs validation, or monitor"),
         ({"model": "net"}, "model has to be an instance of torch.nn.Module, not str"),
+        ({"loss": Margin}, r"loss: Margin is a class .* needs \(margin\): give an object of it, Margin\(margin=...\)"),
+        ({"metrics": [Margin]}, r"metrics: Margin is a class .* give an object of it, Margin\(margin=...\)"),
+        ({"loss": torch.nn.MSELoss}, r"loss: MSELoss is a class: give an object of it, MSELoss\(\)"),
+        ({"loss_constructors": [Margin], "loss": None},
+         r"loss_constructors: Margin is a class .* needs \(margin\): give a function .* lambda: Margin\(margin=...\)"),
+        ({"loss_constructors": [OfModel], "loss": None}, r"OfModel is a class .* lambda: OfModel\(model=...\)"),
         ({"loss_constructors": [torch.nn.MSELoss]}, "only one of loss_constructors and loss parameters can be"),
         ({"loss_weights": [1.0, 2.0]}, "loss_weights=.* must have one for each label"),
         ({"reader_pool_type": "threads"}, "reader_pool_type='threads' must be one of thread, dummy, process"),
@@ -523,6 +539,36 @@ def test_an_optimizer_keeps_what_its_pickle_leaves_out(tmp_path: Path) -> None:
     own.step(lambda: loss)
     np.testing.assert_allclose(weights(found.getModel()), weights(expected), rtol=1e-4)
     assert found.getOptimizer()._params[0] is next(found.getModel().parameters())
+
+
+def test_an_optimizer_is_read_with_what_its_pickle_leaves_out(spark: Any, tmp_path: Path) -> None:
+    model = net()
+    written_one = estimator(model, optimizer=torch.optim.LBFGS(model.parameters()))
+    metadata = {"feature_columns": ["x"], "label_columns": ["y"]}
+    trained = TorchModel(model=model, optimizer=written_one.getOptimizer(), **metadata)
+    for place, (kind, each) in enumerate([(TorchEstimator, written_one), (TorchModel, trained)]):
+        each.write().save(str(tmp_path / str(place)))
+        found = kind.load(str(tmp_path / str(place)))
+        assert [id(one) for one in found.getOptimizer()._params] == [id(one) for one in found.getModel().parameters()]
+        found.getOptimizer().step(lambda: torch.zeros(()))
+
+
+def test_columns_with_nan_in_files_are_told_before_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    known = columns()
+    known["x"][[3, 50]], known["y"][7] = np.nan, np.nan
+    known["z"][:] = np.nan  # which is not read
+    path = str(tmp_path / "nan.parquet")
+    lists = {name: list(values) if values.ndim > 1 else values for name, values in known.items()}
+    pq.write_table(pa.table(lists), path, row_group_size=20)
+    with pytest.raises(AssertionError, match="training has started"):
+        estimator(backend=Never(1)).fit_on_parquet(written(tmp_path), path)
+    for told in ("label column 'y' holds NaN in 1 of 61 rows", "feature column 'x' holds NaN in 2 of 61 rows"):
+        assert told in caplog.text
+    assert caplog.text.count("NaN in") == 2
+    caplog.clear()
+    with pytest.raises(AssertionError, match="training has started"):
+        estimator(backend=Never(1)).fit_on_parquet(written(tmp_path))
+    assert caplog.text == ""
 
 
 def test_constructors_of_losses_get_what_they_ask_for(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from farandole.estimators.spark.model import DistributedModel
 from farandole.estimators.spark.params import Row, declare, shapes
 from farandole.estimators.spec import Result, Spec
 from farandole.estimators.trainers.torch.check import check
-from farandole.estimators.trainers.torch.losses import losses
+from farandole.estimators.trainers.torch.losses import constructor, losses, refuse_class
 from farandole.estimators.trainers.torch.state import opened
 from farandole.estimators.trainers.torch.trainer import train
 
@@ -30,6 +30,7 @@ EXTRA = (
         "sample_weights, which makes a step and gives outputs and loss"),
     Row("data_module", None, "no effect: farandole.data reads"),
 )  # fmt: skip
+_UNPICKLED = "optimizer's own"  # beside the parameters, in a file
 
 
 @declare(EXTRA)
@@ -97,6 +98,13 @@ class TorchEstimator(DistributedEstimator):
             loss_constructors=self.getOrDefault("loss_constructors"),
         )  # fmt: skip
 
+    def pack(self, values: dict[str, Any]) -> dict[str, Any]:
+        return _packed(values)
+
+    @classmethod
+    def unpack(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return _unpacked(values)
+
 
 @declare((
     Row("optimizer", None, "the optimizer, as training left it"), EXTRA[0], Row("loss", None, "the loss"), EXTRA[1],
@@ -111,6 +119,13 @@ class TorchModel(DistributedModel):
         shapes, labels = self.getOrDefault("input_shapes"), self.getOrDefault("label_columns")
         return Loader(cloudpickle.dumps(model), [name in categories for name in names], shapes, labels, names)
 
+    def pack(self, values: dict[str, Any]) -> dict[str, Any]:
+        return _packed(values)
+
+    @classmethod
+    def unpack(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return _unpacked(values)
+
 
 def _several(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
@@ -124,6 +139,14 @@ def _constructed(make: Any, known: Mapping[str, Any]) -> Any:
         asked = inspect.signature(make).parameters.values()
     except ValueError:  # of C
         return make()
+    if isinstance(make, type) and issubclass(make, torch.nn.Module):  # its arguments are options of a loss
+        needs, call = constructor(make)
+        if needs:
+            raise SettingsError(
+                f"loss_constructors: {make.__name__} is a class{needs}: give a function that makes the loss, lambda: "
+                f"{call}; it may ask for {', '.join(known)} by name"
+            )
+        return make()
     every = any(each.kind is each.VAR_KEYWORD for each in asked)
     named = {each.name for each in asked if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
     missing = [each.name for each in asked if each.name in named - set(known) and each.default is each.empty]
@@ -132,8 +155,6 @@ def _constructed(make: Any, known: Mapping[str, Any]) -> Any:
             f"loss_constructors: {getattr(make, '__name__', make)} asks for {', '.join(missing)}; there are "
             f"{', '.join(known)}"
         )
-    if isinstance(make, type) and issubclass(make, torch.nn.Module):
-        return make()  # its arguments are options of a loss
     return make(**{name: each for name, each in known.items() if every or name in named})
 
 
@@ -141,6 +162,21 @@ def unpickled(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """What an optimizer holds and does not take along into a pickle or a copy, as LBFGS its list of parameters."""
     copied = vars(copy.copy(optimizer))
     return {name: value for name, value in vars(optimizer).items() if name not in copied and name != "step"}
+
+
+def _packed(values: dict[str, Any]) -> dict[str, Any]:
+    """Parameters as they are written."""
+    optimizer = values.get("optimizer")
+    return {**values, _UNPICKLED: unpickled(optimizer)} if isinstance(optimizer, torch.optim.Optimizer) else values
+
+
+def _unpacked(values: dict[str, Any]) -> dict[str, Any]:
+    """What was written, also by versions that left out what an optimizer does not take along."""
+    found = dict(values)
+    held = found.pop(_UNPICKLED, {})
+    if held:
+        vars(found["optimizer"]).update(held)
+    return found
 
 
 def _for_each(losses: list[Any], labels: list[str]) -> list[Any]:
@@ -159,6 +195,8 @@ def _metrics(metrics: Any, labels: list[str]) -> list[list[Callable[..., Any]]]:
     if len(found) != len(labels):
         raise SettingsError(f"List of metrics must be length {len(labels)}, one for each label, not {len(found)}")
     for each in (each for group in found for each in group):
+        if isinstance(each, type) and issubclass(each, torch.nn.Module):
+            refuse_class("metrics", each)
         if not callable(each):
             raise SettingsError(f"metrics: {each!r} is no function of output and label")
     return [list(group) for group in found]

@@ -202,6 +202,15 @@ def test_the_handle_travels_with_what_it_knows(data: ParquetData, folder: Path, 
     assert [column.name for column in from_parquet(str(folder), columns=["x"]).columns] == ["x"]
 
 
+def test_a_handle_of_some_of_the_columns(folder: Path) -> None:
+    whole = from_parquet(str(folder), features="x", labels="id", weight="w")
+    part = whole.only(["id", "w"])
+    (batch,) = part.numpy(ROWS, shuffle=False)
+    assert list(batch) == ["id", "w"]
+    assert batch["id"].tolist() == list(range(ROWS))
+    assert [column.name for column in whole.columns] == ["x", "id", "w"]
+
+
 def test_a_file_that_changes_is_told_in_the_next_epoch_and_to_who_got_the_handle(tmp_path: Path) -> None:
     part = tmp_path / "part.parquet"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,6 +132,13 @@ class ParquetData:
                 )
         return names
 
+    def only(self, names: Sequence[str]) -> ParquetData:
+        """These columns of the same files, of those that are read."""
+        found = copy.copy(self)
+        found.scan = self.scan._replace(columns=tuple(each for each in self.columns if each.name in names))
+        found.features, found.labels, found.weight, found._columns = None, (), None, tuple(names)
+        return found
+
     def batch(self, arrays: Mapping[str, Array], weight: Array | None = None) -> Any:
         """Columns as a training loop takes them: a dict; with labels ``(inputs, labels)``, and with a weight
         ``(inputs, labels, weight)``, where one column stands for itself and several are a dict."""
@@ -253,12 +261,16 @@ def keys(file: Any) -> dict[str, Any]:
 
 
 def _first_row(files: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    pq = need("pyarrow.parquet", _PURPOSE)
     for file in files:
-        if file.metadata.num_rows:
-            own = [name for name in names if name in file.physical_schema.names]
-            table = file.subset(row_group_ids=[next(g.id for g in file.row_groups if g.num_rows)])
-            rows = table.head(1, columns=own).to_pylist()
-            return dict(rows[0]) if rows else {}
+        group = next((each.id for each in file.row_groups if each.num_rows), None)
+        if group is None:
+            continue
+        own = [name for name in names if name in file.physical_schema.names]
+        with file.open() as opened:  # a scan of the dataset would decode far more than a row, in several threads
+            rows = pq.ParquetFile(opened, metadata=file.metadata, buffer_size=_BUFFER)
+            for batch in rows.iter_batches(1, row_groups=[group], columns=own, use_threads=False):
+                return dict(batch.to_pylist()[0])
     return {}
 
 

@@ -19,6 +19,7 @@ from farandole.estimators import mlflow
 from farandole.estimators.backend import Backend, LocalBackend, SparkBackend
 from farandole.estimators.batches import Batch, first
 from farandole.estimators.fingerprint import plain
+from farandole.estimators.nans import look
 from farandole.estimators.spark.frames import padded, prepared
 from farandole.estimators.spark.params import EstimatorParams
 from farandole.estimators.spark.persistence import Persistent
@@ -107,6 +108,9 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             )
         data = self._opened(train, columns, {})
         other = None if validation is None else self._opened(validation, columns, padded(data))
+        for each in (data, other):
+            if each is not None:
+                look(each, columns)
         return self._train(data, other, self._backend())
 
     def fitMultiple(self, dataset: Any, paramMaps: Sequence[Mapping[Any, Any]]) -> Iterator[tuple[int, Any]]:

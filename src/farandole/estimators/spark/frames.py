@@ -12,8 +12,8 @@ from pyspark.sql import types as T
 from farandole.data import ParquetData, from_spark
 from farandole.data.spark import spark_url
 from farandole.errors import DataError
+from farandole.estimators.nans import KINDS, warn
 from farandole.estimators.spec import Columns
-from farandole.log import logger
 
 _PARTS = 1 << 30  # of the hash that splits rows
 _TEXT = "index it first (StringIndexer), or leave it out"
@@ -132,7 +132,7 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
 
     chosen = [each for each in data.columns if each.kind in ("list", "vector") and each.fill is None]
     found = session.read.parquet(spark_url(str(data.path)))
-    nans = {each.name: _nan(found, each.name) for each in data.columns if each.kind in ("number", "list", "vector")}
+    nans = {each.name: _nan(found, each.name) for each in data.columns if each.kind in KINDS}
     numbers = [F.sum(F.when(nan, 1).otherwise(0)).alias(f"nan {name}") for name, nan in nans.items() if nan is not None]
     for place, column in enumerate(chosen):
         values = F.col(quote(column.name))
@@ -156,14 +156,9 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
                 f"the {column.kind}s of column {column.name!r} have from {least} to {most} elements: a model takes "
                 f"rows of one shape; make them equally long, or give {fill} and a shape"
             )
-    for name, count in ((name, row[f"nan {name}"]) for name, nan in nans.items() if nan is not None):
-        if count:
-            what = "label" if name in columns.labels else "weight" if name == columns.weight else "feature"
-            logger.warning(
-                "%s column %r holds NaN in %s of %s rows: where model and loss do not leave them out, the loss is NaN, "
-                "and so are all weights from then on; drop them (df.dropna), or fill them (df.fillna, Imputer)",
-                what, name, count, data.rows,
-            )  # fmt: skip
+    for name, nan in nans.items():
+        if nan is not None:
+            warn(name, row[f"nan {name}"], data.rows, columns)
 
 
 def _nan(frame: Any, name: str) -> Any:

@@ -28,10 +28,33 @@ def losses(given: Sequence[Any]) -> list[Callable[..., Any]]:
         if isinstance(loss, str) and loss not in known:
             near = did_you_mean(loss, known)
             raise SettingsError(f"loss={loss!r} is no loss of torch.nn.functional{near}")
-        if not isinstance(loss, str) and (not callable(loss) or isinstance(loss, type)):
+        refuse_class("loss", loss)
+        if not isinstance(loss, str) and not callable(loss):
             raise SettingsError(f"loss={loss!r} is no function of output and label: give one, or its name")
         found.append(getattr(functions, loss) if isinstance(loss, str) else loss)
     return found
+
+
+def refuse_class(parameter: str, given: Any) -> None:
+    """SettingsError for a class, in the place of one of its objects."""
+    if isinstance(given, type):
+        needs, call = constructor(given)
+        raise SettingsError(f"{parameter}: {given.__name__} is a class{needs}: give an object of it, {call}")
+
+
+def constructor(kind: type) -> tuple[str, str]:
+    """What a class is made with, for messages: " whose constructor needs (rate)", "Loss(rate=...)"; the first is empty
+    if it needs nothing."""
+    try:
+        asked = [*inspect.signature(kind).parameters.values()]
+    except ValueError:  # of C
+        asked = []
+    names = [
+        each.name for each in asked
+        if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+    ]  # fmt: skip
+    needs = f" whose constructor needs ({', '.join(names)})" if names else ""
+    return needs, f"{kind.__name__}({', '.join(f'{name}=...' for name in names)})"
 
 
 class Objective:
