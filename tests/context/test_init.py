@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from farandole import context
 from farandole.config import Connection, Placement
 from farandole.errors import NotInitializedError
+from tests.job import job
 
 
 @pytest.fixture(autouse=True)
@@ -35,3 +38,29 @@ def test_each_stay_in_a_job_has_a_name_of_its_own_which_all_its_ranks_know(monke
         seen.append(context.scope())
         context.shutdown()
     assert seen == ["0.1", "0.2", "3.1", "3.2"]
+
+
+def test_a_process_that_was_forked_off_knows_whose_child_it_is() -> None:
+    """Programs ask for the rank in the workers of a DataLoader, which read that rank's data. They are no ranks:
+    what needs the others is an error there."""
+
+    def fn(rank: int) -> str:
+        out, into = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                context.engine()
+                said = "an engine"
+            except NotInitializedError:
+                said = f"{context.rank()} of {context.size()}, {context.local_rank()} here, {context.is_initialized()}"
+            context.shutdown()
+            with contextlib.suppress(NotInitializedError):
+                said = f"{context.rank()} after shutdown()"
+            os.write(into, said.encode())
+            os._exit(0)
+        os.close(into)
+        os.waitpid(child, 0)
+        with os.fdopen(out) as pipe:
+            return pipe.read()
+
+    assert job(2, fn) == ["0 of 2, 0 here, False", "1 of 2, 1 here, False"]

@@ -47,6 +47,7 @@ _WATCHED = 16  # broadcasts whose parameters are looked at once more at the end
 
 _lock = threading.RLock()
 _place: _Place | None = None
+_inherited: Placement | None = None  # of the rank that this process was forked off from
 _store: StoreClient | None = None  # one for the life of the process: outcomes are reported after shutdown, too
 _servers: ServerAccess | None = None  # of this stay, once a strategy needs them
 _serving: list[ServerAccess] = []  # of stays that ended while an exception was handled
@@ -113,14 +114,14 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the job: afterwards ``rank()``, ``size()`` and the collectives work. Does nothing when already done.
 
     ``process_sets``: a list of ``ProcessSet`` to register, the same on all ranks; or "dynamic", to add some later.
-    ``comm``: None, or all ranks, in their order, as a list or an mpi4py communicator. By mpirun also a part of them,
-    each part being a job of its own; only its processes call this.
+    ``comm``: None, or all ranks in their order, as a list or mpi4py communicator; by mpirun also some: they call this.
     Raises RendezvousError naming the ranks that did not come within ``--start-timeout`` seconds.
     """
-    global _stay
+    global _inherited, _stay
     with _lock:
         if _place is not None:
             return
+        _inherited = None
         _forget_outer_job(os.environ)
         placement, connection, settings = Placement.from_env(), Connection.from_env(), Settings.from_env()
         found = None if _told(os.environ) else _found()
@@ -185,9 +186,9 @@ def _enter(placement: Placement, settings: Settings, transport: Transport, conne
 
 def shutdown() -> None:
     """Leave the job. Collectives in flight fail, here and on the other ranks. ``init()`` may be called again."""
-    global _place, _servers
+    global _inherited, _place, _servers
     with _lock:
-        place, _place = _place, None
+        place, _place, _inherited = _place, None, None
         servers, _servers = _servers, None
     while _registered:
         _registered.pop().process_set_id = None
@@ -371,8 +372,9 @@ def _entered() -> _Place:
 
 
 def _forget() -> None:
-    """A forked child (a data loader's worker, say) is not a rank: it must neither join in nor say goodbye."""
-    global _place, _store, _servers
+    """A forked child (a data loader's worker, say) is no rank: it must neither join in nor say goodbye."""
+    global _inherited, _place, _store, _servers
+    _inherited = _inherited if _place is None else _place.placement
     _place = _store = _servers = None
     _serving.clear()
 
@@ -424,8 +426,8 @@ def settings() -> Settings:
 
 
 def placement() -> Placement:
-    """Who this process is in the job. Raises NotInitializedError before ``init()``."""
-    return _entered().placement
+    """Who this process is in the job, or the one it was forked off from. NotInitializedError before ``init()``."""
+    return _inherited or _entered().placement
 
 
 def connection() -> Connection:
