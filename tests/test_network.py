@@ -1,15 +1,31 @@
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from farandole import network
 from farandole.errors import SettingsError
-from farandole.network import Interface, chosen, interfaces, is_here, network_of, offered, order, parted
+from farandole.network import (
+    EVERYWHERE,
+    Interface,
+    chosen,
+    interfaces,
+    is_here,
+    joined,
+    listening,
+    network_of,
+    offered,
+    order,
+    parted,
+    split,
+)
 
 LOOPBACK = Interface("lo", "127.0.0.1", 8, loopback=True)
 OFFICE = Interface("eth0", "10.1.2.3", 24, 1000)
 SECOND = Interface("eth1", "10.1.3.3", 24, 1000)
 FABRIC = Interface("ib0", "192.168.7.3", 16, 100_000)
+SIXTH = Interface("eth0", "fd00:1::3", 64, 1000)
 ALL = [LOOPBACK, OFFICE, SECOND, FABRIC]
 
 
@@ -23,6 +39,37 @@ def test_the_fastest_first_then_the_one_towards_the_driver() -> None:
     assert chosen([LOOPBACK]) == []
 
 
+def test_an_interface_may_have_addresses_of_both_kinds() -> None:
+    assert chosen([*ALL, SIXTH]) == [FABRIC, OFFICE, SIXTH, SECOND]
+    assert chosen([*ALL, SIXTH], near="fd00:1::3") == [FABRIC, SIXTH, OFFICE, SECOND]
+    assert chosen([OFFICE, SIXTH, SECOND], "eth1,eth0") == [SECOND, OFFICE, SIXTH]
+    assert SIXTH.network == "fd00:1::/64"
+
+
+def test_ipv6_addresses_that_others_cannot_use_or_that_change_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Linux has them: those of one cable, for a day (privacy), on their way out, and not yet known to be unique."""
+    kinds = [("01", "00", "80"), ("02", "20", "80"), ("03", "00", "01"), ("04", "00", "20"), ("05", "00", "c0")]
+    lines = [f"fd00{end:0>28} 01 40 {scope} {flags}       lo\n" for end, scope, flags in kinds]
+    monkeypatch.setattr(network, "content", lambda path: "".join(lines) if path.endswith("if_inet6") else "")
+    found = [each for each in interfaces() if ":" in each.address]
+    assert found == [Interface("lo", "fd00::1", 64, 0, True)]
+    assert all(is_here(f"fd00::{end}") for end in range(1, 6))
+    assert not is_here("fd00::6")
+
+
+@pytest.mark.parametrize("host", ["10.1.2.3", "fd00::1", "gpu1"])
+def test_an_address_and_its_port(host: str) -> None:
+    assert split(joined(host, 80)) == (host, "80")
+    assert joined("fd00::1", 80) == "[fd00::1]:80"
+
+
+def test_listening_everywhere_is_by_both_kinds() -> None:
+    with listening(EVERYWHERE) as door:
+        for host in ("127.0.0.1", "::1"):
+            with socket.create_connection((host, door.getsockname()[1]), 5.0) as there, door.accept()[0]:
+                assert there.getpeername()[0] == host
+
+
 def test_the_users_choice_in_its_order() -> None:
     assert chosen(ALL, "eth1, eth0") == [SECOND, OFFICE]
     assert chosen(ALL, "lo") == [LOOPBACK]
@@ -33,6 +80,7 @@ def test_what_is_offered_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     assert offered("10.1.2.3") == "192.168.7.3/16,10.1.2.3/24,10.1.3.3/24"
     assert offered("10.1.2.3", "eth1") == "10.1.3.3/24"
     assert offered("127.0.0.1") == "127.0.0.1"  # all ranks are here
+    assert offered("::1") == "::1"
     assert offered("fd00::1") == "192.168.7.3/16,10.1.2.3/24,10.1.3.3/24,fd00::1"
 
 

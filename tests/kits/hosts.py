@@ -218,9 +218,13 @@ class Hosts:
 
 
 @contextmanager
-def hosts(number: int = 4, speed: str = "", ssh: bool = True, delay: float = 0.0) -> Iterator[Hosts]:
+def hosts(
+    number: int = 4, speed: str = "", ssh: bool = True, delay: float = 0.0, families: Sequence[int] = (4,)
+) -> Iterator[Hosts]:
     """Hosts ``a``, ``b``, ... of 10.99.0.1, 10.99.0.2, ... that reach each other, and nothing else.
 
+    ``families``: versions of IP; the addresses of version 6 are fd99::1, fd99::2, ... A host's ``address`` is of the
+    first, and its name stands for the address of each.
     ``speed``: of each link, in each direction, as tc writes it (``1gbit``); ``ssh``: each runs sshd, on port 22;
     ``delay``: seconds from one to another. Cables of such hosts cannot be pulled.
     """
@@ -228,8 +232,10 @@ def hosts(number: int = 4, speed: str = "", ssh: bool = True, delay: float = 0.0
     names = [chr(ord("a") + index) for index in range(number)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farandole-hosts-")))
-        _write(folder, names, ssh)
-        inits = [stack.enter_context(_init(_facts(folder, names, index, speed, ssh))) for index in range(number)]
+        _write(folder, names, ssh, families)
+        inits = [
+            stack.enter_context(_init(_facts(folder, names, index, speed, ssh, families))) for index in range(number)
+        ]
         switch = stack.enter_context(_init({"before": [], "after": [], "remove": str(folder)}))
         pids = [_line(init) for init in inits]
         switch_pid = _line(switch)
@@ -241,7 +247,11 @@ def hosts(number: int = 4, speed: str = "", ssh: bool = True, delay: float = 0.0
             _tell(init, "plugged")
         for init in inits:
             assert _line(init) == "ready"
-        made = [Host(name, _address(index), int(pids[index]), int(switch_pid)) for index, name in enumerate(names)]
+        addresses = [address_of(index, families[0]) for index in range(number)]
+        made = [
+            Host(name, address, int(pid), int(switch_pid))
+            for name, address, pid in zip(names, addresses, pids, strict=True)
+        ]
         yield Hosts(made, folder)
 
 
@@ -259,7 +269,7 @@ def _plug(switch: int, names: Sequence[str], pids: Sequence[str], speed: str) ->
 @contextmanager
 def _long(pids: Sequence[str], delay: float) -> Iterator[None]:
     """Long cables, all of one length."""
-    told = {"hosts": [(pid, _address(index)) for index, pid in enumerate(pids)], "delay": delay}
+    told = {"hosts": [(pid, address_of(index)) for index, pid in enumerate(pids)], "delay": delay}
     with _program([sys.executable, "-I", "-S", "-c", LONG], told) as process:
         assert _line(process) == "ready"
         yield
@@ -271,9 +281,14 @@ def _content(path: str) -> str:
     return ""
 
 
-def _facts(folder: Path, names: Sequence[str], index: int, speed: str, ssh: bool) -> dict[str, Any]:
+def _facts(
+    folder: Path, names: Sequence[str], index: int, speed: str, ssh: bool, families: Sequence[int]
+) -> dict[str, Any]:
     """The commands of a host's init, before and after its cable is plugged in."""
-    address = f"{_address(index)}/24"
+    adding = {
+        4: ["ip", "addr", "add", f"{address_of(index, 4)}/24", "dev", "eth0"],
+        6: ["ip", "addr", "add", f"{address_of(index, 6)}/64", "dev", "eth0", "nodad"],
+    }
     return {
         "before": [
             ["mount", "-t", "proc", "proc", "/proc"], ["mount", "-t", "sysfs", "sysfs", "/sys"],
@@ -281,7 +296,7 @@ def _facts(folder: Path, names: Sequence[str], index: int, speed: str, ssh: bool
             ["mount", "--bind", str(folder / "hosts"), "/etc/hosts"],
         ],
         "after": [
-            ["ip", "link", "set", "lo", "up"], ["ip", "addr", "add", address, "dev", "eth0"],
+            ["ip", "link", "set", "lo", "up"], *(adding[family] for family in families),
             ["ip", "link", "set", "eth0", "up"],
             *([["tc", "qdisc", "add", "dev", "eth0", *_shape(speed)]] if speed else []),
             *([[SSHD, "-f", str(folder / f"{names[index]}.sshd"), "-E", str(folder / f"{names[index]}.log")]] * ssh),
@@ -290,8 +305,8 @@ def _facts(folder: Path, names: Sequence[str], index: int, speed: str, ssh: bool
     }  # fmt: skip
 
 
-def _write(folder: Path, names: Sequence[str], ssh: bool) -> None:
-    table = [f"{_address(index)} {name}" for index, name in enumerate(names)]
+def _write(folder: Path, names: Sequence[str], ssh: bool, families: Sequence[int]) -> None:
+    table = [f"{address_of(index, family)} {name}" for index, name in enumerate(names) for family in families]
     (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *table, ""]))
     if not ssh:
         return
@@ -301,15 +316,16 @@ def _write(folder: Path, names: Sequence[str], ssh: bool) -> None:
     ]
     assert [maker.wait() for maker in makers] == [0] * len(makers)
     keys = [(folder / f"{name}.pub").read_text().strip() for name in names]
-    known = [f"{name},{_address(index)} {key}\n" for index, (name, key) in enumerate(zip(names, keys, strict=True))]
+    called = [",".join([name, *(address_of(index, family) for family in families)]) for index, name in enumerate(names)]
+    known = [f"{name} {key}\n" for name, key in zip(called, keys, strict=True)]
     (folder / "known_hosts").write_text("".join(known))
     (folder / "ssh_config").write_text(SSH_CONFIG.format(folder=folder))
     for name in names:
         (folder / f"{name}.sshd").write_text(SSHD_CONFIG.format(folder=folder, name=name))
 
 
-def _address(index: int) -> str:
-    return f"10.99.0.{index + 1}"
+def address_of(index: int, family: int = 4) -> str:
+    return f"10.99.0.{index + 1}" if family == 4 else f"fd99::{index + 1}"
 
 
 def _shape(speed: str) -> list[str]:

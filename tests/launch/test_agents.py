@@ -118,7 +118,7 @@ def test_of_the_drivers_addresses_the_one_is_taken_that_knows_the_secret() -> No
 def test_a_host_without_an_address_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     lo, eth0 = Interface("lo", "127.0.0.1", 8, 0, True), Interface("eth0", "10.0.0.2", 24, 0, False)
     for found, says in (
-        ([lo], "it has no IPv4 address"),
+        ([lo], "it has no address by which driver and ranks"),
         ([lo, eth0], r"reaches none of .* \(10\.0\.0\.1:7\): a firewall"),
     ):
         monkeypatch.setattr(network, "interfaces", lambda found=found: found)

@@ -117,6 +117,12 @@ class TestOptions:
             mpi.Mpi().allocate(Request(4, hosts="a:2,b:1"))
 
 
+def test_an_ipv6_address_is_none_of_mpiruns_hosts() -> None:
+    request = Request(3, hosts="a:2,[fd00::1]:1")
+    with pytest.raises(SettingsError, match=r"mpirun takes no IPv6 address \(fd00::1\) in -H: give the host's name"):
+        mpi.Mpi().allocate(request)
+
+
 def test_it_knows_its_agents_and_its_ranks() -> None:
     agent = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1", "PMI_HOSTNAME": "b"}
     launcher = mpi.Mpi()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from farandole.errors import SettingsError
-from farandole.launch.plan import check_np, parse_hosts, plan, read_hostfile
+from farandole.launch.plan import check_np, parse_hosts, places, plan, read_hostfile
 from farandole.types import Slot
 
 
@@ -97,18 +97,27 @@ def test_a_hostfile_in_open_mpis_format(tmp_path: Path) -> None:
     assert read_hostfile(str(tmp_path / "hosts")) == "one:2,two:3,three:1"
 
 
-@pytest.mark.parametrize("host", ["[::1]:2", "::1:2", "me@[fe80::1%eth0]:2", "2001:db8::7:1"])
-def test_an_ipv6_address_is_told_as_such(tmp_path: Path, host: str) -> None:
-    with pytest.raises(SettingsError, match=r"This cannot be read: .*; it is an IPv6 address"):
+def test_ipv6_addresses_stand_in_brackets(tmp_path: Path) -> None:
+    listed = "[::1]:2,me@[fe80::1%eth0]:1,[2001:db8::7]:4"
+    pairs = [("::1", 2), ("me@fe80::1%eth0", 1), ("2001:db8::7", 4)]
+    assert parse_hosts(listed) == pairs
+    assert places(plan(listed, 7)) == listed.replace(",", ", ")
+    (tmp_path / "hosts").write_text("::1 slots=2\nme@[fe80::1%eth0]\n2001:db8::7\tslots=4 # all\n")
+    assert read_hostfile(str(tmp_path / "hosts")) == listed
+    with pytest.raises(SettingsError, match=r"available slots \(7\) on \[::1]:2, me@\[fe80::1%eth0]:1, \["):
+        plan(listed, 8)
+
+
+@pytest.mark.parametrize("host", ["::1:2", "2001:db8::7:1", "me@fd00::1"])
+def test_an_ipv6_address_without_brackets_may_end_anywhere(host: str) -> None:
+    with pytest.raises(SettingsError, match=r"This cannot be read: .*; an IPv6 address stands in brackets: \[fd00::1]"):
         parse_hosts(f"a:1,{host}")
-    (tmp_path / "hosts").write_text(f"{host.rpartition(':')[0]} slots=2\n")
-    with pytest.raises(SettingsError, match=r"hosts:1: .*; it is an IPv6 address"):
-        read_hostfile(str(tmp_path / "hosts"))
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [("one slots=2\ntwo three\n", "hosts:2: 'two three' cannot be read; a line is: <host> slots=<n>"),
+    [("[fd00::1]:2\n", "a line is: <host> slots=<n>; places are written [fd00::1] slots=2"),
+     ("one slots=2\ntwo three\n", "hosts:2: 'two three' cannot be read; a line is: <host> slots=<n>"),
      ("one slots=5 max_slots=4", "hosts:1: 'one slots=5 max_slots=4': there are more slots than max_slots"),
      ("one:2\n", "hosts:1: 'one:2' cannot be read; a line is: <host> slots=<n>; places are written one slots=2"),
      ("# nobody\n", "names no host"), (None, "cannot be read")],

@@ -187,7 +187,7 @@ def _connect() -> str:
     found = [
         f"{name} {address.address}"
         for name, addresses in psutil.net_if_addrs().items() if name in up
-        for address in addresses if address.family == socket.AF_INET
+        for address in addresses if address.family in (socket.AF_INET, socket.AF_INET6)
     ]  # fmt: skip
     return ", ".join(found)
 

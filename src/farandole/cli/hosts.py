@@ -21,7 +21,7 @@ from farandole.launch.job import settings_for
 from farandole.launch.launchers.ssh import argv, search_path
 from farandole.launch.openssh import Session, failures
 from farandole.launch.plan import parse_hosts, read_hostfile
-from farandole.network import chosen, interfaces
+from farandole.network import EVERYWHERE, chosen, interfaces, joined, split
 from farandole.store import StoreServer
 
 SETTINGS = ("network_interfaces", "ssh_port", "ssh_identity_file", "ssh_options")
@@ -61,8 +61,8 @@ def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
     told: queue.SimpleQueue[tuple[str, Mapping[str, Any]]] = queue.SimpleQueue()
     own, lacking = _addresses(settings)
     secret = new_secret()
-    store = StoreServer(secret, "0.0.0.0")  # of no job: hosts are to reach one
-    port = store.address.rpartition(":")[2]
+    store = StoreServer(secret, EVERYWHERE)  # of no job: hosts are to reach one
+    _, port = split(store.address)
     first = {
         "do": "probe",
         "folder": os.getcwd(),
@@ -70,7 +70,7 @@ def check(hosts: Sequence[str], settings: Settings) -> dict[str, Any]:
         "wanted": digests(),
         "token": secrets.token_hex(),
         "interfaces": settings.network_interfaces,
-        "addresses": [f"{address}:{port}" for address in own],
+        "addresses": [joined(address, port) for address in own],
         "secret": secret,
     }
 

@@ -119,7 +119,7 @@ class ServerAccess:
             )
         told = [address.decode() for address in found if address is not None]
         addresses = [told[begin : begin + replicas] for begin in range(0, count, replicas)]
-        host = store.address.rpartition(":")[0]
+        host, _ = network.split(store.address)
         patience = self._settings.stall_shutdown_seconds
         return Servers(addresses, host, store.secret, self._placement.rank, self._scope, patience)
 
@@ -133,8 +133,9 @@ class ServerAccess:
             return
         from farandole.ps.server import ParameterServer, stored_end
 
-        host = store.address.rpartition(":")[0]
+        host, _ = network.split(store.address)
+        interface = host if network.is_loopback(host) else network.EVERYWHERE
         for index in range(self._settings.servers):
-            server = ParameterServer(store.secret, [host if host.startswith("127.") else ""], stored_end(store))
+            server = ParameterServer(store.secret, [interface], stored_end(store))
             self._close.append(server.close)
             store.set(keys.server(scope, index), server.address.encode())

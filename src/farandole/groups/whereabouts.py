@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from farandole import network
 from farandole.errors import HorovodInternalError, UnfinishedHandshakeError
 from farandole.handshake import Newcomers, authenticate
 from farandole.log import logger
@@ -39,7 +40,7 @@ class Whereabouts:
         self._secret, self._scope, self._rank, self._look = secret, scope, rank, look
         room = max(_PENDING, size)
         self._newcomers = Newcomers(f"rank {rank}'s socket for questions", logger, room)
-        self._listener = socket.create_server((host, 0), backlog=room)
+        self._listener = network.listening(host, backlog=room)
         self._open = True
         self._thread = threading.Thread(
             target=self._newcomers.accept_all, args=(self._listener, self._answer, "farandole-where-answer"),

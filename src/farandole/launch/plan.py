@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from farandole.errors import SettingsError
+from farandole.network import joined
 from farandole.types import Slot
 
-_HOSTS = r"^([\w.-]+@)?[\w.-]+:[0-9]+$"
-_LINE = r"(?P<host>([\w.-]+@)?[\w.-]+)(?P<counts>(\s+(slots|max[_-]slots)\s*=\s*[0-9]+)*)\s*(#.*)?"
+_IPV6 = r"[0-9a-fA-F]*:[0-9a-fA-F]*:[0-9a-fA-F:.]*(%[\w.-]+)?"
+_HOSTS = rf"(?P<user>([\w.-]+@)?)(?P<host>[\w.-]+|\[{_IPV6}\]):(?P<count>[0-9]+)"
+_LINE = (
+    rf"(?P<user>([\w.-]+@)?)(?P<host>[\w.-]+|{_IPV6}|\[{_IPV6}\])"
+    r"(?P<counts>(\s+(slots|max[_-]slots)\s*=\s*[0-9]+)*)\s*(#.*)?"
+)
 _COUNT = r"(slots|max[_-]slots)\s*=\s*([0-9]+)"
-_IPV6 = r"([\w.-]+@)?(\[?[0-9a-fA-F]*:[0-9a-fA-F:]*:[0-9a-fA-F:.]*(%\w+)?\]?)(:[0-9]+)?"
 
 
 def check_np(np: Any) -> int:
@@ -25,18 +29,20 @@ def check_np(np: Any) -> int:
 
 
 def parse_hosts(hosts: str) -> list[tuple[str, int]]:
-    """``"h1:2,h2:4"`` as pairs; a host that is named twice has the sum of its slots."""
+    """``"h1:2,h2:4"`` as pairs; a host that is named twice has the sum of its slots. IPv6 addresses stand in brackets
+    there, and without them in the pairs."""
     if not isinstance(hosts, str):
         raise SettingsError(f'hosts={hosts!r} must be a text, such as "worker-0:2,worker-1:2"')
     slots: dict[str, int] = {}
     for item in hosts.split(","):
-        if not re.match(_HOSTS, item.strip()):
+        found = re.fullmatch(_HOSTS, item.strip())
+        if found is None:
             raise SettingsError(
                 "Invalid host input, please make sure it has format as : worker-0:2,worker-1:2. "
                 f"This cannot be read: {item!r}{_hint(item.strip())}"
             )
-        host, _, count = item.strip().rpartition(":")
-        slots[host] = slots.get(host, 0) + int(count)
+        host = found["user"] + found["host"].strip("[]")
+        slots[host] = slots.get(host, 0) + int(found["count"])
     return list(slots.items())
 
 
@@ -63,7 +69,7 @@ def read_hostfile(path: str) -> str:
         slots = counts.get("slots", 1)
         if slots > counts.get("max_slots", slots):
             raise SettingsError(f"{path}:{number}: {line!r}: there are more slots than max_slots; make one of them fit")
-        hosts.append(f"{found['host']}:{slots}")
+        hosts.append(_place(found["user"] + found["host"].strip("[]"), slots))
     if not hosts:
         raise SettingsError(f"--hostfile {path!r} names no host")
     return ",".join(hosts)
@@ -71,20 +77,23 @@ def read_hostfile(path: str) -> str:
 
 def _hint(host: str) -> str:
     """The cure for what is no host, if we know it."""
-    named = re.fullmatch(r"([\w.@-]+):([0-9]+)", host)
+    named = re.fullmatch(rf"([\w.@-]+|([\w.-]+@)?\[{_IPV6}\]):([0-9]+)", host)
     if named:  # of a file: mpirun -machinefile of MPICH
-        return f"; places are written {named[1]} slots={named[2]}, and a port stands in ~/.ssh/config or --ssh-port"
-    if not re.fullmatch(_IPV6, host):
-        return ""
-    return (
-        "; it is an IPv6 address, and ranks reach each other by IPv4 only: give the host's name, or its IPv4 address "
-        "(ssh may know how to reach that name by IPv6: HostName in ~/.ssh/config)"
-    )
+        return f"; places are written {named[1]} slots={named[4]}, and a port stands in ~/.ssh/config or --ssh-port"
+    if re.fullmatch(rf"([\w.-]+@)?{_IPV6}", host):
+        return "; an IPv6 address stands in brackets: [fd00::1]:2"
+    return ""
+
+
+def _place(host: str, count: int) -> str:
+    """``h1:2``, ``me@[fd00::1]:2``"""
+    user, at, name = host.rpartition("@")
+    return f"{user}{at}{joined(name, count)}"
 
 
 def places(slots: Sequence[Slot]) -> str:
     """``h1:2, h2:4``"""
-    return ", ".join(f"{slot.host}:{slot.local_size}" for slot in slots if slot.local_rank == 0)
+    return ", ".join(_place(slot.host, slot.local_size) for slot in slots if slot.local_rank == 0)
 
 
 def plan(hosts: str | Sequence[tuple[str, int]] | None, np: int) -> tuple[Slot, ...]:
@@ -102,7 +111,7 @@ def plan(hosts: str | Sequence[tuple[str, int]] | None, np: int) -> tuple[Slot, 
     if np > available:
         raise SettingsError(
             f"Requested more processes ({np}) than there are available slots ({available}) on "
-            f"{', '.join(f'{host}:{count}' for host, count in hosts)}"
+            f"{', '.join(_place(host, count) for host, count in hosts)}"
         )
     used: list[tuple[str, int]] = []
     for host, count in hosts:

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Sequence
 
-from farandole import liveness
+from farandole import liveness, network
 from farandole.errors import AuthenticationError, HorovodInternalError, WireError
 from farandole.handshake import Newcomers, Session, hang_up
 from farandole.log import logger
@@ -31,7 +31,7 @@ class Listener:
         near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         near.bind(unix_name(secret, token))
         near.listen(PENDING)
-        far = [_listening(interface) for interface in interfaces]
+        far = [network.listening(interface, PENDING) for interface in interfaces]
         self._listeners = [near, *far]
         at = [[interface, sock.getsockname()[1]] for interface, sock in zip(interfaces, far, strict=True)]
         facts = {"unix": token, "host": socket.gethostname(), "pid": os.getpid()}
@@ -93,8 +93,3 @@ class Listener:
         finally:
             with self._changed:
                 self._sessions.discard(session)
-
-
-def _listening(interface: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in interface else socket.AF_INET
-    return socket.create_server((interface, 0), backlog=PENDING, family=family)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from farandole import liveness
+from farandole import liveness, network
 from farandole.errors import (
     AuthenticationError,
     HorovodInternalError,
@@ -90,10 +90,9 @@ class StoreServer:
         self._sessions: set[Session] = set()
         self._threads: set[threading.Thread] = set()
         self._closed = self._complained = False
-        self._listener = socket.create_server((host, 0), backlog=512)
-        self.interface, port = self._listener.getsockname()[:2]
-        name = self.interface
-        self.address = f"{advertise or name}:{port}"
+        self._listener = network.listening(host, backlog=512)
+        name, port = self._listener.getsockname()[:2]
+        self.interface, self.address = host, network.joined(advertise or name, port)
         self._acceptor = threading.Thread(
             target=self.newcomers.accept_all, args=(self._listener, self._serve, "farandole-store-peer"),
             name="farandole-store", daemon=True,
@@ -407,7 +406,7 @@ class StoreClient:
 
     def _connect(self) -> Session:
         """A new connection. A store under attack may hang up on a newcomer; so it comes again."""
-        host, _, port = self.address.rpartition(":")
+        host, port = network.split(self.address)
         if not host or not port.isdigit():
             raise RendezvousError(f"the store's address must be host:port, not {self.address!r} (FARANDOLE_STORE)")
         for attempt in range(ATTEMPTS):
@@ -464,7 +463,7 @@ def enter(door: StoreClient, seat: int) -> StoreClient:
             "who can read what the cluster tells its processes? Start the job again, by ssh (-H) if you do not know"
         )
     port, _, secret = handed.decode().partition(" ")
-    return StoreClient(f"{door.address.rpartition(':')[0]}:{port}", secret, door.timeout)
+    return StoreClient(network.joined(network.split(door.address)[0], port), secret, door.timeout)
 
 
 def reach(addresses: Sequence[str], secret: str, *rounds: float) -> StoreClient:

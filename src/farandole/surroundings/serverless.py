@@ -91,7 +91,7 @@ def join(cluster: Cluster, placement: Placement, settings: Settings) -> tuple[Pl
     _stay = _Stay(os.getpid(), cluster, placement, client, host)
     os.environ.update(environment(placement, connection))
     os.environ[ORIGIN] = origin(os.environ)
-    for name, text in torch_variables(placement, client.address.rpartition(":")[0], facts["port"]).items():
+    for name, text in torch_variables(placement, network.split(client.address)[0], facts["port"]).items():
         os.environ.setdefault(name, text)
     logger.info("rank %d of %d, started by %s: the store is at %s", placement.rank, placement.size, cluster.name,
                 client.address)  # fmt: skip
@@ -181,7 +181,7 @@ class Host:
         self._changed = threading.Condition()
         self._present = set(range(1, placement.size))
         self._nodes: list[tuple[str, int]] = []
-        listen = "0.0.0.0" if self._everywhere else _LOOPBACK
+        listen = network.EVERYWHERE if self._everywhere else _LOOPBACK
         self.server = StoreServer(self._secret, host=listen)
         self._door = Door(self.server, self._secret, placement.size, listen) if settings.tls else None
         self.server.lost.append(self._lost)
@@ -192,12 +192,12 @@ class Host:
         address, secret = self.server.address, self._secret
         if self._door is not None:
             address, secret = self._door.address, self._door.invitation
-        port = address.rpartition(":")[2]
+        _, port = network.split(address)
         hosts = [_LOOPBACK]
         if self._everywhere:
             offered = network.chosen(network.interfaces(), self._interfaces)
             hosts = [interface.address for interface in offered] or hosts
-        return ",".join([*(f"{host}:{port}" for host in hosts), secret])
+        return ",".join([*(network.joined(host, port) for host in hosts), secret])
 
     def deal(self, siblings: Siblings = NOBODY) -> None:
         """Wait for the other ranks, and tell all of them who they are, or who is missing or has ended."""

@@ -69,7 +69,7 @@ def fetch(addresses: Sequence[str], wanted: Mapping[str, str]) -> bytes:
     for address in addresses:
         host, _, port = address.rpartition(":")
         try:
-            with socket.create_connection((host, int(port)), FETCH) as sock, sock.makefile("rb") as file:
+            with socket.create_connection((host.strip("[]"), int(port)), FETCH) as sock, sock.makefile("rb") as file:
                 archive = file.read()
             if contents(archive) == wanted:
                 return archive

@@ -28,7 +28,12 @@ TIDY = 3.0  # seconds between SIGTERM and SIGKILL
 class Packages(socketserver.ThreadingTCPServer):
     """Sends the driver's own packages to whoever connects. They are no secret, and agents know their digests."""
 
-    daemon_threads, request_queue_size = True, 512
+    daemon_threads = True
+
+    def __init__(self, host: str) -> None:
+        super().__init__((host, 0), _Send, bind_and_activate=False)
+        self.socket.close()
+        self.socket = network.listening(host, backlog=512)
 
 
 class _Send(socketserver.BaseRequestHandler):
@@ -59,14 +64,14 @@ class Command:
         return self._where
 
     def address(self) -> tuple[str, str]:
-        return (self._addresses[0] if len(self._addresses) == 1 else "0.0.0.0"), self._addresses[0]
+        return (self._addresses[0] if len(self._addresses) == 1 else network.EVERYWHERE), self._addresses[0]
 
     def unreachable(self, host: str) -> str:
         return "--network-interfaces must name interfaces of this machine that the hosts reach"
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        port = str(facts["address"]).rpartition(":")[2]
-        addresses = [f"{address}:{port}" for address in self._addresses]
+        _, port = network.split(str(facts["address"]))
+        addresses = [network.joined(address, port) for address in self._addresses]
         more = {"addresses": addresses, "launcher": self._launcher, "cwd": os.getcwd(), **self._offer()}
         told = json.dumps({**facts, **more})
         command = [*self._argv, sys.executable, "-c", FIRST]
@@ -85,12 +90,12 @@ class Command:
         from farandole.launch.agents import boot
         from farandole.launch.agents.bundle import digests
 
-        self._packages = Packages((self.address()[0], 0), _Send)
+        self._packages = Packages(self.address()[0])
         threading.Thread(target=self._packages.serve_forever, name="farandole-packages", daemon=True).start()
-        port = self._packages.server_address[1]
+        port = self._packages.socket.getsockname()[1]
         return {
             "boot": Path(boot.__file__).read_text("utf-8"), "wanted": digests(),
-            "packages": [f"{address}:{port}" for address in self._addresses],
+            "packages": [network.joined(address, port) for address in self._addresses],
         }  # fmt: skip
 
     def _read(self) -> None:

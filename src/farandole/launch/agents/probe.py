@@ -18,7 +18,7 @@ from typing import Any
 from farandole.config import content, cores
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
 from farandole.launch.agents.remote import likeliest_first, no_contact
-from farandole.network import chosen, interfaces
+from farandole.network import EVERYWHERE, chosen, interfaces, listening
 from farandole.store import StoreClient
 
 PINGS = 50
@@ -152,7 +152,7 @@ def main(told: Mapping[str, Any], odd: Mapping[str, str], frame: Callable[[], by
     if trouble:
         say(failed=trouble)
         return 1
-    door = socket.create_server(("", 0), backlog=16)
+    door = listening(EVERYWHERE, backlog=16)
     threading.Thread(target=serve, args=(door, token.encode()), daemon=True).start()
     say(facts=found, port=door.getsockname()[1])
     while True:

@@ -58,7 +58,7 @@ def contact(addresses: list[str], secret: str) -> str:
 def likeliest_first(addresses: list[str]) -> list[str]:
     """The driver's addresses; first the one from which ssh came here."""
     came_from = os.environ.get("SSH_CONNECTION", "").split(" ")[0]
-    return sorted(addresses, key=lambda address: address.rpartition(":")[0] != came_from)
+    return sorted(addresses, key=lambda address: address.rpartition(":")[0].strip("[]") != came_from)
 
 
 def no_contact(addresses: list[str]) -> str:
@@ -66,7 +66,10 @@ def no_contact(addresses: list[str]) -> str:
     from farandole.network import interfaces
 
     if all(interface.loopback for interface in interfaces()):
-        return "it has no IPv4 address, by which driver and ranks reach each other"
+        return (
+            "it has no address by which driver and ranks could reach each other (IPv6 addresses of one link, "
+            "fe80::..., do not count)"
+        )
     return (
         f"it reaches none of the driver's addresses ({', '.join(addresses)}): a firewall stands between, or "
         "--network-interfaces names the wrong ones"

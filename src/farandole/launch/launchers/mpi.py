@@ -32,7 +32,10 @@ class Mpi:
         from farandole.launch.agents.command import FACTS, Command
 
         if request.hosts is not None:
-            plan(request.hosts, request.np)  # there are enough places
+            slots = plan(request.hosts, request.np)  # there are enough places
+            numbers = [slot.host for slot in slots if ":" in slot.host]
+            if numbers:
+                raise SettingsError(f"mpirun takes no IPv6 address ({numbers[0]}) in -H: give the host's name")
         import subprocess
 
         program = mpirun()

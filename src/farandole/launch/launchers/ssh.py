@@ -19,7 +19,7 @@ from farandole.launch.contract import Request
 from farandole.launch.openssh import CONNECT, Session, command, failures, program
 from farandole.launch.plan import parse_hosts, places, plan
 from farandole.log import logger
-from farandole.network import chosen, interfaces, is_here
+from farandole.network import EVERYWHERE, chosen, interfaces, is_here, joined, split
 from farandole.types import Slot
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Sessions:
         """All interfaces: the hosts try the addresses of each, and one of them may be dead for some."""
         if not self._addresses:
             raise SettingsError("this machine has no network interface that is up and has an address, but the loopback")
-        return (self._addresses[0] if len(self._addresses) == 1 else "0.0.0.0"), self._addresses[0]
+        return (self._addresses[0] if len(self._addresses) == 1 else EVERYWHERE), self._addresses[0]
 
     def unreachable(self, host: str) -> str:
         return "--network-interfaces must name interfaces of this machine that the hosts reach"
@@ -86,10 +86,10 @@ class Sessions:
     def start(self, facts: Mapping[str, Any]) -> None:
         from farandole.launch.agents.bundle import digests  # not for a job that only asks which launcher is best
 
-        port = str(facts["address"]).rpartition(":")[2]
+        _, port = split(str(facts["address"]))
         first = {
             "do": "agent", "folder": os.getcwd(), "path": search_path(), "wanted": digests(),
-            "addresses": [f"{address}:{port}" for address in self._addresses], "env": environment(os.environ),
+            "addresses": [joined(address, port) for address in self._addresses], "env": environment(os.environ),
         }  # fmt: skip
         self._began = time.monotonic()
         for index, host in enumerate(self._hosts):

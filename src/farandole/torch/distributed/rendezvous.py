@@ -136,17 +136,17 @@ def _own_address(store: Any) -> str:
         store = store.underlying_store
     address = _route_to(getattr(store, "host", "") or os.environ.get("MASTER_ADDR", ""))
     several = os.environ.get("WORLD_SIZE", "") != os.environ.get("LOCAL_WORLD_SIZE", "")
-    if address.startswith("127.") and several:  # a host may know itself by such an address; others do not
+    if network.is_loopback(address) and several:  # a host may know itself by such an address; others do not
         outside: Sequence[network.Interface] = network.chosen(network.interfaces())
         return outside[0].address if outside else address
     return address
 
 
 def _route_to(host: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect((host or "127.0.0.1", 9))  # nothing is sent
-        except OSError:
-            return "127.0.0.1"
-        address: str = sock.getsockname()[0]
-        return address
+    """This host's address on the way to another; the loopback's if there is no way."""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, there in socket.getaddrinfo(host or "127.0.0.1", 9, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as sock:
+                sock.connect(there)  # nothing is sent
+                return str(sock.getsockname()[0])
+    return "127.0.0.1"

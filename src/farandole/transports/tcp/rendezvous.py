@@ -107,7 +107,7 @@ class Rendezvous:
         host, _ = network.parted(address)
         room = max(128, 2 * (1 + self.streams) * self.size)
         try:
-            return socket.create_server((host, 0), backlog=room, family=_family(host))
+            return network.listening(host, backlog=room)
         except OSError as error:
             raise RendezvousError(f"rank {self.rank} cannot listen on {host}: {error}") from error
 
@@ -264,10 +264,6 @@ class Rendezvous:
             sock.close()
             if self.open:
                 self.newcomers.refuse("", error)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _ranks(ranks: list[int]) -> str:
