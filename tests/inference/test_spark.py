@@ -14,8 +14,9 @@ pytest.importorskip("pyarrow")
 torch = pytest.importorskip("torch")
 
 from pyspark.errors import PythonException  # noqa: E402
-from pyspark.ml.linalg import Vectors  # noqa: E402
+from pyspark.ml.linalg import Vectors, VectorUDT  # noqa: E402
 from pyspark.sql import functions as F  # noqa: E402
+from pyspark.sql.types import StructField, StructType  # noqa: E402
 
 from farandole.errors import SettingsError  # noqa: E402
 from farandole.inference import predict_udf, transform  # noqa: E402
@@ -58,6 +59,12 @@ def test_each_row_is_predicted_once_where_a_struct_becomes_columns(spark: Any) -
         assert row["pair"] == [row["d.rawn"], 0.5], "two calls would have drawn two numbers"
 
 
+def test_columns_are_also_fields_of_structs(spark: Any) -> None:
+    frame = numbers(spark, 3).select("id", F.struct(F.col("id").alias("b"), F.lit(0.5).alias("c d")).alias("a"))
+    found = transform(frame, lambda x, y: x + y, inputs=["a.b", "A.`c d`"], returns="double", key="a.b").collect()
+    assert [row["prediction"] for row in found] == [0.5, 1.5, 2.5]
+
+
 def test_rows_that_fail(spark: Any) -> None:
     def model(x: Any) -> Any:
         if (x == 77).any():
@@ -80,11 +87,17 @@ def test_rows_that_fail(spark: Any) -> None:
         transform(frame.limit(100), model, inputs="x", returns="bigint", key="name").collect()
 
 
-def test_vectors_dense_and_sparse_are_arrays(spark: Any) -> None:
-    rows = [(Vectors.dense([1.0, 2.0, 3.0]),), (Vectors.sparse(3, {1: 5.0}),)]
-    frame = spark.createDataFrame(rows, ["features"])
-    found = transform(frame, lambda x: x * 2, inputs="features", returns="array<double>").collect()
-    assert [row["prediction"] for row in found] == [[2.0, 4.0, 6.0], [0.0, 10.0, 0.0]]
+def test_vectors_dense_and_sparse_are_arrays_and_null_ones_fail(spark: Any) -> None:
+    rows = [(Vectors.dense([1.0, 2.0, 3.0]),), (None,), (Vectors.sparse(3, {1: 5.0}),), (None,)]
+    frame = spark.createDataFrame(rows, StructType([StructField("features", VectorUDT())]))
+    for chunk in (1, 2, 100):  # rows that Spark hands over at once: types must not depend on what is among them
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", chunk)
+        kept = transform(
+            frame.coalesce(1), lambda x: x * 2, inputs="features", returns="array<double>", errors="column"
+        )
+        found = kept.collect()
+        assert [row["prediction"] for row in found] == [[2.0, 4.0, 6.0], None, [0.0, 10.0, 0.0], None]
+        assert ["null" in (row["prediction_error"] or "") for row in found] == [False, True, False, True]
 
 
 def test_a_model_is_opened_once_in_each_worker(spark: Any, tmp_path: Path) -> None:

@@ -17,13 +17,17 @@ from farandole.data.extras import need
 from farandole.data.parquet.columns import Wanted, check_names
 from farandole.errors import SettingsError
 from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
-from farandole.inference.returns import DEFAULT, Type, parse
+from farandole.inference.returns import DEFAULT, Type, arrow_type, parse
 from farandole.inference.stream import BATCH_SIZE, ERROR, PREDICTION, Chunk, How, check_batch_size, predictions
 from farandole.report.spark import session
 
 _PURPOSE = "inference"
 ARCHIVE = "farandole-inference.zip"
 _WHOLE = {"tinyint": "int8", "smallint": "int16", "int": "int32", "bigint": "int64"}
+_STRUCTS = (  # Spark's vectors and images, as structs
+    "type tinyint, size int, indices array<int>, values array<double>",
+    "origin string, height int, width int, nChannels int, mode int, data binary",
+)
 _sent_along: dict[
     str, Any
 ] = {}  # by Spark application: the folder of its archive, which executors fetch when they start
@@ -113,7 +117,7 @@ def transform(
             f"output={outputs} names {len(outputs)} columns, and returns='{kind}' has {len(fields)} fields"
         )
     function = predict_udf(packed, returns=str(kind), inputs=names, key=key is not None, errors=errors, **options)
-    found = function(*(functions.col(_quoted(name)) for name in [*names, *([] if key is None else [key])]))
+    found = function(*(_column(frame, name) for name in [*names, *([] if key is None else [key])]))
     if errors == "raise" and isinstance(output, str):
         return frame.withColumn(output, found)
     whole = "__farandole_prediction"
@@ -237,6 +241,14 @@ def sent_archive() -> str:
     return ARCHIVE
 
 
+def _column(frame: Any, name: str) -> Any:
+    """The column of this name; the field of a struct ("a.b") where there is none."""
+    from pyspark.sql import functions
+
+    nested = "." in name and name.lower() not in {each.lower() for each in frame.columns}
+    return functions.col(name if nested else _quoted(name))
+
+
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
@@ -289,7 +301,7 @@ def _arrow(column: Any, absent: Any = None) -> Any:
     """A column as pandas has it: a Series, and for structs a DataFrame. ``absent``: its type, where it is null."""
     pa = need("pyarrow", _PURPOSE)
     if hasattr(column, "columns"):
-        return pa.StructArray.from_arrays([_arrow(column[name]) for name in column.columns], [*column.columns])
+        return _struct(column)
     if absent is None or column.dtype.kind != "f":
         return pa.Array.from_pandas(column)
     null = absent.notna()
@@ -298,10 +310,30 @@ def _arrow(column: Any, absent: Any = None) -> Any:
     return pa.array(values.to_numpy(), mask=null.to_numpy(), from_pandas=False)
 
 
+def _struct(columns: Any) -> Any:
+    """A row of pandas is never null: one without any value stands for it. The types of a vector's or image's fields do
+    not depend on what the rows hold."""
+    pa = need("pyarrow", _PURPOSE)
+    known = ({each.name: each.type for each in arrow_type(parse(kind))} for kind in _STRUCTS)
+    kinds = next((kinds for kinds in known if kinds.keys() == {*columns}), {})
+    fields = [
+        pa.array(columns[name], kinds[name], from_pandas=True) if kinds else _arrow(columns[name]) for name in columns
+    ]
+    return pa.StructArray.from_arrays(fields, [*columns], mask=pa.array(columns.isna().all(axis=1).to_numpy()))
+
+
 def _pandas(array: Any) -> Any:
-    """What Spark takes from a pandas function: a Series, and for structs a DataFrame. They hold Arrow's own arrays,
-    which know null from NaN, and integers beside null."""
-    pa, kind = need("pyarrow", _PURPOSE), need("pandas", _PURPOSE).ArrowDtype
-    if pa.types.is_struct(array.type):
-        array = pa.Table.from_arrays(array.flatten(), [field.name for field in array.type])
-    return array.to_pandas(types_mapper=kind)
+    """What Spark takes from a pandas function: a Series, and for structs a DataFrame."""
+    if not need("pyarrow", _PURPOSE).types.is_struct(array.type):
+        return _series(array)
+    columns = zip((field.name for field in array.type), array.flatten(), strict=True)
+    return need("pandas", _PURPOSE).concat({name: _series(column) for name, column in columns}, axis=1)
+
+
+def _series(array: Any) -> Any:
+    """It holds Arrow's own array, which knows null from NaN, and integers beside null. For a list or struct, though,
+    Spark asks whether it is None."""
+    pandas = need("pandas", _PURPOSE)
+    if array.null_count and array.type.num_fields:
+        return pandas.Series(array.to_pylist(), dtype=object)
+    return array.to_pandas(types_mapper=pandas.ArrowDtype)
