@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +17,16 @@ from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
+from pyspark.sql import functions as F
 
 from farandole.data import Store
 from farandole.data import spark as spark_data
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import TorchEstimator, TorchModel
+from farandole.estimators.spark.frames import prepared
 from farandole.estimators.spark.persistence import public
 from farandole.estimators.spark.several import Several
+from farandole.estimators.spec import Columns
 from tests.estimators.test_torch import estimator, net, weights
 from tests.estimators.tools import Never, Pool, frame
 
@@ -240,9 +244,25 @@ def test_columns_are_found_in_another_case_as_spark_finds_them(spark: Any) -> No
         spark.conf.unset("spark.sql.caseSensitive")
 
 
-def test_columns_with_nan_are_told_before_training(spark: Any, caplog: pytest.LogCaptureFixture) -> None:
-    from pyspark.sql import functions as F
+def test_rows_that_spark_draws_anew_each_time_are_on_one_side(spark: Any, scratch: Path) -> None:
+    drawn = F.udf(lambda: random.random(), "double").asNondeterministic()
+    rows = spark.range(0, 200, 1, 2).select(F.col("id").alias("y"), drawn().alias("x"), F.round(drawn()).alias("held"))
+    for validation in (0.4, "HELD"):
+        with prepared(rows, Columns(("x",), ("y",), None), validation, None, {}, 0) as (train, held):
+            assert held is not None
+            both = [row for data in (train, held) for batch in data.numpy(50, rank=0, size=1) for row in batch["y"]]
+            assert sorted(both) == list(range(200))
+    assert not spark.sparkContext._jsc.getPersistentRDDs()
 
+
+def test_other_columns_may_have_the_same_name(spark: Any) -> None:
+    rows = frame(spark).selectExpr("*", "1 AS twice", "2 AS twice")
+    made = estimator(epochs=1).fit(rows).transform(rows)
+    assert made.columns == [*rows.columns, "y__output"]
+    assert [row[:-1] for row in made.collect()] == [tuple(row) for row in rows.collect()]
+
+
+def test_columns_with_nan_are_told_before_training(spark: Any, caplog: pytest.LogCaptureFixture) -> None:
     nan = F.lit(float("nan"))
     rows = frame(spark).withColumn("y", F.when(F.col("k") == 1, nan).otherwise(F.col("y")))
     rows = rows.withColumn("x", F.when(F.col("z") > 2, F.array(nan, nan, nan)).otherwise(F.col("x")))

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from farandole.errors import DataError
-from farandole.estimators.spark.frames import case_sensitive, quote
+from farandole.estimators.spark.frames import case_sensitive
 from farandole.inference import predict_udf
 from farandole.inference.spark import sent_archive
 
@@ -28,8 +28,7 @@ def predicted(
     function = predict_udf(loader, returns=f"struct<{fields}>", batch_size=rows, **options)
     whole = frame.withColumn(held, function(*columns))
     added = {name: finished[name](F.col(f"{held}.o{place}")) for place, name in enumerate(returns)}
-    kept = [F.col(quote(name)) for name in _others(frame, list(added))]
-    return whole.select(*kept, *(column.alias(name) for name, column in added.items()))
+    return whole.drop(*added).withColumns(added).drop(held)  # no select: names of other columns may be there twice
 
 
 def _others(frame: Any, names: Sequence[str]) -> list[str]:
