@@ -147,6 +147,12 @@ def offered(near: str, names: str = "") -> str:
     return ",".join(found if known else [*found, near])
 
 
+def outside(near: str, names: str = "") -> str:
+    """This host's address for a service on it, which others are told of: see ``offered``."""
+    found = chosen(interfaces(), names, near)
+    return found[0].address if found else near
+
+
 def is_here(host: str) -> bool:
     """Is ``host`` a name or an address of this machine?"""
     if host in ("localhost", socket.gethostname()) or is_loopback(host):

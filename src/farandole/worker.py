@@ -111,18 +111,12 @@ def _store_of_first(
     if alone and not job["elsewhere"]:
         return "127.0.0.1", job["port"]  # of the driver's host
     if rank == 0:
-        address = "127.0.0.1" if alone else _outside(client, settings)
+        from farandole import network  # here: a job on one host does not pay for it
+
+        address = "127.0.0.1" if alone else network.outside(client.host, settings.network_interfaces)
         client.set(keys.FIRST, json.dumps([address, free_port()]).encode())
     address, port = json.loads(client.get(keys.FIRST, settings.start_timeout))
     return address, port
-
-
-def _outside(client: StoreClient, settings: Settings) -> str:
-    """This host's address for others."""
-    from farandole import network  # here: a job on one host does not pay for it
-
-    outside = network.chosen(network.interfaces(), settings.network_interfaces, client.host)
-    return outside[0].address if outside else client.host
 
 
 def _die_with_parent() -> None:

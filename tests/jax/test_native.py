@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.kits.hosts import hosts
+from tests.launch.test_ssh import run
+
 pytest.importorskip("jax", reason="jax is not installed")
 pytest.importorskip("optax", reason="optax is not installed")
 
@@ -20,6 +23,18 @@ def test_all_is_as_over_the_host() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("native: all as over the host") == 2
+
+
+@pytest.mark.slow
+def test_hosts_with_ipv6_alone() -> None:
+    program = (
+        "import jax, farandole.jax as hvd; hvd.init(); hvd.init_distributed(); "
+        "print(jax.process_count(), float(hvd.allreduce(jax.numpy.float32(hvd.rank()), op=hvd.Sum)))"
+    )
+    with hosts(2, families=(6,)) as two:
+        words = ("run", "-np", "2", "-H", "a:1,b:1", "env", "JAX_PLATFORMS=cpu", sys.executable, "-c", program)
+        status, out, err = run(two, *words)
+    assert (status, sorted(out.splitlines())) == (0, ["[0]<stdout>:2 1.0", "[1]<stdout>:2 1.0"]), err
 
 
 def test_without_jax_distributed_programs_are_plain_ones() -> None:

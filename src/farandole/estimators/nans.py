@@ -12,11 +12,11 @@ from farandole.estimators.spec import Columns
 from farandole.log import logger
 
 KINDS = ("number", "list", "vector")  # of columns that are looked at
-MOST = 1 << 30  # bytes of files that are looked at
+MOST = 64 << 20  # bytes of rows that are looked at: a fit should begin soon, also with files far away
 
 
 def look(data: ParquetData, columns: Columns) -> None:
-    """A warning for each column with NaN, in the first GiB of the rows: footers do not tell."""
+    """A warning for each column with NaN, in the first 64 MiB of the rows: footers do not tell."""
     names = [each.name for each in data.columns if each.kind in KINDS and np.dtype(each.dtype).kind == "f"]
     if not names:
         return

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from farandole import context
+from farandole import context, network
 from farandole.engine import Engine, Entry
 from farandole.errors import SettingsError
 from farandole.frontend import objects
@@ -55,13 +54,20 @@ def init_distributed(**options: Any) -> None:
         )
     address = None
     if context.rank() == 0:
-        here = "127.0.0.1" if context.cross_size() == 1 else socket.gethostbyname(socket.gethostname())
-        with socket.socket() as probe:
-            probe.bind((here, 0))
-            address = f"{here}:{probe.getsockname()[1]}"
+        here = _here()
+        with network.listening(here) as probe:
+            address = network.joined(here, probe.getsockname()[1])
     address = objects.broadcast_object(address)
     options.setdefault("local_device_ids", [context.local_rank()])
     jax.distributed.initialize(address, context.size(), context.rank(), **options)
+
+
+def _here() -> str:
+    """This host's address for all ranks. What its name resolves to may be one that others cannot reach (127.0.1.1)."""
+    store = context.store()
+    if store is None or context.cross_size() == 1:
+        return "127.0.0.1"
+    return network.outside(store.host, context.settings().network_interfaces)
 
 
 @documented(wanted="True, False, or None: where there are accelerators. The same on all ranks.")
