@@ -63,4 +63,4 @@ def test_a_process_that_was_forked_off_knows_whose_child_it_is() -> None:
         with os.fdopen(out) as pipe:
             return pipe.read()
 
-    assert job(2, fn) == ["0 of 2, 0 here, False", "1 of 2, 1 here, False"]
+    assert job(2, fn) == ["0 of 2, 0 here, True", "1 of 2, 1 here, True"]

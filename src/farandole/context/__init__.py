@@ -67,7 +67,7 @@ class ProcessSet:
         self.ranks: list[int] | None = None
         self.mpi_comm: Any = ranks_or_comm if hasattr(ranks_or_comm, "Get_group") else None
         if self.mpi_comm is not None:
-            self.ranks = communicator.members(self.mpi_comm, rank()) if is_initialized() else None
+            self.ranks = communicator.members(self.mpi_comm, rank()) if takes_part() else None
             return
         try:
             self.ranks = sorted(operator.index(number) for number in ranks_or_comm)
@@ -393,7 +393,12 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def is_initialized() -> bool:
-    """Has ``init()`` been called (and not ``shutdown()`` since)?"""
+    """Has ``init()`` been called (and not ``shutdown()`` since)? True, too, in a process forked off from a rank."""
+    return _place is not None or _inherited is not None
+
+
+def takes_part() -> bool:
+    """Can this process exchange anything? Not before ``init()``, and not where it was forked off from a rank."""
     return _place is not None
 
 

@@ -16,7 +16,7 @@ def mpi_built() -> bool:
 
 def mpi_enabled() -> bool:
     """Was this job started with mpirun?"""
-    return context.is_initialized() and context.connection().launcher == "mpi"
+    return context.takes_part() and context.connection().launcher == "mpi"
 
 
 def mpi_threads_supported() -> bool:

@@ -65,7 +65,7 @@ class KerasReducer:
 
     def shared(self) -> bool:
         """Is there another rank to exchange gradients with?"""
-        if not context.is_initialized() or context.size() == 1:
+        if not context.takes_part() or context.size() == 1:
             return False
         return self.process_set.included() and self.process_set.size() > 1
 

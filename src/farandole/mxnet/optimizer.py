@@ -127,7 +127,7 @@ def _reduce(mine: _OptimizerState, index: Any, grad: Any) -> None:
 
 def _restored(optimizer: Any, predivide: float, num_groups: int, process_set: Any, rescale_grad: float) -> Any:
     optimizer.rescale_grad = rescale_grad
-    if not context.is_initialized():  # somebody looks at a checkpoint
+    if not context.takes_part():  # somebody looks at a checkpoint
         return optimizer
     return DistributedOptimizer(optimizer, predivide, num_groups, process_set or WORLD)
 

@@ -123,7 +123,7 @@ def _of_job() -> str:
 
 
 def _settings() -> Settings:
-    return context.settings() if context.is_initialized() else Settings.from_env()
+    return context.settings() if context.takes_part() else Settings.from_env()
 
 
 def _check_weights(strategy: Strategy, op: int, compression: Any, instead: str) -> None:

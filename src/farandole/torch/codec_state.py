@@ -35,7 +35,7 @@ def load(codec: Codec | None, process_set: ProcessSet, state: Mapping[str, Any] 
 
 def _takes_part(process_set: ProcessSet) -> bool:
     """Not while an elastic job has lost its ranks."""
-    return context.is_initialized() and process_set.included()
+    return context.takes_part() and process_set.included()
 
 
 def _owner(codec: Codec, process_set: ProcessSet) -> dict[str, Any]:

@@ -74,7 +74,7 @@ _watch: _Watch | None = None
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     global _watch
-    if not context.is_initialized():
+    if not context.takes_part():
         return
     engine = context.engine()
     if _watch is None or not _watch.of(engine):
