@@ -288,3 +288,72 @@ def test_a_model_that_writes_to_its_inputs_changes_no_column(tmp_path: Path) -> 
         out = tmp_path / f"{number}.parquet"
         predict_parquet(model, str(tmp_path / "in.parquet"), str(out), inputs=["x"], returns="float", np=1)
         assert [(row["x"], row["prediction"]) for row in read(out)] == [(rows[0], 2.0), (rows[1], 3.0)]
+
+
+def test_files_whose_columns_differ_make_files_of_one_schema(tmp_path: Path) -> None:
+    tables = [
+        pa.table({"x": pa.array([1, 2], pa.int32()), "tags": [["a"], None]}),
+        pa.table({"tags": pa.array([None], pa.null()), "x": pa.array([2**40], pa.int64()), "more": ["m"]}),
+        pa.table({"x": pa.array([], pa.null())}),  # as pandas writes a column without rows
+        pa.table({"x": pa.array([5], pa.int8())}),
+    ]
+    for number, key in enumerate(("1", "__HIVE_DEFAULT_PARTITION__", "1", "2")):
+        (tmp_path / "in" / f"day={key}").mkdir(parents=True, exist_ok=True)
+        pq.write_table(tables[number], tmp_path / "in" / f"day={key}" / f"{number}.parquet")
+    seen = tmp_path / "seen"
+
+    def model(x: Any) -> Any:
+        with seen.open("a") as file:
+            file.write(x.dtype.name + "\n")
+        return 2 * x
+
+    predict_parquet(model, tmp_path / "in", tmp_path / "out", inputs="x", returns="bigint")
+    schemas = {pq.read_schema(path).remove_metadata() for path in (tmp_path / "out").glob("part-*")}
+    (schema,) = schemas
+    assert schema.names == ["x", "tags", "day", "more", "prediction"]
+    assert [*map(str, schema.types)] == ["int64", "list<element: string>", "int32", "string", "int64"]
+    assert set(seen.read_text().split()) == {"int64"}
+    expected = {(1, 1, None, 2), (2, 1, None, 4), (2**40, None, "m", 2**41), (5, 2, None, 10)}
+    assert {(row["x"], row["day"], row["more"], row["prediction"]) for row in read(tmp_path / "out")} == expected
+    pq.write_table(pa.table({"x": ["text"]}), tmp_path / "in" / "day=2" / "9.parquet")
+    with pytest.raises(DataError, match=r"9.parquet: a column has another type than in .*: convert one"):
+        predict_parquet(model, tmp_path / "in", tmp_path / "other", inputs="x", returns="bigint")
+    wide = [pa.table({"x": [0.5]}), pa.table({"x": [2**53 + 1]})]
+    for number, each in enumerate(wide):
+        pq.write_table(each, tmp_path / f"{number}.parquet")
+    with pytest.raises(DataError, match=r"1.parquet, column 'x': it is int64 here, and double for all files"):
+        predict_parquet(np.exp, [tmp_path / f"{number}.parquet" for number in (0, 1)], tmp_path / "w", returns="double")
+
+
+def test_an_input_without_rows_has_the_columns_of_its_path(tmp_path: Path) -> None:
+    (tmp_path / "in" / "day=1").mkdir(parents=True)
+    pq.write_table(pa.table({"x": pa.array([], pa.float64())}), tmp_path / "in" / "day=1" / "0.parquet")
+    predict_parquet(np.exp, str(tmp_path / "in"), str(tmp_path / "out"), inputs="x", returns="float")
+    assert pq.read_schema(tmp_path / "out" / "part-00000.parquet").names == ["x", "day", "prediction"]
+
+
+def test_several_folders_and_files_are_one_input(tmp_path: Path) -> None:
+    for number, name in enumerate(("a/0.parquet", "b/deep/1.parquet", "c.parquet", "b/2.parquet")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"x": [float(number)]}), tmp_path / name)
+    given = [tmp_path / "c.parquet", str(tmp_path / "b"), tmp_path / "a"]
+    done = predict_parquet(np.negative, given, tmp_path / "out", returns="double")
+    assert done.rows == 4
+    assert sorted(row["prediction"] for row in read(tmp_path / "out")) == [-3, -2, -1, 0]
+    with pytest.raises(DataError, match=r"\*.parquet cannot be read .* no such file or folder; patterns"):
+        predict_parquet(np.negative, str(tmp_path / "*.parquet"), str(tmp_path / "o"), returns="double")
+
+
+def test_numbers_and_names_that_cannot_be_are_told_at_once(small: Path, tmp_path: Path) -> None:
+    for wrong, why in (
+        ({"np": 0}, "np=0 must be a whole number, at least 1"),
+        ({"rows_per_file": 0}, "rows_per_file=0 must be a whole number, at least 1"),
+        ({"rows_per_file": 1.5}, r"rows_per_file=1.5 must"),
+        ({"threads": -1}, "threads=-1 must be a whole number, at least 0"),
+        ({"inputs": ["x", "x"]}, "inputs names 'x' twice"),
+        ({"returns": "a float, b float", "output_columns": ["p", "p"]}, "two new columns are named 'p'"),
+    ):
+        options: dict[str, Any] = {"returns": "float", **wrong}
+        with pytest.raises(SettingsError, match=why):
+            predict_parquet(np.sqrt, str(small), str(tmp_path / "out"), **options)
+    assert not (tmp_path / "out").exists()

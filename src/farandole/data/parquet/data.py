@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -79,13 +80,13 @@ class ParquetData:
     """
 
     def __init__(
-        self, path: str | Sequence[str], *, columns: Sequence[str] | None = None,
+        self, path: str | os.PathLike[str] | Sequence[str], *, columns: Sequence[str] | None = None,
         features: str | Sequence[str] | None = None, labels: str | Sequence[str] | None = None,
         weight: str | None = None, shapes: Mapping[str, Sequence[int]] | None = None,
         dtypes: Mapping[str, Any] | None = None, fill: Mapping[str, Any] | None = None,
         decode: Mapping[str, Callable[[bytes], Any]] | None = None, storage_options: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        self.path = path
+        self.path = os.fspath(path) if isinstance(path, os.PathLike) else path
         self.features = (features,) if isinstance(features, str) else None if features is None else tuple(features)
         self.labels = (labels,) if isinstance(labels, str) else tuple(labels or ())
         self.weight = weight
@@ -177,10 +178,10 @@ class ParquetData:
         return dataset(self.numpy(batch_size, **options))
 
 
-def from_parquet(path: str | Sequence[str], **options: Any) -> ParquetData:
+def from_parquet(path: str | os.PathLike[str] | Sequence[str], **options: Any) -> ParquetData:
     """Parquet files as data to train on.
 
-    ``path``: a file, a folder (also one with key=value folders in it), a list of files, or a URL: s3://, gs://, abfs://,
+    ``path``: a file, a folder (also one with key=value folders in it), a list of these, or a URL: s3://, gs://, abfs://,
     hdfs://, dbfs:/, or any that fsspec knows. ``storage_options``: arguments for fsspec.
     ``columns``: those that are read (default: all); or ``features``, ``labels`` and ``weight``: names of columns, for
     batches ``(inputs, labels)`` or ``(inputs, labels, weight)``.
@@ -226,25 +227,40 @@ def _stamp(system: Any, path: str) -> Stamp:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
 
 
-def fragments(path: str | Sequence[str], options: Mapping[str, Any] | None = None) -> tuple[list[Any], Any]:
+def fragments(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: Mapping[str, Any] | None = None
+) -> tuple[list[Any], Any]:
     """Parquet files as pyarrow's fragments, in order of their paths, and their schema. DataError if there are none."""
     ds = need("pyarrow.dataset", _PURPOSE)
     pa = need("pyarrow", _PURPOSE)
-    several = [path] if isinstance(path, str) else list(path)
+    several = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     if not several:
         raise DataError("path=[] names no file")
-    found = [paths.arrow_filesystem(str(each), options) for each in several]
-    inside = [each for _, each in found] if len(found) > 1 else found[0][1]
+    found = [paths.arrow_filesystem(os.fspath(each), options) for each in several]
     try:
+        inside = _files_of([each for _, each in found], found[0][0]) if len(found) > 1 else found[0][1]
         dataset = ds.dataset(inside, filesystem=found[0][0], format="parquet", partitioning="hive")
         files = sorted(dataset.get_fragments(), key=lambda each: str(each.path))
         for each in files:
             _metadata(each)
+    except FileNotFoundError as error:
+        cure = "; patterns (*) are not expanded: name the folder" if "*" in str(path) else ""
+        raise DataError(f"{path} cannot be read as Parquet: there is no such file or folder{cure}") from error
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
     if not files:
         raise DataError(f"{path} holds no Parquet files")
     return files, dataset.schema
+
+
+def _files_of(inside: Sequence[str], system: Any) -> list[str]:
+    """The files of several paths, where folders stand for the files in them."""
+    ds, fs = need("pyarrow.dataset", _PURPOSE), need("pyarrow.fs", _PURPOSE)
+    found: list[str] = []
+    for info in system.get_file_info(list(inside)):
+        folder = info.type == fs.FileType.Directory
+        found += ds.dataset(info.path, filesystem=system, format="parquet").files if folder else [info.path]
+    return found
 
 
 def _metadata(file: Any) -> None:

@@ -54,6 +54,7 @@ class _Job(NamedTuple):
     model: Model
     how: How
     sources: tuple[Source, ...]
+    schema: Any  # of all input files: each column has one type
     where: tuple[str, dict[str, Any]]  # a path of the input, and options of its file system
     keep: tuple[str, ...]
     key: str | None
@@ -68,7 +69,8 @@ class _Job(NamedTuple):
 
 
 def predict_parquet(
-    model: Any, input: str | Sequence[str], output: str, *, np: int = 1, inputs: str | Sequence[str] | None = None,
+    model: Any, input: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], output: str | os.PathLike[str], *,
+    np: int = 1, inputs: str | Sequence[str] | None = None,
     output_columns: str | Sequence[str] = PREDICTION, keep: Sequence[str] | None = None, returns: Any = None,
     batch_size: int = BATCH_SIZE, shapes: Mapping[str, Sequence[int]] | None = None,
     dtypes: Mapping[str, Any] | None = None, fill: Mapping[str, Any] | None = None,
@@ -78,8 +80,9 @@ def predict_parquet(
 ) -> Summary:  # fmt: skip
     """Predictions for all rows of Parquet files, written to the folder ``output``, by ``np`` processes of this machine.
 
-    ``input``: a file, a folder, a list of files or a URL. ``inputs``: the columns that the model gets; default: the
-    only one, or the only one that holds arrays. ``output_columns``: the name of the new column, or of several, for the
+    ``input``: a file, a folder, a list of these or a URL. ``inputs``: the columns that the model gets; default: the
+    only one, or the only one that holds arrays. A column that only some files have is null in the others; one whose
+    types differ has the widest of them. ``output_columns``: the name of the new column, or of several, for the
     fields of a struct. ``keep``: columns of the input that are written beside; default: all.
     ``threads``: of each process; default: the cores shared out. ``device``: "cuda" gives each process a GPU of its own.
     ``rows_per_file``: at most; files keep the order of rows.
@@ -95,8 +98,11 @@ def predict_parquet(
     packed = pack(model, **{name: options.pop(name) for name in MODEL_OPTIONS if name in options})
     if options:
         raise TypeError(f"predict_parquet() has no argument {next(iter(options))!r}")
-    files, schema = fragments(input, storage_options)
-    given = [input] if isinstance(input, str) else [str(each) for each in input]
+    _check_numbers(np, rows_per_file, threads)
+    output = os.fspath(output)
+    files, first = fragments(input, storage_options)
+    schema = _merged(files, first)
+    given = [os.fspath(each) for each in ([input] if isinstance(input, (str, os.PathLike)) else input)]
     check_apart(given, [file.path for file in files] if paths.local(given[0]) else [], output)
     columns = _inputs(inputs, schema, key)
     kept = _known(schema.names if keep is None else keep, schema, "keep")
@@ -116,7 +122,7 @@ def predict_parquet(
     todo = tuple(piece for piece in every if not target.has(piece))
     with tempfile.TemporaryDirectory(prefix="farandole-predict-") as folder:
         job = _Job(
-            packed._replace(content=b""), how, sources, where, tuple(kept), key, tuple(names),
+            packed._replace(content=b""), how, sources, schema, where, tuple(kept), key, tuple(names),
             apart, output, mark(facts), todo, folder, count, device,
         )  # fmt: skip
         if packed.content:
@@ -125,6 +131,31 @@ def predict_parquet(
     _compare(sources, paths.arrow_filesystem(*where)[0])
     target.finish(every)
     return Summary(sum(each.rows for each in sources), len(every), len(every) - len(todo), time.monotonic() - began)
+
+
+def _check_numbers(np: Any, rows_per_file: Any, threads: Any) -> None:
+    """SettingsError for numbers of processes, rows or threads that are none."""
+    for name, value, least in (("np", np, 1), ("rows_per_file", rows_per_file, 1), ("threads", threads, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise SettingsError(f"{name}={value!r} must be a whole number, at least {least}")
+
+
+def _merged(files: Sequence[Any], first: Any) -> Any:
+    """The columns of all files, so that all files of the output have the same ones. A type is the widest that files
+    have, and a column that a file does not have is null there. DataError where no type holds both."""
+    found, last = first.remove_metadata(), None
+    for file in files:
+        if last is not None and file.physical_schema.equals(last):
+            continue
+        last = file.physical_schema
+        try:
+            found = pa.unify_schemas([found, last.remove_metadata()], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise DataError(
+                f"{file.path}: a column has another type than in {files[0].path}, and none holds both ({error}): "
+                "convert one of the files, or predict for them one by one"
+            ) from None
+    return found
 
 
 def _facts(
@@ -183,7 +214,10 @@ def _inputs(inputs: str | Sequence[str] | None, schema: Any, key: str | None) ->
     if key is not None:
         _known([key], schema, "key")
     if inputs is not None:
-        return _known([inputs] if isinstance(inputs, str) else inputs, schema, "inputs")
+        names = _known([inputs] if isinstance(inputs, str) else inputs, schema, "inputs")
+        if doubled := [name for number, name in enumerate(names) if name in names[:number]]:
+            raise SettingsError(f"inputs names {doubled[0]!r} twice: name it once, and use it twice in the model")
+        return names
     others = [field for field in schema if field.name != key]
     arrays = [field for field in others if pa.types.is_nested(field.type)]
     chosen = others if len(others) == 1 else arrays
@@ -205,6 +239,8 @@ def _names(output: str | Sequence[str], kind: Type, kept: Sequence[str], errors:
         )
     if errors == "column":
         names.append(f"{names[0]}_error")
+    if doubled := [name for number, name in enumerate(names) if name in names[:number]]:
+        raise SettingsError(f"two new columns are named {doubled[0]!r}: give other names with output_columns=")
     if taken := [name for name in names if name in kept]:
         raise SettingsError(f"the input has a column {taken[0]!r} already: name another one with output_columns=")
     return names
@@ -240,9 +276,10 @@ def _tables(piece: Piece, job: _Job, predict: Predictor, system: Any) -> Iterato
     """A piece's rows with their predictions, some at a time; at least one table."""
     source = job.sources[piece.file]
     if piece.begin == piece.end:
-        yield _empty(job, system, source)
+        yield _empty(job)
     columns = [*job.how.inputs, *([job.key] if job.key else [])]
-    read = _batches(system, source, piece, [*dict.fromkeys([*job.keep, *columns])])
+    wanted = pa.schema([job.schema.field(name) for name in dict.fromkeys([*job.keep, *columns])])
+    read = _batches(system, source, piece, wanted)
     waiting: deque[Slice[Any]] = deque()
     chunks = _kept(read, columns, job.keep, waiting)
     for found in predictions(chunks, predict, job.how, source.path, piece.begin):
@@ -271,10 +308,10 @@ def _grouped(tables: Iterator[Any]) -> Iterator[Any]:
         yield pa.concat_tables(waiting)
 
 
-def _batches(system: Any, source: Source, piece: Piece, names: Sequence[str]) -> Iterator[Any]:
+def _batches(system: Any, source: Source, piece: Piece, schema: Any) -> Iterator[Any]:
     """Rows of a piece, from the row groups that hold them. A row group is not read as a whole, where it is near."""
     constant = dict(source.keys)
-    own = [name for name in names if name not in constant]
+    own = [name for name in schema.names if name not in constant]
     rows = at_once(source, _READ, _READ_BYTES)
     near = isinstance(system, fs.LocalFileSystem)
     buffers = {"pre_buffer": not near, "buffer_size": _BUFFER if near else 0}
@@ -285,7 +322,7 @@ def _batches(system: Any, source: Source, piece: Piece, names: Sequence[str]) ->
             if row < piece.end and end > piece.begin:
                 found = file.iter_batches(rows, row_groups=[number], columns=own, use_threads=False)
                 for batch in _within(found, piece.begin - row, piece.end - row):
-                    yield _with_keys(batch, constant, names)
+                    yield _completed(batch, constant, schema, source.path)
             row = end
 
 
@@ -301,18 +338,34 @@ def _within(batches: Iterator[Any], begin: int, end: int) -> Iterator[Any]:
             return
 
 
-def _with_keys(batch: Any, constant: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """With the columns that stand in the file's path, as in year=2024/part.parquet."""
-    columns = [
-        pa.array([constant[name]] * batch.num_rows) if name in constant else batch.column(name) for name in names
-    ]
-    return pa.RecordBatch.from_arrays(columns, list(names))
+def _completed(batch: Any, constant: Mapping[str, Any], schema: Any, path: str) -> Any:
+    """With the columns that stand in the file's path, as in year=2024/part.parquet, and those that only other files
+    have, which are null. DataError for a value that the type of all files does not hold."""
+    columns = []
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        if name in constant:
+            columns.append(pa.array([constant[name]] * batch.num_rows, kind))
+        elif name not in batch.schema.names:
+            columns.append(pa.nulls(batch.num_rows, kind))
+        else:
+            columns.append(_as(batch.column(name), kind, name, path))
+    return pa.RecordBatch.from_arrays(columns, schema.names)
 
 
-def _empty(job: _Job, system: Any, source: Source) -> Any:
+def _as(column: Any, kind: Any, name: str, path: str) -> Any:
+    if column.type == kind:
+        return column
+    try:
+        return column.cast(kind)
+    except pa.ArrowException as error:
+        raise DataError(
+            f"{path}, column {name!r}: it is {column.type} here, and {kind} for all files: {error}"
+        ) from None
+
+
+def _empty(job: _Job) -> Any:
     """The columns, without a row."""
-    table = pq.read_schema(source.path, filesystem=system).empty_table()
-    kept = table.select([name for name in job.keep if name in table.column_names])
+    kept = pa.schema([job.schema.field(name) for name in job.keep]).empty_table()
     return _with(kept, pa.chunked_array([], job.how.type), job)
 
 
