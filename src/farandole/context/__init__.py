@@ -481,20 +481,15 @@ def store() -> StoreClient | None:
 
 
 def _connect(placement: Placement, connection: Connection, settings: Settings, scope: str) -> Transport:
-    if placement.size == 1:
-        if connection.store:
-            _open_store(placement, connection)  # the driver is told how this rank ends
+    client = _open_store(placement, connection) if connection.store or placement.size > 1 else None
+    if client is None or placement.size == 1:  # a driver is told how this rank ends, also if it is the only one
         return shm.connect(0, 1, "", scope)
-    return wiring.connect(placement, connection, settings, _open_store(placement, connection), scope)
+    return wiring.connect(placement, connection, settings, client, scope)
 
 
 def _open_store(placement: Placement, connection: Connection) -> StoreClient:
     global _store
-    if not connection.store or not connection.secret:
-        raise SettingsError(
-            f"this process is rank {placement.rank} of {placement.size}, but FARANDOLE_STORE or FARANDOLE_SECRET is "
-            "missing: start it with 'farandole run', or unset HOROVOD_SIZE to run one rank alone"
-        )
+    wiring.check_store(placement, connection)
     if _store is None:
         _store = StoreClient(connection.store, connection.secret)
         reporter.install(_store, placement.rank)

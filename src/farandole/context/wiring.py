@@ -34,6 +34,15 @@ class Store(Protocol):
     def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]: ...
 
 
+def check_store(placement: Placement, connection: Connection) -> None:
+    """SettingsError for a rank that nobody told how to reach the others."""
+    if not connection.store or not connection.secret:
+        raise SettingsError(
+            f"this process is rank {placement.rank} of {placement.size}, but FARANDOLE_STORE or FARANDOLE_SECRET is "
+            "missing: start it with 'farandole run', or unset HOROVOD_SIZE to run one rank alone"
+        )
+
+
 def connect(
     placement: Placement, connection: Connection, settings: Settings, client: Store, scope: str,
     patience: float = 600.0,
