@@ -114,6 +114,44 @@ def test_multi_steps_around_an_optimizer_that_remembers_its_steps_is_refused() -
     job(2, fn, store=True)
 
 
+def test_an_optimizer_that_is_made_anew_in_each_step_is_refused_where_it_would_lose_what_it_keeps() -> None:
+    def fn(rank: int) -> None:
+        import farandole.jax as hvd
+        from farandole.strategies.codecs.topk import TopK
+
+        params, own = {"w": jnp.zeros(4)}, {"w": jnp.array([8.0, 5.0, 2.0, 1.0])}
+
+        def trained(optimizer: Any, jitted: bool, steps: int = 4) -> Any:
+            state, update = optimizer.init(params), jax.jit(optimizer.update) if jitted else optimizer.update
+            total = jnp.zeros(4)
+            for _ in range(steps):
+                found, state = update(own, state, params)
+                total += found["w"]
+            return total.tolist()
+
+        def outside(**options: Any) -> Any:
+            return optax.inject_hyperparams(lambda rate: hvd.DistributedOptimizer(optax.sgd(rate), **options))(-1.0)
+
+        wanted = [24.0, 20.0, 0.0, 0.0]
+        inside = hvd.DistributedOptimizer(optax.inject_hyperparams(optax.sgd)(-1.0), codec="topk:0.25")
+        for jitted in (False, True):
+            assert trained(inside, jitted) == wanted
+            assert trained(outside(codec=TopK(0.25)), jitted) == wanted
+        assert trained(outside(codec="topk:0.25"), True) == wanted
+        assert trained(outside(codec="bf16"), False) == [32.0, 20.0, 8.0, 4.0]
+        for options in ({"codec": "topk:0.25"}, {"strategy": "local_sgd:1", "codec": "topk:0.25"}, {"strategy": "ps"}):
+            with pytest.raises(ValueError, match=r"steps 1, 2 and 3 of this model.*three optimizers.*put it inside"):
+                trained(outside(**options), False)
+        state = inside.init(params)
+        for _ in range(4):  # what goes on from checkpoints
+            _, state = inside.update(own, state, params)
+            again, kept = hvd.DistributedOptimizer(optax.inject_hyperparams(optax.sgd)(-1.0), codec="topk:0.25"), state
+            for _ in range(2):
+                _, kept = again.update(own, kept, params)
+
+    job(2, fn, store=True)
+
+
 def test_who_goes_back_to_what_was_committed_computes_a_step_anew() -> None:
     """After a failure, as in elastic programs: that is no pass that was dropped."""
     import farandole.jax as hvd

@@ -89,7 +89,8 @@ class _Reduction:
             return self.reducer(arrays[:count], names, in_place=True, replica=replica)
         mark, step = (int(word.flat[0]) for word in arrays[end:]) if self._marked else (None, 0)
         names = self.reducer.names_in(mark, names, arrays[:count])
-        with self.reducer.models.once(mark, step, keeper(self.reducer.codec)):
+        lasts = self.reducer.options.owner is not None  # the codec is an object of the program's
+        with self.reducer.models.once(mark, step, keeper(self.reducer.codec), lasts):
             return self.reducer(arrays[:count], names, in_place=True, replica=replica)
 
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 
+_single: dict[Hashable, tuple[str, int, int]] = {}  # see ``Models._check_lasts``: the stay in the job, step, how many
+
+
 class Models:
     """Tells models of one optimizer apart, by a mark in the state of each."""
 
@@ -24,12 +27,14 @@ class Models:
         self._marks = itertools.count()
         self._places: dict[Hashable, int] = {}
         self._exchanged: dict[Hashable, tuple[str, int]] = {}  # the last step of each, and the stay in the job
+        self._began = False  # has a model begun here?
 
     def mark(self) -> Any:
         """A new one, int32: a value of the program where that is traced, so that each of its runs has its own."""
         return host_call(_Mark(self), [])[0]
 
     def next_mark(self) -> int:
+        self._began = True
         return next(self._marks)
 
     def place(self, mark: Hashable) -> int:
@@ -38,13 +43,13 @@ class Models:
         return self._places.setdefault(mark, len(self._places))
 
     @contextlib.contextmanager
-    def once(self, mark: Hashable, step: int, keeper: str) -> Iterator[None]:
+    def once(self, mark: Hashable, step: int, keeper: str, lasts: bool = False) -> Iterator[None]:
         """The exchange of a model's step (1, 2 ...). ``keeper``: what remembers it, outside of the model's state; empty
-        if nothing does.
+        if nothing does. ``lasts``: it does not go when this optimizer goes.
 
         Raises ValueError for a step that is computed anew: what is remembered of the first time is wrong then. The
         first step may be, for a program may be run once to compile it; any may be after ``init()`` anew, as elastic
-        programs go back to what they committed."""
+        programs go back to what they committed. And for the third optimizer in a row that makes one step each."""
         now = context.scope(), step
         if keeper and step > 1 and self._exchanged.get(mark) == now:
             raise ValueError(
@@ -53,8 +58,30 @@ class Models:
                 "DistributedOptimizer(optimizer, backward_passes_per_step=...) instead, or put MultiSteps inside. To "
                 "go back to an earlier state, make a new optimizer"
             )
+        if keeper and not lasts and step:
+            self._check_lasts(mark, *now, keeper)
         yield
         self._exchanged[mark] = now
+
+    def _check_lasts(self, mark: Hashable, scope: str, step: int, keeper: str) -> None:
+        """Optimizers that no model began with may go on from a checkpoint, each with many steps. Three with a step each
+        are one that is made anew each time, and what it should keep is lost."""
+        if self._began:
+            return
+        if self._exchanged:
+            _single.pop(mark, None)
+            return
+        last_scope, last, count = _single.get(mark, ("", 0, 0))
+        count = count + 1 if (last_scope, last) == (scope, step - 1) else 1
+        _single[mark] = scope, step, count
+        if count > 2:
+            raise ValueError(
+                f"steps {step - 2}, {step - 1} and {step} of this model were made by three optimizers, and {keeper} "
+                "keeps something from step to step, which each of them lost: make DistributedOptimizer once, before "
+                "the first step. optax.inject_hyperparams around it makes a new one in each update outside of jax.jit: "
+                "put it inside, DistributedOptimizer(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)), or jit "
+                "the update"
+            )
 
 
 def names_in(place: int, names: Sequence[str]) -> tuple[str, ...]:

@@ -83,8 +83,9 @@ class _Exchanges:
             self._of.append(self._make())
         count = len(names)
         columns = [arrays[begin : begin + count] for begin in range(0, len(arrays), count)]
-        with self.models.once(mark, step, self._of[place].keeper):
-            self._of[place](columns[0], columns[1:], step, names_in(place, names))
+        exchange = self._of[place]
+        with self.models.once(mark, step, exchange.keeper, exchange.lasts):
+            exchange(columns[0], columns[1:], step, names_in(place, names))
 
 
 class _Run(NamedTuple):

@@ -71,6 +71,11 @@ class WeightExchange:
             return f"strategy={self.strategy.spec!r}"
         return keeper(self.codec)
 
+    @property
+    def lasts(self) -> bool:
+        """Does ``keeper`` not go with this, for it is the program's?"""
+        return not isinstance(self.strategy, Settling) and self._options.owner is not None
+
     def slots(self, weights: Sequence[Array]) -> list[list[Array]]:
         """What is kept between exchanges, as it begins with these weights."""
         return slots_of(self.kinds, weights, np.copy, np.zeros_like)
