@@ -293,3 +293,72 @@ def test_a_model_whose_device_failed_is_not_used_again() -> None:
         with pytest.raises(WholeError, match="device-side assert"):
             predict({"x": X})
         assert open_model(packed, HERE) is not predict
+
+
+def test_a_graph_that_was_made_in_training_mode_is_told(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    def warned(model: Any) -> bool:
+        recwarn.clear()
+        called(pack(model), X)
+        return any("as in training, which eval() does not change" in str(each.message) for each in recwarn)
+
+    module, x = torch.nn.Sequential(layers(), torch.nn.Dropout(0.5)), torch.from_numpy(X)
+    free = torch.nn.BatchNorm1d(4, track_running_stats=False)  # which has no other mode
+    for training in (True, False):
+        module.train(training)
+        assert warned(torch.jit.trace(module, x, check_trace=False)) is training
+        assert warned(torch.export.export(module, (x,))) is training
+        assert not warned(torch.jit.script(module))
+        assert not warned(module)
+    assert not warned(torch.jit.trace(free, x))
+
+
+def test_files_and_modules_that_torch_does_not_open_are_told(tmp_path: Path) -> None:
+    torch.save(layers(), tmp_path / "whole.pt")
+    (tmp_path / "torn.pt").write_bytes((tmp_path / "whole.pt").read_bytes()[:-50])
+    (tmp_path / "text.pt").write_text("no model")
+    torch.save(layers(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    for name, trusted, why in (
+        ("torn.pt", True, "is not whole: its end is missing"),
+        ("text.pt", True, "is no file of torch.save"),
+        ("old.pt", False, r"has the format of torch.save before 1.6.* trust_pickle=True"),
+    ):
+        with pytest.raises(SettingsError, match=why):
+            called(pack(tmp_path / name, trust_pickle=trusted), X)
+    assert called(pack(tmp_path / "old.pt", trust_pickle=True), X).shape == (3, 2)
+    parametrized = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 2))
+    with pytest.raises(SettingsError, match=r"cannot be pickled .*: give a function without arguments that makes it"):
+        pack(parametrized)
+    with pytest.raises(RuntimeError, match=r"\('x' comes as int64: dtypes=\{'x': ...\}"):
+        called(pack(layers()), X.astype("int64"))
+
+
+def twice(x: Any) -> Any:
+    return 2 * x
+
+
+def test_keras_models_with_functions_of_the_program_and_without_weights(tmp_path: Path) -> None:
+    keras = pytest.importorskip("keras")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation=twice)])
+    np.testing.assert_allclose(called(pack(model), X), model.predict(X, verbose=0), rtol=1e-6)
+    model.save(tmp_path / "m.keras")
+    with pytest.raises(SettingsError, match=r"m.keras' cannot be opened: .*twice.*custom_objects=\{name: object\}"):
+        called(pack(tmp_path / "m.keras"), X)
+    with pytest.raises(SettingsError, match="has no weights yet: each process would draw others"):
+        pack(keras.Sequential([keras.layers.Dense(2)]))
+
+
+def test_onnx_models_of_scikit_learn_give_probabilities_by_label(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    helper, kind = onnx.helper, onnx.TensorProto
+    maps = helper.make_map_type_proto(kind.INT64, helper.make_tensor_type_proto(kind.FLOAT, []))
+    output = helper.make_value_info("p", helper.make_sequence_type_proto(maps))
+    node = helper.make_node("ZipMap", ["x"], ["p"], domain="ai.onnx.ml", classlabels_int64s=[3, 0, 2, 1])
+    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", kind.FLOAT, ["rows", 4])], [output])
+    versions = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    packed = pack(helper.make_model(graph, opset_imports=versions, ir_version=9))
+    assert packed.returns == "array<float>"
+    np.testing.assert_array_equal(called(packed, X)["p"], X[:, [1, 3, 2, 0]])
+    (tmp_path / "torn.onnx").write_bytes(b"xx")
+    with pytest.raises(SettingsError, match=r"torn.onnx' cannot be opened"):
+        called(pack(tmp_path / "torn.onnx"), X)

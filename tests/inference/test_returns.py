@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from farandole.errors import DataError, SettingsError
-from farandole.inference.returns import Type, arrow_type, of, parse, to_arrow
+from farandole.inference.returns import ShapeError, Type, arrow_type, of, parse, to_arrow
 
 
 @pytest.mark.parametrize(
@@ -117,3 +117,10 @@ def test_columns_stay_when_the_model_uses_its_buffer_again() -> None:
 def test_the_value_of_one_row_is_not_taken_for_a_field(output: Any, kind: str) -> None:
     (row,) = to_arrow(output, parse(kind), 1).to_pylist()
     assert list(row.values())[0] in ([4.0, 5.0], "abc", 7)  # noqa: RUF015
+
+
+def test_a_column_of_one_text_per_row_and_a_number_for_all_rows() -> None:
+    found = to_arrow(np.array([[b"a"], [b"b"]], object), parse("string"), 2)
+    assert found.to_pylist() == ["a", "b"]
+    with pytest.raises(ShapeError, match="it must give a value for each row"):
+        to_arrow({"sum": np.float32(3)}, parse("float"), 2)

@@ -32,6 +32,10 @@ _SUFFIXES = {
     ".pt": "torch", ".pth": "torch", ".pt2": "torch", ".ts": "torch", ".bin": "torch", ".keras": "keras",
     ".h5": "keras", ".onnx": "onnx",
 }  # fmt: skip
+_CURES = {
+    "keras": ". Classes and functions of the program: custom_objects={name: object}; if you trust whoever made a file "
+    "with functions in it: trust_pickle=True (--trust-pickle)"
+}
 _opened: OrderedDict[tuple[Any, ...], Predictor] = OrderedDict()
 _lock = threading.Lock()
 
@@ -112,7 +116,7 @@ def open_model(
     with _lock:
         found = _opened.get(key)
         if found is None:
-            with _file(model, folder, fetch or (lambda: model.content)) as path:
+            with _file(model, folder, fetch or (lambda: model.content)) as path, _opening(model):
                 found = _module(model.kind).opened(path, dict(model.options), place)
             _opened[key] = found
         _opened.move_to_end(key)
@@ -162,9 +166,10 @@ def kind_of(model: Any) -> str:
             return "tensorflow"
     if callable(model):
         return "function"
+    method = " (here its method: model.predict)" if callable(getattr(model, "predict", None)) else ""
     raise SettingsError(
         f"model={model!r:.80} is a {type(model).__name__}: give a torch module, a Keras or ONNX model, a function on "
-        "arrays, a function without arguments that loads one of these, or the path of a file"
+        f"arrays{method}, a function without arguments that loads one of these, or the path of a file"
     )
 
 
@@ -215,6 +220,27 @@ def _file(model: Model, folder: str | None, fetch: Callable[[], bytes]) -> Itera
     else:
         with tempfile.TemporaryDirectory(prefix="farandole-model-") as temporary:
             yield _kept(model, temporary, fetch)
+
+
+@contextlib.contextmanager
+def _opening(model: Model) -> Iterator[None]:
+    """SettingsError, with what the framework says, for a file that it does not open. Errors of the program's own
+    functions are theirs."""
+    try:
+        yield
+    except Exception as error:
+        if model.kind == "function" or isinstance(error, SettingsError):
+            raise
+        named = f"model={model.path!r}" if model.path else "the model"
+        raise SettingsError(
+            f"{named} cannot be opened: {type(error).__name__}: {_short(error)}{_CURES.get(model.kind, '')}"
+        ) from error
+
+
+def _short(error: Exception) -> str:
+    """Keras shows the whole configuration of a model."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 600 else f"{text[:400]} ... {text[-200:]}"
 
 
 def _kept(model: Model, folder: str, fetch: Callable[[], bytes]) -> str:

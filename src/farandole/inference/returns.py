@@ -197,7 +197,7 @@ def _depth(value: Any) -> int:
 def _single(output: Any, name: str) -> Any:
     if isinstance(output, Mapping) or (isinstance(output, tuple) and all(map(_is_array, output))):
         if len(output) == 1:
-            return next(iter(output.values() if isinstance(output, Mapping) else output))
+            return _single(next(iter(output.values() if isinstance(output, Mapping) else output)), name)
         what = ", ".join(map(str, output)) if isinstance(output, Mapping) else f"{len(output)} arrays"
         raise ShapeError(f"{name} gave several outputs ({what}): declare them with returns='struct<name:type,...>'")
     if not hasattr(output, "__len__") or getattr(output, "shape", None) == ():
@@ -211,6 +211,8 @@ def _is_array(value: Any) -> bool:
 
 def _from_values(output: Any, kind: Type, name: str) -> Any:
     pa = need("pyarrow", _PURPOSE)
+    if kind.items is None and getattr(output, "ndim", 1) == 2 and output.shape[1] == 1:  # one value for each row
+        output = output[:, 0]
     try:
         return pa.array(output.tolist() if hasattr(output, "tolist") else list(output), arrow_type(kind))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

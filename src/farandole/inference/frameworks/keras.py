@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import sys
+import types
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,9 @@ from farandole.inference.returns import of
 
 if TYPE_CHECKING:
     from farandole.types import Array
+
+
+_KERAS = ("keras", "tf_keras")
 
 
 class KerasPredictor:
@@ -50,6 +54,11 @@ class KerasPredictor:
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     """The model's own file. Classes of the program among its layers are sent with it."""
     path = folder / "model.keras"
+    if not getattr(model, "built", True):
+        raise SettingsError(
+            f"the Keras model {model.name!r} has no weights yet: each process would draw others. Train it, load its "
+            "weights, or call it once"
+        )
     model.save(path)
     custom = {**_custom(model), **_unpickled(options)}
     given = {**options, "backend": _backend(model), "trust_pickle": True}  # made here, by this program
@@ -116,10 +125,13 @@ def _backend(model: Any) -> str:
 
 
 def _custom(model: Any) -> dict[str, Any]:
-    """Classes of the program, which no package has, by their names."""
+    """Classes and functions (activations, initializers ...) of the program, which no package has, by their names."""
     layers = [model, *model._flatten_layers()] if hasattr(model, "_flatten_layers") else [model]
+    parts: list[Any] = [
+        part for layer in layers for part in vars(layer).values() if isinstance(part, types.FunctionType)
+    ]
     kinds = {type(each) for each in layers}
-    return {kind.__name__: kind for kind in kinds if kind.__module__.split(".")[0] not in ("keras", "tf_keras")}
+    return {each.__name__: each for each in [*kinds, *parts] if each.__module__.split(".")[0] not in _KERAS}
 
 
 def _returns(model: Any) -> str:

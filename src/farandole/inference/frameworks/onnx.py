@@ -11,7 +11,7 @@ import onnxruntime
 
 from farandole.inference.models import Model, Place
 from farandole.inference.named import cast, named
-from farandole.inference.returns import of
+from farandole.inference.returns import Type, of
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -33,7 +33,15 @@ class OnnxPredictor:
     def __call__(self, inputs: dict[str, Array]) -> Any:
         arrays = named(inputs, [*self._inputs], "the ONNX model", ordered=True)
         feeds = {name: cast(name, array, self._inputs[name]) for name, array in arrays.items()}
-        return dict(zip(self._outputs, self._session.run(None, feeds), strict=True))
+        found = self._session.run(None, feeds)
+        return {name: _array(each) for name, each in zip(self._outputs, found, strict=True)}
+
+
+def _array(output: Any) -> Any:
+    """A row's probabilities by their labels, as scikit-learn's models give them: in the order of the labels."""
+    if isinstance(output, list) and output and all(isinstance(each, dict) for each in output):
+        return np.array([[each[label] for label in sorted(each)] for each in output])
+    return output
 
 
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
@@ -66,8 +74,15 @@ def _dtype(kind: str) -> str:
     return _DTYPES.get(name, name)
 
 
+def _kind(output: Any) -> Type:
+    """Of a row of an output; a sequence of maps has the probabilities of classes."""
+    if output.type.startswith("seq(map("):
+        return of((None,), _dtype(output.type.rpartition("tensor(")[2].rstrip(")")))
+    return of(output.shape[1:], _dtype(output.type))
+
+
 def _returns(session: Any) -> str:
-    kinds = [(each.name, of(each.shape[1:], _dtype(each.type))) for each in session.get_outputs()]
+    kinds = [(each.name, _kind(each)) for each in session.get_outputs()]
     if len(kinds) == 1:
         return str(kinds[0][1])
     return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in kinds)}>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,12 +20,22 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 RETURNS = "array<float>"
+_FLAGS = {  # of operations in graphs: which argument says whether they compute as in training
+    "dropout": 2, "feature_dropout": 2, "alpha_dropout": 2, "feature_alpha_dropout": 2, "native_dropout": 2, "rrelu": 3,
+    "batch_norm": 5, "_native_batch_norm_legit": 5, "_native_batch_norm_legit_functional": 5,
+}  # fmt: skip
 
 
 class TorchPredictor:
     """Called in evaluation mode, without gradients; columns are the arguments, in their order."""
 
     def __init__(self, module: Any, place: Place) -> None:
+        if found := _training(module):
+            warnings.warn(
+                f"the model's graph has {found} as in training, which eval() does not change: predictions depend on "
+                "chance, or on the other rows of a batch. Call model.eval() before it is traced or exported",
+                stacklevel=2,
+            )
         self._place = place
         self._device = torch.device(place.device)
         self._module = module.to(self._device) if isinstance(module, torch.nn.Module) else module
@@ -39,7 +50,19 @@ class TorchPredictor:
     def __call__(self, inputs: dict[str, Array]) -> Any:
         fit(self._place)
         with computing(self), torch.inference_mode():
-            return _arrays(self._module(*(self._tensor(array) for array in inputs.values())))
+            return _arrays(self._called(inputs))
+
+    def _called(self, inputs: dict[str, Array]) -> Any:
+        tensors = [self._tensor(array) for array in inputs.values()]
+        try:
+            return self._module(*tensors)
+        except RuntimeError as error:  # torch does not say which input, and converts none
+            whole = [name for name, array in inputs.items() if array.dtype.kind in "biu"]
+            if not whole or not any(word in str(error) for word in ("dtype", "type")):
+                raise
+            kind = inputs[whole[0]].dtype.name
+            cure = f"dtypes={{{whole[0]!r}: ...}} (--dtype {whole[0]}=...) gives numbers as 'float32' or 'int64'"
+            raise RuntimeError(f"{error} ({whole[0]!r} comes as {kind}: {cure})") from error
 
     def _tensor(self, array: Array) -> Any:
         if array.dtype == object:
@@ -48,6 +71,34 @@ class TorchPredictor:
         if self._cast is not None and found.is_floating_point():
             found = found.to(self._cast)
         return found.to(self._device, non_blocking=True)
+
+
+def _training(module: Any) -> str:
+    """An operation of a traced or exported graph that computes as in training, whatever mode is set; "" if there is
+    none. A batch norm that keeps no statistics always takes those of the batch."""
+    if isinstance(module, torch.fx.GraphModule):
+        called = [node for node in module.graph.nodes if node.op == "call_function"]
+        found = [(str(node.target).removeprefix("aten.").partition(".")[0], node.args) for node in called]
+    elif isinstance(module, torch.jit.ScriptModule) and hasattr(module, "inlined_graph"):
+        found = [
+            (node.kind().removeprefix("aten::"), [_constant(each) for each in node.inputs()])
+            for node in module.inlined_graph.nodes()
+        ]
+    else:
+        return ""
+    for name, given in found:
+        place = _FLAGS.get(name, len(given))
+        if place < len(given) and given[place] is True and not ("batch_norm" in name and given[3] is None):
+            return str(name)
+    return ""
+
+
+def _constant(value: Any) -> Any:
+    """A constant of a TorchScript graph; what is computed, or a mode that can be set, stands for itself."""
+    if value.type().kind() == "NoneType":
+        return None
+    found = value.toIValue()
+    return value if found is None else found
 
 
 def fit(place: Place) -> None:
@@ -65,7 +116,14 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
         path = folder / "model.pt2"
         torch.export.save(model, str(path))
     else:
-        torch.save(getattr(model, "_orig_mod", model), path, pickle_module=cloudpickle)
+        try:
+            torch.save(getattr(model, "_orig_mod", model), path, pickle_module=cloudpickle)
+        except Exception as error:  # of any class in it: a lock, an open file, a parametrization
+            text = " ".join(str(error).split())
+            raise SettingsError(
+                f"the module cannot be pickled ({type(error).__name__}: {text}): give a function without arguments "
+                "that makes it and loads its weights"
+            ) from error
     return Model.of_file("torch", path, {**options, "trust_pickle": True}, RETURNS)  # made here, by this program
 
 
@@ -89,7 +147,9 @@ def _load(path: str, trusted: bool) -> Any:
         if not trusted:  # torch unpickles parts of it without limits
             raise _untrusted(f"{path} is an exported program, in which torch reads pickles")
         return torch.export.load(path).module()
-    mapped = bool(names)  # the format of before 2019 is no archive
+    mapped = bool(names)  # the format of before 2020 is no archive
+    if not mapped:
+        _check_old(path)
     if trusted:
         found = torch.load(path, map_location="cpu", mmap=mapped, weights_only=False)
     else:
@@ -102,9 +162,20 @@ def _load(path: str, trusted: bool) -> Any:
     return found
 
 
+def _check_old(path: str) -> None:
+    """SettingsError for a file that is no archive, unless it may be of an old torch.save, which is a row of pickles."""
+    with open(path, "rb") as file:
+        begin = file.read(2)
+    if not begin.startswith(b"\x80"):
+        what = "is not whole: its end is missing" if begin == b"PK" else "is no file of torch.save"
+        raise SettingsError(f"{path} {what}; write it again with torch.save(module, path)")
+
+
 def _load_layers(path: str, mapped: bool) -> Any:
     """A module of torch's own layers, without running code of the file."""
-    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path) if mapped else ["an old format"]
+    if not mapped:  # torch cannot say what is in it
+        raise _untrusted(f"{path} has the format of torch.save before 1.6, a pickle whose content cannot be looked at")
+    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     layers = {name: found for name in unsafe if (found := _layer(name))}
     if others := sorted(set(unsafe) - layers.keys()):
         raise _untrusted(f"{path} is a pickle that asks for {', '.join(others[:5])}")
