@@ -559,6 +559,33 @@ def test_what_is_kept_is_of_gradients_without_the_scale_of_their_loss(old: bool)
     job(2, body)
 
 
+def test_what_a_codec_object_keeps_stays_where_layers_are_frozen_by_compiling_anew() -> None:
+    def body(rank: int) -> None:
+        import tf_keras
+
+        from farandole.strategies.codecs import codec
+
+        layers = [
+            tf_keras.layers.Dense(4, use_bias=False, kernel_initializer="zeros", name=name)
+            for name in ("first", "other")
+        ]
+        inputs = tf_keras.Input((1,))
+        model = tf_keras.Model(inputs, tf_keras.layers.add([layer(inputs) for layer in layers]))
+        optimizer = hvd.DistributedOptimizer(tf_keras.optimizers.legacy.SGD(-1.0), codec=codec("topk:0.25"))
+        row, slopes = np.ones((1, 1), np.float32), np.array([[8.0, 5.0, 2.0, 1.0]], np.float32)
+        for frozen, first, other in (
+            (False, [8.0, 0, 0, 0], [8.0, 0, 0, 0]),
+            (True, [8.0, 0, 0, 0], [8.0, 10.0, 0, 0]),
+            (False, [8.0, 10.0, 0, 0], [24.0, 10.0, 0, 0]),
+        ):
+            layers[0].trainable = not frozen
+            model.compile(optimizer, lambda wanted, found: tf.reduce_sum(wanted * found))
+            model.train_on_batch(row, slopes)
+            assert [layer.kernel.numpy()[0].tolist() for layer in layers] == [first, other]
+
+    job(2, body)
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("old", [True, False])
 def test_variables_without_gradients_in_some_steps(old: bool, compiled: bool) -> None:
