@@ -66,9 +66,13 @@ class SharedWeights:
             last[...] = view
         return stale
 
-    def gave(self, statistics: Sequence[Array]) -> None:
-        """The next ``take`` finds the changes of these statistics, in place of those that the last one gave."""
-        for last, value in zip(self._statistics, statistics, strict=True):
+    def correct(self, ways: Sequence[Array], statistics: Sequence[Array]) -> None:
+        """Go from what the last ``take`` gave to what all ranks have agreed on: ways of weights, and statistics. The
+        next ``take`` finds changes from there, and still counts the averages since the last one."""
+        for view, way in zip(self._views, ways, strict=False):
+            view += way
+        for view, value, last in zip(self._views[self._trained :], statistics, self._statistics, strict=True):
+            view += value - last
             last[...] = value
 
     def lend(self, into: Sequence[Array]) -> None:

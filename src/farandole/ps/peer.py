@@ -123,10 +123,10 @@ class PeerGroup:
                 raise self._failure
             return self._shared.take(given, damp)
 
-    def gave(self, statistics: Sequence[Array]) -> None:
-        """See ``SharedWeights.gave``."""
+    def correct(self, ways: Sequence[Array], statistics: Sequence[Array]) -> None:
+        """See ``SharedWeights.correct``."""
         with self._changed:
-            self._shared.gave(statistics)
+            self._shared.correct(ways, statistics)
 
     def ask(self, others: Sequence[int]) -> None:
         """Begin to average with the first of ``others`` (places among the ranks) that is not busy, unless an average

@@ -148,8 +148,8 @@ class EnginePeers:
         self.average(means)
         self.names = names
         count = len(changes)
-        group.take([*ways_of(means[:count], own[:count]), *(mean.copy() for mean in means[count:])])
-        group.gave(means[count:])  # a rank that has gone on may have averaged with this one meanwhile
+        # A rank that has gone on may have averaged with this one meanwhile: its next exchange counts that.
+        group.correct(ways_of(means[:count], own[:count]), means[count:])
         for array, mean in zip((*changes, *statistics), means, strict=True):
             np.copyto(array, mean)  # as all have it: what is shown was rounded
 
