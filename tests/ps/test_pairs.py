@@ -22,3 +22,12 @@ def test_an_average_before_a_correction_counts_at_the_next_exchange() -> None:
         assert shared.take(changes) == 1
         assert [change.tolist() for change in changes] == [[mean] * 2, [mean]]
         assert shared.take([np.zeros(2), changes[1]]) == 0
+
+
+def test_statistics_that_a_rank_was_given_otherwise_change_by_what_it_does() -> None:
+    shared = SharedWeights([np.zeros(1), np.array([2.0])], statistics=1)
+    shared.move([np.array([0.0, -0.5])])  # another rank's average
+    shared.correct([np.zeros(1)], [np.array([1.0])])  # what all ranks have
+    found = np.array([1.25])
+    shared.take([np.zeros(1), found])
+    assert found.tolist() == [0.75]  # 2 - 0.5 - 1, and the 0.25 of the last step

@@ -207,13 +207,3 @@ def test_one_that_is_engaged_is_busy_and_nothing_is_left_open() -> None:
         assert groups[1].take(given) == 1
         assert given[0].tolist() == [0.5, 0.5]
     assert not [thread for thread in threading.enumerate() if thread.name == "farandole-pairs"]
-
-
-def test_statistics_that_a_rank_was_given_otherwise_change_by_what_it_does() -> None:
-    shared = SharedWeights([np.zeros(1), np.array([2.0])], statistics=1)
-    shared.move([np.array([0.0, -0.5])])  # another rank's average
-    shared.take([np.zeros(1), np.array([1.0])])
-    shared.gave([np.array([1.0])])  # what all ranks have
-    found = np.array([1.25])
-    shared.take([np.zeros(1), found])
-    assert found.tolist() == [0.75]  # 2 - 0.5 - 1, and the 0.25 of the last step
