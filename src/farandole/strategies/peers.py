@@ -12,6 +12,7 @@ import numpy as np
 from farandole import context
 from farandole.contracts import Codec, PushCodec
 from farandole.engine import Engine, Entry
+from farandole.errors import JoinedError
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.pairs import Pairs
@@ -90,7 +91,13 @@ class EnginePeers:
         flat = np.tile(mine, len(to))
         splits = tuple(mine.size if rank in to else 0 for rank in range(self.size))
         request = Request(f"{self.name}.swap", Kind.ALLTOALL, DType.UINT8, flat.shape, splits=splits)
-        ((received, counts),) = self.engine.run([Entry(request, Buffer(flat, flat, DType.UINT8))])
+        try:
+            ((received, counts),) = self.engine.run([Entry(request, Buffer(flat, flat, DType.UINT8))])
+        except JoinedError:
+            raise JoinedError(
+                f"strategy={self._spec!r}: a rank has called join(), and its neighbours need its weights. Give all "
+                "ranks as many steps, or take local_sgd, easgd, ps or gossip_async, which go on without it"
+            ) from None
         heard, begin = {}, 0
         for rank, count in enumerate(counts):
             if count and count != mine.size:

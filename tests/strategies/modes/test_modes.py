@@ -10,6 +10,7 @@ import pytest
 
 import farandole.numpy
 from farandole.contracts import Part, Strategy, Transport
+from farandole.errors import HorovodInternalError
 from farandole.strategies.modes.easgd import EASGD
 from farandole.strategies.modes.gossip import GRAPHS, Gossip
 from farandole.strategies.modes.local_sgd import BMUF, DiLoCo, LocalSGD
@@ -230,6 +231,21 @@ def test_a_rank_without_data_in_the_first_epoch_exchanges_in_the_second() -> Non
         assert weights[0].tolist() == [1.0] * 2  # 1.5 and 1.5, and 0
 
     job(3, fn)
+
+
+def test_gossip_says_that_it_needs_all_ranks() -> None:
+    def fn(rank: int) -> str:
+        weights = [np.full(2, float(rank))]
+        exchange = WeightExchange("test", GradientOptions(), Gossip())
+        exchange(weights, [], 1)
+        try:
+            exchange(weights, [], 2) if rank else farandole.numpy.join()
+        except HorovodInternalError as error:
+            return str(error)
+        return "no error"
+
+    found = job(2, fn)
+    assert found[1].startswith("strategy='gossip:exponential,every=1': a rank has called join(), and"), found
 
 
 def test_codecs_and_strategies_that_do_not_go_together() -> None:

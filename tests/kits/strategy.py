@@ -1,0 +1,260 @@
+"""The conformance kit of strategies of weights. A new one runs it in three lines:
+
+    class TestMine(StrategyKit):
+        def strategy(self):
+            return Mine()
+
+Ranks are processes of a job with a store, so that parameter servers and pairs are there. What a strategy computes, its
+own tests compare with a model; the kit has what is the same for all of them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole.contracts import Settling, Strategy
+from farandole.errors import HorovodInternalError
+from farandole.strategies.options import GradientOptions
+from farandole.strategies.specs import strategy_of
+from farandole.strategies.weights import KeptExchange, WeightExchange
+from tests.job import job
+
+SHAPES = ((3, 4), (), (0,), (7,), (2, 1, 5))
+DTYPES = ("float32", "float64")
+STEPS = 9
+
+Arrays = list[Any]
+
+
+def beginning(dtype: str, kind: int = 0) -> Arrays:
+    """Weights, the same on all ranks."""
+    random = np.random.default_rng(kind)
+    return [np.asarray(random.standard_normal(shape), dtype) for shape in SHAPES]
+
+
+def learn(rank: int, step: int, weights: Arrays, goal: float = 1.0) -> None:
+    """A step of a rank's own training, towards a goal of its own: in place."""
+    random = np.random.default_rng([rank, step])
+    for weight in weights:
+        weight -= np.asarray(
+            0.1 * (weight - goal - 0.1 * rank) + 0.01 * random.standard_normal(weight.shape), weight.dtype
+        )
+
+
+def same(one: Arrays, other: Arrays) -> bool:
+    """To the last bit."""
+    return [array.tobytes() for array in one] == [array.tobytes() for array in other]
+
+
+class StrategyKit:
+    repeats = True  # the same steps in the same order give the same bits
+    resumes = True  # all that lasts from one exchange to the next is in slots
+    waits = True  # ranks exchange at the same time
+    joins = True  # the others go on without a rank that has joined
+
+    def strategy(self) -> Strategy:
+        raise NotImplementedError
+
+    def run(self, size: int, body: Callable[[int, Strategy], Any]) -> list[Any]:
+        strategy = self.strategy()
+        return job(size, lambda rank: body(rank, strategy), store=True)
+
+    def test_it_says_what_it_is(self) -> None:
+        one, other = self.strategy(), self.strategy()
+        assert strategy_of(one) is one, "it has all that a strategy needs"
+        assert one.spec == other.spec
+        assert isinstance(one.epochs, bool)
+        assert one.common in ("weights", "slot", "centre", "")
+        assert set(one.slots) <= {"weights", "zeros"}
+        assert one.common != "slot" or one.slots, "what all have in common is its first slot"
+        assert pickle.loads(pickle.dumps(one)).spec == one.spec, "it travels to ranks"
+
+    def test_it_is_due_after_numbers_that_a_framework_traces(self) -> None:
+        """JAX and TensorFlow know ``step`` when the program runs: an array is such a number."""
+        strategy, steps = self.strategy(), np.arange(1, 65)
+        alone = [bool(strategy.due(int(step))) for step in steps]
+        assert np.broadcast_to(strategy.due(steps), steps.shape).astype(bool).tolist() == alone
+        assert any(alone) or strategy.epochs
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_weights_stay_where_they_are_and_what_they_are(self, dtype: str) -> None:
+        def body(rank: int, strategy: Strategy) -> Arrays:
+            weights = beginning(dtype)
+            exchange = WeightExchange("kit", GradientOptions(), strategy)
+            slots = exchange.slots(weights)
+            kept = [array for arrays in (weights, *slots) for array in arrays]
+            before = [(id(array), array.shape, array.dtype, array.ctypes.data) for array in kept]
+            for step in range(1, STEPS + 1):
+                learn(rank, step, weights)
+                if strategy.due(step):
+                    exchange(weights, slots, step)
+            exchange.average(weights, slots)
+            assert before == [(id(array), array.shape, array.dtype, array.ctypes.data) for array in kept]
+            assert all(np.isfinite(array).all() for array in kept)
+            return weights
+
+        for size in (1, 2, 3):
+            ends = self.run(size, body)
+            assert all(same(end, ends[0]) for end in ends), "after average() all ranks have the same bits"
+
+    def test_weights_that_nobody_changes_stay(self) -> None:
+        def body(rank: int, strategy: Strategy) -> None:
+            weights = beginning("float64")
+            exchange = WeightExchange("kit", GradientOptions(), strategy)
+            slots = exchange.slots(weights)
+            for step in range(1, STEPS + 1):
+                if strategy.due(step):
+                    exchange(weights, slots, step)
+            exchange.average(weights, slots)
+            for weight, first in zip(weights, beginning("float64"), strict=True):
+                np.testing.assert_allclose(weight, first, rtol=1e-12, atol=1e-12)
+
+        self.run(3, body)
+
+    def test_ranks_come_nearer_to_what_all_have_learned(self) -> None:
+        """Each has a goal of its own: without exchanges they would be 0.1 apart from one rank to the next."""
+
+        def body(rank: int, strategy: Strategy) -> Arrays:
+            weights = [np.zeros(3)]
+            exchange = WeightExchange("kit", GradientOptions(), strategy)
+            slots = exchange.slots(weights)
+            for step in range(1, 121):
+                weights[0] -= 0.05 * (weights[0] - 1.0 - 0.1 * rank)
+                if strategy.due(step):
+                    exchange(weights, slots, step)
+            exchange.average(weights, slots)
+            return weights
+
+        for (weight,) in self.run(3, body):
+            np.testing.assert_allclose(weight, 1.1, atol=0.12)
+
+    def test_one_object_serves_optimizers_that_know_nothing_of_each_other(self) -> None:
+        if not self.repeats:
+            pytest.skip("what it does hangs on the order of events")
+
+        def body(rank: int, strategy: Strategy) -> list[Arrays]:
+            import farandole.numpy as hvd
+
+            def trained(count: int) -> list[Arrays]:
+                """The weights of so many optimizers, which take turns; and so do ranks, if they can."""
+                models = [beginning("float64", kind) for kind in range(count)]
+                exchanges = [WeightExchange("kit", GradientOptions(), strategy) for _ in models]
+                slots = [exchange.slots(weights) for exchange, weights in zip(exchanges, models, strict=True)]
+                for exchange in exchanges:
+                    exchange.average([np.zeros(1)])  # all have found each other to be alike
+                for step in range(1, STEPS + 1):
+                    for turn in range(1 if self.waits else hvd.size()):
+                        if self.waits or turn == rank:
+                            for weights, exchange, kept in zip(models, exchanges, slots, strict=True):
+                                learn(rank, step, weights)
+                                if strategy.due(step):
+                                    exchange(weights, kept, step)
+                        hvd.barrier()
+                return models
+
+            return [*trained(2), *trained(1)]
+
+        for first, _, alone in self.run(2, body):
+            for one, two in zip(first, alone, strict=True):
+                np.testing.assert_allclose(one, two, rtol=1e-12, atol=1e-12)
+
+    def test_a_run_goes_on_where_its_checkpoint_was_made(self) -> None:
+        if not (self.repeats and self.resumes):
+            pytest.skip("what lasts from one exchange to the next is not in slots alone")
+
+        def body(rank: int, strategy: Strategy) -> None:
+            def trained(kept: KeptExchange, weights: Arrays, steps: range) -> None:
+                for step in steps:
+                    kept.begin(weights, np.copy, stepping=True)
+                    learn(rank, step, weights)
+                    if strategy.due(step):
+                        kept(weights, step)
+
+            kept, weights = KeptExchange("kit", GradientOptions(), strategy), beginning("float32")
+            trained(kept, weights, range(1, 6))
+            state, saved = pickle.loads(pickle.dumps((kept.state_dict(), weights)))
+            trained(kept, weights, range(6, 12))
+            again = KeptExchange("kit", GradientOptions(), strategy)
+            again.load_state_dict(state)
+            trained(again, saved, range(6, 12))
+            assert same(saved, weights)
+            assert same([array for slot in again.state_dict()["slots"] for array in slot],
+                        [array for slot in kept.state_dict()["slots"] for array in slot])  # fmt: skip
+            with pytest.raises(ValueError, match=r"the checkpoint is of strategy 'another'"):
+                again.load_state_dict({**state, "strategy": "another"})
+
+        self.run(2, body)
+
+    def test_statistics_that_nobody_trains_are_averaged(self) -> None:
+        def body(rank: int, strategy: Strategy) -> Arrays:
+            import farandole.numpy as hvd
+
+            weights, statistics = beginning("float32"), [np.zeros(3), np.zeros(1, "float32")]
+            exchange = WeightExchange("kit", GradientOptions(), strategy)
+            slots = exchange.slots(weights)
+            for step in range(1, STEPS + 1):
+                if strategy.due(step):
+                    exchange(weights, slots, step, statistics=statistics)
+            hvd.barrier()  # parameter servers keep those of the ranks that go on
+            for array in statistics:
+                array += 2.0 * rank
+            exchange.average(weights, slots, statistics=statistics)
+            return statistics
+
+        for statistics in self.run(3, body):
+            for array in statistics:
+                np.testing.assert_allclose(array, 2.0, rtol=1e-6)
+
+    def test_a_rank_without_data_keeps_nobody_waiting(self) -> None:
+        def body(rank: int, strategy: Strategy) -> Arrays:
+            import farandole.numpy as hvd
+
+            weights = beginning("float64")
+            exchange = WeightExchange("kit", GradientOptions(), strategy)
+            slots = exchange.slots(weights)
+            for step in range(1, 1 + STEPS * (hvd.size() - 1 - rank)):
+                learn(rank, step, weights)
+                if strategy.due(step):
+                    exchange(weights, slots, step)
+            hvd.join()
+            exchange.average(weights, slots)
+            return weights
+
+        if not self.joins:
+            with pytest.raises(HorovodInternalError, match="join"):
+                self.run(3, body)
+            return
+        ends = self.run(3, body)
+        assert all(same(end, ends[0]) for end in ends)
+        assert not same(ends[0], beginning("float64"))
+
+    def test_ranks_with_other_options_are_told(self) -> None:
+        def body(rank: int, strategy: Strategy) -> None:
+            own = f"{strategy.spec} of rank {rank}"
+            exchange, weights = WeightExchange("kit", GradientOptions(), Renamed(strategy, own)), beginning("float32")
+            with pytest.raises(ValueError, match=r"all ranks must use the same strategy") as told:
+                exchange(weights, exchange.slots(weights), 1)
+            assert repr(own) in str(told.value)
+
+        self.run(2, body)
+
+
+class Renamed:
+    """A strategy with another spec."""
+
+    def __init__(self, strategy: Strategy, spec: str) -> None:
+        self._strategy, self.spec = strategy, spec
+        self.epochs, self.common, self.slots = strategy.epochs, strategy.common, strategy.slots
+        if isinstance(strategy, Settling):
+            self.settle = strategy.settle
+
+    def due(self, step: Any) -> Any:
+        return self._strategy.due(step)
+
+    def exchange(self, *given: Any) -> None:
+        self._strategy.exchange(*given)

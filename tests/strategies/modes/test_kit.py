@@ -1,0 +1,38 @@
+"""Every mode runs the kit of strategies."""
+
+from __future__ import annotations
+
+from farandole import registry
+from farandole.contracts import Strategy
+from farandole.strategies.specs import strategy_of
+from tests.kits.strategy import StrategyKit
+
+SPECS = (
+    "local_sgd:3", "bmuf:2", "diloco:2", "easgd:2", "gossip:ring", "gossip_async:complete", "ps:2", "ps_async", "ssp:3",
+)  # fmt: skip
+ON_SERVERS = ("ps", "ps_async", "ssp")  # the centre is there, and a new one begins with the weights of rank 0
+
+
+def kit(spec: str) -> type[StrategyKit]:
+    def strategy(self: StrategyKit) -> Strategy:
+        found = strategy_of(spec)
+        assert not isinstance(found, str)
+        return found
+
+    name = spec.partition(":")[0]
+    own = {
+        "strategy": strategy, "repeats": name != "gossip_async", "resumes": name not in ON_SERVERS,
+        "waits": name not in ("gossip_async", "ps_async", "ssp"), "joins": name != "gossip",
+    }  # fmt: skip
+    return type(f"Test_{name}", (StrategyKit,), own)
+
+
+(
+    TestLocalSGD, TestBMUF, TestDiLoCo, TestEASGD, TestGossip, TestAsyncGossip, TestPS, TestPSAsync, TestSSP,
+) = map(kit, SPECS)  # fmt: skip
+TestWarmup, TestEpoch = kit("local_sgd:4,warmup=2"), kit("local_sgd:epoch")
+TestNesterov, TestAdam = kit("local_sgd:2,outer=nesterov,lr=0.5"), kit("ps_async:2,optimizer=adam,lr=0.05")
+
+
+def test_the_kit_runs_every_mode_that_there_is() -> None:
+    assert [spec.partition(":")[0] for spec in SPECS] == registry.names("strategy")
