@@ -190,14 +190,15 @@ class StrategyKit:
 
         self.run(2, body)
 
-    def test_statistics_that_nobody_trains_are_averaged(self) -> None:
+    @pytest.mark.parametrize("steps", [0, STEPS])
+    def test_statistics_that_nobody_trains_are_averaged(self, steps: int) -> None:
         def body(rank: int, strategy: Strategy) -> Arrays:
             import farandole.numpy as hvd
 
             weights, statistics = beginning("float32"), [np.zeros(3), np.zeros(1, "float32")]
             exchange = WeightExchange("kit", GradientOptions(), strategy)
             slots = exchange.slots(weights)
-            for step in range(1, STEPS + 1):
+            for step in range(1, steps + 1):
                 if strategy.due(step):
                     exchange(weights, slots, step, statistics=statistics)
             hvd.barrier()  # parameter servers keep those of the ranks that go on

@@ -55,6 +55,7 @@ class WeightExchange:
         self._number = 0  # of this among the optimizers of the engine
         self._joins = 0  # of the engine, when the ranks' strategies were compared
         self._known: tuple[int, int] | None = None  # what all have in common: the number of arrays, and a digest
+        self._exchanged = False  # these weights
 
     def needed(self) -> bool:
         """Is there another rank?"""
@@ -96,6 +97,7 @@ class WeightExchange:
         """
         peers = self._open()
         peers.names, peers.statistics, self._named = names, statistics, names is not None
+        self._exchanged = True
         if self.codec is not None:
             self._claim(self.codec, peers.names_of(weights))
         if self.codec is None or self.strategy.common == "centre":  # pushes are compressed where they are made
@@ -169,6 +171,8 @@ class WeightExchange:
         ``slots``: none, if the strategy has not begun. Collective."""
         peers = self._open()
         if isinstance(self.strategy, Settling) and slots:
+            if statistics and not self.any_of(self._exchanged):  # they would be those of the rank that is first
+                self._average(statistics)
             peers.names, peers.statistics = names, statistics
             self.strategy.settle(weights, slots, peers)
             self._average(peers.statistics)
@@ -199,7 +203,7 @@ class WeightExchange:
 
     def begin_anew(self) -> None:
         """Weights and slots are others now: what the strategy keeps elsewhere begins anew with them. All ranks."""
-        self._known = None
+        self._known, self._exchanged = None, False
         if self.codec is not None and self.strategy.common == "centre":
             self._forget_kept(self._own)
         if isinstance(self.strategy, Settling) and self._peers is not None:
@@ -209,7 +213,7 @@ class WeightExchange:
     def other_weights(self) -> None:
         """The next exchange is of others of the optimizer's weights, maybe of the same shapes. What a codec has not
         sent of one waits for its next exchange, if weights have names."""
-        self._known = None
+        self._known, self._exchanged = None, False
         if self.codec is not None and self.strategy.common == "centre" and not self._named:
             self._forget_kept(self._own)
         if self._peers is not None:
