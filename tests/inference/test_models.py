@@ -347,6 +347,40 @@ def test_keras_models_with_functions_of_the_program_and_without_weights(tmp_path
         pack(keras.Sequential([keras.layers.Dense(2)]))
 
 
+def times(factor: float) -> Any:
+    def scaled(x: Any) -> Any:
+        return factor * x
+
+    return scaled
+
+
+def test_keras_functions_of_one_name_are_told_apart_or_refused() -> None:
+    """Files of Keras have functions by their names alone: one of two would stand for both."""
+    keras = pytest.importorskip("keras")
+
+    def model(*activations: Any) -> Any:
+        dense = [keras.layers.Dense(4, activation=each, kernel_initializer="ones") for each in activations]
+        return keras.Sequential([keras.Input((4,)), *dense])
+
+    def relu(x: Any) -> Any:
+        return 5 * x
+
+    with pytest.raises(SettingsError, match="two different functions or classes of the name 'scaled': give it another"):
+        pack(model(times(2), times(3)))
+    with pytest.raises(SettingsError, match="an activation 'relu' that is not Keras's own 'relu': give it another"):
+        pack(model(relu, "relu"))
+    same = times(2)
+    chosen = {"scaled": same}
+    for given, options in (((same, same), {}), ((same, times(2)), {"custom_objects": chosen})):
+        expected = model(*given).predict(X, verbose=0)
+        np.testing.assert_allclose(called(pack(model(*given), **options), X), expected, rtol=1e-6)
+    relu = eval("lambda x: keras.ops.maximum(x, 0)", {"keras": keras})  # Keras's own numbers, as tf.nn.relu has
+    relu.__name__ = "relu"
+    np.testing.assert_allclose(called(pack(model(relu)), X), model("relu").predict(X, verbose=0), rtol=1e-6)
+    layers = [keras.layers.Lambda(lambda x: x * 2), keras.layers.Lambda(lambda x: x * 7)]  # their code is in the file
+    np.testing.assert_allclose(called(pack(keras.Sequential([keras.Input((4,)), *layers])), X), X * 14)
+
+
 def test_onnx_models_of_scikit_learn_give_probabilities_by_label(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")

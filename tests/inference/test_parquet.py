@@ -351,6 +351,7 @@ def test_numbers_and_names_that_cannot_be_are_told_at_once(small: Path, tmp_path
         ({"rows_per_file": 1.5}, r"rows_per_file=1.5 must"),
         ({"threads": -1}, "threads=-1 must be a whole number, at least 0"),
         ({"inputs": ["x", "x"]}, "inputs names 'x' twice"),
+        ({"keep": ["x", "x"]}, "keep names 'x' twice: name it once"),
         ({"returns": "a float, b float", "output_columns": ["p", "p"]}, "two new columns are named 'p'"),
     ):
         options: dict[str, Any] = {"returns": "float", **wrong}

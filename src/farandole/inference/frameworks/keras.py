@@ -60,8 +60,9 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
             "weights, or call it once"
         )
     model.save(path)
-    custom = {**_custom(model), **_unpickled(options)}
-    given = {**options, "backend": _backend(model), "trust_pickle": True}  # made here, by this program
+    backend = _backend(model)
+    custom = _custom(model, _unpickled(options), "tf_keras" if backend == "tf_keras" else "keras")
+    given = {**options, "backend": backend, "trust_pickle": True}  # made here, by this program
     if custom:
         given["custom_objects"] = cloudpickle.dumps(custom)
     return Model.of_file("keras", path, given, _returns(model))
@@ -124,14 +125,48 @@ def _backend(model: Any) -> str:
     return str(importlib.import_module("keras").backend.backend())
 
 
-def _custom(model: Any) -> dict[str, Any]:
-    """Classes and functions (activations, initializers ...) of the program, which no package has, by their names."""
+def _custom(model: Any, told: Mapping[str, Any], package: str) -> dict[str, Any]:
+    """Classes and functions (activations ...) of the program, which no package has, by their names, and those that the
+    user has ``told``.
+
+    SettingsError where a name is not enough, which is all that the file has of them: each would be another one there.
+    """
     layers = [model, *model._flatten_layers()] if hasattr(model, "_flatten_layers") else [model]
+    kinds: list[Any] = [(type(layer), False) for layer in layers]
     parts: list[Any] = [
-        part for layer in layers for part in vars(layer).values() if isinstance(part, types.FunctionType)
+        (part, "activation" in name)
+        for layer in layers
+        for name, part in vars(layer).items()
+        if isinstance(part, types.FunctionType)
     ]
-    kinds = {type(each) for each in layers}
-    return {each.__name__: each for each in [*kinds, *parts] if each.__module__.split(".")[0] not in _KERAS}
+    found: dict[str, Any] = {}
+    for each, activates in [*kinds, *parts]:
+        name = each.__name__
+        if (each.__module__ or "").split(".")[0] in _KERAS:
+            continue
+        cure = "give it another name, or give a function without arguments that makes the model and loads its weights"
+        if found.setdefault(name, each) is not each and name not in told and name != "<lambda>":  # their code is there
+            raise SettingsError(f"the Keras model has two different functions or classes of the name {name!r}: {cure}")
+        if activates and not _is_known_as(name, each, package):
+            raise SettingsError(f"the Keras model has an activation {name!r} that is not Keras's own {name!r}: {cure}")
+    return {**found, **told}
+
+
+def _is_known_as(name: str, function: Any, package: str) -> bool:
+    """Whether an activation is what Keras has by its name, or Keras has none: its files prefer their own. Functions of
+    TensorFlow (tf.nn.relu) are other objects, and do the same."""
+    keras = importlib.import_module(package)
+    try:
+        own = keras.activations.get(name)
+    except ValueError:
+        return True
+    make = importlib.import_module("tensorflow" if package == "tf_keras" else "keras.ops").convert_to_tensor
+    numbers = make(np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 12))
+    try:
+        given = function(numbers)
+    except Exception:  # it takes something else
+        return True
+    return own is function or np.allclose(_arrays(given), _arrays(own(numbers)), atol=1e-4)
 
 
 def _returns(model: Any) -> str:

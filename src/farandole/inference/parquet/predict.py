@@ -105,7 +105,7 @@ def predict_parquet(
     given = [os.fspath(each) for each in ([input] if isinstance(input, (str, os.PathLike)) else input)]
     check_apart(given, [file.path for file in files] if paths.local(given[0]) else [], output)
     columns = _inputs(inputs, schema, key)
-    kept = _known(schema.names if keep is None else keep, schema, "keep")
+    kept = _once(_known(schema.names if keep is None else keep, schema, "keep"), "keep", "name it once")
     kind = parse(returns or packed.returns or DEFAULT)
     names = _names(output_columns, kind, kept, errors)
     wanted = Wanted(dict(shapes or {}), dict(dtypes or {}), dict(fill or {}), dict(decode or {}))
@@ -209,15 +209,20 @@ def _known(names: Sequence[str], schema: Any, option: str) -> list[str]:
     return list(names)
 
 
+def _once(names: list[str], option: str, cure: str) -> list[str]:
+    """``names``. SettingsError for one that is there twice."""
+    if doubled := [name for number, name in enumerate(names) if name in names[:number]]:
+        raise SettingsError(f"{option} names {doubled[0]!r} twice: {cure}")
+    return names
+
+
 def _inputs(inputs: str | Sequence[str] | None, schema: Any, key: str | None) -> list[str]:
     """The columns that the model gets."""
     if key is not None:
         _known([key], schema, "key")
     if inputs is not None:
         names = _known([inputs] if isinstance(inputs, str) else inputs, schema, "inputs")
-        if doubled := [name for number, name in enumerate(names) if name in names[:number]]:
-            raise SettingsError(f"inputs names {doubled[0]!r} twice: name it once, and use it twice in the model")
-        return names
+        return _once(names, "inputs", "name it once, and use it twice in the model")
     others = [field for field in schema if field.name != key]
     arrays = [field for field in others if pa.types.is_nested(field.type)]
     chosen = others if len(others) == 1 else arrays
