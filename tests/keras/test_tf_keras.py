@@ -115,6 +115,34 @@ def test_local_sgd_is_its_model() -> None:
             np.testing.assert_allclose(mine, wanted, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+def test_statistics_are_averaged_where_an_epoch_ends_between_two_exchanges() -> None:
+    """Of a strategy that keeps nothing, and of one that does."""
+
+    def body(rank: int) -> Any:
+        import tf_keras
+
+        from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback
+
+        x, found = np.random.default_rng(rank).normal(rank, 1.0, (24, 3)).astype(np.float32), []
+        for strategy in ("local_sgd:4", "local_sgd:4,outer=nesterov"):
+            layers = [tf_keras.layers.Dense(2), tf_keras.layers.BatchNormalization(), tf_keras.layers.Dense(1)]
+            model = tf_keras.Sequential(layers)
+            model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), strategy=strategy), "mse")
+            weights = model.get_weights
+            ends: list[Any] = []
+            note = tf_keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, w=weights, to=ends: to.append(w()))
+            callbacks = [BroadcastGlobalVariablesCallback(0), note]
+            model.fit(x, x.sum(1, keepdims=True), batch_size=4, shuffle=False, verbose=0, callbacks=callbacks)
+            found.append((ends[-1], weights()))
+        return found
+
+    for (own, one), (others, other) in zip(*job(2, body), strict=True):
+        for mine, theirs, *means in zip(own, others, one, other, strict=True):
+            assert not np.array_equal(mine, theirs)
+            for mean in means:
+                np.testing.assert_allclose(mean, (mine + theirs) / 2, rtol=1e-5, atol=1e-6)
+
+
 def _gossips(rank: int) -> None:
     """In the background; the end of ``fit`` gives all ranks the mean of what both have learned."""
     import tf_keras

@@ -68,19 +68,22 @@ class KerasExchange:
         if self._kept.at_end_of_epoch(step):
             self._outside(variables, lambda arrays: self._run(arrays, step))
 
-    def average(self, variables: Sequence[Any], step: int) -> None:
-        """Give every rank the same weights: the mean of all, as a rule. ``variables``: all of the optimizer, and others
-        behind them, which are averaged. ``step``: the last one. Outside of any program; collective."""
+    def average(self, variables: Sequence[Any], step: int, statistics: Sequence[Any] = ()) -> None:
+        """Give every rank the same weights: the mean of all, as a rule. ``variables``: all of the optimizer;
+        ``statistics``: others, which are averaged. ``step``: the last one. Outside of any program; collective."""
 
         def change(arrays: list[Array]) -> None:
-            count = self._kept.count or len(arrays)
+            count = len(variables)
             if self._kept.begun and step > self._since:
                 self._kept.begin(arrays[:count], lambda array: array, self._trained(count, step))
-            self._kept.average(self._kept.chosen(arrays[:count]), self._kept.chosen(self._names) or None)
+            else:
+                count = self._kept.count or count
+            names = self._kept.chosen(self._names) if self._names else None
+            self._kept.average(self._kept.chosen(arrays[:count]), names)
             if arrays[count:]:
                 self._kept.exchange.average(arrays[count:])
 
-        self._outside(variables, change)
+        self._outside([*variables, *statistics], change)
 
     def begin_anew(self) -> None:
         """The ranks were given other weights: what the strategy keeps begins at the next exchange."""

@@ -216,7 +216,7 @@ class _OptimizerState:
 
     def average_weights(self, optimizer: Any, statistics: Sequence[Any] = ()) -> None:
         if self.exchange is not None and self._stepped and not self.reducer.trains_alone():
-            self.exchange.average([*self._stepped.values(), *statistics], self._last_step(optimizer))
+            self.exchange.average(list(self._stepped.values()), self._last_step(optimizer), statistics)
 
     def _last_step(self, optimizer: Any) -> int:
         return int(optimizer.iterations.numpy()) // self.passes
