@@ -31,7 +31,7 @@ world = MPI.COMM_WORLD
 comm = {"split": lambda: world.Split(color=int(world.rank == 3), key=world.rank),
         "backwards": lambda: world.Split(color=0, key=-world.rank), "list": lambda: [3, 0]}[sys.argv[1]]()
 among = sys.argv[1] != "list" or world.rank in comm
-for given in (comm, None) if among else ():  # the second time, it knows who it is
+for given in (comm, comm, None) if among else ():  # after the first time, it knows who it is
     hvd.init(comm=given)
     mine = np.array([world.rank])
     who, total = hvd.allgather(mine).tolist(), hvd.allreduce(mine, op=hvd.Sum).item()

@@ -6,14 +6,18 @@ from typing import Any
 
 from farandole.config import Placement
 
+_part: list[int] | None = None  # of mpirun's ranks, if a list of some made this process's job
+
 
 def is_part(comm: Any, placement: Placement) -> bool:
     """Does it hold other processes than all, in their order? Collective, where it is a communicator."""
+    global _part
     if hasattr(comm, "Get_group"):
         if comm.Get_size() != placement.size:
             return True
         return any(comm.allgather(comm.Get_rank() != placement.rank))
-    return isinstance(comm, (list, tuple, range)) and list(comm) != list(range(placement.size))
+    _part = list(comm) if isinstance(comm, (list, tuple, range)) else None
+    return _part is not None and _part != list(range(placement.size))
 
 
 def check(comm: Any, placement: Placement) -> None:
@@ -33,7 +37,7 @@ def check(comm: Any, placement: Placement) -> None:
         raise ValueError(
             f"Invalid type of argument comm: {type(comm)}. It must be None, a list of ranks or an mpi4py comm"
         )
-    if list(comm) != list(range(placement.size)):
+    if list(comm) not in (list(range(placement.size)), _part):  # after shutdown() programs say again what they said
         raise ValueError(
             f"init(comm={list(comm)}): this job has ranks 0 to {placement.size - 1}, and all of them must be in, in "
             "this order; for a part of them use init(process_sets=[ProcessSet(ranks)])"
