@@ -36,6 +36,7 @@ for given in (comm, comm, None) if among else ():  # after the first time, it kn
     mine = np.array([world.rank])
     who, total = hvd.allgather(mine).tolist(), hvd.allreduce(mine, op=hvd.Sum).item()
     facts = hvd.rank(), hvd.size(), who, hvd.local_rank(), hvd.local_size(), total
+    assert hvd.mpi_threads_supported()
     hvd.shutdown()
 if among:
     sys.stdout.write(f"{world.rank}: {facts}\\n")

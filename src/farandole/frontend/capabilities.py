@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from farandole import context, registry
 
 _DISABLED = "Horovod MPI is not enabled; Please make sure it's installed and enabled."
@@ -21,7 +23,8 @@ def mpi_enabled() -> bool:
 
 def mpi_threads_supported() -> bool:
     """May threads of the program call MPI? Afterwards it is initialised, and ``mpi4py.MPI.COMM_WORLD`` has the ranks of
-    this job. Raises ValueError where it has not, as in a job that was not started with mpirun."""
+    this job, and others after ``init(comm=...)`` with a part of them. Raises ValueError where it has not, as in a job
+    that was not started with mpirun."""
     context.settings()
     if not mpi_enabled():
         raise ValueError(_DISABLED)
@@ -29,9 +32,11 @@ def mpi_threads_supported() -> bool:
 
     if importlib.util.find_spec("mpi4py") is None:
         return True  # nothing here calls MPI, and the program cannot
-    from farandole.surroundings import mpi
+    from farandole.surroundings import mpi, serverless
 
-    world, trouble = mpi.world_of(context.placement())
+    part = isinstance(serverless.cluster(), mpi.Part)
+    among = mpi.Mpi().surroundings(os.environ) if part else None
+    world, trouble = mpi.world_of(among or context.placement())
     if world is None:
         raise ValueError(f"{_DISABLED} {trouble}. To use MPI beside Horovod: mpirun -np N python train.py")
     MPI = mpi.library()

@@ -109,6 +109,11 @@ def _facts(client: StoreClient, rank: int, timeout: float, siblings: Siblings) -
             client.set(f"{_ENDED}{other}", b"")
 
 
+def cluster() -> Cluster | None:
+    """What started the ranks of the job without a driver that this process is in; None if it is in none."""
+    return None if _stay is None else _stay.cluster
+
+
 def leave(failed: bool) -> None:
     """The end of this process, which is the end of the store if it is rank 0's. A process that was forked off is no
     rank."""
