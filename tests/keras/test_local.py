@@ -43,6 +43,30 @@ def test_a_rank_on_its_own_and_many_with_the_same_data_train_local_variables_ali
                 np.testing.assert_allclose(two, one, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+def test_a_global_norm_of_what_ranks_share_leaves_them_alike(backend: str) -> None:
+    """Local gradients differ between ranks: in the norm by which shared ones are clipped they would part the ranks."""
+
+    def fn(rank: int) -> None:
+        import keras
+
+        import farandole.keras as hvd
+
+        for passes in (1, 2):
+            shared, local = keras.Variable([0.0, 0.0]), keras.Variable([0.0])
+            optimizer = hvd.DistributedOptimizer(
+                keras.optimizers.SGD(1.0, global_clipnorm=1.0), scale_local_gradients=False,
+                backward_passes_per_step=passes, average_aggregated_gradients=True,
+            )  # fmt: skip
+            optimizer.register_local_var(local)
+            optimizer.build([local, shared])
+            for _ in range(passes):
+                optimizer.apply([keras.ops.array([0.5 + 7 * rank]), keras.ops.array([3.0, 4.0])], [local, shared])
+            np.testing.assert_allclose(keras.ops.convert_to_numpy(shared), [-0.6, -0.8], rtol=1e-5)
+            np.testing.assert_allclose(keras.ops.convert_to_numpy(local), [-1.0 if rank else -0.5], rtol=1e-5)
+
+    on(backend, 2, fn)
+
+
 def test_frozen_weights_and_statistics_of_local_layers_are_left_alone(backend: str) -> None:
     def train(rank: int) -> dict[str, tuple[list[np.ndarray], list[np.ndarray]]]:
         import keras

@@ -190,6 +190,26 @@ def test_variables_without_gradients_in_some_steps(backend: str) -> None:
     on(backend, 2, train)
 
 
+def test_the_decay_of_the_first_step_is_a_part_of_it(backend: str) -> None:
+    """From the first weights to the mean is the first step of outer momentum: 8, 8 - 4 - 1, and on by half of that."""
+
+    def train(rank: int) -> None:
+        import keras
+
+        import farandole.keras as hvd
+        from farandole.strategies import BMUF
+
+        variable = keras.Variable([8.0])
+        plain = keras.optimizers.SGD(1.0, weight_decay=0.5)
+        optimizer = hvd.DistributedOptimizer(plain, strategy=BMUF(1, momentum=0.5))
+        optimizer.build([variable])
+        for end in (3.0, 1.5 - 1.0 - 2.5):
+            optimizer.apply([keras.ops.array([rank + 0.5])], [variable])
+            np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), [end], rtol=1e-5)
+
+    on(backend, 2, train)
+
+
 def test_synchronous_parameter_servers_are_an_average_of_gradients(backend: str) -> None:
     """In fit, whose end gives all ranks the centre; and gossip in the background, of which that gives the mean."""
 

@@ -645,3 +645,19 @@ def test_variables_without_gradients_in_some_steps(old: bool, compiled: bool) ->
             assert [float(variable[0]) for variable in variables.values()] == ends
 
     job(2, body)
+
+
+def test_a_global_norm_of_what_ranks_share_leaves_them_alike() -> None:
+    def body(rank: int) -> None:
+        import tf_keras
+
+        for make_optimizer in (tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD):
+            optimizer = hvd.DistributedOptimizer(make_optimizer(1.0, global_clipnorm=1.0), scale_local_gradients=False)
+            local, shared = tf.Variable([0.0]), tf.Variable([0.0, 0.0])
+            optimizer.register_local_var(local)
+            gradients = tf.constant([0.5 + 7 * rank]), None, tf.constant([3.0, 4.0])
+            optimizer.apply_gradients(zip(gradients, (local, tf.Variable(0.0), shared), strict=True))
+            np.testing.assert_allclose(shared.numpy(), [-0.6, -0.8], rtol=1e-5)
+            np.testing.assert_allclose(local.numpy(), [-1.0 if rank else -0.5], rtol=1e-5)
+
+    job(2, body)

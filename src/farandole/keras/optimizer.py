@@ -15,6 +15,7 @@ from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
 from farandole.frontend.keras_version import keras_of
 from farandole.frontend.ops import WORLD
+from farandole.keras.clipping import by_parts
 from farandole.keras.loss_scaling import NO_STRATEGY
 from farandole.keras.reducer import KerasReducer
 from farandole.strategies.options import LINEAR, gradient_options
@@ -212,7 +213,14 @@ class Distributed:
     def _clip_gradients(self, grads: Any) -> Any:
         if self._clips():
             grads = self._farandole.reduced(self, grads)
-        return super()._clip_gradients(grads)  # type: ignore[misc]
+        base: Any = super()
+        if not getattr(self, "global_clipnorm", None):
+            return base._clip_gradients(grads)
+        return by_parts(base._clip_gradients, grads, self._farandole.shared_places(self))
+
+    def _apply_weight_decay(self, variables: Any) -> None:
+        self._farandole.before_step(self)  # decay is a part of the step
+        super()._apply_weight_decay(variables)  # type: ignore[misc]
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
         with self._farandole.applying():
@@ -221,7 +229,6 @@ class Distributed:
     def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> Any:
         if not self._clips():
             grads = self._farandole.reduced(self, grads)
-        self._farandole.before_step(self)
         result = super()._backend_update_step(grads, trainable_variables, learning_rate)  # type: ignore[misc]
         self._farandole.after_step(self)
         return result

@@ -97,7 +97,7 @@ class KerasReducer:
         """``grads`` of ``self.variables``; where one of a local variable is not finite, no shared one is."""
         if not self.shared() or self.exchange is not None:
             return list(grads)
-        shared = self._places(optimizer)
+        shared = self.shared_places(optimizer)
         return marked(grads, shared, sorted(set(range(len(grads))) - set(shared)), _zero_of, _plus)
 
     def _of_all(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
@@ -105,7 +105,7 @@ class KerasReducer:
             return list(grads)
         if not self.shared() or self.exchange is not None:
             return list(grads) if self.factor == 1.0 else [keras.ops.multiply(grad, self.factor) for grad in grads]
-        common = self._places(optimizer)
+        common = self.shared_places(optimizer)
         results = list(grads)
         variables = [self.variables[number] for number in common]
         names = self._names(optimizer, variables)
@@ -162,7 +162,7 @@ class KerasReducer:
         names = dict(zip(map(optimizer._var_key, known), numbered(map(name_of, known)), strict=True))
         return [names.get(optimizer._var_key(variable)) or name_of(variable) for variable in variables]
 
-    def _places(self, optimizer: Any) -> list[int]:
+    def shared_places(self, optimizer: Any) -> list[int]:
         """The places in ``self.variables`` of those that all ranks share."""
         local = self._local_keys(optimizer)
         keys = [optimizer._var_key(variable) for variable in self.variables]

@@ -12,6 +12,7 @@ from farandole.context import ProcessSet
 from farandole.contracts import Codec, Strategy
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.ops import WORLD
+from farandole.keras.clipping import by_parts
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.loss_scaling import NO_STRATEGY, marked
 from farandole.keras.tf_keras.loss_scale import reduced_scaled, watch
@@ -165,6 +166,7 @@ class _OptimizerState:
         self.computed = False  # the gradients that come next have been reduced where they were computed
         self.ready = False  # those to apply next have been reduced
         self.applying = False
+        self.given: list[Any] = []  # variables of the gradients that are applied now
         self.scale: Any = None  # of the gradients that are being computed
         self._keeps = bool(keeper(codec_of(options.codec)))  # does something wait for the gradients to come?
         if self._keeps:
@@ -220,6 +222,11 @@ class _OptimizerState:
 
     def _last_step(self, optimizer: Any) -> int:
         return int(optimizer.iterations.numpy()) // self.passes
+
+    def shared_places(self, variables: Sequence[Any]) -> list[int]:
+        """The places in ``variables`` of those that all ranks share."""
+        local = {key_of(variable) for variable in self._locals()}
+        return [place for place, variable in enumerate(variables) if key_of(variable) not in local]
 
     def _locals(self) -> list[Any]:
         return [*self.local, *(variable for layer in self.local_layers for variable in layer.trainable_weights)]
@@ -318,11 +325,27 @@ class _Distributed:
         state.computed, state.ready = False, True
         return pairs
 
+    # A norm of all gradients is one of those that ranks share, and one of the others. New optimizers, and old ones:
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        base, state = super()._clip_gradients, self.__dict__["_farandole"]  # type: ignore[misc]
+        if not self.global_clipnorm:  # type: ignore[attr-defined]
+            return base(grads)
+        return by_parts(base, grads, state.shared_places(state.given))
+
+    def _transform_gradients(self, grads_and_vars: Any) -> Any:
+        base, state = super()._transform_gradients, self.__dict__["_farandole"]  # type: ignore[misc]
+        pairs = list(grads_and_vars)
+        if not self.global_clipnorm:  # type: ignore[attr-defined]
+            return base(pairs)
+        return by_parts(base, pairs, state.shared_places([variable for _, variable in pairs]))
+
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Reduce, and apply: after the last of several passes."""
         state: _OptimizerState = self.__dict__["_farandole"]
         base: Any = super()
         pairs = list(grads_and_vars)
+        state.given = _given(pairs)
         ready = state.computed or state.ready
         state.computed = state.ready = False
         told = kwargs.get("skip_gradients_aggregation") or not kwargs.get("experimental_aggregate_gradients", True)
