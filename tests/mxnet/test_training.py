@@ -286,6 +286,28 @@ def test_what_only_some_ranks_computed_is_updated_on_all() -> None:
         assert "has not been updated by backward since last `step`" in said
 
 
+@pytest.mark.parametrize("factor", [0.001, 3.0, 1e6])
+def test_what_one_rank_alone_computed_is_updated_on_all_with_a_predivide_factor(factor: float) -> None:
+    def fn(rank: int) -> list[float]:
+        import mxnet as mx
+
+        import farandole.mxnet as hvd
+
+        net = mx.gluon.nn.Dense(1, use_bias=False, in_units=1)
+        net.initialize(mx.init.Zero())
+        options = {"learning_rate": 1.0, "wd": 0.0}
+        trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", options, gradient_predivide_factor=factor)
+        if rank == 1:
+            with mx.autograd.record():
+                loss = net(mx.nd.array([[4.0]]))
+            loss.backward()
+        trainer.step(1, ignore_stale_grad=True)
+        return [float(net.weight.data().asnumpy()[0, 0])]
+
+    for (end,) in job(2, fn):
+        assert end == pytest.approx(-2.0)
+
+
 def test_gradients_can_be_clipped_between_allreduce_and_update() -> None:
     def fn(rank: int) -> list[Any]:
         import farandole.mxnet as hvd

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 
+_USED = 1 << 30  # told of a gradient that was computed: the predivide factor divides whole numbers, too, and truncates
+
 # MXNet's own names, of its key-value stores.
 KVSTORES = {"dist": "ps", "dist_sync": "ps", "dist_device_sync": "ps", "dist_async": "ps_async"}
 
@@ -122,7 +124,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
 
     def _start(self, number: int, group: Sequence[_TrainerGradient]) -> Callable[[], None]:
         """Send a group of gradients, and with them which of them this rank has computed since its last step."""
-        fresh = np.array([gradient.fresh for gradient in group], dtype=np.int32)
+        fresh = np.array([_USED * gradient.fresh for gradient in group], dtype=np.int64)
         names = [*(gradient.name for gradient in group), "fresh"]
         replica = TrainerReplica(self._optimizer, [(gradient.name, gradient.parameter) for gradient in group])
         arrays = [*(gradient.pack() for gradient in group), fresh]
