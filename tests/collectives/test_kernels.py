@@ -69,6 +69,9 @@ def test_averages_of_int64_by_halves(count: int) -> None:
     sums = [sum(map(int, column)) for column in zip(*parts, strict=True)]
     wanted = [abs(total) // count * (1 if total > 0 else -1) for total in sums]
     assert kernels.average_of_halves(high, low, count).tolist() == wanted
+    assert kernels.scaled_halves(high, low, 1 / count).tolist() == wanted
+    large = kernels.scaled_halves(high, low, 0.75).astype(float)
+    np.testing.assert_allclose(large, [0.75 * total for total in sums], rtol=1e-15)
 
 
 def test_an_average_of_small_integers_does_not_wrap_around() -> None:

@@ -123,6 +123,11 @@ def test_forms_that_do_not_wait_and_objects_and_sets() -> None:
         assert hvd.reducescatter(large).tolist() == parts[rank]
         scattered = hvd.grouped_reducescatter([large[:3], large[:1]], postscale_factor=1.0)
         assert [found.tolist() for found in scattered] == [[parts[0], [2**63 - 1]][rank], [[2**62], []][rank]]
+        for kind in (np.int32, np.int64):  # one factor for both, as in Horovod: the sum 7 is not divided first
+            for factor, wanted in ((2.0, 7), (3.0, 10), (1 / 3, 1), (-1.0, -3)):
+                seven = np.full((2, 1), 3 + rank, kind)
+                assert hvd.allreduce(seven, postscale_factor=factor).tolist() == [[wanted]] * 2, (kind, factor)
+                assert hvd.reducescatter(seven, postscale_factor=factor).tolist() == [[wanted]], (kind, factor)
         kept = np.asfortranarray(np.full((2, 3), float(rank)))
         hvd.synchronize(hvd.broadcast_async_(kept, 1))
         assert kept.tolist() == [[1.0] * 3] * 2

@@ -108,6 +108,16 @@ def average_of_halves(high: Any, low: Any, count: int) -> Any:
     return total
 
 
+def scaled_halves(high: Any, low: Any, scale: float) -> Any:
+    """``scale`` times the sum, given as sums of ``halves``: integers, exact, for a scale of 1/n; else float64. Arrays,
+    or tensors of PyTorch."""
+    divisor = divisor_of(scale)
+    if divisor:
+        return average_of_halves(high, low, divisor)
+    wide, rest = (half.astype(float) if isinstance(half, np.ndarray) else half.double() for half in (high, low))
+    return (wide * 2.0**32 + rest) * scale
+
+
 def accumulator(dtype: DType, scale: float) -> np.dtype[Any]:
     """The type of partial results of a reduction, so that there is one rounding at the end."""
     if dtype.is_half:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from farandole.collectives import adasum
-from farandole.collectives.kernels import average_of_halves, halves, scale_into, shares
+from farandole.collectives.kernels import halves, scale_into, scaled_halves, shares
 from farandole.contracts import DeviceTransport, Transport
 from farandole.engine import coded
 from farandole.engine.fusion import Unit
@@ -75,12 +75,9 @@ def _average_int64(
     """The sum may not fit into 64 bits where the average does: so the upper and lower 32 bits are added up apart."""
     pairs = [halves(buffer.data) for buffer in buffers]
     sums = add_up([high for high, _ in pairs] + [low for _, low in pairs])
+    _, scale = reduction(request, transport.size, divisor)
     for buffer, high, low in zip(buffers, sums, sums[len(buffers) :], strict=False):
-        total = average_of_halves(high, low, divisor)
-        if request.postscale == 1.0:
-            buffer.out[:] = total
-        else:
-            _scale_into(buffer.out, total, request.postscale, transport)
+        buffer.out[:] = scaled_halves(high, low, scale)
 
 
 def _add_up(transport: Transport, arrays: list[Any]) -> list[Any]:
