@@ -29,7 +29,7 @@ from farandole.types import Buffer, DType, ReduceOp
 if TYPE_CHECKING:
     from farandole.types import Array
 
-_NARROW = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
+_NARROW = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.BOOL)
 SMALL = 64 << 10  # bytes up to which one exchange among all is quicker than three
 PIECE, LARGEST = 4 << 20, 16 << 20  # bytes that are between the hosts at a time, for each connection of two ranks
 TURNS = 4  # pieces of what is larger, so that shared memory and network are seldom idle; more cost more waits

@@ -155,6 +155,7 @@ def what_does_not_fit(rank: int) -> None:
         dist.all_reduce(tensor)
         assert tensor.tolist() == [2.0, 2.0]
     assert "integers" in error_of(lambda: dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND))
+    assert "boolean" in error_of(lambda: dist.all_reduce(torch.ones(1, dtype=torch.bool), dist.ReduceOp.AVG))
     assert "dtypes" in error_of(lambda: dist.all_gather([torch.ones(1), torch.ones(1).int()], torch.ones(1)))
     rows, sparse = torch.ones(2), torch.eye(2).to_sparse()
     assert "none below 0" in error_of(lambda: dist.all_to_all_single(rows, rows, [4, -2], [4, -2]))

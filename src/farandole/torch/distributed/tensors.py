@@ -152,6 +152,11 @@ def reduction(op: Any, size: int, dtype: Any) -> Reduction:
         raise ValueError(f"ReduceOp.{name} works on integers, not on {dtype}")
     if dtype.is_complex and found is not ReduceOp.SUM:
         raise ValueError(f"ReduceOp.{name} has no sense for {dtype}: complex numbers can be summed and averaged")
+    if dtype is torch.bool and kind == TorchOp.AVG:
+        raise ValueError(
+            "Cannot use ReduceOp.AVG with boolean inputs: a share has no place in a bool. Give tensor.float(), or use "
+            "MIN (true where all are) or MAX (where any is)"
+        )
     factor = op.__getstate__()[1] if kind == TorchOp.PREMUL_SUM else None
     return Reduction(found, 1.0 / size if kind == TorchOp.AVG else 1.0, factor, name)
 
