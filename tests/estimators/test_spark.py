@@ -17,6 +17,7 @@ from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from farandole.data import Store
@@ -25,6 +26,8 @@ from farandole.errors import DataError, SettingsError
 from farandole.estimators import TorchEstimator, TorchModel
 from farandole.estimators.spark.frames import prepared
 from farandole.estimators.spark.persistence import public
+from farandole.estimators.spark.prepare import prepare_data
+from farandole.estimators.spark.recomputed import kept, varies
 from farandole.estimators.spark.several import Several
 from farandole.estimators.spec import Columns
 from tests.estimators.test_torch import estimator, net, weights
@@ -247,12 +250,51 @@ def test_columns_are_found_in_another_case_as_spark_finds_them(spark: Any) -> No
 def test_rows_that_spark_draws_anew_each_time_are_on_one_side(spark: Any, scratch: Path) -> None:
     drawn = F.udf(lambda: random.random(), "double").asNondeterministic()
     rows = spark.range(0, 200, 1, 2).select(F.col("id").alias("y"), drawn().alias("x"), F.round(drawn()).alias("held"))
-    for validation in (0.4, "HELD"):
-        with prepared(rows, Columns(("x",), ("y",), None), validation, None, {}, 0) as (train, held):
+    ages = rows.withColumn("x", F.current_timestamp().cast("double") - F.col("y"))
+    for frame_of, validation in ((rows, 0.4), (rows, "HELD"), (ages, 0.4)):
+        with prepared(frame_of, Columns(("x",), ("y",), None), validation, None, {}, 0) as (train, held):
             assert held is not None
             both = [row for data in (train, held) for batch in data.numpy(50, rank=0, size=1) for row in batch["y"]]
             assert sorted(both) == list(range(200))
+    store = Store.create(str(scratch / "store"))
+    with prepare_data(1, store, ages, ["y"], ["x"], 0.4) as number:
+        paths = store.get_train_data_path(number), store.get_val_data_path(number)
+        assert sum(spark.read.parquet(path).count() for path in paths) == 200
     assert not spark.sparkContext._jsc.getPersistentRDDs()
+
+
+def test_what_comes_out_otherwise_a_second_time(spark: Any, tmp_path: Path) -> None:
+    """A sum of floating numbers depends on the order in which an exchange has them, in the last bit, by which rows
+    would fall to both sides, or to none; on a cluster each computation has an order of its own."""
+    spark.range(0, 100, 1, 2).selectExpr("id", "id % 7 AS k", "sin(id) AS v").write.parquet(str(tmp_path / "rows"))
+    rows = spark.read.parquet(str(tmp_path / "rows"))
+    rows.createOrReplaceTempView("rows_to_split")
+    half = F.pandas_udf(lambda values: values / 2, "double")
+    alike = [
+        rows.filter("v > 0").repartition(3).sort("v").withColumn("w", half("v")),
+        rows.join(rows.select("id", (F.col("v") + 1).alias("w")), "id").union(rows.selectExpr("*", "1.0D")),
+        rows.withColumn("e", F.explode(F.array("v", "k"))), rows.groupBy("k").agg(F.sum("v")).cache(),
+    ]  # fmt: skip
+    otherwise = [
+        rows.groupBy("k").agg(F.avg("v").alias("v")), rows.limit(50), rows.sample(0.5), rows.dropDuplicates(["k"]),
+        rows.withColumn("r", F.row_number().over(Window.partitionBy("k").orderBy(F.lit(1)))),
+        spark.sql("SELECT k, v - (SELECT avg(v) FROM rows_to_split) AS v FROM rows_to_split"),
+        rows.withColumn("age", F.datediff(F.current_date(), F.lit("2020-01-01"))),
+        rows.groupBy("k").applyInPandas(lambda table: table, rows.schema), rows.withColumn("v", F.rand()),
+    ]  # fmt: skip
+    assert [varies(each) for each in alike] == [False] * len(alike)
+    assert [varies(each) for each in otherwise] == [True] * len(otherwise)
+    alike[-1].unpersist()
+
+
+def test_a_session_that_keeps_nothing_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    """As Databricks' serverless ones; they have no plan here, either."""
+    frame = Mock(spec=["persist"])
+    frame.persist.side_effect = RuntimeError("[NOT_SUPPORTED_WITH_SERVERLESS] PERSIST TABLE")
+    assert varies(frame)
+    with kept(frame) as found:
+        assert found is frame
+    assert "cannot keep it meanwhile ([NOT_SUPPORTED_WITH_SERVERLESS] PERSIST TABLE)" in caplog.text
 
 
 def test_other_columns_may_have_the_same_name(spark: Any) -> None:

@@ -13,8 +13,8 @@ from farandole.data import ParquetData, from_spark
 from farandole.data.spark import spark_url
 from farandole.errors import DataError
 from farandole.estimators.nans import KINDS, warn
+from farandole.estimators.spark.recomputed import kept, varies
 from farandole.estimators.spec import Columns
-from farandole.log import logger
 
 _PARTS = 1 << 30  # of the hash that splits rows
 _TEXT = "index it first (StringIndexer), or leave it out"
@@ -27,13 +27,9 @@ def prepared(
 ) -> Iterator[tuple[ParquetData, ParquetData | None]]:  # fmt: skip
     """Training rows and validation rows of a DataFrame, as files that are there until the ``with`` block ends."""
     check_types(frame, columns, options)
-    if isinstance(validation, str) and field_of(frame, validation) is None:
-        raise DataError(f"Validation column {validation} does not exist in the DataFrame")
     given = {**options, "columns": columns.all}
     with contextlib.ExitStack() as stack:
-        if validation and _changes(frame):  # computed twice, rows would differ between the two sides
-            names = [*columns.all, validation] if isinstance(validation, str) else columns.all
-            frame = stack.enter_context(_kept(frame, names))
+        frame = stack.enter_context(computed_once(frame, columns.all, validation))
         train, held = split(frame, columns.all, validation, seed)
         data = stack.enter_context(_written(train, parent, given, "the DataFrame has no rows for training"))
         other = None
@@ -47,25 +43,19 @@ def prepared(
         yield data, other
 
 
-def _changes(frame: Any) -> bool:
-    """Whether Spark may compute other values each time: of rand(), of a function that is declared so. What it keeps
-    already does not count."""
-    try:
-        return not frame._jdf.queryExecution().optimizedPlan().deterministic()
-    except Exception as error:  # of Spark Connect, which has no plan here
-        logger.debug("no plan: %s", error)
-        return False
-
-
 @contextlib.contextmanager
-def _kept(frame: Any, names: Sequence[str]) -> Iterator[Any]:
-    """These columns of a DataFrame, computed once, until the ``with`` block ends."""
+def computed_once(frame: Any, names: Sequence[str], validation: float | str | None) -> Iterator[Any]:
+    """A DataFrame whose sides for training and for validation have the rows of one computation, within the block."""
+    if isinstance(validation, str) and field_of(frame, validation) is None:
+        raise DataError(f"Validation column {validation} does not exist in the DataFrame")
+    if not validation or not varies(frame):
+        yield frame
+        return
+    if isinstance(validation, str):
+        names = [*names, validation]
     found = dict.fromkeys(field_of(frame, name).name for name in names)
-    kept = frame.select(*(F.col(quote(name)) for name in found)).persist()
-    try:
-        yield kept
-    finally:
-        kept.unpersist()
+    with kept(frame.select(*(F.col(quote(name)) for name in found))) as same:
+        yield same
 
 
 def padded(data: ParquetData) -> dict[str, tuple[int, ...]]:

@@ -10,7 +10,7 @@ from typing import Any
 from farandole.data import Store
 from farandole.data.spark import ROW_GROUP, spark_url
 from farandole.errors import DataError, SettingsError
-from farandole.estimators.spark.frames import check_types, split
+from farandole.estimators.spark.frames import check_types, computed_once, split
 from farandole.estimators.spec import Columns
 
 _prepared: list[tuple[Any, tuple[Any, ...], Store, int]] = []  # the DataFrame, how, and where
@@ -38,7 +38,8 @@ def prepare_data(
     how = (columns, validation, store.prefix_path)
     found = next((number for frame, same, _, number in _prepared if frame is df and same == how), None)
     if found is None:
-        found = _write(df, columns, validation, store)
+        with computed_once(df, columns.all, validation) as frame:
+            found = _write(frame, columns, validation, store)
         _prepared.append((df, how, store, found))
     yield found
 
