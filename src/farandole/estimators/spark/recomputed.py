@@ -50,8 +50,8 @@ def kept(frame: Any) -> Iterator[Any]:
     except Exception as error:  # of Databricks' serverless sessions, say
         logger.warning(
             "Spark computes the DataFrame twice, for training and for validation, and cannot keep it meanwhile (%s): "
-            "rows that come out otherwise the second time, as after a sum of floating numbers, may be in both, or in none. "
-            "Store the DataFrame before",
+            "rows that come out otherwise the second time, as after a sum of floating numbers, may be in both, or in "
+            "none. Store the DataFrame before",
             str(error).splitlines()[0] if str(error) else type(error).__name__,
         )
         yield frame
