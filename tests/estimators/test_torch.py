@@ -207,6 +207,32 @@ def accuracy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     return (output.argmax(dim=1) == label).float().mean()
 
 
+@pytest.mark.parametrize("case", ["weights", "ignored", "sequence"])
+def test_a_mean_over_what_counts_is_that_of_one_process(case: str, tmp_path: Path) -> None:
+    """By the weights of classes, and without labels that do not count, of which one rank may have none."""
+    found, numbers = columns(), np.random.RandomState(2)
+    sequence = np.where(numbers.rand(ROWS, 2) < 0.6, -100, numbers.randint(0, 3, (ROWS, 2)))
+    path = tmp_path / "classes.parquet"
+    pq.write_table(pa.table({"x": list(found["x"]), "k": found["k"], "s": list(sequence)}), path, row_group_size=16)
+    kinds = {"weights": {"weight": torch.tensor([1.0, 5.0, 20.0])}, "ignored": {"ignore_index": 1}, "sequence": {}}
+    loss = torch.nn.CrossEntropyLoss(**kinds[case])
+
+    def trained(ranks: int) -> Any:
+        model = net(6 if case == "sequence" else 3)
+        if case == "sequence":
+            model.append(torch.nn.Unflatten(1, (3, 2)))
+        return estimator(
+            model, loss=loss, label_cols=["s" if case == "sequence" else "k"], backend=Pool(ranks),
+            batch_size=BATCH // ranks, val_batch_size=ROWS,
+        ).fit_on_parquet(str(path), str(path))  # fmt: skip
+
+    one, two = trained(1), trained(2)
+    np.testing.assert_allclose(weights(two.getModel()), weights(one.getModel()), rtol=1e-5, atol=1e-6)
+    for own, other in zip(one.getHistory(), two.getHistory(), strict=True):
+        assert own["train"]["loss"] == pytest.approx(other["train"]["loss"], rel=1e-5)
+        assert own["validation"]["loss"] == pytest.approx(other["validation"]["loss"], rel=1e-5)
+
+
 def test_several_inputs_outputs_losses_and_metrics(tmp_path: Path) -> None:
     path, model = written(tmp_path), TwoInputs()
     made = estimator(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +15,7 @@ from farandole.estimators.loaders.shapes import fits, rows_of
 from farandole.estimators.loaders.torch import several
 from farandole.estimators.spec import Spec
 from farandole.estimators.trainers.misfits import check_number
-
-_OF_CLASSES = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
-_OF_CLASSES_TOO = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
+from farandole.estimators.trainers.torch.counted import divisor, is_of_classes, summed
 
 
 def losses(given: Sequence[Any]) -> list[Callable[..., Any]]:
@@ -58,9 +57,12 @@ def constructor(kind: type) -> tuple[str, str]:
 
 
 class Objective:
-    """The losses of all outputs, added up."""
+    """The losses of all outputs, added up. ``sums``: of numbers, over the ``size`` ranks."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(
+        self, spec: Spec, sums: Callable[[Sequence[float]], Sequence[float]] = lambda numbers: numbers, size: int = 1
+    ) -> None:
+        self.sums, self.size = sums, size
         payload = spec.payload
         self.losses, self.metrics = payload["losses"], payload["metrics"]
         self.labels, self.shapes = payload["labels"], payload["label_shapes"]
@@ -88,7 +90,7 @@ class BatchLoss:
     def __call__(self, outputs: Sequence[Any], labels: Sequence[Any], sample_weights: Any = None) -> Any:
         mine = self._objective
         if sample_weights is None:
-            parts = [loss(*pair) for loss, *pair in zip(mine.losses, outputs, labels, strict=True)]
+            parts = self._means(outputs, labels)
         else:
             parts = [
                 (loss(*pair).reshape(len(sample_weights), -1).mean(1) * sample_weights).mean()
@@ -99,10 +101,25 @@ class BatchLoss:
             total.register_hook(lambda gradient: gradient * self._share)
         return total
 
+    def _means(self, outputs: Sequence[Any], labels: Sequence[Any]) -> list[Any]:
+        """The losses. Ranks tell each other by what some divide, so that the mean over ranks is that of one process."""
+        mine, share = self._objective, self._share
+        own = [divisor(*each) for each in zip(mine.losses, labels, strict=True)]
+        known = [number if share else 0.0 for number in own if number is not None]
+        totals = iter(mine.sums(known) if known else ())
+        parts = []
+        for loss, output, label, number in zip(mine.losses, outputs, labels, own, strict=True):
+            if number is None:
+                parts.append(loss(output, label))
+                continue
+            total = next(totals)
+            scale = mine.size / total / share if total and share else math.nan if share else 0.0
+            parts.append(summed(loss)(output, label) * scale)
+        return parts
+
 
 def _matched(output: Any, label: Any, loss: Any) -> Any:
-    of_classes = isinstance(loss, _OF_CLASSES) or loss in _OF_CLASSES_TOO
-    if of_classes and label.numel() == len(label) and output.numel() != label.numel():
+    if is_of_classes(loss) and label.numel() == len(label) and output.numel() != label.numel():
         _tell_parts(label)
         return label.reshape(-1).long()
     turned = label.shape[:1] == output.shape[:1] and not fits(label.shape[1:], output.shape[1:])

@@ -12,6 +12,7 @@ from farandole.estimators.loaders.torch import naming
 from farandole.estimators.progress import flat
 from farandole.estimators.spec import Result, Spec
 from farandole.estimators.trainers.base import Training
+from farandole.estimators.trainers.means import sums
 from farandole.estimators.trainers.torch.device import device_of_rank
 from farandole.estimators.trainers.torch.losses import Objective
 from farandole.estimators.trainers.torch.numbers import Numbers
@@ -38,7 +39,7 @@ class TorchTraining(Training):
         vars(self.plain).update(self.payload["unpickled"])
         self.plain.load_state_dict(self.plain.state_dict())  # moves its state to its parameters' device
         self.rates = [group["lr"] for group in self.plain.param_groups]
-        self.objective = Objective(spec)
+        self.objective = Objective(spec, sums, self.size)
         self.step = self.payload["minibatch"] or minibatch
         self.validation = self.held()
 
@@ -99,7 +100,7 @@ class TorchTraining(Training):
                 with naming(self.model, self.spec.columns.features, inputs):
                     outputs = self.model(*inputs)
                 outputs, labels = self.objective.matched(outputs, labels)
-                loss = self.objective.for_batch(1.0)(outputs, labels, weights)
+                loss = self.objective.for_batch(batch.share)(outputs, labels, weights)
                 numbers.add(batch.rows, loss, outputs, labels)
         return numbers.everybody()
 
