@@ -117,6 +117,12 @@ def uneven_inputs(first: Any, rank: int) -> None:
     with model.join():
         for _ in range(3 + 2 * rank):
             model(torch.ones(2, 6)).sum().backward()
+    with model.join(divide_by_initial_world_size=False):  # the mean of the ranks that still have inputs
+        for step in range(1 + rank):
+            model.zero_grad()
+            (model(torch.ones(2, 6)).sum() * (rank + 1)).backward()
+            scaled = first[2].bias.new_full((2,), (1.0 + 2.0) / 2 if step == 0 else 2.0) * 2
+            torch.testing.assert_close(model.module[2].bias.grad, scaled)
     model.zero_grad()
     with model.no_sync():
         (model(torch.ones(2, 6)).sum() * (rank + 1)).backward()
