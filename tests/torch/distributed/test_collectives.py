@@ -199,3 +199,44 @@ def overlapping(rank: int) -> None:
 @pytest.mark.parametrize("wire", ["auto", "tcp"])
 def test_results_may_overlap_what_is_given(wire: str) -> None:
     members(3, overlapping, wire=wire)
+
+
+def of_functional_collectives(rank: int) -> None:
+    """Their results, which nobody has waited for, and views of these."""
+    import torch
+    import torch.distributed._functional_collectives as functional
+    from torch import distributed as dist
+
+    n = dist.get_world_size()
+    total = torch.arange(4.0) * n + sum(range(n))
+
+    def made() -> Any:
+        return functional.all_reduce(torch.arange(4.0) + rank, "sum", dist.group.WORLD)
+
+    given = made()
+    dist.all_reduce(given)
+    assert torch.equal(given * 1, total * n)
+    given = made()
+    dist.all_reduce(given[1:3])
+    assert torch.equal(given * 1, total * torch.tensor([1.0, n, n, 1.0]))
+    given = made().view(2, 2)
+    dist.broadcast(given.t(), 0)
+    assert torch.equal(given * 1, total.view(2, 2))
+    whole = torch.zeros(n * 3)
+    dist.all_gather_into_tensor(whole, made()[1:])
+    assert torch.equal(whole, total[1:].repeat(n))
+    taken = torch.zeros(2)
+    receives = dist.irecv(taken, (rank - 1) % n)
+    dist.send(made()[2:], (rank + 1) % n)
+    receives.wait()
+    assert torch.equal(taken, total[2:])
+
+    freed = torch.ones(8)
+    view = freed[4:]
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="its storage was freed"):
+        dist.all_reduce(view)
+
+
+def test_what_functional_collectives_give_may_be_given_to_others() -> None:
+    members(3, of_functional_collectives)

@@ -68,7 +68,7 @@ def code(dtype: Any) -> int:
 def raw(tensor: Any, *, taken: bool = False) -> Memory:
     """Its bytes. Those of a tensor with gaps are there after ``refresh``. ``taken``: it is for a result; ValueError if
     it cannot hold one, or is sparse."""
-    tensor = tensor.detach()
+    tensor = _itself(tensor)
     if tensor.layout is not torch.strided:
         raise ValueError(
             f"a tensor of layout {str(tensor.layout).removeprefix('torch.')} can be summed by all_reduce (COO alone), "
@@ -80,6 +80,13 @@ def raw(tensor: Any, *, taken: bool = False) -> Memory:
         _check_room(tensor)
     copy = _room_for(tensor)
     return Memory(_bytes(copy), (tensor, copy))
+
+
+def _itself(tensor: Any) -> Any:
+    """Apart from autograd. What a functional collective gave wraps its result until that is there: then the result."""
+    if type(tensor) is not torch.Tensor and hasattr(tensor, "trigger_wait"):
+        tensor = tensor.wait()
+    return tensor.detach()
 
 
 def _check_room(tensor: Any) -> None:
@@ -102,6 +109,14 @@ def _bytes(tensor: Any) -> Array:
     return _flat(tensor, "|u1", tensor.nbytes)
 
 
+def _has_memory(tensor: Any) -> bool:
+    """``tensor.data_ptr()`` alone does not tell: a view of nothing has its offset for an address."""
+    try:
+        return bool(tensor.untyped_storage().data_ptr())
+    except RuntimeError:  # a subclass that wraps other tensors
+        return False
+
+
 class _Held:
     """Memory, as numpy asks for it, and the tensor that keeps it."""
 
@@ -109,9 +124,12 @@ class _Held:
 
     def __init__(self, tensor: Any, kind: str, count: int) -> None:
         self.tensor = tensor
-        place = tensor.data_ptr()
+        place = tensor.data_ptr() if _has_memory(tensor) else 0
         if not place:
-            raise ValueError(f"a tensor of shape {list(tensor.shape)} has no memory: its storage was freed, or is fake")
+            raise ValueError(
+                f"a {type(tensor).__name__} of shape {list(tensor.shape)} has no memory: its storage was freed, or is "
+                "fake, or it wraps other tensors: give those"
+            )
         self.__array_interface__ = {"version": 3, "data": (place, False), "shape": (count,), "typestr": kind}
 
 
@@ -127,7 +145,7 @@ def elements(tensor: Any, factor: Any = None, *, taken: bool = False) -> tuple[M
 
     Those of a tensor with gaps, or times ``factor``, are there after ``refresh``.
     """
-    tensor = tensor.detach()
+    tensor = _itself(tensor)
     dtype = DTYPES.get(tensor.dtype)
     home: Any = None
     if factor is not None or not _is_plain(tensor):
