@@ -95,8 +95,9 @@ def test_names_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("addresses", "here"),
-    [({"127.0.1.1"}, True), ({"127.0.1.1", "10.1.2.3"}, True), ({"127.0.1.1", "10.9.9.9"}, False), (set(), False)],
-)
+    [({"127.0.1.1"}, True), ({"127.0.1.1", "10.1.2.3"}, True), ({"127.0.1.1", "10.9.9.9"}, False), (set(), False),
+     ({"10.1.2.3", "fd00::9"}, True), ({"127.0.1.1", "fd00::9"}, True), ({"fd00::9"}, False)],
+)  # fmt: skip
 def test_a_name_of_this_host_as_debian_has_it(addresses: set[str], here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "interfaces", lambda: ALL)
     monkeypatch.setattr(network, "_resolved", lambda host: frozenset(addresses))

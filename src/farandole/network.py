@@ -160,8 +160,10 @@ def is_here(host: str) -> bool:
     own = {interface.address for interface in interfaces()} | {address for _, address, _, _ in _ipv6()}
     if host in own:
         return True
-    found = {address for address in _resolved(host) if not is_loopback(address)}  # Debian: 127.0.1.1 box.lab box
-    return found <= own if found else bool(_resolved(host))
+    found = _resolved(host)
+    found = frozenset(address for address in found if ":" not in address) or found  # AAAA records outlive addresses
+    outside = {address for address in found if not is_loopback(address)}  # Debian: 127.0.1.1 box.lab box
+    return outside <= own if outside else bool(found)
 
 
 @functools.lru_cache(maxsize=4096)
