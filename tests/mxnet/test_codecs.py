@@ -84,3 +84,28 @@ def test_what_is_kept_of_a_parameter_stays_its_own_where_another_is_frozen() -> 
         np.testing.assert_allclose(came, both[0] + both[1], rtol=1e-4, atol=1e-5)
 
     job(2, fn)
+
+
+@pytest.mark.parametrize("codec", ["topk:0.4", "onebit", "sign:0.5"])
+def test_nothing_is_sent_of_what_no_rank_has_used(codec: str) -> None:
+    """No rank updates such a parameter: what were sent of it would be lost, and momentum would fade."""
+
+    def fn(rank: int) -> list[list[float]]:
+        import farandole.mxnet as hvd
+
+        ends = []
+        for number, factors in enumerate(([1.0, 1.0, -0.2], [1.0, 0.0, 1.0, 0.0, 0.0, -0.2])):
+            weight = mx.gluon.Parameter(f"weight{number}", shape=(3,), init="zeros")
+            weight.initialize()
+            trainer = hvd.DistributedTrainer([weight], "sgd", {"learning_rate": 1.0, "wd": 0.0}, codec=codec)
+            for factor in factors:
+                if factor:
+                    with mx.autograd.record():
+                        loss = (weight.data() * mx.nd.array([2.0, -3.0, 1.0])).sum() * factor
+                    loss.backward()
+                trainer.step(1, ignore_stale_grad=True)
+            ends.append(weight.data().asnumpy().tolist())
+        return ends
+
+    for straight, paused in job(2, fn):
+        assert paused == straight

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -38,13 +38,13 @@ class _NumberedReducer(ModelsReducer):
 
     def start(
         self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False,
-        replica: Replica | None = None,
+        replica: Replica | None = None, lacking: Collection[int] = (),
     ) -> Callable[[], list[Array]]:  # fmt: skip
         engine = context.engine(self.options.process_set)
         if engine is not self._number:
             self._number = engine
             self.name = f"{self.name.partition('.')[0]}.{engine.numbers.next_optimizer()}"
-        return super().start(arrays, names, in_place=in_place, replica=replica)
+        return super().start(arrays, names, in_place=in_place, replica=replica, lacking=lacking)
 
 
 class TreeReducer:

@@ -128,10 +128,13 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
         names = [*(gradient.name for gradient in group), "fresh"]
         replica = TrainerReplica(self._optimizer, [(gradient.name, gradient.parameter) for gradient in group])
         arrays = [*(gradient.pack() for gradient in group), fresh]
-        wait = self._reducer(number).start(arrays, names, in_place=True, replica=replica)
+        reducer = self._reducer(number)
+        lacking = [place for place, gradient in enumerate(group) if not gradient.fresh]
+        wait = reducer.start(arrays, names, in_place=True, replica=replica, lacking=lacking)
 
         def finish() -> None:
             *totals, anywhere = wait()
+            reducer.take_back([gradient.name for gradient, count in zip(group, anywhere, strict=True) if not count])
             for gradient, total, count in zip(group, totals, anywhere.tolist(), strict=True):
                 gradient.unpack(total, count != 0)
 

@@ -9,14 +9,14 @@ are told so, rather than given sums of what does not belong together.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from farandole import context
-from farandole.contracts import Codec
+from farandole.contracts import Codec, TakingBack
 from farandole.engine import Engine, Entry, Handle
 from farandole.errors import JoinedError, MismatchError
 from farandole.frontend.agreement import Agreement, Replica
@@ -68,7 +68,7 @@ class GradientListReducer:
 
     def start(
         self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, in_place: bool = False,
-        replica: Replica | None = None,
+        replica: Replica | None = None, lacking: Collection[int] = (),
     ) -> Callable[[], list[Array]]:  # fmt: skip
         """Copy ``arrays`` and send them; calling the result waits, and gives what ``__call__`` gives.
 
@@ -79,6 +79,7 @@ class GradientListReducer:
         Raises ValueError on all ranks, naming rank and array, when the lists differ or a type cannot be reduced.
         ``replica``: what these gradients are of, if it is not always the same. What the ranks hold is compared now and
         then (see ``agreement``), which raises RanksDifferError with ``--check raise``.
+        ``lacking``: the numbers of those that this rank has not computed, and zeros count; see ``take_back``.
         A second start waits for the end of the first.
         """
         layout = self._layout(arrays, names, in_place)
@@ -95,7 +96,7 @@ class GradientListReducer:
             own, due = _asked(agreement, arrays)
             told = layout.digest, -layout.digest, -1 if lack and flats else 0, -self._turn, -due
             words = np.array(told, dtype=np.int64)
-            handle = engine.submit(self._entries(layout, flats, words, arrays), soon=True)
+            handle = engine.submit(self._entries(layout, flats, words, arrays, lacking), soon=True)
         except BaseException:
             self._busy.release()
             raise
@@ -133,6 +134,12 @@ class GradientListReducer:
             self._allocate(engine, layout.nbytes())
         return results
 
+    def take_back(self, names: Sequence[str]) -> None:
+        """What was sent of these arrays, which were ``lacking`` on all ranks, counts as not sent, for nobody will use
+        it. ``names``: those of the call, in which each was there once."""
+        if isinstance(self.codec, TakingBack) and names:
+            self.codec.take_back([self._scope + name for name in names])
+
     def compare(self, replica: Replica) -> None:
         """Compare the ranks' replicas now. Collective."""
         engine = self._open()
@@ -163,13 +170,15 @@ class GradientListReducer:
             layout = self._layouts[key] = flat_layout(arrays, names, self.options.wire, in_place)
         return layout
 
-    def _entries(self, layout: FlatLayout, flats: list[Array], words: Array, arrays: Sequence[Array]) -> list[Entry]:
+    def _entries(
+        self, layout: FlatLayout, flats: list[Array], words: Array, arrays: Sequence[Array], lacking: Collection[int]
+    ) -> list[Entry]:  # fmt: skip
         """The digest, the flat buffers, and the arrays that travel for themselves, as one group."""
         alone = layout.alone()
         of: dict[str, Any] = {"group": self.name, "group_size": 1 + len(flats) + len(alone)}
         reduction = self.options.op, 0, self.options.prescale, self.options.postscale
         if self.codec is not None:
-            return self._coded(self.codec, layout, flats, words, arrays)
+            return self._coded(self.codec, layout, flats, words, arrays, lacking)
         digest = Request(f"{self.name}.digest", Kind.ALLREDUCE, DType.INT64, words.shape, ReduceOp.MIN, **of)
 
         def entry(label: str, dtype: DType, flat: Array) -> Entry:
@@ -184,7 +193,8 @@ class GradientListReducer:
         ]
 
     def _coded(
-        self, codec: Codec, layout: FlatLayout, flats: list[Array], words: Array, arrays: Sequence[Array]
+        self, codec: Codec, layout: FlatLayout, flats: list[Array], words: Array, arrays: Sequence[Array],
+        lacking: Collection[int],
     ) -> list[Entry]:  # fmt: skip
         """The digest, and each array where it stands: what a codec keeps is of one array, whose shape it may use."""
         of: dict[str, Any] = {"group": self.name, "group_size": 1 + len(arrays)}
@@ -197,7 +207,8 @@ class GradientListReducer:
             name = f"{self.name}.{number}"
             key = self._scope + layout.keys[number]  # not the name: a resumed run may number its optimizers anew
             request = Request(name, Kind.ALLREDUCE, dtype, shape, *reduction, codec=spec, **of)
-            entries.append(Entry(request, Buffer(flat, flat, dtype), 0, codec if spec else None, key))
+            of_codec = codec if spec else None
+            entries.append(Entry(request, Buffer(flat, flat, dtype), 0, of_codec, key, number not in lacking))
         return entries
 
     def _open(self) -> Engine:
