@@ -187,19 +187,22 @@ class ReduceKit(Worlds):
 
         def body(transport: Transport) -> list[Any]:
             outs = []
-            for counts in deals:
+            for counts, in_its_place in itertools.product(deals, (False, True)):
                 data = values(dtype, sum(counts), transport.rank)
-                out = np.zeros(counts[transport.rank], data.dtype)
+                mine = data[sum(counts[: transport.rank]) :][: counts[transport.rank]]
+                out = mine if in_its_place else np.zeros_like(mine)
                 transport.reducescatter(Buffer(data, out, dtype), counts, ReduceOp.SUM, scale)
+                if not in_its_place:
+                    assert data.tobytes() == values(dtype, len(data), transport.rank).tobytes(), "the input changed"
                 outs.append(out)
             return outs
 
         results = self.run(size, body)
-        for index, counts in enumerate(deals):
+        for index, (counts, in_its_place) in enumerate(itertools.product(deals, (False, True))):
             parts = [values(dtype, sum(counts), rank) for rank in range(size)]
             for rank in range(size):
-                mine = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
-                assert_reduced(results[rank][index], [part[mine] for part in parts], dtype, ReduceOp.SUM, scale)
+                want = [part[sum(counts[:rank]) :][: counts[rank]] for part in parts]
+                assert_reduced(results[rank][index], want, dtype, ReduceOp.SUM, scale, f"in its place: {in_its_place}")
 
 
 class MoveKit(Worlds):
