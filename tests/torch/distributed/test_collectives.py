@@ -231,6 +231,19 @@ def of_functional_collectives(rank: int) -> None:
     receives.wait()
     assert torch.equal(taken, total[2:])
 
+    with functional.allow_inflight_collective_as_graph_input_ctx():
+        for waits_itself in (False, True):
+            given = torch.arange(4.0) + rank
+            if rank == 1:  # the others wait for its call
+                dist.recv(taken, 0, tag=7)
+            work = dist.all_reduce(given, async_op=True)
+            if rank == 0:
+                dist.send(taken, 1, tag=7)
+            if waits_itself:
+                work.wait()
+            assert torch.equal(torch.ops._c10d_functional.wait_tensor(given), total)
+            assert not torch._C._distributed_c10d._get_work_registry_size()
+
     freed = torch.ones(8)
     view = freed[4:]
     freed.untyped_storage().resize_(0)

@@ -13,6 +13,7 @@ from farandole.errors import StalledError
 from farandole.groups.calls import Call
 
 _c10d: Any = _distributed_c10d
+_graphs_may_wait: Callable[[], bool] = getattr(_c10d, "_allow_inflight_collective_as_graph_input", lambda: False)
 
 
 class FarandoleWork(_c10d.Work):  # type: ignore[misc]
@@ -29,16 +30,27 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
         self._call, self._wait_for, self._results, self._what = call, wait_for, results, what
         self._hurry = hurry
         self._future: Any = None
+        self._in_registry = not call.done and _graphs_may_wait()
+        if self._in_registry:  # ``allow_inflight_collective_as_graph_input_ctx``: ``wait_tensor(result)`` finds it there
+            for tensor in results:
+                _c10d._register_work(tensor, self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Until it is done; raises what went wrong. ``timeout``: it may go on afterwards, but this wait ends."""
+        self._wait(timeout)
+        if self._in_registry:
+            self._in_registry = False
+            for tensor in self._results:
+                torch.ops._c10d_functional.wait_tensor(tensor)  # takes it out
+        return True
+
+    def _wait(self, timeout: timedelta | None) -> None:
         if not self._call.done:
             seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
             if not self._wait_for(seconds):
                 raise StalledError(f"{self._what} is not done {seconds:g} s after wait(timeout) was called")
         if self._call.error is not None:
             raise self._call.error
-        return True
 
     def synchronize(self) -> None:
         self.wait()
