@@ -96,6 +96,21 @@ class TestOpenMpi:
         )  # fmt: skip
         assert (done.returncode, sorted(done.stdout.splitlines())) == (0, says), done.stderr
 
+    def test_a_part_waits_in_mpi_for_processes_that_do_not_initialise_it(self, tmp_path: Path) -> None:
+        script = tmp_path / "alone.py"
+        script.write_text(
+            "import os, signal\nimport farandole.numpy as hvd\n"
+            'hvd.init(comm=[1]) if os.environ["OMPI_COMM_WORLD_RANK"] == "1" else signal.pause()\n'
+        )
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(tools.OURS)}
+        done = subprocess.run(
+            [*MPIRUN, sys.executable, str(script)],
+            env={**clean, "TMPDIR": str(tmp_path), "FARANDOLE_START_TIMEOUT": "2"},
+            capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+        assert done.returncode
+        assert "process 1 of mpirun took longer than 2 s: MPI waits for all processes of the part, and" in done.stderr
+
     @pytest.mark.parametrize("imports", ["", "from mpi4py import MPI"], ids=["imported_later", "imported_before"])
     def test_a_program_may_leave_it_to_horovod_to_initialise_mpi(self, imports: str, tmp_path: Path) -> None:
         script = tmp_path / "mixed.py"
@@ -139,7 +154,7 @@ class TestTwoHosts(tools.TwoHosts):
 def test_a_list_of_ranks_that_makes_no_sense(ranks: list[int]) -> None:
     pytest.importorskip("mpi4py")
     with pytest.raises(ValueError, match=rf"init\(comm=\[{ranks[0]}, {ranks[1]}\]\): this process is rank 0 of 4"):
-        mpi.part_of(ranks, Placement(rank=0, size=4))
+        mpi.part_of(ranks, Placement(rank=0, size=4), 60.0)
 
 
 def test_without_a_way_to_agree_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         placement, connection, settings = Placement.from_env(), Connection.from_env(), Settings.from_env()
         found = None if _told(os.environ) else _found()
         if found and communicator.is_part(comm, found.placement):
-            found, comm = found.among(comm), None
+            found, comm = found.among(comm, settings), None
         rank = found.placement.rank if found else placement.rank
         log.configure(settings.log_level, rank=rank, hide_time=settings.log_hide_time)
         if found:

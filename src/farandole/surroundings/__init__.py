@@ -66,14 +66,14 @@ class Found(NamedTuple):
 
         return serverless.join(self.cluster, self.placement, settings)
 
-    def among(self, comm: Any) -> Found:
+    def among(self, comm: Any, settings: Settings) -> Found:
         """The job of a part of mpirun's processes: those of ``comm``, who call this. Raises ValueError elsewhere."""
         if not isinstance(self.cluster, Mpi):
             raise ValueError(
                 f"init(comm=...): {self.cluster.name} has started these {self.placement.size} processes, and a part of "
                 "them can be a job of its own only by mpirun; use init(process_sets=[ProcessSet(ranks)])"
             )
-        return Found(*mpi.part_of(comm, self.placement))
+        return Found(*mpi.part_of(comm, self.placement, settings.start_timeout))
 
 
 def find(env: Mapping[str, str]) -> Found | None:

@@ -110,12 +110,24 @@ class Part(Mpi):
         return found
 
 
-def part_of(comm: Any, placement: Placement) -> tuple[Part, Placement]:
+def part_of(comm: Any, placement: Placement, timeout: float) -> tuple[Part, Placement]:
     """The job of ``comm``, a communicator or a list of mpirun's ranks, and who this process is in it, where it is
-    ``placement`` of all. Called by the processes of ``comm``.
+    ``placement`` of all. Called by the processes of ``comm``; ends this one if others do not come in time.
 
     Raises ValueError for a list that this process is not in, SettingsError without mpi4py.
     """
+    text = (
+        f"farandole: init(comm=...) of process {placement.rank} of mpirun took longer than {timeout:g} s: MPI waits "
+        "for all processes of the part, and to be initialised for all of mpirun's. Those in no part must also "
+        "initialise it (from mpi4py import MPI); if starting takes longer, raise --start-timeout "
+        "(FARANDOLE_START_TIMEOUT).\n"
+    )
+    with _ending(timeout, text):
+        return _part_of(comm, placement)
+
+
+def _part_of(comm: Any, placement: Placement) -> tuple[Part, Placement]:
+    """See ``part_of``."""
     try:
         MPI = library()
     except (ImportError, RuntimeError) as error:
@@ -148,13 +160,20 @@ def watched(placement: Placement, timeout: float) -> Iterator[None]:
     if placement.local_rank or placement.local_size == placement.size:
         yield
         return
-    import subprocess
-
     text = (
         f"farandole: rank {placement.rank}: all ranks of {placement.hostname} are in init(), but those of other hosts "
         f"did not reach it within {timeout:g} s. Every rank must call init(); if starting takes longer, raise "
         "--start-timeout (FARANDOLE_START_TIMEOUT).\n"
     )
+    with _ending(timeout, text):
+        yield
+
+
+@contextlib.contextmanager
+def _ending(timeout: float, text: str) -> Iterator[None]:
+    """End this process, which says ``text`` then, if the block takes longer."""
+    import subprocess
+
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _WATCH, str(timeout), text], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     ):
