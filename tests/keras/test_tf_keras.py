@@ -661,3 +661,26 @@ def test_a_global_norm_of_what_ranks_share_leaves_them_alike() -> None:
             np.testing.assert_allclose(local.numpy(), [-1.0 if rank else -0.5], rtol=1e-5)
 
     job(2, body)
+
+
+@pytest.mark.parametrize("strategy", ["ps:1", LocalSGD(1, outer="nesterov", lr=1.0, momentum=0.5)])
+@pytest.mark.parametrize("function", [False, True])
+def test_a_variable_that_is_trained_later_sets_out_from_where_it_was_before_its_first_step(
+    strategy: Any, function: bool
+) -> None:
+    def body(rank: int) -> list[float]:
+        import tf_keras
+
+        optimizer = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(1.0), strategy=strategy)
+        first, later = tf.Variable([0.0]), tf.Variable([4.0])
+        optimizer.build([first, later])
+        for variables in ([first], [first, later]):
+
+            def step(variables: Any = variables) -> None:
+                optimizer.apply_gradients([(tf.constant([1.0 + 2 * rank]), variable) for variable in variables])
+
+            (tf.function(step) if function else step)()
+        return [float(later.numpy()[0])]
+
+    expected = 2.0 if isinstance(strategy, str) else 1.0
+    assert job(2, body, store=True) == [[expected]] * 2

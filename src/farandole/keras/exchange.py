@@ -32,17 +32,24 @@ class KerasExchange:
         self._kept, self._strategy = KeptExchange("DistributedOptimizer", options, strategy), strategy
         self._tensor_of, self._array_of = tensor_of, array_of
         self._names: Sequence[str] = ()
+        self._total = 0  # variables that were trained so far
         self._since = 0  # the step of the last exchange
         self._partial: dict[int, Sequence[bool]] = {}  # steps since then that did not train all: what they trained
 
-    def before_step(self, run_if: Callable[..., Any], variables: Sequence[Any], step: Any, final: Any = True) -> None:
+    def before_step(
+        self, run_if: Callable[..., Any], variables: Sequence[Any], step: Any, final: Any = True
+    ) -> Sequence[Any]:
         """Before step number ``step`` (1, 2 ...; it may be a traced number). ``final``: see ``after_step``; a step may
-        be computed several times before it counts."""
+        be computed several times before it counts. What it gives must be there when the step begins. ``variables`` may
+        be more than in the steps so far."""
         context.skip_gradient_check()  # it may be long until the first exchange
-        if self._kept.exchange.kinds:
-            first = step == 1
-            values = [self._tensor_of(variable) for variable in variables]
-            run_if(first if final is True else first & final, self._begin, values, step)
+        if not self._kept.exchange.kinds:
+            return ()
+        first = step == 1
+        values = [self._tensor_of(variable) for variable in variables]
+        known, self._total = self._total, max(self._total, len(variables))
+        began = run_if(first if final is True else first & final, self._begin, values, step)
+        return run_if(True, self._begin_others, began, step) if 0 < known < len(variables) else began  # type: ignore[no-any-return]
 
     def after_step(
         self, run_if: Callable[..., Any], variables: Sequence[Any], names: Sequence[str], step: Any, final: Any = True,
@@ -106,6 +113,9 @@ class KerasExchange:
     def _begin(self, arrays: Sequence[Array], step: int) -> None:
         self._kept.begin_anew()
         self._kept.begin(arrays, lambda array: array)
+
+    def _begin_others(self, arrays: Sequence[Array], step: int) -> None:
+        self._kept.begin_others(arrays)
 
     def _note(self, trained: Sequence[bool], arrays: Sequence[Array], step: int) -> None:
         self._partial[step] = trained

@@ -290,6 +290,12 @@ class KeptExchange:
             for place, array in zip(lacking, begun, strict=True):
                 slot[place] = array if slot[place] is None else slot[place]
 
+    def begin_others(self, weights: Sequence[Array]) -> None:
+        """Begin the slots of weights that stand behind the others: before a step trains them for the first time."""
+        fresh = self.exchange.slots(weights[self.count :]) if self.begun else ()
+        for slot, others in zip(self._slots or (), fresh, strict=True):
+            slot += others
+
     def chosen(self, items: Sequence[Item]) -> list[Item]:
         """Those of ``items``, of which there is one for each of the optimizer's weights, whose weights take part."""
         return list(items) if self._places is None else [items[place] for place in self._places]

@@ -206,8 +206,9 @@ class _OptimizerState:
         self._stepped.update(now)
         common, trained = list(self._stepped.values()), [key in now for key in self._stepped]
         number = (tf.convert_to_tensor(optimizer.iterations) + 1) // self.passes
-        self.exchange.before_step(run_if, common, number)
-        result = apply()
+        began = self.exchange.before_step(run_if, common, number)
+        with tf.control_dependencies([] if tf.executing_eagerly() else began):
+            result = apply()
         with tf.control_dependencies([] if tf.executing_eagerly() or result is None else [result]):
             self.exchange.after_step(run_if, common, numbered(names_of(common)), number, True, trained)
         return result
