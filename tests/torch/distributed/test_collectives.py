@@ -244,6 +244,11 @@ def of_functional_collectives(rank: int) -> None:
             assert torch.equal(torch.ops._c10d_functional.wait_tensor(given), total)
             assert not torch._C._distributed_c10d._get_work_registry_size()
 
+    given = torch.arange(4.0) + rank
+    box = dist.all_reduce(given, async_op=True).boxed()  # as C++ takes it: of the work itself, nothing is kept
+    dist.Work.unbox(box).wait()
+    assert torch.equal(given, total)
+
     freed = torch.ones(8)
     view = freed[4:]
     freed.untyped_storage().resize_(0)

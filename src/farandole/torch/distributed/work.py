@@ -91,21 +91,27 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
 
     getFuture = get_future
 
+    def boxed(self) -> Any:
+        return _of_cpp(self).boxed()
+
     def _outcome(self, _: Any) -> list[Any]:
         if self._call.error is not None:
             raise self._call.error
         return list(self._results)
 
 
+def _of_cpp(work: FarandoleWork) -> Any:
+    """A work of C++ for who keeps no more than that: of one of Python's, nothing that could wait is left when Python
+    forgets it."""
+    return _c10d._create_work_from_future(work.get_future())
+
+
 _give = _c10d.Reducer._set_forward_pass_work_handle
 
 
 def _give_future(reducer: Any, work: Any, use_static_world_size: bool) -> None:
-    """DDP's ``join(divide_by_initial_world_size=False)`` gives its reducer, in C++, a work that Python then forgets. Of
-    one of Python's nothing is left by then that could wait: so it is given the future, as a work of C++."""
-    if isinstance(work, FarandoleWork):
-        work = _c10d._create_work_from_future(work.get_future())
-    _give(reducer, work, use_static_world_size)
+    """DDP's ``join(divide_by_initial_world_size=False)`` gives its reducer, in C++, a work that Python then forgets."""
+    _give(reducer, _of_cpp(work) if isinstance(work, FarandoleWork) else work, use_static_world_size)
 
 
 _c10d.Reducer._set_forward_pass_work_handle = _give_future
