@@ -26,12 +26,11 @@ else:
 
 HOROVOD_FIXED = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}  # the worker sets them for programs
 ORIGIN = "FARANDOLE_ORIGIN"  # the variable that holds what had started a rank when it was told who it is
-# Variables of those who start processes of clusters; see ``surroundings.origin``.
-STARTERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "TORCHELASTIC_RUN_ID")
-TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+STARTERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "TORCHELASTIC_RUN_ID")  # see ``surroundings.origin``
+TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+         "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
 PROCESS = "FARANDOLE_PROCESS"  # the variable that holds the pid of a rank whose program is a command
 STATUS = "FARANDOLE_STATUS"  # the variable that is set if somebody sees the status of this rank's job
-
 
 _Kind = TypeVar("_Kind", bound="Variables")
 
@@ -494,7 +493,8 @@ def content(path: str) -> str:
 
 
 def torch_variables(placement: Placement, address: str, port: int) -> dict[str, str]:
-    """The variables of torchrun: ``torch.distributed.init_process_group`` reads them, and so do scripts. ``address``,
-    ``port``: where rank 0 makes torch.distributed's store when it calls that."""
-    who = placement.rank, placement.size, placement.local_rank, placement.local_size, placement.cross_rank
-    return {name: str(value) for name, value in zip(TORCH, (*who, address, port), strict=True)}
+    """Those of torchrun: ``torch.distributed.init_process_group`` reads them, and so do scripts. ``address``, ``port``:
+    where rank 0 makes torch.distributed's store when it calls that."""
+    rank, size, node, nodes = placement.rank, placement.size, placement.cross_rank, placement.cross_size
+    values = rank, size, placement.local_rank, placement.local_size, node, nodes, rank, size, "default", address, port
+    return {name: str(value) for name, value in zip(TORCH, values, strict=True)}

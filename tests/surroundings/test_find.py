@@ -128,9 +128,10 @@ class TestPlacements:
 
 
 def test_what_torch_distributed_reads() -> None:
-    placement = Placement(rank=3, size=4, local_rank=1, local_size=2)
+    placement = Placement(rank=3, size=4, local_rank=1, local_size=2, cross_rank=1, cross_size=2)
     assert torch_variables(placement, "a", 5) == {
-        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
+        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2", "ROLE_RANK": "3", "ROLE_WORLD_SIZE": "4", "ROLE_NAME": "default",
         "MASTER_ADDR": "a", "MASTER_PORT": "5",
     }  # fmt: skip
 

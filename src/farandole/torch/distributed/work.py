@@ -31,7 +31,7 @@ class FarandoleWork(_c10d.Work):  # type: ignore[misc]
         self._hurry = hurry
         self._future: Any = None
         self._in_registry = not call.done and _graphs_may_wait()
-        if self._in_registry:  # ``allow_inflight_collective_as_graph_input_ctx``: ``wait_tensor(result)`` finds it there
+        if self._in_registry:  # of ``allow_inflight_collective_as_graph_input_ctx``: ``wait_tensor`` finds it there
             for tensor in results:
                 _c10d._register_work(tensor, self)
 
