@@ -25,6 +25,7 @@ LEAST = 2  # rows of a batch, where there are more: of one row BatchNorm has no 
 class Batch(NamedTuple):
     """``rows``: how many count; one of a rank that has none left holds another rank's row, and counts 0.
     ``share``: by which the mean over this rank's rows is multiplied, so that the average over ranks is that over rows.
+    ``even``: how many rows it would have, if all ranks had equally many.
     ``others``: columns by name that transformation_fn has made, for a model that takes them so.
     """
 
@@ -34,6 +35,7 @@ class Batch(NamedTuple):
     rows: int
     share: float
     others: Mapping[str, Array] = {}
+    even: float = 0.0
 
 
 class Batches:
@@ -113,7 +115,7 @@ class Batches:
 
     def _batch(self, arrays: Mapping[str, Array], step: Step) -> Batch:
         share = step.rows * self._size / step.everybody
-        return batch_of(arrays, self._columns, step.rows, share)
+        return batch_of(arrays, self._columns, step.rows, share)._replace(even=step.everybody / self._size)
 
 
 def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: float = 1.0) -> Batch:

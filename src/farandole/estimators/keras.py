@@ -148,12 +148,12 @@ def _compile_config(model: Any) -> dict[str, Any]:
     return {name: found[name] for name in kept if found.get(name) is not None}
 
 
-def _history(result: Result) -> dict[str, list[float]]:
-    from farandole.estimators.progress import flat
+def _history(result: Result) -> dict[str, list[Any]]:
+    from farandole.estimators.progress import named
 
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[Any]] = {}
     for record in result.history:
-        for name, number in flat(record).items():
+        for name, number in named(record).items():
             found.setdefault(name, []).append(number)
     return found
 

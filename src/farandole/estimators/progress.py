@@ -157,7 +157,7 @@ class Progress:
         messages.log(f"epoch {epoch + 1}/{epochs}:{shown} {rate:,.0f} rows/s, {left // 60}:{left % 60:02d} min left")
 
 
-def parted(numbers: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+def parted(numbers: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Numbers by name as those of training and those of validation, whose names begin with "val_": here without it."""
     validation = {name[4:]: value for name, value in numbers.items() if name.startswith("val_")}
     return {name: value for name, value in numbers.items() if not name.startswith("val_")}, validation
@@ -165,10 +165,10 @@ def parted(numbers: Mapping[str, float]) -> tuple[dict[str, float], dict[str, fl
 
 def flat(record: Mapping[str, Any]) -> dict[str, float]:
     """A record's numbers by name, those of validation with "val_" before it."""
+    return {name: float(value) for name, value in named(record).items() if isinstance(value, int | float)}
+
+
+def named(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a record holds, as ``flat`` has it, with what is no number."""
     parts = (("", record["train"]), ("val_", record.get("validation") or {}))
-    return {
-        f"{prefix}{name}": float(value)
-        for prefix, part in parts
-        for name, value in part.items()
-        if isinstance(value, int | float)
-    }
+    return {f"{prefix}{name}": value for prefix, part in parts for name, value in part.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,11 +19,12 @@ from farandole.estimators.spec import Spec
 
 class Rows:
     """Batches as Keras takes them. ``ends``: where each epoch left the rows, however far ahead Keras reads, and
-    ``counts``: how many it had. ``share``: whether a mean counts as this rank's part of the rows, as the loss of
-    training does."""
+    ``counts``: how many it had; ``lengths``: of batches, as Keras counts them, and as they would be if ranks had
+    equally many. ``share``: whether a mean counts as this rank's part of the rows, as the loss of training does."""
 
     def __init__(self, batches: Batches, model: Any, spec: Spec, *, share: bool) -> None:
         self.batches, self.ends, self.counts = batches, list[dict[str, int]](), list[int]()
+        self.lengths = deque[tuple[int, float]]()
         self._model, self._spec, self._share = model, spec, share
         self._weighted = spec.columns.weight is not None or (share and batches.uneven)
         self._lock, self._place = threading.Lock(), -1
@@ -46,6 +48,7 @@ class Rows:
                 if number == length:
                     self.ends.append(self.batches.state())
                     self.counts.append(count)
+                self.lengths.append((len(batch.labels[0]), batch.even))
                 yield self.given(batch)
 
     def at(self, index: int) -> tuple[Any, ...]:
