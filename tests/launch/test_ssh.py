@@ -90,26 +90,6 @@ def test_a_job_on_four_hosts_of_one_and_two_ranks(four: Hosts) -> None:
     assert lines == [f'["{name}", {list(place)}, 21.0, "{os.getcwd()}", "1"]' for name, place in expected]
 
 
-FUNCTION = """
-import socket
-import farandole
-def main(number):
-    import farandole.numpy as hvd
-    hvd.init()
-    return hvd.rank(), socket.gethostname(), number * 2
-print(farandole.run(main, args=(21,), np=3, hosts="b:2,c:2"))
-"""
-
-
-def test_a_function_runs_there_and_its_results_come_back(four: Hosts, tmp_path: Path) -> None:
-    (tmp_path / "call.py").write_text(FUNCTION)
-    env = {**os.environ, "PYTHONPATH": SOURCES, "FARANDOLE_SSH_OPTIONS": f"-F {four.config}"}
-    words = four[0].command(sys.executable, str(tmp_path / "call.py"))
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=200, check=False)
-    assert done.stdout == "[(0, 'b', 42), (1, 'b', 42), (2, 'c', 42)]\n", done.stderr
-    assert four.idle()
-
-
 def test_several_parameter_servers_are_on_the_hosts_of_the_ranks(four: Hosts) -> None:
     """Each with its replicas; one that is killed is replaced there, or named."""
     where = "print([server._addresses[0]['host'] for server in context.servers().servers])\n"
