@@ -302,19 +302,22 @@ def test_other_columns_may_have_the_same_name(spark: Any) -> None:
     made = estimator(epochs=1).fit(rows).transform(rows)
     assert made.columns == [*rows.columns, "y__output"]
     assert [row[:-1] for row in made.collect()] == [tuple(row) for row in rows.collect()]
+    with pytest.raises(DataError, match=r"Feature column twice is in the DataFrame 2 times \(twice, twice\)"):
+        estimator(feature_cols=["twice"]).fit(rows)
 
 
 def test_columns_with_nan_are_told_before_training(spark: Any, caplog: pytest.LogCaptureFixture) -> None:
-    nan = F.lit(float("nan"))
+    nan, infinite = F.lit(float("nan")), F.lit(float("-inf"))
     rows = frame(spark).withColumn("y", F.when(F.col("k") == 1, nan).otherwise(F.col("y")))
-    rows = rows.withColumn("x", F.when(F.col("z") > 2, F.array(nan, nan, nan)).otherwise(F.col("x")))
+    rows = rows.withColumn("x", F.when(F.col("z") > 2, F.array(nan, infinite, F.lit(0.0))).otherwise(F.col("x")))
     rows = VectorAssembler(inputCols=["y", "z"], outputCol="v", handleInvalid="keep").transform(rows)
     labels, arrays = rows.filter("k = 1").count(), rows.filter("z > 2").count()
     made = estimator(net(1, inputs=5), feature_cols=["x", "v"], backend=Never(1))
     with made._written(rows) as (data, _):
         assert data.rows == 61
-    for told in (f"label column 'y' holds NaN in {labels} of 61 rows", f"feature column 'x' holds NaN in {arrays} of",
-                 f"feature column 'v' holds NaN in {labels} of"):  # fmt: skip
+    for told in (f"label column 'y' holds NaN or infinite numbers in {labels} of 61 rows",
+                 f"feature column 'x' holds NaN or infinite numbers in {arrays} of",
+                 f"feature column 'v' holds NaN or infinite numbers in {labels} of"):  # fmt: skip
         assert told in caplog.text
     assert labels > arrays > 0
     caplog.clear()

@@ -1,4 +1,5 @@
-"""A look for NaN before training: of one, where model and loss do not leave it out, all weights become NaN."""
+"""A look for NaN and infinite numbers before training: of one, where model and loss do not leave it out, all weights
+become NaN."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ MOST = 64 << 20  # bytes of rows that are looked at: a fit should begin soon, al
 
 
 def look(data: ParquetData, columns: Columns) -> None:
-    """A warning for each column with NaN, in the first 64 MiB of the rows: footers do not tell."""
+    """A warning for each column with such numbers, in the first 64 MiB of the rows: footers do not tell."""
     names = [each.name for each in data.columns if each.kind in KINDS and np.dtype(each.dtype).kind == "f"]
     if not names:
         return
@@ -26,18 +27,19 @@ def look(data: ParquetData, columns: Columns) -> None:
             break
         for arrays in files.parts([group]):
             for name, array in arrays.items():
-                found[name] += int(np.isnan(array).reshape(len(array), -1).any(axis=1).sum())
+                found[name] += int((~np.isfinite(array)).reshape(len(array), -1).any(axis=1).sum())
         rows, size = rows + group.rows, size + group.size
     for name in names:
         warn(name, found[name], rows, columns)
 
 
 def warn(name: str, count: int, rows: int, columns: Columns) -> None:
-    """Of a column that holds NaN in ``count`` of so many rows, unless that is none."""
+    """Of a column that holds such numbers in ``count`` of so many rows, unless that is none."""
     if count:
         what = "label" if name in columns.labels else "weight" if name == columns.weight else "feature"
         logger.warning(
-            "%s column %r holds NaN in %s of %s rows: where model and loss do not leave them out, the loss is NaN, "
-            "and so are all weights from then on; drop them (df.dropna), or fill them (df.fillna, Imputer)",
+            "%s column %r holds NaN or infinite numbers in %s of %s rows: where model and loss do not leave them out, "
+            "the loss is NaN, and so are all weights from then on; drop them (df.dropna, df.filter), or fill them "
+            "(df.fillna, Imputer)",
             what, name, count, rows,
         )  # fmt: skip

@@ -99,6 +99,18 @@ def field_of(frame: Any, name: str) -> Any:
     return found[0] if len(found) == 1 else None
 
 
+def unfound(frame: Any, what: str, name: str) -> DataError:
+    """The error for a column without a ``field_of``."""
+    fold = str if case_sensitive(frame) else str.lower
+    same = [other for other in frame.columns if fold(other) == fold(name)]
+    if same:
+        return DataError(
+            f"{what} column {name} is in the DataFrame {len(same)} times ({', '.join(same)}): give each a name of its "
+            "own, by df.toDF(...), or select one"
+        )
+    return DataError(f"{what} column {name} does not exist in the DataFrame (it has {', '.join(frame.columns)})")
+
+
 def case_sensitive(frame: Any) -> bool:
     return str(frame.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
@@ -114,8 +126,7 @@ def check_types(frame: Any, columns: Columns, options: Mapping[str, Any]) -> Non
     for what, chosen in (("Label", columns.labels), ("Feature", columns.features)):
         for name in chosen:
             if name not in fields:
-                known = ", ".join(frame.columns)
-                raise DataError(f"{what} column {name} does not exist in the DataFrame (it has {known})")
+                raise unfound(frame, what, name)
     if columns.weight is not None and not isinstance(fields.get(columns.weight), T.NumericType):
         raise DataError(f"sample_weight_col={columns.weight!r} is no column of numbers in the DataFrame")
     if columns.transform is not None:
@@ -140,9 +151,9 @@ def _unusable(kind: Any, readable: set[str], name: str) -> str:
 
 
 def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
-    """DataError if lists or vectors of a column differ in length, or hold null; a warning for a column with NaN, of
-    which one would make all weights NaN: footers do not tell, and ranks would find out in the middle of an epoch.
-    Spark looks at these columns, in one pass."""
+    """DataError if lists or vectors of a column differ in length, or hold null; a warning for a column with NaN or
+    infinite numbers, of which one would make all weights NaN: footers do not tell, and ranks would find out in the
+    middle of an epoch. Spark looks at these columns, in one pass."""
     from pyspark.ml.functions import vector_to_array
 
     chosen = [each for each in data.columns if each.kind in ("list", "vector") and each.fill is None]
@@ -177,14 +188,18 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
 
 
 def _nan(frame: Any, name: str) -> Any:
-    """Whether a row has NaN in this column; None for a type that has none."""
+    """Whether a row has NaN or infinite numbers in this column; None for a type that has none."""
     from pyspark.ml.functions import vector_to_array
 
     kind, column = frame.schema[name].dataType, F.col(quote(name))
     if isinstance(kind, T.FloatType | T.DoubleType):
-        return F.isnan(column)
+        return _not_finite(column)
     if kind.typeName() in ("vectorudt", "vector"):
-        return F.exists(vector_to_array(column), F.isnan)
+        return F.exists(vector_to_array(column), _not_finite)
     if isinstance(kind, T.ArrayType) and isinstance(kind.elementType, T.FloatType | T.DoubleType):
-        return F.exists(column, F.isnan)
+        return F.exists(column, _not_finite)
     return None
+
+
+def _not_finite(value: Any) -> Any:
+    return F.isnan(value) | (F.abs(value) == float("inf"))

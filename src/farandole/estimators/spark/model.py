@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from farandole.errors import DataError, SettingsError
-from farandole.estimators.spark.frames import field_of, quote
+from farandole.estimators.spark.frames import field_of, quote, unfound
 from farandole.estimators.spark.params import Declared, Row, declare, names
 from farandole.estimators.spark.persistence import Persistent
 from farandole.estimators.spark.predictions import predicted, predicted_by_row
@@ -59,9 +59,7 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         features, labels = self.getOrDefault("feature_columns"), self.getOrDefault("label_columns")
         for name in features:
             if field_of(dataset, name) is None:
-                raise DataError(
-                    f"Feature column {name} does not exist in the DataFrame (it has {', '.join(dataset.columns)})"
-                )
+                raise unfound(dataset, "Feature", name)
         outputs = self.getOutputCols()
         if len(outputs) != len(labels):
             raise SettingsError(f"output_cols={outputs} must have one for each label: {labels}")
