@@ -186,7 +186,8 @@ def test_unnamed_collectives_in_another_order_are_told_and_branches_are_not() ->
     assert others == [[], []]
     [text] = told
     assert "the ranks call collectives without names in another order" in text
-    assert f"rank 0 came to {__file__}:{other.__code__.co_firstlineno + 3}, and rank 1 to {__file__}:" in text
+    places = f"rank 0 came to {__file__}:{other.__code__.co_firstlineno + 3}, and rank 1 to {__file__}:"
+    assert places in text, text
 
 
 def test_the_ranks_that_differ_are_named_and_all_can_raise() -> None:
