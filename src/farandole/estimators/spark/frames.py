@@ -47,7 +47,7 @@ def prepared(
 def computed_once(frame: Any, names: Sequence[str], validation: float | str | None) -> Iterator[Any]:
     """A DataFrame whose sides for training and for validation have the rows of one computation, within the block."""
     if isinstance(validation, str) and field_of(frame, validation) is None:
-        raise DataError(f"Validation column {validation} does not exist in the DataFrame")
+        raise unfound(frame, "Validation", validation)
     if not validation or not varies(frame):
         yield frame
         return
