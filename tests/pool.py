@@ -31,6 +31,7 @@ import cloudpickle
 from farandole.collectives import over
 from farandole.errors import HorovodInternalError, PeerLostError
 from farandole.handshake import new_secret
+from farandole.pickled import dumps
 from farandole.transports.inproc import World
 
 HERE = Path(__file__).parent
@@ -180,7 +181,7 @@ def spread(n: int, fn: Callable[[int], Any], *, deadline: float = 300.0, deaths:
     waiting = dict(enumerate(workers))
     try:
         for rank, worker in waiting.items():
-            worker.tasks.send_bytes(cloudpickle.dumps((fn, (rank,))))
+            worker.tasks.send_bytes(dumps((fn, (rank,))))
         end = time.monotonic() + deadline
         while waiting:
             ready = wait([worker.results for worker in waiting.values()], max(0.0, end - time.monotonic()))

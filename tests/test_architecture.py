@@ -40,7 +40,7 @@ log handshake liveness network
 contracts
 config
 registry autoload
-types errors lazy
+types errors lazy pickled
 """
 # The driver's side and the rank's side of a job meet in `report` alone.
 DRIVER_ONLY = {"launch": ("engine", "observe", "collectives", "transports", "kernels")}
@@ -51,7 +51,7 @@ BUILT = [
     "estimators", "spark", "cli", "worker", "compat", "autoload", "inference", "keras", "torch", "tensorflow", "jax",
     "mxnet", "numpy", "data", "strategies", "frontend", "context", "engine", "groups", "observe", "surroundings",
     "launch", "report", "collectives", "transports", "kernels", "store", "config", "registry", "log", "handshake",
-    "liveness", "network", "contracts", "types", "errors", "lazy",
+    "liveness", "network", "contracts", "types", "errors", "lazy", "pickled",
 ]  # fmt: skip
 
 # A heavy package, and the names of the files (or folders) that may import it.

@@ -41,4 +41,4 @@ class TestTwoHosts(tools.TwoHosts):
         lacking = f"if [ $PMI_RANK = {rank} ]; then exec sleep 1000; fi; exec {shlex.join(tools.program(tmp_path))}"
         done = self.run(two_hosts, tmp_path, *self.command, "sh", "-c", lacking, FARANDOLE_START_TIMEOUT="3")
         assert done.returncode != 0
-        assert re.search(r"(did not|not all 3 ranks) reach(ed)? init\(\) within 3 s", done.stderr)
+        assert re.search(r"(did not|not all 3 ranks) reach(ed)? init\(\) within 3 s", done.stderr), done.stderr

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import select
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -133,3 +137,41 @@ def test_ranks_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_FD", str(theirs.fileno()))
     with ours, theirs, pytest.raises(RendezvousError, match=r"not all 4 ranks reached init\(\) within 0\.1 s"):
         pmi.broadcast(Placement(rank=2, size=4), lambda: "x", 0.1)
+
+
+ENDS = """
+from farandole.surroundings import pmi
+pmi.abort_at_exit()
+raise RuntimeError("why the job ends")
+"""
+
+
+def test_the_job_is_not_ended_before_the_traceback_has_been_read() -> None:
+    """Hydra looks at its own socket before it looks at output, and then reads no more."""
+    ours, theirs = socket.socketpair()
+    env = {**os.environ, "PMI_FD": str(theirs.fileno())}
+    with (
+        ours, theirs,
+        subprocess.Popen(
+            [sys.executable, "-c", ENDS], env=env, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True
+        ) as process,
+    ):  # fmt: skip
+        assert process.stderr is not None
+        select.select([process.stderr], [], [], 60)
+        ours.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            ours.recv(100)
+        assert "why the job ends" in process.stderr.read()
+        ours.settimeout(60)
+        assert ours.recv(100) == b"cmd=abort exitcode=1\n"
+
+
+def test_an_abort_does_not_wait_for_ever() -> None:
+    end, begin = os.pipe()
+    try:
+        os.write(begin, b"nobody reads this")
+        pmi.wait_until_read([begin], 0.1)
+    finally:
+        os.close(end)
+        os.close(begin)
+    pmi.wait_until_read([begin], 60)  # closed

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import cloudpickle
 import torch
 
 from farandole.errors import SettingsError
@@ -22,6 +21,7 @@ from farandole.estimators.trainers.torch.check import check
 from farandole.estimators.trainers.torch.losses import constructor, losses, refuse_class
 from farandole.estimators.trainers.torch.state import opened
 from farandole.estimators.trainers.torch.trainer import train
+from farandole.pickled import dumps
 
 EXTRA = (
     Row("input_shapes", None, "shapes of inputs, with -1 or without the rows", shapes),
@@ -117,7 +117,7 @@ class TorchModel(DistributedModel):
         categories = (self.getOrDefault("_metadata") or {}).get("categories", ())
         names = self.getOrDefault("feature_columns")
         shapes, labels = self.getOrDefault("input_shapes"), self.getOrDefault("label_columns")
-        return Loader(cloudpickle.dumps(model), [name in categories for name in names], shapes, labels, names)
+        return Loader(dumps(model), [name in categories for name in names], shapes, labels, names)
 
     def pack(self, values: dict[str, Any]) -> dict[str, Any]:
         return _packed(values)

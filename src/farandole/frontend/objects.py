@@ -104,13 +104,13 @@ def _agree_on_reading(
 
 def _pickled(obj: Any) -> tuple[Any, Exception | None]:
     """What travels, and why it is not the object."""
-    import cloudpickle  # here: programs that exchange no objects do not pay for it
+    from farandole.pickled import dumps  # here: programs that exchange no objects do not pay for it
 
     failed: Exception | None = None
     try:
-        data = cloudpickle.dumps(obj)
+        data = dumps(obj)
     except Exception as error:
-        data, failed = cloudpickle.dumps(_Unsent(f"a {type(obj).__name__}: {type(error).__name__}: {error}")), error
+        data, failed = dumps(_Unsent(f"a {type(obj).__name__}: {type(error).__name__}: {error}")), error
     return np.frombuffer(bytearray(data), dtype=np.uint8), failed
 
 

@@ -53,14 +53,13 @@ def _complaint_of_call(call: tuple[Any, tuple[Any, ...], dict[str, Any]], error:
 
 
 def _dumps(value: Any) -> bytes:
-    import cloudpickle
+    from farandole.pickled import dumps
 
     if "pyspark" in sys.modules:
         from farandole.report.spark import objects
 
         return objects.dumps(value)
-    packed: bytes = cloudpickle.dumps(value)
-    return packed
+    return dumps(value)
 
 
 def _refusal(value: Any) -> str:

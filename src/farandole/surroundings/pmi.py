@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import os
 import socket
+import stat
+import struct
+import sys
+import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from farandole.config import Placement
 from farandole.errors import HorovodInternalError, RendezvousError, WireError
@@ -20,6 +25,7 @@ from farandole.surroundings.variables import PMI
 
 _KEY = "farandole"
 _LONGEST = 1 << 16  # bytes of an answer
+_DRAIN = 2.0  # s
 
 
 def broadcast(placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings = NOBODY) -> str:
@@ -61,7 +67,34 @@ def abort_at_exit() -> None:
     """The process manager ends all ranks, also those that do not know why, when this one has said it."""
     if PMI in os.environ:
         with contextlib.suppress(OSError, ValueError):
-            atexit.register(Manager(int(os.environ[PMI]), LOOK).abort)
+            atexit.register(_abort, Manager(int(os.environ[PMI]), LOOK))
+
+
+def _abort(manager: Manager) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    wait_until_read((1, 2), _DRAIN)
+    manager.abort()
+
+
+def wait_until_read(fds: Sequence[int], timeout: float) -> None:
+    """Until nobody has left to read what was written to these pipes. Hydra looks at an abort before it looks at
+    output, and loses what it has not read by then: the traceback that says why."""
+    deadline = time.monotonic() + timeout
+    while any(map(_unread, fds)) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def _unread(fd: int) -> int:
+    """The bytes in a pipe; 0 for all else."""
+    try:
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            return 0
+        (count,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
+        return int(count)
+    except OSError:
+        return 0
 
 
 class Manager:

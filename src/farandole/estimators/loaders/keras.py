@@ -17,6 +17,7 @@ from farandole.errors import DataError, SettingsError
 from farandole.estimators.loaders.categories import whole_numbers
 from farandole.estimators.loaders.shapes import fits
 from farandole.inference.named import crossed, keys_of
+from farandole.pickled import dumps
 
 
 class Packed(NamedTuple):
@@ -57,7 +58,7 @@ def pack(model: Any, custom: Mapping[str, Any]) -> Packed:
             model.save(path)
         except Exception as error:
             raise SettingsError(f"the model cannot be saved, as it must be to reach the ranks: {error}") from error
-        return Packed(path.read_bytes(), cloudpickle.dumps(found), backend_of(model))
+        return Packed(path.read_bytes(), dumps(found), backend_of(model))
 
 
 def backend_of(model: Any) -> str:

@@ -15,6 +15,7 @@ from farandole.errors import DataError
 from farandole.estimators.spark.frames import case_sensitive
 from farandole.inference import predict_udf
 from farandole.inference.spark import sent_archive
+from farandole.pickled import dumps
 
 
 def predicted(
@@ -48,7 +49,7 @@ def predicted_by_row(frame: Any, model: Any, function: Callable[[Any, Any], Any]
     kinds = [VectorUDT() if isinstance(each, np.ndarray) else T.DoubleType() for each in found]
     fields = [frame.schema.fields[place] for place in kept]
     fields += [T.StructField(name, kind) for name, kind in zip(names, kinds, strict=True)]
-    made = frame.rdd.mapPartitions(_task(cloudpickle.dumps((model, function, kept, names)), sent_archive()))
+    made = frame.rdd.mapPartitions(_task(dumps((model, function, kept, names)), sent_archive()))
     return frame.sparkSession.createDataFrame(made, T.StructType(fields))
 
 

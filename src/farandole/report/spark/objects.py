@@ -4,11 +4,9 @@ driver's session is refused, with the way to hand data over."""
 from __future__ import annotations
 
 import inspect
-import io
 from typing import Any
 
-import cloudpickle
-
+from farandole import pickled
 from farandole.errors import SettingsError
 
 _TABLE = (
@@ -57,7 +55,7 @@ def refusal(value: Any) -> str:
     return "" if getattr(value, "_java_obj", None) is None else _REFUSED["JavaObject"]
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(pickled.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, type):
             if type(obj).__name__ == "Broadcast" and type(obj).__module__.startswith("pyspark."):
@@ -69,7 +67,5 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def dumps(value: Any) -> bytes:
-    """``cloudpickle.dumps``. SettingsError for the objects that ``refusal`` names."""
-    file = io.BytesIO()
-    _Pickler(file).dump(value)
-    return file.getvalue()
+    """``pickled.dumps``. SettingsError for the objects that ``refusal`` names."""
+    return pickled.dumps(value, _Pickler)
