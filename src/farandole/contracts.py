@@ -302,6 +302,15 @@ class Codec(Protocol):
 
 
 @runtime_checkable
+class Consensus(Protocol):
+    """A codec that says how far ranks may go towards what they hear of their neighbours by it."""
+
+    @property
+    def gamma(self) -> float:
+        """The consensus step size of CHOCO-SGD, above 0 and up to 1: the less, the more the codec leaves out."""
+
+
+@runtime_checkable
 class TakingBack(Protocol):
     """A codec that keeps what it has not sent (or a momentum), and may have sent it in vain: for a tensor that no rank
     has given."""
@@ -364,6 +373,13 @@ class Peers(Protocol):
     def swap(self, arrays: Sequence[Array], to: Sequence[int]) -> dict[int, list[Array]]:
         """Send ``arrays`` to the ranks ``to``; by rank, the arrays of those that sent to this one."""
 
+    def average_with(
+        self, arrays: Sequence[Array], to: Sequence[int], ever: Sequence[int] = (), gamma: float | None = None
+    ) -> None:
+        """Each array goes ``gamma`` of the way to the mean of itself and those of the ranks that send to this one,
+        which sends to the ranks ``to``. ``ever``: those to which it sends in other turns, too (none: always ``to``);
+        all of them must know what it sends by a codec. ``gamma``: None is all of the way, or what suits the codec."""
+
     def push(self, rule: Any, anchors: Sequence[Array], changes: Sequence[Array], *, count: bool = True) -> Any:
         """Give ``changes`` of the weights to the job's parameter servers, and take the centre in their place, as
         ``rule`` (a ``farandole.ps.clocks.Rule``) says; what became of the push (a ``farandole.ps.client.Pushed``).
@@ -396,7 +412,8 @@ class Strategy(Protocol):
     epochs: bool  # is there an exchange at the end of each epoch?
     common: str  # what all ranks have the same of after an exchange: "weights", "slot" (the first), or "" (nothing);
     # a codec then compresses how far from it each rank's weights are, whose mean is taken. "centre": that of parameter
-    # servers, to which each rank pushes; a codec compresses the pushes
+    # servers, to which each rank pushes; a codec compresses the pushes. "neighbours": what each rank has sent of its
+    # weights, which a codec compresses, is known to its neighbours alone
     slots: tuple[str, ...]  # an array for each weight: "weights" begins as a copy of it, "zeros" as zeros
 
     def due(self, step: Any) -> Any:

@@ -91,18 +91,21 @@ def test_local_sgd_is_its_model() -> None:
 
 
 def test_gossip_with_everybody_after_each_step_is_an_average_of_gradients() -> None:
-    def fn(rank: int) -> tuple[Any, Any]:
+    """Also with a codec that leaves out nothing."""
+
+    def fn(rank: int) -> tuple[Any, Any, Any]:
         import farandole.jax as hvd
 
         return tuple(
-            trained(rank, 3, hvd.DistributedOptimizer(optax.sgd(0.1), strategy=strategy))
-            for strategy in ("gossip:complete", "allreduce")
+            trained(rank, 3, hvd.DistributedOptimizer(optax.sgd(0.1), strategy=strategy, codec=codec))
+            for strategy, codec in (("gossip:complete", ""), ("gossip:complete,gamma=1", "topk:1"), ("allreduce", ""))
         )
 
     results = job(3, fn)
-    assert_replicas([reduced for _, reduced in results])
-    for gossiped, reduced in results:
+    assert_replicas([reduced for *_, reduced in results])
+    for gossiped, coded, reduced in results:
         assert_close(gossiped, reduced)
+        assert_close(coded, reduced)
 
 
 def test_half_types_whole_numbers_and_what_does_not_know_weights() -> None:

@@ -221,7 +221,15 @@ def test_synchronous_parameter_servers_are_an_average_of_gradients(backend: str)
 
         x, y = p.data(16)
         found = []
-        for spec in ("ps", "allreduce", "ps_async:2", "gossip_async:every=2", "ps threshold:1e-30", "ps_async onebit"):
+        for spec in (
+            "ps",
+            "allreduce",
+            "ps_async:2",
+            "gossip_async:every=2",
+            "ps threshold:1e-30",
+            "ps_async onebit",
+            "gossip:complete,gamma=1 topk:1",
+        ):
             strategy, _, codec = spec.partition(" ")
             model = p.dense(0)
             optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy=strategy, codec=codec)
@@ -243,4 +251,5 @@ def test_synchronous_parameter_servers_are_an_average_of_gradients(backend: str)
         equal(first, second)
     close(one[0], one[1])
     close(one[4], one[1])
-    close(one[6], [np.array([-(3 + 14) / 2])])  # what both have learned
+    close(one[6], one[1])
+    close(one[7], [np.array([-(3 + 14) / 2])])  # what both have learned

@@ -155,6 +155,14 @@ def _gossips(rank: int) -> None:
     optimizer.average_weights()
     np.testing.assert_allclose(variable.numpy(), [-(3 + 14) / 2], rtol=1e-5)
 
+    variable = tf_keras.backend.variable([0.0])
+    sgd, spec = tf_keras.optimizers.SGD(1.0), "gossip:complete,gamma=1"
+    optimizer = hvd.DistributedOptimizer(sgd, strategy=spec, codec="topk:1")  # it leaves out nothing
+    optimizer.build([variable])
+    for _ in range(3):
+        optimizer.apply_gradients([(np.array([rank + 1.0], np.float32), variable)])
+    np.testing.assert_allclose(variable.numpy(), [-4.5], rtol=1e-5)
+
 
 def _taking_turns() -> dict[str, list[Any]]:
     import tf_keras

@@ -56,20 +56,21 @@ class StrategyKit:
     resumes = True  # all that lasts from one exchange to the next is in slots
     waits = True  # ranks exchange at the same time
     joins = True  # the others go on without a rank that has joined
+    codec = ""
 
     def strategy(self) -> Strategy:
         raise NotImplementedError
 
-    def run(self, size: int, body: Callable[[int, Strategy], Any]) -> list[Any]:
-        strategy = self.strategy()
-        return job(size, lambda rank: body(rank, strategy), store=True)
+    def run(self, size: int, body: Callable[[int, Strategy, GradientOptions], Any]) -> list[Any]:
+        strategy, options = self.strategy(), GradientOptions(codec=self.codec)
+        return job(size, lambda rank: body(rank, strategy, options), store=True)
 
     def test_it_says_what_it_is(self) -> None:
         one, other = self.strategy(), self.strategy()
         assert strategy_of(one) is one, "it has all that a strategy needs"
         assert one.spec == other.spec
         assert isinstance(one.epochs, bool)
-        assert one.common in ("weights", "slot", "centre", "")
+        assert one.common in ("weights", "slot", "centre", "neighbours", "")
         assert set(one.slots) <= {"weights", "zeros"}
         assert one.common != "slot" or one.slots, "what all have in common is its first slot"
         assert pickle.loads(pickle.dumps(one)).spec == one.spec, "it travels to ranks"
@@ -83,9 +84,9 @@ class StrategyKit:
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_weights_stay_where_they_are_and_what_they_are(self, dtype: str) -> None:
-        def body(rank: int, strategy: Strategy) -> Arrays:
+        def body(rank: int, strategy: Strategy, options: GradientOptions) -> Arrays:
             weights = beginning(dtype)
-            exchange = WeightExchange("kit", GradientOptions(), strategy)
+            exchange = WeightExchange("kit", options, strategy)
             slots = exchange.slots(weights)
             kept = [array for arrays in (weights, *slots) for array in arrays]
             before = [(id(array), array.shape, array.dtype, array.ctypes.data) for array in kept]
@@ -103,9 +104,9 @@ class StrategyKit:
             assert all(same(end, ends[0]) for end in ends), "after average() all ranks have the same bits"
 
     def test_weights_that_nobody_changes_stay(self) -> None:
-        def body(rank: int, strategy: Strategy) -> None:
+        def body(rank: int, strategy: Strategy, options: GradientOptions) -> None:
             weights = beginning("float64")
-            exchange = WeightExchange("kit", GradientOptions(), strategy)
+            exchange = WeightExchange("kit", options, strategy)
             slots = exchange.slots(weights)
             for step in range(1, STEPS + 1):
                 if strategy.due(step):
@@ -119,9 +120,9 @@ class StrategyKit:
     def test_ranks_come_nearer_to_what_all_have_learned(self) -> None:
         """Each has a goal of its own: without exchanges they would be 0.1 apart from one rank to the next."""
 
-        def body(rank: int, strategy: Strategy) -> tuple[float, float]:
+        def body(rank: int, strategy: Strategy, options: GradientOptions) -> tuple[float, float]:
             weights = [np.zeros(3)]
-            exchange = WeightExchange("kit", GradientOptions(), strategy)
+            exchange = WeightExchange("kit", options, strategy)
             slots = exchange.slots(weights)
             for step in range(1, 121):
                 weights[0] -= 0.05 * (weights[0] - 1.0 - 0.1 * rank)
@@ -132,7 +133,8 @@ class StrategyKit:
             return own, float(weights[0][0])
 
         found = self.run(3, body)
-        assert all(abs(end - 1.1) < 0.12 for _, end in found), found
+        bound = 0.12 if self.waits else 0.3  # a rank that comes last, when the others are done, has the last word
+        assert all(abs(end - 1.1) < bound for _, end in found), found
         if self.waits and not self.strategy().epochs:  # others are at different steps
             assert np.ptp([own for own, _ in found]) < 0.1, found
 
@@ -140,13 +142,13 @@ class StrategyKit:
         if not self.repeats:
             pytest.skip("what it does hangs on the order of events")
 
-        def body(rank: int, strategy: Strategy) -> list[Arrays]:
+        def body(rank: int, strategy: Strategy, options: GradientOptions) -> list[Arrays]:
             import farandole.numpy as hvd
 
             def trained(count: int) -> list[Arrays]:
                 """The weights of so many optimizers, which take turns; and so do ranks, if they can."""
                 models = [beginning("float64", kind) for kind in range(count)]
-                exchanges = [WeightExchange("kit", GradientOptions(), strategy) for _ in models]
+                exchanges = [WeightExchange("kit", options, strategy) for _ in models]
                 slots = [exchange.slots(weights) for exchange, weights in zip(exchanges, models, strict=True)]
                 for exchange in exchanges:
                     exchange.average([np.zeros(1)])  # all have found each other to be alike
@@ -170,7 +172,7 @@ class StrategyKit:
         if not (self.repeats and self.resumes):
             pytest.skip("what lasts from one exchange to the next is not in slots alone")
 
-        def body(rank: int, strategy: Strategy) -> None:
+        def body(rank: int, strategy: Strategy, options: GradientOptions) -> None:
             def trained(kept: KeptExchange, weights: Arrays, steps: range) -> None:
                 for step in steps:
                     kept.begin(weights, np.copy, stepping=True)
@@ -178,12 +180,16 @@ class StrategyKit:
                     if strategy.due(step):
                         kept(weights, step)
 
-            kept, weights = KeptExchange("kit", GradientOptions(), strategy), beginning("float32")
+            kept, weights = KeptExchange("kit", options, strategy), beginning("float32")
             trained(kept, weights, range(1, 6))
-            state, saved = pickle.loads(pickle.dumps((kept.state_dict(), weights)))
+            codec = kept.exchange.codec
+            of_codec = None if codec is None else codec.state_dict()
+            state, of_codec, saved = pickle.loads(pickle.dumps((kept.state_dict(), of_codec, weights)))
             trained(kept, weights, range(6, 12))
-            again = KeptExchange("kit", GradientOptions(), strategy)
+            again = KeptExchange("kit", options, strategy)
             again.load_state_dict(state)
+            if again.exchange.codec is not None:
+                again.exchange.codec.load_state_dict(of_codec)
             trained(again, saved, range(6, 12))
             assert same(saved, weights)
             assert same([array for slot in again.state_dict()["slots"] for array in slot],
@@ -195,11 +201,11 @@ class StrategyKit:
 
     @pytest.mark.parametrize("steps", [0, STEPS])
     def test_statistics_that_nobody_trains_are_averaged(self, steps: int) -> None:
-        def body(rank: int, strategy: Strategy) -> Arrays:
+        def body(rank: int, strategy: Strategy, options: GradientOptions) -> Arrays:
             import farandole.numpy as hvd
 
             weights, statistics = beginning("float32"), [np.zeros(3), np.zeros(1, "float32")]
-            exchange = WeightExchange("kit", GradientOptions(), strategy)
+            exchange = WeightExchange("kit", options, strategy)
             slots = exchange.slots(weights)
             for step in range(1, steps + 1):
                 if strategy.due(step):
@@ -215,11 +221,11 @@ class StrategyKit:
                 np.testing.assert_allclose(array, 2.0, rtol=1e-6)
 
     def test_a_rank_without_data_keeps_nobody_waiting(self) -> None:
-        def body(rank: int, strategy: Strategy) -> Arrays:
+        def body(rank: int, strategy: Strategy, options: GradientOptions) -> Arrays:
             import farandole.numpy as hvd
 
             weights = beginning("float64")
-            exchange = WeightExchange("kit", GradientOptions(), strategy)
+            exchange = WeightExchange("kit", options, strategy)
             slots = exchange.slots(weights)
             for step in range(1, 1 + STEPS * (hvd.size() - 1 - rank)):
                 learn(rank, step, weights)
@@ -238,12 +244,12 @@ class StrategyKit:
         assert not same(ends[0], beginning("float64"))
 
     def test_ranks_with_other_options_are_told(self) -> None:
-        def body(rank: int, strategy: Strategy) -> None:
+        def body(rank: int, strategy: Strategy, options: GradientOptions) -> None:
             own = f"{strategy.spec} of rank {rank}"
-            exchange, weights = WeightExchange("kit", GradientOptions(), Renamed(strategy, own)), beginning("float32")
+            exchange, weights = WeightExchange("kit", options, Renamed(strategy, own)), beginning("float32")
             with pytest.raises(ValueError, match=r"all ranks must use the same strategy") as told:
                 exchange(weights, exchange.slots(weights), 1)
-            assert repr(own) in str(told.value)
+            assert f"{own!r}"[:-1] in str(told.value)  # a codec may follow
 
         self.run(2, body)
 

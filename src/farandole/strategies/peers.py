@@ -14,6 +14,7 @@ from farandole.contracts import Codec, PushCodec
 from farandole.engine import Engine, Entry
 from farandole.errors import JoinedError
 from farandole.strategies.list_reducer import GradientListReducer
+from farandole.strategies.neighbours import Copies, cut, joined
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.pairs import Pairs
 from farandole.strategies.unlike import check_same_weights
@@ -32,6 +33,7 @@ class EnginePeers:
 
     names: Sequence[str] | None = None  # of the arrays, for messages
     near: Sequence[Array] = ()  # what ranks have in common: a codec sends how far away from it they are
+    sent: Sequence[Array] = ()  # this rank's weights as its neighbours know them, by a codec
     statistics: Sequence[Array] = ()  # they go with the weights that are pushed
 
     def __init__(
@@ -54,6 +56,7 @@ class EnginePeers:
         if codec is not None:
             self._coded = GradientListReducer(f"{name}.coded", summed._replace(codec=codec), scope=scope)
         self._of_pushes = codec if isinstance(codec, PushCodec) else None
+        self._scope, self._copies = scope, None if self._of_pushes is None else Copies(self._of_pushes, self.rank)
 
     def average(self, arrays: Sequence[Array]) -> None:
         if self._coded is None or [array.shape for array in arrays] != [array.shape for array in self.near]:
@@ -83,11 +86,58 @@ class EnginePeers:
         self.names = names
 
     def swap(self, arrays: Sequence[Array], to: Sequence[int]) -> dict[int, list[Array]]:
+        self._compare(arrays)
+        mine = joined(arrays)
+        heard = self._messages(mine, to)
+        for rank, message in heard.items():
+            if len(message) != mine.size:
+                raise ValueError(
+                    f"{self.name}: rank {self._ranks[rank]} sent weights of {len(message)} bytes, and rank "
+                    f"{self._ranks[self.rank]} has {mine.size}: add weights on all ranks in the same step"
+                )
+        return {rank: cut(message, arrays) for rank, message in heard.items()}
+
+    def average_with(
+        self, arrays: Sequence[Array], to: Sequence[int], ever: Sequence[int] = (), gamma: float | None = None
+    ) -> None:
+        own, way = arrays, 1.0
+        if self._copies is not None and len(self.sent) == len(arrays):
+            own, way = self.sent, self._copies.gamma
+            heard = self._swap_coded(self._copies, arrays, ever or to)
+        else:
+            heard = self.swap(arrays, to)
+        if gamma is not None:
+            way = gamma
+        for number, array in enumerate(arrays):
+            others = [heard[rank][number] for rank in sorted(heard)]
+            if own is arrays and way == 1.0:
+                for other in others:
+                    array += other
+                np.divide(array, len(others) + 1, out=array)
+            else:
+                away = sum((other - own[number] for other in others), np.zeros_like(array))
+                array += array.dtype.type(way / (len(others) + 1)) * away
+
+    def _swap_coded(self, copies: Copies, arrays: Sequence[Array], to: Sequence[int]) -> dict[int, list[Array]]:
+        """By rank, what is known here of the weights of those that send to this one."""
+        self._compare(arrays)
+        keys = [f"{self._scope}{name}" for name in self.names_of(arrays)]
+        heard = self._messages(copies.message(arrays, self.sent, keys, len(to)), to)
+        try:
+            return {rank: copies.read(rank, message, arrays) for rank, message in heard.items()}
+        except (ValueError, IndexError) as error:
+            raise ValueError(
+                f"{self.name}: rank {self._ranks[self.rank]} cannot read what a neighbour sent ({error}): add weights "
+                "on all ranks in the same step"
+            ) from error
+
+    def _compare(self, arrays: Sequence[Array]) -> None:
         if not self._compared:  # the sizes of messages tell little
             self._compared = True
             check_same_weights(self.engine, self.name, self._ranks, arrays, self.names_of(arrays))
-        parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
-        mine = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
+
+    def _messages(self, mine: Array, to: Sequence[int]) -> dict[int, Array]:
+        """Send ``mine`` (uint8) to the ranks ``to``; by rank, what was sent to this one."""
         flat = np.tile(mine, len(to))
         splits = tuple(mine.size if rank in to else 0 for rank in range(self.size))
         request = Request(f"{self.name}.swap", Kind.ALLTOALL, DType.UINT8, flat.shape, splits=splits)
@@ -98,17 +148,12 @@ class EnginePeers:
                 f"strategy={self._spec!r}: a rank has called join(), and its neighbours need its weights. Give all "
                 "ranks as many steps, or take local_sgd, easgd, ps or gossip_async, which go on without it"
             ) from None
-        heard, begin = {}, 0
-        for rank, count in enumerate(counts):
-            if count and count != mine.size:
-                raise ValueError(
-                    f"{self.name}: rank {self._ranks[rank]} sent weights of {count} bytes, and rank "
-                    f"{self._ranks[self.rank]} has {mine.size}: add weights on all ranks in the same step"
-                )
-            if count:
-                heard[rank] = _cut(received[begin : begin + count], arrays)
-            begin += count
-        return heard
+        ends = np.cumsum(counts)
+        return {
+            rank: received[end - count : end]
+            for rank, (count, end) in enumerate(zip(counts, ends, strict=True))
+            if count
+        }
 
     def push(self, rule: Rule, anchors: Sequence[Array], changes: Sequence[Array], *, count: bool = True) -> Pushed:
         statistics, self.statistics = self.statistics, ()
@@ -190,13 +235,3 @@ class EnginePeers:
                 name, self._ranks, rule, self._spec, anchors, self.names_of(anchors), statistics, self._of_pushes
             )
         return self._centre
-
-
-def _cut(memory: Array, like: Sequence[Array]) -> list[Array]:
-    """``memory`` as arrays of the shapes and types of ``like``."""
-    found, begin = [], 0
-    for array in like:
-        end = begin + array.nbytes
-        found.append(memory[begin:end].copy().view(array.dtype).reshape(array.shape))
-        begin = end
-    return found

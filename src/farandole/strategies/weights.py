@@ -102,6 +102,12 @@ class WeightExchange:
             self._claim(self.codec, peers.names_of(weights))
         if self.codec is None or self.strategy.common == "centre":  # pushes are compressed where they are made
             self.strategy.exchange(weights, slots, peers, step)
+        elif self.strategy.common == "neighbours":
+            peers.sent = slots[-1]
+            try:
+                self.strategy.exchange(weights, slots[:-1], peers, step)
+            finally:
+                peers.sent = ()
         else:
             self._exchange_coded(weights, slots, peers, step)
         self._average(peers.statistics)  # those that did not go with the weights
@@ -161,7 +167,7 @@ class WeightExchange:
         return DISTANCE if self.strategy.common == "slot" else CHANGE
 
     def _keeps_last(self) -> bool:
-        return self.strategy.common == "weights"
+        return self.strategy.common in ("weights", "neighbours")
 
     def average(
         self, weights: Sequence[Array], slots: Sequence[Sequence[Array]] = (), names: Sequence[str] | None = None,

@@ -13,7 +13,7 @@ SPECS = (
 ON_SERVERS = ("ps", "ps_async", "ssp")  # the centre is there, and a new one begins with the weights of rank 0
 
 
-def kit(spec: str) -> type[StrategyKit]:
+def kit(spec: str, codec: str = "") -> type[StrategyKit]:
     def strategy(self: StrategyKit) -> Strategy:
         found = strategy_of(spec)
         assert not isinstance(found, str)
@@ -22,9 +22,9 @@ def kit(spec: str) -> type[StrategyKit]:
     name = spec.partition(":")[0]
     own = {
         "strategy": strategy, "repeats": name != "gossip_async", "resumes": name not in ON_SERVERS,
-        "waits": name not in ("gossip_async", "ps_async", "ssp"), "joins": name != "gossip",
+        "waits": name not in ("gossip_async", "ps_async", "ssp"), "joins": name != "gossip", "codec": codec,
     }  # fmt: skip
-    return type(f"Test_{name}", (StrategyKit,), own)
+    return type(f"Test_{name}_{codec}", (StrategyKit,), own)
 
 
 (
@@ -32,6 +32,8 @@ def kit(spec: str) -> type[StrategyKit]:
 ) = map(kit, SPECS)  # fmt: skip
 TestWarmup, TestEpoch = kit("local_sgd:4,warmup=2"), kit("local_sgd:epoch")
 TestNesterov, TestAdam = kit("local_sgd:2,outer=nesterov,lr=0.5"), kit("ps_async:2,optimizer=adam,lr=0.05")
+
+TestCodedGossip = kit("gossip:exponential", "int8")
 
 
 def test_the_kit_runs_every_mode_that_there_is() -> None:

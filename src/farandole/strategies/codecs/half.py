@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Half(Pushable):
     """Tensors that have 16 bits already travel as they are."""
 
-    feedback = False
+    feedback, gamma = False, 1.0
     dtype: ClassVar[DType]
 
     def __init__(self) -> None:

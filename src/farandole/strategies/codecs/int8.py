@@ -18,7 +18,7 @@ _TINY = 1e-36  # blocks of smaller numbers count as zeros: their scale would hav
 class Int8(PushQuantized):
     """After Alistarh et al. 2017 (QSGD). The expected value of what arrives is what was sent; nothing is kept."""
 
-    name, feedback, seeded, block = "int8", False, True, 256
+    name, feedback, seeded, block, gamma = "int8", False, True, 256, 1.0
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class OneBit(PushQuantized):
     """Seide et al. 2014: 1-Bit Stochastic Gradient Descent. What a block loses is sent later."""
 
-    name, block = "onebit", 512
+    name, block, gamma = "onebit", 512, 0.5
 
     def __init__(self) -> None:
         super().__init__()

@@ -46,6 +46,7 @@ class PowerSgd(Pushable):
     def __init__(self, rank: str | int = "2") -> None:
         super().__init__(str(rank))
         self._rank: int = number(self.name, rank, int, "the rank, a whole number", 0)
+        self.gamma = min(self.gamma, 0.05 * self._rank)
 
     def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
         matrices = self._matrices(values, parts)

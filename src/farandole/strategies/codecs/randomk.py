@@ -28,6 +28,7 @@ class RandomK(Pushable):
     def __init__(self, ratio: str | float) -> None:
         super().__init__(str(ratio))
         self._ratio = number(self.name, ratio, float, "the share of numbers to send", 0, 1)
+        self.gamma = min(self.gamma, self._ratio / 2)
 
     def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
         dtype = parts[0].buffer.dtype

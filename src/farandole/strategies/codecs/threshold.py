@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Threshold(Sparse):
     """Strom 2015. How much is sent depends on the gradients: nothing where nothing has changed."""
 
-    name, even = "threshold", False
+    name, even, gamma = "threshold", False, 0.5
 
     def __init__(self, bound: str | float) -> None:
         super().__init__(str(bound))

@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from farandole.contracts import Peers
-from farandole.strategies.specs import number, parsed, refuse
+from farandole.strategies.specs import number, parsed, real, refuse
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -56,16 +54,24 @@ class Gossip:
     neighbour a turn: Assran et al., "Stochastic Gradient Push", 2019.
 
     A rank sends to as many as it hears, so the mean over all ranks stays. Weights differ between ranks, the less the
-    more often they gossip. Raises ValueError for options that make no sense.
+    more often they gossip. ``gamma``: how much of the way to that mean a rank goes, more than 0 and at most 1; None:
+    all of it. With a codec this is CHOCO-SGD (Koloskova et al., "Decentralized Stochastic Optimization and Gossip
+    Algorithms with Compressed Communication", 2019), ``gamma`` its consensus step size, and None what suits the codec;
+    on the exponential graph a rank then sends to all its neighbours in each turn.
+    Raises ValueError for options that make no sense.
     """
 
     name = "gossip"
-    epochs, common, slots = False, "", ()
+    epochs, common, slots = False, "neighbours", ()
 
-    def __init__(self, graph: str = "exponential", *, every: int | str = 1) -> None:
+    def __init__(
+        self, graph: str = "exponential", *, every: int | str = 1, gamma: float | str | None = None
+    ) -> None:  # fmt: skip
         if graph not in GRAPHS:
             refuse(self.name, "graph", graph, ", ".join(GRAPHS))
         self.graph, self.every = graph, number(self.name, "every", every, at_least=1)
+        rule = "more than 0 and at most 1"
+        self.gamma = None if gamma is None else real(self.name, "gamma", gamma, lambda it: 0 < it <= 1, rule)
 
     @classmethod
     def parse(cls, argument: str) -> Gossip:
@@ -74,16 +80,13 @@ class Gossip:
 
     @property
     def spec(self) -> str:
-        return f"{self.name}:{self.graph},every={self.every}"
+        return f"{self.name}:{self.graph},every={self.every}" + (f",gamma={self.gamma:g}" if self.gamma else "")
 
     def due(self, step: Any) -> Any:
         return step % self.every == 0
 
     def exchange(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers, step: int) -> None:
-        turn = step // self.every
-        to = sorted({*GRAPHS[self.graph](peers.rank, peers.size, turn)} - {peers.rank})
-        heard = peers.swap(weights, to)
-        for number_, weight in enumerate(weights):
-            for rank in sorted(heard):
-                weight += heard[rank][number_]
-            np.divide(weight, len(heard) + 1, out=weight)
+        rank, size = peers.rank, peers.size
+        turns = [{*GRAPHS[self.graph](rank, size, turn)} - {rank} for turn in range(size)]
+        to = {*GRAPHS[self.graph](rank, size, step // self.every)} - {rank}
+        peers.average_with(weights, sorted(to), sorted(set[int]().union(*turns)), self.gamma)

@@ -1,0 +1,190 @@
+"""``gossip`` with a codec (CHOCO-SGD) against a model of itself, and what must stay whatever a codec leaves out."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farandole.contracts import Consensus
+from farandole.strategies.codecs import codec as codec_of
+from farandole.strategies.modes.gossip import GRAPHS, Gossip
+from farandole.strategies.neighbours import Copies
+from farandole.strategies.options import GradientOptions
+from farandole.strategies.weights import KeptExchange, WeightExchange
+from tests.job import job
+
+SHAPES = [(3, 4), (), (0,), (5,)]
+CODECS = ["fp16", "bf16", "int8", "onebit", "topk:0.2", "randomk:0.2", "threshold:0.05", "powersgd:1"]
+
+Arrays = list[Any]
+
+
+def beginning(rank: int) -> Arrays:
+    return [np.full(shape, 1.0 + rank) for shape in SHAPES]
+
+
+def drift(rank: int, step: int) -> Arrays:
+    """What a rank's own step adds to its weights."""
+    random = np.random.default_rng(1000 * step + rank)
+    return [random.standard_normal(shape) for shape in SHAPES]
+
+
+def flat(weights: Arrays) -> Any:
+    return np.concatenate([weight.reshape(-1) for weight in weights])
+
+
+def largest(change: Any, share: float) -> Any:
+    sent = np.zeros_like(change)
+    places = np.argsort(-np.abs(change))[: math.ceil(share * len(change))]
+    sent[places] = change[places]
+    return sent
+
+
+def model(n: int, graph: str, gamma: float, steps: int) -> list[Any]:
+    """After algorithm 2 of the paper, with all ranks' weights in one process."""
+    turns = range(n)
+    to = [{other for turn in turns for other in GRAPHS[graph](rank, n, turn)} - {rank} for rank in range(n)]
+    weights = [flat(beginning(rank)) for rank in range(n)]
+    copies = [weight.copy() for weight in weights]
+    for step in range(1, steps + 1):
+        weights = [weight + flat(drift(rank, step)) for rank, weight in enumerate(weights)]
+        copies = [copy + largest(weight - copy, 0.3) for weight, copy in zip(weights, copies, strict=True)]
+        for rank in range(n):
+            heard = [other for other in range(n) if rank in to[other]]
+            share = 1 / (len(heard) + 1)
+            weights[rank] = weights[rank] + gamma * sum(share * (copies[other] - copies[rank]) for other in heard)
+    return weights
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_gossip_with_a_codec_is_its_model(n: int) -> None:
+    cases = [(graph, gamma) for graph in GRAPHS for gamma in (None, 0.5)]
+
+    def fn(rank: int) -> list[Any]:
+        ends = []
+        for graph, gamma in cases:
+            weights = beginning(rank)
+            exchange = WeightExchange("test", GradientOptions(codec="topk:0.3"), Gossip(graph, gamma=gamma))
+            slots = exchange.slots(weights)
+            for step in range(1, 9):
+                for weight, change in zip(weights, drift(rank, step), strict=True):
+                    weight += change
+                exchange(weights, slots, step)
+            ends.append(flat(weights))
+        return ends
+
+    found = job(n, fn)
+    for place, (graph, gamma) in enumerate(cases):
+        for rank, expected in enumerate(model(n, graph, gamma or 0.1, 8)):
+            np.testing.assert_allclose(found[rank][place], expected, rtol=1e-12, atol=1e-12, err_msg=graph)
+
+
+@pytest.mark.parametrize("graph", ["ring", "exponential"])
+def test_the_mean_stays_and_ranks_come_to_one_mind_with_each_codec(graph: str) -> None:
+    def fn(rank: int) -> list[Any]:
+        found = []
+        for spec in CODECS:
+            weights = [np.random.default_rng(rank).standard_normal(40), np.full(3, float(rank))]
+            exchange = WeightExchange("test", GradientOptions(codec=spec), Gossip(graph))
+            slots = exchange.slots(weights)
+            for step in range(1, 301):
+                exchange(weights, slots, step)
+            assert exchange.codec is not None
+            assert exchange.codec.sent > 0
+            found.append(flat(weights))
+        return found
+
+    ends = job(4, fn)
+    mean = np.mean([flat([np.random.default_rng(rank).standard_normal(40), np.full(3, float(rank))])
+                    for rank in range(4)], axis=0)  # fmt: skip
+    for spec, *ranks in zip(CODECS, *ends, strict=True):
+        np.testing.assert_allclose(np.mean(ranks, axis=0), mean, atol=1e-6, err_msg=spec)
+        # what is smaller than a threshold is never sent; by two means for all numbers the last of the way is long
+        bound = 0.2 if spec in ("threshold:0.05", "onebit") else 0.05
+        assert np.abs(np.array(ranks) - mean).max() < bound, spec
+
+
+@pytest.mark.parametrize("codec", ["int8", "topk:0.2", "powersgd:1"])
+def test_a_run_goes_on_bit_for_bit(codec: str) -> None:
+    """Copies of neighbours are not in a checkpoint: these send theirs whole, once."""
+
+    def fn(rank: int) -> None:
+        def trained(kept: KeptExchange, weights: Arrays, steps: range) -> None:
+            for step in steps:
+                kept.begin(weights, np.copy, stepping=True)
+                for weight, change in zip(weights, drift(rank, step), strict=True):
+                    weight += np.asarray(change, weight.dtype)
+                kept(weights, step)
+
+        weights = [weight.astype(kind) for weight, kind in zip(beginning(rank), "fdff", strict=True)]
+        kept = KeptExchange("test", GradientOptions(codec=codec), Gossip("ring"))
+        trained(kept, weights, range(1, 6))
+        assert kept.exchange.codec is not None
+        saved = pickle.dumps((kept.state_dict(), kept.exchange.codec.state_dict(), weights))
+        trained(kept, weights, range(6, 12))
+        state, of_codec, others = pickle.loads(saved)
+        again = KeptExchange("test", GradientOptions(codec=codec), Gossip("ring"))
+        again.load_state_dict(state)
+        assert again.exchange.codec is not None
+        again.exchange.codec.load_state_dict(of_codec)
+        trained(again, others, range(6, 12))
+        assert [weight.tobytes() for weight in others] == [weight.tobytes() for weight in weights]
+
+    job(3, fn)
+
+
+def test_a_copy_that_neighbours_do_not_have_is_sent_anew() -> None:
+    """Rank 0's state goes to all in mid-run, say: the mean of all ranks' weights stays from then on."""
+
+    def fn(rank: int) -> tuple[Any, Any]:
+        weights = [np.random.default_rng(rank).standard_normal(30)]
+        exchange = WeightExchange("test", GradientOptions(codec="topk:0.1"), Gossip("ring"))
+        slots = exchange.slots(weights)
+        for step in range(1, 6):
+            exchange(weights, slots, step)
+        slots[-1][0][:] = np.random.default_rng(0).standard_normal(30)
+        before = weights[0].copy()
+        for step in range(6, 200):
+            exchange(weights, slots, step)
+        return before, weights[0]
+
+    befores, afters = zip(*job(3, fn), strict=True)
+    np.testing.assert_allclose(np.mean(afters, axis=0), np.mean(befores, axis=0), atol=1e-9)
+    assert np.ptp(afters, axis=0).max() < 0.1
+
+
+def test_messages_of_other_weights_are_refused() -> None:
+    codec = codec_of("int8")
+    own, weights = [np.zeros(9)], [np.ones(9)]
+    message = Copies(codec, 0).message(weights, own, ["w"], 1)  # type: ignore[arg-type]
+    assert own[0].tolist() == [1.0] * 9
+    for wrong in (message[:-1], message[:10], message[:0], np.concatenate([message, message[:1]])):
+        with pytest.raises(ValueError, match="bytes does not fit"):
+            Copies(codec, 1).read(0, wrong, weights)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="bytes does not fit"):
+        Copies(codec, 1).read(0, message, [np.zeros(8)])  # type: ignore[arg-type]
+    later = Copies(codec, 0)  # type: ignore[arg-type]
+    later.message(weights, own, ["w"], 1)
+    with pytest.raises(ValueError, match="bytes does not fit"):
+        Copies(codec, 1).read(0, later.message(weights, own, ["w"], 1), weights)  # type: ignore[arg-type]
+
+
+def test_how_far_ranks_go() -> None:
+    found = {}
+    for spec in [*CODECS, "randomk:0.01", "powersgd:4", "topk:0.01"]:
+        codec = codec_of(spec)
+        assert isinstance(codec, Consensus)
+        found[spec] = codec.gamma
+    assert found == {
+        "fp16": 1.0, "bf16": 1.0, "int8": 1.0, "onebit": 0.5, "topk:0.2": 0.1, "topk:0.01": 0.1, "randomk:0.2": 0.1,
+        "randomk:0.01": 0.005, "threshold:0.05": 0.5, "powersgd:1": 0.05, "powersgd:4": 0.1,
+    }  # fmt: skip
+    assert Gossip("ring", gamma="0.25").spec == "gossip:ring,every=1,gamma=0.25"
+    assert Gossip.parse("ring,gamma=1").gamma == 1.0
+    for wrong in (0, 1.5, "x", "nan"):
+        with pytest.raises(ValueError, match=r"gamma=.* must be more than 0 and at most 1"):
+            Gossip(gamma=wrong)
