@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -379,6 +380,22 @@ def test_keras_functions_of_one_name_are_told_apart_or_refused() -> None:
     np.testing.assert_allclose(called(pack(model(relu)), X), model("relu").predict(X, verbose=0), rtol=1e-6)
     layers = [keras.layers.Lambda(lambda x: x * 2), keras.layers.Lambda(lambda x: x * 7)]  # their code is in the file
     np.testing.assert_allclose(called(pack(keras.Sequential([keras.Input((4,)), *layers])), X), X * 14)
+
+
+def test_code_of_the_program_keeps_its_file(tmp_path: Path) -> None:
+    """Where AutoGraph reads it: without it a layer of Keras 2 with an ``if`` of a tensor cannot be opened."""
+    source = "def plain(x):\n    return x\nclass Own(Base):\n    def forward(self, x):\n        return x\n"
+    cell: dict[str, Any] = {"__name__": "__main__", "Base": torch.nn.Module}
+    exec(compile(source, "/program/cell.py", "exec"), cell)
+    path = tmp_path / "model.pt"
+    path.write_bytes(pack(cell["Own"]()).content)
+    options = dict(pack("m.keras", custom_objects={"plain": cell["plain"]}).options)
+    found = [
+        cloudpickle.loads(pack(cell["plain"]).content),
+        cloudpickle.loads(options["custom_objects"])["plain"],
+        torch.load(path, weights_only=False).forward,
+    ]
+    assert [each.__code__.co_filename for each in found] == ["/program/cell.py"] * 3
 
 
 def test_onnx_models_of_scikit_learn_give_probabilities_by_label(tmp_path: Path) -> None:

@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cloudpickle
-
 from farandole.data import paths
 from farandole.data.extras import need
 from farandole.errors import SettingsError, did_you_mean
 from farandole.inference.isolate import WholeError
 from farandole.inference.stream import Predictor
 from farandole.inference.versions import version
+from farandole.pickled import dumps
 
 MODEL_OPTIONS = ("custom_objects", "signature", "trust_pickle")  # that a user may give, beside what all columns have
 _OTHER_OPTIONS = ("returns", "batch_size", "inputs", "shapes", "dtypes", "fill", "decode", "stack", "errors", "key")
@@ -92,7 +91,7 @@ def pack(model: Any, **options: Any) -> Model:
         )
     given = {name: value for name, value in options.items() if value not in (None, False, {})}
     if "custom_objects" in given:
-        given["custom_objects"] = cloudpickle.dumps(given["custom_objects"])
+        given["custom_objects"] = dumps(given["custom_objects"])
     if isinstance(model, (str, os.PathLike)):
         path = paths.normalized(os.fspath(model))
         kind, named = _kind_of_path(path), f"{path} {version(path) or uuid.uuid4().hex}"

@@ -19,6 +19,7 @@ from farandole.errors import SettingsError
 from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
 from farandole.inference.returns import DEFAULT, Type, arrow_type, parse
 from farandole.inference.stream import BATCH_SIZE, ERROR, PREDICTION, Chunk, How, check_batch_size, predictions
+from farandole.pickled import dumps
 from farandole.report.spark import session
 
 _PURPOSE = "inference"
@@ -90,7 +91,7 @@ def predict_udf(
         _how(job, len(inputs) + key, 1)  # here, so that what is wrong is told early
     kind = str(job.returns)
     column = kind if errors == "raise" else f"struct<{PREDICTION}:{kind},{ERROR}:string>"
-    facts = cloudpickle.dumps(job), _sent(packed.content), sent_archive()
+    facts = dumps(job), _sent(packed.content), sent_archive()
     return _udf(lambda masked: _task(*facts, masked), column)
 
 

@@ -12,6 +12,7 @@ import cloudpickle
 
 from farandole.data import paths
 from farandole.data.extras import need
+from farandole.pickled import dumps
 
 _CHANGING = ("metadata.json", ".data/serialization_id")  # of Keras: the time; of torch: made of checksums
 _FACTS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created", "generation", "size")
@@ -59,7 +60,7 @@ def identity(content: bytes) -> str:
 
 def identity_of(value: Any) -> str:
     """Of a function or class, which is pickled as it is sent."""
-    return identity(cloudpickle.dumps(value))
+    return identity(dumps(value))
 
 
 def _parts(content: bytes) -> list[bytes]:

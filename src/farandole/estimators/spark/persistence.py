@@ -12,6 +12,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 
 from farandole.errors import SettingsError
 from farandole.log import logger
+from farandole.pickled import dumps
 
 _PARAMS = "params"
 
@@ -49,7 +50,7 @@ class _Writer(MLWriter):  # type: ignore[misc]
 
     def saveImpl(self, path: str) -> None:
         values = public({param.name: value for param, value in self.instance._paramMap.items()})
-        packed = base64.b64encode(cloudpickle.dumps(self.instance.pack(values))).decode()
+        packed = base64.b64encode(dumps(self.instance.pack(values))).decode()
         DefaultParamsWriter.saveMetadata(self.instance, path, _context(self), paramMap={_PARAMS: packed})
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from farandole.inference.models import Model, Place, computing, is_loader, wrap
+from farandole.pickled import dumps
 
 if TYPE_CHECKING:
     from farandole.inference.stream import Predictor
@@ -31,7 +32,7 @@ class FunctionPredictor:
 
 def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     path = folder / "function.pkl"
-    path.write_bytes(cloudpickle.dumps(model))
+    path.write_bytes(dumps(model))
     packed = Model.of_file("function", path, options)
     return packed._replace(load=uuid.uuid4().hex) if is_loader(model) else packed
 

@@ -19,6 +19,7 @@ from farandole.errors import SettingsError
 from farandole.inference.models import Model, Place
 from farandole.inference.named import keys_of, named
 from farandole.inference.returns import of
+from farandole.pickled import dumps
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -64,7 +65,7 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
     custom = _custom(model, _unpickled(options), "tf_keras" if backend == "tf_keras" else "keras")
     given = {**options, "backend": backend, "trust_pickle": True}  # made here, by this program
     if custom:
-        given["custom_objects"] = cloudpickle.dumps(custom)
+        given["custom_objects"] = dumps(custom)
     return Model.of_file("keras", path, given, _returns(model))
 
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import torch
 
+from farandole import pickled
 from farandole.errors import SettingsError
 from farandole.inference.models import Model, Place, computing
 
@@ -117,7 +117,7 @@ def pack(model: Any, folder: Path, options: Mapping[str, Any]) -> Model:
         torch.export.save(model, str(path))
     else:
         try:
-            torch.save(getattr(model, "_orig_mod", model), path, pickle_module=cloudpickle)
+            torch.save(getattr(model, "_orig_mod", model), path, pickle_module=pickled)
         except Exception as error:  # of any class in it: a lock, an open file, a parametrization
             text = " ".join(str(error).split())
             raise SettingsError(
