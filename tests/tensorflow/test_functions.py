@@ -103,6 +103,33 @@ def test_shapes(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_factors_of_float64_are_float64(mode: str) -> None:
+    """TensorFlow makes a float32 of a Python float that it casts: 0.1 was 0.10000000149."""
+
+    def body(rank: int) -> None:
+        def several(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                largest = hvd.allreduce(x, op=hvd.Max, prescale_factor=0.1)
+                part = hvd.reducescatter(x, op=hvd.Average, postscale_factor=0.1)
+            return largest, *tape.gradient((largest, part), (x,))
+
+        largest, gradient = run(mode, several, tf.ones(3, tf.float64))
+        np.testing.assert_allclose(largest, [0.1] * 3, rtol=1e-15)
+        np.testing.assert_allclose(gradient, [0.2] * 3, rtol=1e-15)
+
+        def tied(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                largest = hvd.allreduce(x, op=hvd.Max)
+            return tape.gradient(largest, x, tf.fill([3], tf.constant(rank + 1.0, tf.float64)))
+
+        np.testing.assert_allclose(run(mode, tied, tf.ones(3, tf.float64)), [2.0] * 3, rtol=1e-15)
+
+    job(3, body)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_groups_factors_compression_and_sets(mode: str) -> None:
     def body(rank: int) -> None:
         x = tf.constant([1.0, 2.0]) * (rank + 1)

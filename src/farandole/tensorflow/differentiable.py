@@ -225,7 +225,7 @@ def _scattered(
     def scatter(*tensors: Any) -> Any:
         def gradient(*upstream: Any) -> Any:
             factor = factors[0] * factors[1] * (context.engine(process_set).size if op is ReduceOp.SUM else 1)
-            scaled = [tensor * tf.cast(factor, tensor.dtype) for tensor in dense(upstream)]
+            scaled = [tensor * factor for tensor in dense(upstream)]
             return _gathered(scaled, names.and_("_gradient"), process_set, grouped=grouped)
 
         return functions.scatter(tensors, op, *factors, names, process_set, grouped), gradient

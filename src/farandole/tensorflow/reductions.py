@@ -27,7 +27,7 @@ def reduced(
         if pre < 0:  # a negative factor turns the order round
             op = ReduceOp.MAX if op is ReduceOp.MIN else ReduceOp.MIN
         found = _extremum(tensors, op, names, process_set, grouped)
-        return found if pre * post == 1.0 else [tensor * tf.cast(pre * post, tensor.dtype) for tensor in found]
+        return found if pre * post == 1.0 else [tensor * (pre * post) for tensor in found]
     make = _product if op is ReduceOp.PRODUCT else _linear
     return make(tensors, op, pre, post, names, process_set, grouped)
 
@@ -69,7 +69,7 @@ def _extremum(tensors: Sequence[Any], op: ReduceOp, names: Names, process_set: P
             ranks = _linear(masks, ReduceOp.SUM, 1.0, 1.0, names.and_("_ties"), process_set, grouped)
             totals = _linear(dense(upstream), ReduceOp.SUM, 1.0, 1.0, names.and_("_gradient"), process_set, grouped)
             return [
-                total * tf.cast(mask / tf.maximum(count, 1.0), total.dtype)
+                total * tf.cast(mask, total.dtype) / tf.cast(tf.maximum(count, 1.0), total.dtype)
                 for total, mask, count in zip(totals, masks, ranks, strict=True)
             ]
 

@@ -42,7 +42,7 @@ class LayersOfStage:
             factors.append(gradient)
         if passed.losses is not None:
             targets.append(passed.losses)
-            factors.append(tf.fill(tf.shape(passed.losses), tf.cast(share, passed.losses.dtype)))
+            factors.append(tf.fill(tf.shape(passed.losses), tf.constant(share, passed.losses.dtype)))
         variables = list(self._layers.trainable_variables)
         watched = [] if passed.inputs is None else [passed.inputs]
         found = passed.tape.gradient(targets, [*variables, *watched], factors) if targets else []
