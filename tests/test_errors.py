@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import re
+import signal
 
 import pytest
 
 from farandole import errors
+from farandole.compat.exceptions import HorovodVersionMismatchError
+from farandole.launch.watch import Interrupted
 
 TREE = {
     "HorovodInternalError": RuntimeError,
@@ -79,3 +84,26 @@ def test_a_late_rank_is_named_with_the_cure() -> None:
     text = str(errors.RendezvousError.late([1, 3], 30.0))
     assert text.startswith("ranks 1, 3 did not reach init() within 30 s.")
     assert "--start-timeout" in text
+
+
+MADE: list[BaseException] = [
+    errors.PeerLostError("gone", 3, left=True),
+    errors.ServerLostError("gone"),
+    errors.StalledError("late", 2),
+    errors.WireError("changed", 1),
+    errors.ShutDownError("Rank 1 left.", 1),
+    errors.RequestError("wrong"),
+    errors.HostsUpdatedInterrupt(skip_sync=True),
+    errors.JobFailedError("x", rank=2, host="h", exit_code=137, remote_traceback="t"),
+    errors.NotInitializedError(),
+    errors.RendezvousError("late", [1, 3]),
+    Interrupted(signal.SIGTERM),
+    HorovodVersionMismatchError("torch", "2", "1"),
+]
+
+
+@pytest.mark.parametrize("error", MADE, ids=lambda error: type(error).__name__)
+def test_they_travel_between_processes(error: BaseException) -> None:
+    """A pool of processes whose function raises what cannot be read back waits for ever."""
+    for read in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(read), str(read), vars(read)) == (type(error), str(error), vars(error))

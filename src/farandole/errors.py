@@ -26,6 +26,7 @@ ConnectionError
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 SHUT_DOWN = (
     " has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
@@ -89,7 +90,11 @@ class ShutDownError(HorovodInternalError):
 
     def __init__(self, detail: str = "", rank: int = -1) -> None:
         super().__init__(f"{NotInitializedError.product}{SHUT_DOWN} {detail}".rstrip())
+        self.detail = detail
         self.rank = rank
+
+    def __reduce__(self) -> tuple[Any, ...]:  # pickle would take the text for the detail
+        return type(self), (self.detail, self.rank)
 
 
 class RequestError(HorovodInternalError, ValueError):
@@ -131,6 +136,9 @@ class NotInitializedError(ValueError):
 
     def __init__(self) -> None:
         super().__init__(NOT_INITIALIZED.format(product=self.product))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # pickle would give the text to __init__: a pool of processes ends of that
+        return type(self), ()
 
 
 class DataError(ValueError):

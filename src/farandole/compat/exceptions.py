@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
 
 __all__ = [
@@ -26,3 +28,6 @@ class HorovodVersionMismatchError(ImportError):
         self.name = name
         self.version = version
         self.installed_version = installed_version
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.version, self.installed_version)

@@ -48,6 +48,9 @@ class Interrupted(JobFailedError):
         super().__init__(f"the job was ended by {name}", exit_code=128 + signum)
         self.signum = signum
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.signum,)
+
 
 class Watch:
     """Reads the pipes, sees ranks end, and decides when the job is over. A context: leaving it ends the workers."""
