@@ -133,7 +133,9 @@ def test_every_knob_is_documented_and_of_its_type(each) -> None:
         ({"FARANDOLE_CYCLE_TIME": "(None,)"}, "FARANDOLE_CYCLE_TIME='(None,)' cannot be read: it must be a number"),
         ({"FARANDOLE_LOG_HIDE_TIME": "maybe"}, "FARANDOLE_LOG_HIDE_TIME='maybe' cannot be read: it must be 0 or 1"),
         ({"HOROVOD_SIZE": "-1"}, "HOROVOD_SIZE=-1 must be >= 0"),
-        ({"HOROVOD_START_TIMEOUT": "-3"}, "HOROVOD_START_TIMEOUT=-3.0 must be >= 0"),
+        ({"HOROVOD_START_TIMEOUT": "-3"}, "HOROVOD_START_TIMEOUT=-3.0 must be in [0.001, 1e+09]"),
+        ({"HOROVOD_START_TIMEOUT": "0"}, "HOROVOD_START_TIMEOUT=0.0 must be in [0.001, 1e+09]"),
+        ({"HOROVOD_START_TIMEOUT": "1e10"}, "must be in [0.001, 1e+09]"),
         (
             {"HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "1.5"},
             "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE=1.5 must be in [0, 1]",
@@ -244,6 +246,7 @@ CHOICES = {
     "ssh_port": st.integers(0, 65535), "codec": st.sampled_from(["", "int8", "topk:0.01"]),
     "nccl": st.sampled_from(["auto", "on", "off"]), "check": st.sampled_from(["warn", "raise", "off"]),
     "servers": st.integers(1, 1024), "replicas": st.integers(1, 16), "tcp_streams": st.integers(1, 64),
+    "start_timeout": st.floats(0.001, 1e9),
 }  # fmt: skip
 
 

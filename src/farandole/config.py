@@ -309,7 +309,7 @@ class Settings(Variables):
     )  # fmt: skip
     start_timeout: float = setting(
         30.0, "time for all ranks to reach init()",
-        flag="--start-timeout", horovod="HOROVOD_START_TIMEOUT", group=OTHER, unit="s",
+        flag="--start-timeout", horovod="HOROVOD_START_TIMEOUT", group=OTHER, unit="s", least=0.001, most=1e9,
     )  # fmt: skip
     log_level: str = setting(
         "warning", "from which level on the log is shown: trace, debug, info, warning, error or fatal",

@@ -58,6 +58,16 @@ def test_flags_win(tmp_path: Path, started: list[Job]) -> None:
     assert job.settings.overlap == "off"
 
 
+@pytest.mark.parametrize("said", ["hosts: nowhere:2", "hostfile: /no/such"])
+def test_hosts_of_the_command_line_win_over_both_ways_to_say_them(
+    tmp_path: Path, started: list[Job], said: str
+) -> None:
+    (tmp_path / "hosts").write_text("localhost slots=2")
+    for flags in (("-H", "localhost:2"), ("--hostfile", str(tmp_path / "hosts"))):
+        assert run(tmp_path, f"np: 2\n{said}", *flags) == 0
+        assert started.pop().hosts == "localhost:2"
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -69,6 +79,8 @@ def test_flags_win(tmp_path: Path, started: list[Job]) -> None:
         ("start_timeout: true", "job.yaml: start_timeout=True must be text or a number"),
         ("np: 2\ncycle_time_ms: soon", "--cycle-time-ms='soon' cannot be read"),
         ("np: 2\ncheck: on", "check=True must be text"),
+        ("np: 2\nnetwork_interfaces: [lo]", "must be text or a number, as it would stand after --network-interfaces"),
+        ("np: 2\nhosts: a:2\nhostfile: x", "--hosts and --hostfile exclude each other"),
         ("help: true", "there is no option 'help'"),
         ("- a list", "must hold options by name (np: 2), not ['a list']"),
         ("np: {", "cannot be read"),

@@ -157,7 +157,7 @@ class TestRun:
             ("-np 2 --cycle-time-ms soon true", "--cycle-time-ms='soon' cannot be read: it must be a number"),
             ("-np 2 --cache-capacity 1.5 true", "--cache-capacity='1.5' cannot be read: it must be a whole number"),
             ("-np 2 --fusion-threshold-mb x true", "--fusion-threshold-mb='x' cannot be read"),
-            ("-np 2 --start-timeout -1 true", "--start-timeout=-1.0 must be >= 0"),
+            ("-np 2 --start-timeout -1 true", "--start-timeout=-1.0 must be in [0.001, 1e+09]"),
             (
                 "-np 2 --transport carrier-pigeon true",
                 "--transport='carrier-pigeon' is not known; choose one of auto, shm, tcp",

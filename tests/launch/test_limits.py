@@ -35,6 +35,10 @@ def test_ranks_to_show() -> None:
     [
         (lambda: ranks_of("x", 2), "--show-ranks='x' cannot be read: it must be like 0 or 0,2-3"),
         (lambda: ranks_of("", 2), "--show-ranks=''"),
+        (lambda: ranks_of("1-0", 2), "--show-ranks='1-0' cannot be read"),
+        (lambda: ranks_of("-1", 2), "--show-ranks='-1' cannot be read"),
+        (lambda: ranks_of("\u00b2", 2), "--show-ranks='\u00b2' cannot be read"),
+        (lambda: ranks_of("0-999999999999", 2), "show_ranks: 999999999999 is no rank of a job of 2"),
         (lambda: ranks_of("1-2", 2), "show_ranks: 2 is no rank of a job of 2 (0 to 1)"),
         (lambda: check_ranks("0", 2), "show_ranks='0' must be a list of ranks"),
         (lambda: check_ranks(0, 2), "show_ranks=0 must be a list"),

@@ -116,12 +116,23 @@ def test_a_time_stamp_in_front() -> None:
 TRACEBACK = b'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nValueError: boom\n'
 
 
+GROUP = b"""  + Exception Group Traceback (most recent call last):
+  |   File "x.py", line 1, in <module>
+  | ExceptionGroup: many (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | ValueError: a
+    +------------------------------------
+"""
+
+
 class TestTracebacks:
-    def test_one_that_ends_its_rank_is_left_to_the_driver(self) -> None:
+    @pytest.mark.parametrize("text", [TRACEBACK, GROUP])
+    def test_one_that_ends_its_rank_is_left_to_the_driver(self, text: bytes) -> None:
         streams, _, err = make()
-        streams.feed(0, "stderr", b"before\n" + TRACEBACK[:40])
-        streams.feed(0, "stderr", TRACEBACK[40:])
-        assert streams.tails() == {0: TRACEBACK.decode()}
+        end = text.index(b"\n") + 3
+        streams.feed(0, "stderr", b"before\n" + text[:end])
+        streams.feed(0, "stderr", text[end:])
+        assert streams.tails() == {0: text.decode()}
         streams.close(drop={0})
         assert err.getvalue() == "[0]<stderr>:before\n"
 

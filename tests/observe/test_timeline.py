@@ -244,6 +244,18 @@ def test_a_full_disk_ends_the_timeline_not_the_training(
     assert [record.getMessage().split(": ")[-1] for record in caplog.records] == ["No space left on device"]
 
 
+def test_a_disk_that_is_full_from_the_start_ends_the_timeline_not_the_training(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    timeline = Timeline(0, 1)
+    with caplog.at_level("WARNING", "farandole"):
+        timeline.start("/dev/full")
+        timeline.stop()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the timeline ends here: /dev/full cannot be written any more: No space left on device"
+    ]
+
+
 def test_a_file_that_cannot_be_written_is_named() -> None:
     with pytest.raises(SettingsError, match=r"'/nowhere/t\.json': No such file or directory; --timeline-filename"):
         Timeline(0, 1).start("/nowhere/t.json")

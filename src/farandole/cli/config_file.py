@@ -9,6 +9,7 @@ from farandole.errors import SettingsError, did_you_mean
 from farandole.launch import config_file
 
 NOT_HERE = ("help", "config-file")
+PLACES = ("hosts", "hostfile")  # two ways to say one thing
 
 
 def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) -> None:
@@ -20,6 +21,7 @@ def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) 
     }  # fmt: skip
     for name in NOT_HERE:
         del known[name]
+    said = [dest for dest in PLACES if getattr(options, dest) is not None]
     for key, value in config_file.read(path, extra="farandole[yaml]", holds="options by name (np: 2)").items():
         where = f"{path}: {key}"
         if isinstance(value, dict):
@@ -28,7 +30,7 @@ def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) 
         if action is None:
             near = did_you_mean(str(key).replace("_", "-"), known)
             raise SettingsError(f"{where}: there is no option {str(key)!r}{near}")
-        if value is not None and getattr(options, action.dest) is None:
+        if value is not None and getattr(options, action.dest) is None and not (said and action.dest in PLACES):
             setattr(options, action.dest, _value(where, action, value))
 
 
@@ -38,9 +40,10 @@ def _value(where: str, action: argparse.Action, value: Any) -> str | bool:
         if not isinstance(value, bool):
             raise SettingsError(f"{where}={value!r} must be true or false")
         return value
+    flag = next(name for name in action.option_strings if name.startswith("--"))
     word = "on" if value else "off"  # YAML takes these words for truths
     if isinstance(value, bool) and word in str(action.metavar).split("|"):
         return word
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise SettingsError(f"{where}={value!r} must be text or a number, as it would stand after --{action.dest}")
+        raise SettingsError(f"{where}={value!r} must be text or a number, as it would stand after {flag}")
     return str(value)

@@ -76,10 +76,12 @@ def ranks_of(text: str, np: int) -> tuple[int, ...]:
     found: list[int] = []
     for item in text.split(","):
         first, _, last = item.strip().partition("-")
-        if not first.isdigit() or not (last or first).isdigit():
+        last = last or first
+        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
             raise SettingsError(f"--show-ranks={text!r} cannot be read: it must be like 0 or 0,2-3")
-        found += range(int(first), int(last or first) + 1)
-    return check_ranks(found, np)
+        check_ranks([int(last)], np)
+        found += range(int(first), int(last) + 1)
+    return tuple(found)
 
 
 def check_ranks(ranks: Any, np: int) -> tuple[int, ...]:

@@ -20,7 +20,9 @@ TAIL = 8 << 10
 TAIL_LINES = 20
 HOLD = 2.0  # seconds for which a traceback is kept back: if its rank ends, the driver shows it, once
 HOLD_LIMIT = 64 << 10
-_TRACEBACK = r"(?m)^(?:Traceback \(most recent call last\):|  File \".*\", line \d+)"
+_TRACEBACK = (  # of an error, of a group of errors, of a syntax error
+    r"(?m)^(?:Traceback \(most recent call last\):|  \+ Exception Group Traceback \(most|  File \".*\", line \d+)"
+)
 _RANK = r"(rank|server)\.\d+$"
 _PIECES = r"[^\r\n]*[\r\n]"
 Key = tuple[int, str]

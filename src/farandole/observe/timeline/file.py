@@ -27,7 +27,8 @@ class ArrayFile:
             ) from error
         self._end = 0  # where the bracket stands
         self._separator = b"[\n"
-        self.append([])
+        with contextlib.suppress(OSError):  # a full disk: whoever appends the first element is told
+            self.append([])
 
     def append(self, elements: Sequence[str]) -> None:
         """Add elements, each a JSON text. Raises OSError, and leaves the file as it was, if there is no room."""

@@ -44,7 +44,8 @@ def meet(store: Any, rank: int, size: int, timeout: float) -> Meeting:
     if size == 1:
         return Meeting(shm.connect(0, 1, "", secrets.token_hex(8)), "", "")
     keep_freed_memory()
-    settings, own = Settings.from_env().replace(start_timeout=timeout), Connection.from_env().secret
+    patient = min(max(timeout, 0.001), 1e9)  # the range of --start-timeout
+    settings, own = Settings.from_env().replace(start_timeout=patient), Connection.from_env().secret
     client = GroupStore(store)
     wire = f"{_WIRE}/{store.add(f'{_COMES}/{rank}', 1)}"  # a store may outlive a group, and serve the next one
     if rank == 0:
