@@ -15,7 +15,8 @@ from zlib import crc32
 
 import numpy as np
 
-from farandole.contracts import Consensus, Part, PushCodec
+from farandole.collectives.kernels import quiet
+from farandole.contracts import Consensus, Packed, Part, PushCodec
 from farandole.strategies.codecs.base import KEPT
 from farandole.types import Buffer, DType
 
@@ -43,16 +44,28 @@ class Copies:
         A copy that is not what they have (it is new, or of a checkpoint) goes whole, first. ``keys``: of the weights,
         for what the codec keeps.
         """
+        for weight, copy in zip(weights, own, strict=True):
+            if not _finite(copy):  # no difference brings it back
+                np.copyto(copy, weight)
         whole = joined(own) if _digest(own) != self._known else _NOTHING
+        if whole.size:
+            for _ in range(times):  # bytes that weights without a codec do not cost
+                self._codec.arrived(Packed(whole, {}, 0), taken=False)
         payloads = []
         for kind in _TYPES:
             places = _places(weights, kind)
-            payload = self._packed([weights[place] - own[place] for place in places], kind, keys, places, times)
+            with quiet():
+                changes = [weights[place] - own[place] for place in places]
+            payload = self._packed(changes, kind, keys, places, times)
             self._add([own[place] for place in places], payload)
             payloads.append(payload)
         self._known = _digest(own)
         head = np.array([len(whole) > 0, *map(len, payloads)], dtype=np.int64)
         return np.concatenate([head.view(np.uint8), whole, *payloads])
+
+    def lost(self) -> None:
+        """The last message did not get to all: the own copy goes whole, with the next."""
+        self._known = 0
 
     def read(self, rank: int, message: Array, like: Sequence[Array]) -> list[Array]:
         """The copy of ``rank``'s weights, with what it has sent now. It stays here, and is not to be written to.
@@ -96,7 +109,8 @@ class Copies:
         self._codec.unpack(payload, flat)
         begin = 0
         for array in arrays:
-            array += flat[begin : begin + array.size].reshape(array.shape)
+            with quiet():
+                array += flat[begin : begin + array.size].reshape(array.shape)
             begin += array.size
 
 
@@ -105,11 +119,16 @@ def _bytes(array: Array) -> Array:
 
 
 def _digest(arrays: Sequence[Array]) -> int:
-    """Never 0."""
-    found = 1
+    """Also of their shapes and types. Never 0."""
+    found = crc32(repr([(array.shape, array.dtype.str) for array in arrays]).encode())
     for array in arrays:
         found = crc32(_bytes(array).data, found)
     return found or 1
+
+
+def _finite(array: Array) -> bool:
+    with quiet():
+        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
 
 
 def _places(arrays: Sequence[Array], kind: DType) -> list[int]:

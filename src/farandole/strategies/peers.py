@@ -122,7 +122,12 @@ class EnginePeers:
         """By rank, what is known here of the weights of those that send to this one."""
         self._compare(arrays)
         keys = [f"{self._scope}{name}" for name in self.names_of(arrays)]
-        heard = self._messages(copies.message(arrays, self.sent, keys, len(to)), to)
+        message = copies.message(arrays, self.sent, keys, len(to))
+        try:
+            heard = self._messages(message, to)
+        except JoinedError:
+            copies.lost()
+            raise
         try:
             return {rank: copies.read(rank, message, arrays) for rank, message in heard.items()}
         except (ValueError, IndexError) as error:

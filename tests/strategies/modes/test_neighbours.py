@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import farandole.numpy
 from farandole.contracts import Consensus
+from farandole.errors import JoinedError
 from farandole.strategies.codecs import codec as codec_of
 from farandole.strategies.modes.gossip import GRAPHS, Gossip
 from farandole.strategies.neighbours import Copies
@@ -155,6 +157,87 @@ def test_a_copy_that_neighbours_do_not_have_is_sent_anew() -> None:
     befores, afters = zip(*job(3, fn), strict=True)
     np.testing.assert_allclose(np.mean(afters, axis=0), np.mean(befores, axis=0), atol=1e-9)
     assert np.ptp(afters, axis=0).max() < 0.1
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_ranks_recover_from_a_weight_that_is_not_finite(wrong: float) -> None:
+    """All take weights of before again; no difference would bring a copy back."""
+
+    def fn(rank: int) -> list[Any]:
+        found = []
+        for spec in CODECS:
+            weights = [np.random.default_rng(rank).standard_normal(30)]
+            exchange = WeightExchange("test", GradientOptions(codec=spec), Gossip("ring"))
+            slots = exchange.slots(weights)
+            exchange(weights, slots, 1)
+            before = weights[0].copy()
+            if rank == 1:
+                weights[0][3] = wrong
+            with np.errstate(all="ignore"):
+                exchange(weights, slots, 2)
+            weights[0][:] = before
+            for step in range(3, 6):
+                exchange(weights, slots, step)
+            found.append((before, weights[0]))
+        return found
+
+    for spec, *ranks in zip(CODECS, *job(3, fn), strict=True):
+        befores, afters = zip(*ranks, strict=True)
+        np.testing.assert_allclose(np.mean(afters, axis=0), np.mean(befores, axis=0), atol=1e-9, err_msg=spec)
+
+
+def test_after_average_weights_ranks_do_not_come_apart_by_old_copies() -> None:
+    def fn(rank: int) -> Any:
+        weights = [np.random.default_rng(rank).standard_normal(30)]
+        exchange = WeightExchange("test", GradientOptions(codec="topk:0.1"), Gossip("ring"))
+        slots = exchange.slots(weights)
+        for step in range(1, 4):
+            weights[0] += np.random.default_rng([rank, step]).standard_normal(30)
+            exchange(weights, slots, step)
+        exchange.average(weights, slots)
+        exchange(weights, slots, 4)
+        return weights[0]
+
+    assert np.ptp(job(3, fn), axis=0).max() < 1e-12
+
+
+def test_copies_are_of_shapes_too_and_bytes_of_whole_ones_are_counted() -> None:
+    """Weights that are added may be as many bytes as none, and others the same bytes."""
+
+    def fn(rank: int) -> None:
+        for more in (np.empty(0), np.empty(0, np.float32)):
+            weights = [np.zeros(2), np.zeros(6)]
+            exchange = WeightExchange("test", GradientOptions(codec="fp16"), Gossip("ring"))
+            exchange(weights, exchange.slots(weights), 1)
+            assert exchange.codec is not None
+            assert exchange.codec.sent == 2 * (64 + 16)
+            exchange(weights, exchange.slots(weights), 2)
+            assert exchange.codec.sent == 2 * (64 + 16 + 16)
+            for others in ([*weights, more], [np.ones((6, 1)), np.ones(2)], [np.ones(2), np.ones((1, 6))]):
+                exchange(others, exchange.slots(others), 3)
+
+    job(3, fn)
+
+
+def test_a_message_that_was_lost_is_sent_anew() -> None:
+    """A rank that has called ``join()`` refuses it; the copies of neighbours do not have it."""
+
+    def fn(rank: int) -> tuple[Any, Any]:
+        weights = [np.random.default_rng(rank).standard_normal(30)]
+        exchange = WeightExchange("test", GradientOptions(codec="topk:0.1"), Gossip("ring"))
+        slots = exchange.slots(weights)
+        exchange(weights, slots, 1)
+        if rank:
+            with pytest.raises(JoinedError, match="its neighbours need its weights"):
+                exchange(weights, slots, 2)
+        farandole.numpy.join()
+        before = weights[0].copy()
+        for step in range(3, 6):
+            exchange(weights, slots, step)
+        return before, weights[0]
+
+    befores, afters = zip(*job(3, fn), strict=True)
+    np.testing.assert_allclose(np.mean(afters, axis=0), np.mean(befores, axis=0), atol=1e-12)
 
 
 def test_messages_of_other_weights_are_refused() -> None:
