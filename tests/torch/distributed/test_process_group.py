@@ -444,6 +444,23 @@ def test_a_rank_that_does_not_come_is_named_on_all(wire: str) -> None:
     assert "rank 2" in second
 
 
+def without_rank_0(rank: int) -> None:
+    """Rank 1 of 3 comes to a store where rank 0 never was."""
+    from torch import distributed as dist
+
+    from farandole.errors import RendezvousError
+    from farandole.torch.distributed import rendezvous
+
+    store = dist.HashStore()
+    with pytest.raises(RendezvousError, match=r"the members 0 of a group of 3 did not come .* within 0\.2 s") as caught:
+        rendezvous.meet(store, 1, 3, 0.2)
+    assert caught.value.missing == (0,)
+
+
+def test_rank_0_that_does_not_come_is_named() -> None:
+    pool.spread(1, without_rank_0)
+
+
 @pytest.mark.slow
 def test_a_rank_that_stopped_is_named() -> None:
     texts = members(3, lambda rank: too_late(rank, "stopped"))[:2]

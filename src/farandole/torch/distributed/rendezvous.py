@@ -53,9 +53,9 @@ def meet(store: Any, rank: int, size: int, timeout: float) -> Meeting:
         client.set(wire, json.dumps(told).encode())
     try:
         told = json.loads(client.get(wire, timeout))
-    except RendezvousError:
-        store.add(f"{_COMES}/{rank}", -1)
-        raise
+    except RendezvousError as error:
+        store.add(f"{_COMES}/{rank}", -1)  # of a store that has gone, this tells
+        raise _late([0], size, timeout) from error
     if bool(own) == bool(told["secret"]):  # who reaches the store can write to it: it never replaces the job's secret
         ours, others = (f"rank {rank}", "rank 0") if own else ("rank 0", f"rank {rank}")
         raise SettingsError(
@@ -71,13 +71,17 @@ def meet(store: Any, rank: int, size: int, timeout: float) -> Meeting:
     except RendezvousError as error:
         if not error.missing:
             raise
-        missing = ", ".join(map(str, error.missing))
-        raise RendezvousError(
-            f"the members {missing} of a group of {size} did not come to init_process_group or new_group within "
-            f"{timeout:g} s, its timeout",
-            error.missing,
-        ) from error
+        raise _late(error.missing, size, timeout) from error
     return Meeting(transport, secret, scope)
+
+
+def _late(missing: Sequence[int], size: int, timeout: float) -> RendezvousError:
+    members = ", ".join(map(str, missing))
+    return RendezvousError(
+        f"the members {members} of a group of {size} did not come to init_process_group or new_group within "
+        f"{timeout:g} s, its timeout",
+        missing,
+    )
 
 
 def whereabouts(store: Any, meeting: Meeting, rank: int) -> Whereabouts | None:
