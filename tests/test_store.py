@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import random
 import socket
 import struct
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from farandole import liveness
 from farandole import store as module
 from farandole.errors import AuthenticationError, PeerLostError, RendezvousError, WireError
 from farandole.handshake import Session, authenticate, new_secret
@@ -204,6 +207,29 @@ class TestNobodyThere:
         server.close()
         with pytest.raises(RendezvousError, match=f"no job's store answers at {server.address}"):
             StoreClient(server.address, SECRET, timeout=1.0)
+
+    def test_a_link_that_is_out_for_a_while_is_awaited(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real, fails = socket.create_connection, [OSError(errno.EHOSTUNREACH, "No route to host")] * 2
+
+        def create_connection(*where: Any) -> socket.socket:
+            if fails:
+                raise fails.pop()
+            return real(*where)
+
+        monkeypatch.setattr(socket, "create_connection", create_connection)
+        monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.0)
+        server = StoreServer(SECRET)
+        try:
+            StoreClient(server.address, SECRET, timeout=30.0).close()
+            fails += [OSError(errno.EHOSTUNREACH, "No route to host")]
+            with pytest.raises(RendezvousError, match="No route to host"):  # who has little time has other addresses
+                StoreClient(server.address, SECRET, timeout=2.0)
+            monkeypatch.setattr(liveness, "LOST_SECONDS", -1.0)
+            fails += [OSError(errno.EHOSTUNREACH, "No route to host")]
+            with pytest.raises(RendezvousError, match="No route to host"):
+                StoreClient(server.address, SECRET, timeout=30.0)
+        finally:
+            server.close()
 
     @pytest.mark.parametrize("address", ["", "host", "host:", ":", "host:http"])
     def test_no_address(self, address: str) -> None:

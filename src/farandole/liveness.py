@@ -11,6 +11,7 @@ A vanished host is noticed after 7 to 8 seconds; a link that stalls for 5 second
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import select
 import socket
@@ -34,6 +35,18 @@ def connected(host: str, port: int, seconds: float) -> socket.socket:
     # Python prepares text for names with other letters, and loads tables for that: milliseconds of every start.
     name: Any = host.encode() if host.isascii() else host
     return socket.create_connection((name, port), seconds)
+
+
+def reached(host: str, port: int, seconds: float) -> socket.socket:
+    """The same, of a host that is known to be there: its link may come back after the 3 s of the kernel's patience."""
+    deadline = time.monotonic() + LOST_SECONDS
+    while True:
+        try:
+            return connected(host, port, seconds)
+        except OSError as error:
+            if error.errno != errno.EHOSTUNREACH or time.monotonic() > deadline:
+                raise
+        time.sleep(LOOK_SECONDS)
 
 
 def probe(sock: socket.socket, after: int | None = None) -> None:

@@ -416,8 +416,9 @@ class StoreClient:
         return self._dial(host, int(port))
 
     def _dial(self, host: str, port: int) -> Session:
+        connect = liveness.reached if self.timeout > liveness.LOST_SECONDS else liveness.connected
         try:
-            sock = liveness.connected(host, port, self.timeout)
+            sock = connect(host, port, self.timeout)
         except OSError as error:
             raise RendezvousError(
                 f"no job's store answers at {self.address} ({error}); the driver has ended, "
