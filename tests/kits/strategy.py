@@ -62,8 +62,8 @@ class StrategyKit:
         raise NotImplementedError
 
     def run(self, size: int, body: Callable[[int, Strategy, GradientOptions], Any]) -> list[Any]:
-        strategy, options = self.strategy(), GradientOptions(codec=self.codec)
-        return job(size, lambda rank: body(rank, strategy, options), store=True)
+        strategy, codec = self.strategy(), self.codec
+        return job(size, lambda rank: body(rank, strategy, GradientOptions(codec=codec)), store=True)
 
     def test_it_says_what_it_is(self) -> None:
         one, other = self.strategy(), self.strategy()

@@ -64,18 +64,22 @@ def broadcast(placement: Placement, text: Callable[[], str], timeout: float, sib
 
 
 def abort_at_exit() -> None:
-    """The process manager ends all ranks, also those that do not know why, when this one has said it."""
+    """The process manager ends all ranks, also those that do not know why, when this one has said it. Open MPI does so
+    by itself, when this one ends, and loses output like Hydra."""
+    manager = None
     if PMI in os.environ:
         with contextlib.suppress(OSError, ValueError):
-            atexit.register(_abort, Manager(int(os.environ[PMI]), LOOK))
+            manager = Manager(int(os.environ[PMI]), LOOK)
+    atexit.register(_abort, manager)
 
 
-def _abort(manager: Manager) -> None:
+def _abort(manager: Manager | None) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     wait_until_read((1, 2), _DRAIN)
-    manager.abort()
+    if manager is not None:
+        manager.abort()
 
 
 def wait_until_read(fds: Sequence[int], timeout: float) -> None:
