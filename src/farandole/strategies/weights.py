@@ -184,7 +184,9 @@ class WeightExchange:
             self._average(peers.statistics)
         else:
             self._average([*weights, *statistics])
-            if self.strategy.common == "neighbours" and slots:  # the old ones would take ranks apart again
+            if (
+                self.strategy.common == "neighbours" and self.codec is not None and slots
+            ):  # the old ones would take ranks apart again
                 for sent, weight in zip(slots[-1], weights, strict=True):
                     np.copyto(sent, weight)
 

@@ -201,6 +201,23 @@ def test_after_average_weights_ranks_do_not_come_apart_by_old_copies() -> None:
     assert np.ptp(job(3, fn), axis=0).max() < 1e-12
 
 
+def test_an_average_leaves_slots_of_a_strategy_alone() -> None:
+    """Without a codec there is no copy behind them."""
+
+    class Slotted(Gossip):
+        slots = ("zeros",)
+
+    def fn(rank: int) -> list[float]:
+        weights = [np.full(2, 1.0 + rank)]
+        exchange = WeightExchange("test", GradientOptions(), Slotted())
+        slots = exchange.slots(weights)
+        exchange.average(weights, slots)
+        assert weights[0].tolist() == [1.5] * 2
+        return slots[0][0].tolist()
+
+    assert job(2, fn) == [[0.0] * 2] * 2
+
+
 def test_copies_are_of_shapes_too_and_bytes_of_whole_ones_are_counted() -> None:
     """Weights that are added may be as many bytes as none, and others the same bytes."""
 
