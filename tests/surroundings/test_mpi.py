@@ -150,7 +150,7 @@ class TestTwoHosts(tools.TwoHosts):
         given = ["-x", f"FARANDOLE_START_TIMEOUT={timeout}"]
         done = self.run(two_hosts, tmp_path, *self.command, *given, *tools.program(tmp_path, "without", rank))
         assert done.returncode not in (0, None)
-        assert says in done.stderr
+        assert says in done.stderr, (done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.parametrize("ranks", [[1, 2], [0, 0], [0, 4]], ids=str)
