@@ -124,9 +124,11 @@ class TwoHosts:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         own = {name: value.format(ssh=ssh) for name, value in self.environment.items()}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        # Open MPI's daemons name folders by their numbers, which are the same on hosts that are made anew
+        session = {"PRTE_MCA_prte_tmpdir_base": str(folder)}
         return subprocess.run(
-            made[0].command(*command), env={**clean, **own, "PATH": path, **more}, capture_output=True, text=True,
-            timeout=200, check=False,
+            made[0].command(*command), env={**clean, **own, **session, "PATH": path, **more}, capture_output=True,
+            text=True, timeout=200, check=False,
         )  # fmt: skip
 
     def test_the_ranks_find_their_places_and_rank_0(self, two_hosts: Hosts, tmp_path: Path) -> None:

@@ -64,22 +64,18 @@ def broadcast(placement: Placement, text: Callable[[], str], timeout: float, sib
 
 
 def abort_at_exit() -> None:
-    """The process manager ends all ranks, also those that do not know why, when this one has said it. Open MPI does so
-    by itself, when this one ends, and loses output like Hydra."""
-    manager = None
+    """The process manager ends all ranks, also those that do not know why, when this one has said it."""
     if PMI in os.environ:
         with contextlib.suppress(OSError, ValueError):
-            manager = Manager(int(os.environ[PMI]), LOOK)
-    atexit.register(_abort, manager)
+            atexit.register(_abort, Manager(int(os.environ[PMI]), LOOK))
 
 
-def _abort(manager: Manager | None) -> None:
+def _abort(manager: Manager) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     wait_until_read((1, 2), _DRAIN)
-    if manager is not None:
-        manager.abort()
+    manager.abort()
 
 
 def wait_until_read(fds: Sequence[int], timeout: float) -> None:
