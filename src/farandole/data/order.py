@@ -21,6 +21,7 @@ import numpy as np
 if TYPE_CHECKING:
     from farandole.types import Array
 
+SHUFFLE = "PCG64"  # how orders are shuffled; another way has another name, which states tell
 # With many divisors, so that many numbers of ranks read no block twice; the same for any number of ranks.
 LANES = (48, 36, 24, 16, 12, 8, 6, 4, 3, 2)
 _BLOCKS_PER_LANE = 4  # at least: lanes end within blocks, which are then decoded for both
@@ -79,8 +80,9 @@ class Order:
         self._ends = list(accumulate(self._lengths))
 
     def _permutation(self, length: int, *words: int) -> Array:
-        """Shuffled numbers below ``length``. RandomState, as numpy promises its values for ever."""
-        found: Array = np.random.RandomState([*self._key, *words]).permutation(length)
+        """Shuffled numbers below ``length``. numpy promises the values of RandomState, and those of PCG64, for ever;
+        this one is ready in a tenth of the time that its own generator takes."""
+        found: Array = np.random.RandomState(np.random.PCG64([*self._key, *words])).permutation(length)
         return found
 
     def lane_length(self, lane: int) -> int:

@@ -50,18 +50,31 @@ class _Slots:
     def give(self, slot: int) -> None:
         self._free.append(slot)
 
-    def fill(self, slot: int, piece: Piece, parts: Iterator[Arrays]) -> int:
-        """Copy a piece out of the parts of its block; the row where it begins."""
+    def fill(self, slot: int, piece: Piece, parts: Iterator[Arrays], rows: Array) -> Array:
+        """Put ``rows`` of a piece, out of the parts of its block, in that order; where they are.
+
+        They are put in order here, while the piece is in the cache of this thread's core: what takes rows of all slots
+        in turn reads each of them from its beginning to its end.
+        """
         first, place = slot * self._rows, 0
         for part in parts:
-            rows = len(next(iter(part.values())))
-            begin, end = max(piece.begin, place), min(piece.end, place + rows)
-            if begin < end:
+            count = len(next(iter(part.values())))
+            begin, end = max(piece.begin, place), min(piece.end, place + count)
+            if begin == piece.begin and end == piece.end:  # all of it
+                self._order(part, rows - place, first)
+            elif begin < end:
                 for name, array in part.items():
                     to = first + begin - piece.begin
                     self.arrays[name][to : to + end - begin] = array[begin - place : end - place]
-            place += rows
-        return first
+                if end == piece.end:
+                    here = {name: array[first:] for name, array in self.arrays.items()}
+                    self._order(here, rows - piece.begin, first)
+            place += count
+        return np.arange(first, first + len(rows))
+
+    def _order(self, arrays: Arrays, rows: Array, first: int) -> None:
+        for name, array in arrays.items():
+            self.arrays[name][first : first + len(rows)] = array.take(rows, axis=0)
 
 
 class Chunks:
@@ -179,9 +192,7 @@ class Chunks:
         rows = self._order.rows_of(piece)[step - piece.step :: strand.stride]
         if self._slots is None:
             return _Loaded(self._read(piece.block), rows, slot)
-        first = self._slots.fill(slot, piece, self._parts(piece.block))
-        rows += first - piece.begin
-        return _Loaded(self._slots.arrays, rows, slot)
+        return _Loaded(self._slots.arrays, self._slots.fill(slot, piece, self._parts(piece.block), rows), slot)
 
 
 def _empty(column: Column, rows: int) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from farandole import context
 from farandole.config import Placement
 from farandole.data.loader import _Ahead
-from farandole.data.order import Order, ahead_for, lanes_for
+from farandole.data.order import SHUFFLE, Order, ahead_for, lanes_for
 from farandole.data.parquet.chunks import Arrays, Chunks
 from farandole.data.parquet.columns import Column, Where, decoded, fitting
 from farandole.data.parquet.data import Files, ParquetData, RowGroup
@@ -136,7 +136,8 @@ class Reader:
 
     def _kind(self) -> dict[str, int]:
         """What decides about the order, besides the epoch. Memory and columns do, by way of blocks and lanes."""
-        cut = (self._lanes, [sum(group.rows for group in block) for block in self._blocks]) if self._shuffle else ()
+        lengths = [sum(group.rows for group in block) for block in self._blocks]
+        cut = (SHUFFLE, self._lanes, lengths) if self._shuffle else ()
         return {"rows": self.data.rows, "seed": self._seed, "order": zlib.crc32(repr(cut).encode())}
 
     # Reading.
