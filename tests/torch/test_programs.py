@@ -253,3 +253,63 @@ def test_activation_checkpoints(reentrant: bool) -> None:
         h.square().mean().backward()
         optimizer.step()
     assert_all_close(job(2, train), [value for layer in layers for value in values(layer)])
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_hooks_that_change_gradients_after_ours(overlap: str) -> None:
+    """What they make of a gradient is what ranks exchange, in later steps as in the first."""
+
+    def change(model: Any) -> None:
+        def replace(parameter: Any) -> None:
+            parameter.grad = parameter.grad * 3
+
+        def overwrite(parameter: Any) -> None:
+            parameter.grad.mul_(0.5)
+
+        for number, parameter in enumerate(model.parameters()):
+            parameter.register_post_accumulate_grad_hook(overwrite if number % 3 else replace)
+
+    def steps(model: Any, optimizer: Any, rank: int, n: int) -> Any:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, *part(rank, n, *data(step))).backward()
+            optimizer.step()
+        return values(model)
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["momentum"](model.parameters()))
+        change(model)
+        return steps(model, optimizer, rank, 2)
+
+    model = net()
+    change(model)
+    wanted = steps(model, OPTIMIZERS["momentum"](model.parameters()), 0, 1)
+    assert_all_close(job(2, train, overlap=overlap), wanted)
+
+
+def test_a_hook_that_steps_when_a_gradient_is_there() -> None:
+    """Optimizers in the backward pass: their gradients need no memory of their own."""
+
+    def steps(wrap: Callable[[Any], Any], rank: int, n: int) -> Any:
+        model = net()
+        for parameter in model.parameters():
+            optimizer = wrap(OPTIMIZERS["momentum"]([parameter]))
+
+            def step(parameter: Any, optimizer: Any = optimizer) -> None:
+                optimizer.step()
+                optimizer.zero_grad()
+
+            parameter.register_post_accumulate_grad_hook(step)
+        for number in range(STEPS):
+            loss_of(model, *part(rank, n, *data(number))).backward()
+        return values(model)
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        return steps(hvd.DistributedOptimizer, rank, 2)
+
+    assert_all_close(job(2, train), steps(lambda optimizer: optimizer, 0, 1))

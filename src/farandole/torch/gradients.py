@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -225,13 +226,48 @@ def _rows_of(parameter: Any, gradient: Any) -> Any:
     return sparse(indices, parameter.detach().new_empty((0, *parameter.shape[1:])), parameter.shape)
 
 
-def end_of_backward(reducer: BucketReducer) -> Callable[[], None]:
-    """A function to call from hooks: it sees to it that ``reducer`` hears when this backward ends."""
+class Arrivals:
+    """Tells a reducer of gradients as they come, and when the backward that computes them ends. Those that hooks of the
+    program may change after ours come when they have: at that end, or in ``catch_up()``."""
+
+    def __init__(self, reducer: BucketReducer) -> None:
+        self._ready = reducer.ready
+        self._late: list[tuple[int, Any]] = []
+        self.catch_up = functools.partial(_catch_up, reducer.ready, self._late)
+        self._watch = end_of_backward(reducer, self.catch_up)
+
+    def hook(self, index: int, parameter: Any) -> Any:
+        """Tell of the gradients of ``parameter`` from now on. Returns a handle with ``remove()``."""
+        ready, late, watch = self._ready, self._late, self._watch
+
+        def hook(parameter: Any) -> None:
+            hooks = parameter._post_accumulate_grad_hooks
+            if len(hooks) > 1 and not hasattr(next(reversed(hooks.values())), "of_farandole"):
+                late.append((index, parameter))
+            else:
+                ready(index, parameter.grad)
+            watch()
+
+        hook.of_farandole = True  # type: ignore[attr-defined]
+        return parameter.register_post_accumulate_grad_hook(hook)
+
+
+def _catch_up(ready: Callable[[int, Any], None], late: list[tuple[int, Any]]) -> None:
+    while late:
+        index, parameter = late.pop(0)
+        if parameter.grad is not None:  # or a hook has stepped with it already
+            ready(index, parameter.grad)
+
+
+def end_of_backward(reducer: BucketReducer, catch_up: Callable[[], None]) -> Callable[[], None]:
+    """A function to call from hooks: it sees to it that ``catch_up`` is called when this backward ends, and ``reducer``
+    hears of it."""
     seen = -1
 
     def done() -> None:
         outer = _node()
         if outer is None:
+            catch_up()
             reducer.end_of_backward()
         else:  # a backward inside a backward (activation checkpoints): look again when the outer one goes on
             outer.register_hook(lambda *_: _engine.queue_callback(done))

@@ -23,7 +23,7 @@ from farandole.strategies.options import GradientOptions, check_passes, gradient
 from farandole.torch import codec_state, loss_scale, validation
 from farandole.torch.adasum import AdasumState
 from farandole.torch.functions import allreduce
-from farandole.torch.gradients import TorchGradient, end_of_backward
+from farandole.torch.gradients import Arrivals, TorchGradient
 from farandole.torch.replica import TorchReplica
 from farandole.torch.weights import WeightState
 from farandole.types import ReduceOp
@@ -125,6 +125,7 @@ class _Distributed:
 
     def zero_grad(self, *args: Any, **options: Any) -> None:
         if self._farandole.reducer is not None:
+            self._farandole.catch_up()
             self._farandole.reducer.check_droppable()
             self._farandole.look_around()
         super().zero_grad(*args, **options)  # type: ignore[misc]
@@ -281,7 +282,8 @@ class OptimizerState:
         self._scaler: Any = None  # a weak reference to the GradScaler
         if keeper(self.reducer.codec):
             loss_scale.watch()
-        self._watch = end_of_backward(self.reducer)
+        self._arrivals = Arrivals(self.reducer)
+        self.catch_up = self._arrivals.catch_up
         self.look_around()
 
     def look_around(self) -> None:
@@ -289,6 +291,7 @@ class OptimizerState:
         optimizer, reducer = self._optimizer(), self.reducer
         if reducer is None or optimizer is None:
             return
+        self.catch_up()
         groups = [group["params"] for group in optimizer.param_groups]
         if not _same(groups, self._seen):
             self._take_stock(groups, reducer)
@@ -296,7 +299,7 @@ class OptimizerState:
             bare = []
             for index, parameter in self._bare:
                 if parameter.requires_grad:
-                    self._hooks.append(parameter.register_post_accumulate_grad_hook(_hook(reducer, index, self._watch)))
+                    self._hooks.append(self._arrivals.hook(index, parameter))
                 else:
                     bare.append((index, parameter))
             self._bare = bare
@@ -394,16 +397,6 @@ class OptimizerState:
             return allreduce(torch.tensor(loss, dtype=torch.float64), process_set=self._options.process_set).item()
 
         return on_all_ranks
-
-
-def _hook(reducer: BucketReducer, index: int, watch: Callable[[], None]) -> Callable[[Any], None]:
-    ready = reducer.ready
-
-    def hook(parameter: Any) -> None:
-        ready(index, parameter.grad)
-        watch()
-
-    return hook
 
 
 def _same(groups: list[list[Any]], others: list[list[Any]]) -> bool:
