@@ -588,3 +588,46 @@ def test_what_is_frozen_when_a_run_is_resumed_takes_part_in_the_exchange_that_it
                     assert strategy != "local_sgd:2" or two.tolist() == [-4.5] * 2
 
     job(2, fn)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "codec"),
+    [("diloco:2", ""), ("easgd:2", ""), ("gossip:complete,every=2", "topk:1"), ("local_sgd:2", "bf16")],
+)
+def test_what_is_kept_of_a_parameter_stays_its_own_where_others_come_in_its_place(strategy: str, codec: str) -> None:
+    """A new head, or another order in a group."""
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        def vector(number: int) -> Any:
+            generator = torch.Generator().manual_seed(number)
+            return torch.nn.Parameter(torch.randn(3, generator=generator))
+
+        def optimizer_of(*parameters: Any) -> Any:
+            plain = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+            return hvd.DistributedOptimizer(plain, strategy=strategy, codec=codec)
+
+        def steps(optimizer: Any) -> None:
+            for step in range(4):
+                optimizer.zero_grad()
+                for group in optimizer.param_groups:
+                    for weight in group["params"]:
+                        (weight - step - 2 * rank).square().sum().backward()
+                optimizer.step()
+
+        old, stays, new, short = vector(0), vector(1), vector(2), torch.nn.Parameter(torch.ones(2))
+        optimizer = optimizer_of(old, stays)
+        steps(optimizer)
+        for parameters in ([stays, new], [new, short, stays], [stays]):
+            optimizer.param_groups[0]["params"] = parameters
+            steps(optimizer)
+        alone = vector(0), vector(1), vector(2)
+        for wanted, times in zip(alone, (1, 4, 2), strict=True):
+            optimizer = optimizer_of(wanted)
+            for _ in range(times):
+                steps(optimizer)
+        for found, wanted in zip((old, stays, new), alone, strict=True):
+            torch.testing.assert_close(found, wanted)
+
+    job(2, fn)

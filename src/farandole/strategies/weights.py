@@ -301,6 +301,20 @@ class KeptExchange:
             for place, array in zip(lacking, begun, strict=True):
                 slot[place] = array if slot[place] is None else slot[place]
 
+    def moved(self, places: Sequence[int | None]) -> None:
+        """The optimizer's weights are others, or in another order: where each stood before (None: it is new)."""
+        now = {before: place for place, before in enumerate(places) if before is not None}
+        if self._slots is not None:
+            self._slots = [
+                [None if before is None or before >= len(slot) else slot[before] for before in places]
+                for slot in self._slots
+            ]
+        if self._places is not None:
+            self._places = sorted(now[before] for before in self._places if before in now)
+        self._waiting = sorted(now[before] for before in self._waiting if before in now)
+        self._total = -1  # there is something to begin
+        self.exchange.other_weights()
+
     def begin_others(self, weights: Sequence[Array]) -> None:
         """Begin the slots of weights that stand behind the others: before a step trains them for the first time."""
         fresh = self.exchange.slots(weights[self.count :]) if self.begun else ()

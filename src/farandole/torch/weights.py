@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class WeightState:
         kept = () if callable(buffers) else list(buffers)
         self._buffers = buffers if callable(buffers) else lambda: kept  # a model may get others: ``model.to(device)``
         self._step = 0
+        self._seen: list[Any] = []  # the parameters, when they were looked at last
         living.add(self)
 
     def look_around(self) -> None: ...
@@ -80,7 +82,7 @@ class WeightState:
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Raises ValueError for the state of another strategy."""
         self._step = 0
-        self._kept.begin_anew()
+        self._begin_anew()
         if state is not None and "strategy" in state:
             slots = [[None if tensor is None else tensor.numpy() for tensor in slot] for slot in state["slots"]]
             self._kept.load_state_dict({**state, "slots": slots})
@@ -94,7 +96,7 @@ class WeightState:
 
     def share(self, state: Mapping[str, Any]) -> None:
         """Take another rank's ``shared``. What is not there begins anew."""
-        self._kept.begin_anew()
+        self._begin_anew()
         self._exchange.forget_kept()
         self._step = state.get("step", 0)
         if state.get("strategy") == self._strategy.spec:
@@ -105,8 +107,12 @@ class WeightState:
         """All ranks were given other numbers for the tensors in these places of memory. If weights are among them, what
         the strategy keeps begins anew: the ways that it would see are none that a rank has gone."""
         if any(parameter.data_ptr() in places for _, parameter in self._parameters()):
-            self._kept.begin_anew()
+            self._begin_anew()
             self._exchange.forget_kept()
+
+    def _begin_anew(self) -> None:
+        self._seen = []
+        self._kept.begin_anew()
 
     def _parameters(self) -> list[tuple[str, Any]]:
         optimizer: Any = self._optimizer()
@@ -120,8 +126,16 @@ class WeightState:
 
     def _keep(self, *, stepping: bool = False) -> None:
         named = self._parameters()
+        self._look([parameter for _, parameter in named])
         trained = [parameter.requires_grad for _, parameter in named]
         self._kept.begin(named, lambda one: Held(one[1]).array, trained, stepping=stepping)
+
+    def _look(self, now: list[Any]) -> None:
+        """What is kept of a parameter stays its own, also where a program puts others in its place."""
+        seen, self._seen = self._seen, now
+        if any(map(operator.is_not, seen, now)) or len(now) < len(seen):
+            places = {id(parameter): place for place, parameter in enumerate(seen)}
+            self._kept.moved([places.get(id(parameter)) for parameter in now])
 
     def _run(self, step: int) -> None:
         self._keep()
