@@ -262,6 +262,29 @@ def test_gradients_of_several_passes_are_added_up(average: bool) -> None:
         assert results == [*expected, after_skip, *expected, *expected]
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_helper_of_several_passes_leaves_local_variables_to_each_rank(passes: int) -> None:
+    """Programs may use Horovod's helper by itself, with a reduction of their own."""
+
+    def body(rank: int) -> tuple[list[float], list[float]]:
+        kind = hvd.LocalGradientAggregationHelper
+        found = []
+        for scale in (True, False):
+            helper = kind(
+                passes, lambda gradients, variables: [hvd.allreduce(each) for each in gradients], False, False, rank,
+                kind._OPTIMIZER_TYPE_LEGACY, scale_local_gradients=scale,
+            )  # fmt: skip
+            shared, mine = tf.Variable(0.0), tf.Variable(0.0)
+            helper.register_local_var(mine)
+            for _ in range(passes):
+                reduced = helper.compute_gradients([tf.constant(rank + 1.0)] * 2, [shared, mine])
+            found.append([float(each) for each in reduced])
+        return found[0], found[1]
+
+    scaled, whole = [1.5 * passes, 0.5 * passes], [1.5 * passes, 1.0 * passes]
+    assert job(2, body) == [(scaled, whole), ([1.5 * passes, 1.0 * passes], [1.5 * passes, 2.0 * passes])]
+
+
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
 def test_every_pass_counts_in_the_global_step(op: int) -> None:
     """Hooks end training and decay learning rates by it; with Horovod, their numbers were chosen so."""

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from farandole.context import ProcessSet
 from farandole.frontend.ops import WORLD
-from farandole.tensorflow.reducer import key_of
+from farandole.tensorflow.reducer import divided, key_of
 from farandole.tensorflow.sparse import is_slices
 
 
@@ -19,9 +19,12 @@ class LocalGradientAggregationHelper:
 
     In v1 graphs its variables must be initialised with the others. ``average_aggregated_gradients``: divide by the
     number of passes. ``sparse_as_dense``: take tf.IndexedSlices, too, as dense tensors; without it they are a
-    ValueError. ``rank``, ``optimizer_type``, ``name``, ``process_set`` and ``scale_local_gradients`` have no effect;
-    Horovod's programs give them.
+    ValueError. ``scale_local_gradients``: divide the gradients of variables given to ``register_local_var`` by the
+    number of ranks in ``process_set``. ``rank``, ``optimizer_type`` and ``name`` have no effect; Horovod's programs
+    give them.
     """
+
+    _OPTIMIZER_TYPE_KERAS, _OPTIMIZER_TYPE_LEGACY = "optimizer_type_keras", "optimizer_type_legacy"
 
     def __init__(
         self, backward_passes_per_step: int, allreduce_func: Callable[..., Sequence[Any]],
@@ -33,19 +36,20 @@ class LocalGradientAggregationHelper:
         self.backward_passes_per_step = backward_passes_per_step
         self._allreduce, self._as_dense = allreduce_func, sparse_as_dense
         self._average = average_aggregated_gradients
+        self._process_set, self._scale_local = process_set, scale_local_gradients
         self._local: list[Any] = []
         self._sums: dict[Any, Any] = {}  # by variable
         self._graph: Any = None
         self.counter: Any = None
 
     def register_local_var(self, var: Any) -> None:
-        """``var`` is left to each rank. ``allreduce_func`` must know, too."""
+        """Leave ``var`` to each rank: ``allreduce_func`` is not asked about it."""
         self._local.append(var)
 
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
         """Add up; the gradients to apply, if this is the last pass (zeros otherwise). None stays None."""
         if self.backward_passes_per_step == 1:
-            return list(self._allreduce(list(grads), list(vars)))
+            return self._exchanged(grads, vars)
         there = [  # a variable that an earlier pass had a gradient for, and this one has not: what was added up counts
             place for place, gradient in enumerate(grads) if gradient is not None or key_of(vars[place]) in self._sums
         ]
@@ -106,7 +110,20 @@ class LocalGradientAggregationHelper:
         totals = [tf.convert_to_tensor(total) for total in sums]
         if self._average:
             totals = [total / self.backward_passes_per_step for total in totals]
-        return [tf.convert_to_tensor(total) for total in self._allreduce(totals, list(variables))]
+        return [tf.convert_to_tensor(total) for total in self._exchanged(totals, variables)]
+
+    def _exchanged(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """``gradients`` with the places of shared variables reduced."""
+        local = {key_of(variable) for variable in self._local}
+        shared = [place for place, variable in enumerate(variables) if key_of(variable) not in local]
+        results = list(gradients)
+        if local and self._scale_local:
+            for place in set(range(len(results))) - set(shared):
+                results[place] = divided(results[place], self._process_set.size())
+        totals = self._allreduce([gradients[place] for place in shared], [variables[place] for place in shared])
+        for place, total in zip(shared, totals, strict=True):
+            results[place] = total
+        return results
 
     def _dense(self, gradient: Any) -> Any:
         if not is_slices(gradient):

@@ -41,7 +41,7 @@ class VariableReducer:
         results = list(gradients)
         if mine and self.options.scale_local:
             for place in set(range(len(results))) - set(common):
-                results[place] = _divided(results[place], context.engine(self.options.process_set).size)
+                results[place] = divided(results[place], context.engine(self.options.process_set).size)
         shared = [variables[place] for place in common]
         every = numbered(names_of(variables))  # each keeps its own where others have no gradients
         names = [every[place] for place in common]
@@ -88,7 +88,8 @@ def _tensor_of(variable: Any) -> Any:
     return inner if isinstance(inner, tf.Variable) else variable
 
 
-def _divided(gradient: Any, size: int) -> Any:
+def divided(gradient: Any, size: int) -> Any:
+    """``gradient`` by ``size``, also of rows."""
     if gradient is None:
         return None
     if is_slices(gradient):
