@@ -62,6 +62,33 @@ def test_data_are_prepared_in_a_store_and_trained_on(spark: Any, tmp_path: Path)
             pass
 
 
+def test_a_store_with_one_folder_holds_what_was_prepared_last(spark: Any, tmp_path: Path) -> None:
+    """As Horovod's programs make it: whatever the number, the folder is taken."""
+    from farandole.data import Store
+    from farandole.estimators import TorchEstimator
+    from farandole.estimators.spark.prepare import clear_training_cache, prepare_data
+
+    rows, store, model = frame(spark), Store.create(str(tmp_path)), net()
+    count = rows.count()
+    store.get_train_data_path = lambda idx=None: store._train_path
+    store.get_val_data_path = lambda idx=None: store._val_path
+    options: dict[str, Any] = {
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "loss": torch.nn.MSELoss(), "store": store,
+        "feature_cols": ["x"], "label_cols": ["y"], "epochs": 1, "verbose": 0, "backend": Pool(1),
+    }  # fmt: skip
+    for validation in (None, 0.3, None):  # the last one, as the first, and not what is left of 0.3
+        with prepare_data(1, store, rows, ["y"], ["x"], validation):
+            trained = TorchEstimator(model=model, validation=validation, **options).fit_on_parquet()
+            assert len(losses(trained, "train")) == 1
+            assert ("validation" in trained.getHistory()[-1]) == (validation is not None)
+            held = spark.read.parquet(store._val_path).count() if validation else 0
+            assert spark.read.parquet(store._train_path).count() + held == count
+    with pytest.raises(SettingsError, match=r"the store has no rows for it in .*: give dataset_idx="):
+        TorchEstimator(model=model, validation=0.3, **options).fit_on_parquet()
+    clear_training_cache()
+    assert [path for path in tmp_path.rglob("*.parquet") if path.is_file()] == []
+
+
 def test_subclasses_override_what_those_of_horovod_do(spark: Any, tmp_path: Path) -> None:
     """As SynapseML's classifiers of texts do: a row's text becomes columns of their own in training, and again in
     predictions, by the model's function of a row."""

@@ -100,7 +100,13 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             if store is None:
                 raise SettingsError("fit_on_parquet() needs the path of training data, or a store that holds some")
             train, held = store.get_train_data_path(dataset_idx), store.get_val_data_path(dataset_idx)
-            validation = held if validation is None and self._value("validation") and store.exists(held) else validation
+            if validation is None and self._value("validation"):
+                if not store.exists(held):
+                    raise SettingsError(
+                        f"validation={self._value('validation')!r}, but the store has no rows for it in {held}: give "
+                        "dataset_idx=, the number that prepare_data gave, or leave validation out"
+                    )
+                validation = held
         if validation is None and self._value("validation"):
             raise SettingsError(
                 f"validation={self._value('validation')!r} splits DataFrames; of Parquet files give those for "

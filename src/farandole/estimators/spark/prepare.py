@@ -23,7 +23,8 @@ def prepare_data(
     partitions_per_process: int = 10, verbose: int = 0,
 ) -> Iterator[int]:  # fmt: skip
     """Write training rows, and those for validation, to the store's folders; gives the number of the data set, for
-    ``fit_on_parquet(dataset_idx=...)``. The same DataFrame with the same columns is written once.
+    ``fit_on_parquet(dataset_idx=...)``. The same DataFrame with the same columns is written once. A store that has one
+    folder for all numbers, as Horovod's programs make it, holds what was prepared last.
 
     ``compress_sparse``, ``verbose``: no effect. The files stay until ``clear_training_cache``.
     """
@@ -47,9 +48,7 @@ def prepare_data(
 def clear_training_cache() -> None:
     """Remove what ``prepare_data`` wrote."""
     while _prepared:
-        _, _, store, number = _prepared.pop()
-        store.delete(store.get_train_data_path(number))
-        store.delete(store.get_val_data_path(number))
+        _clear(*_prepared[-1][2:])
 
 
 def _write(df: Any, columns: Columns, validation: float | str | None, store: Store) -> int:
@@ -58,13 +57,24 @@ def _write(df: Any, columns: Columns, validation: float | str | None, store: Sto
         if frame is not None and frame.isEmpty():
             raise DataError(empty)
     paths = (store.get_train_data_path, store.get_val_data_path)
-    number = next(each for each in itertools.count() if not any(store.exists(path(each)) for path in paths))
+    if store.get_train_data_path(0) == store.get_train_data_path(1):  # a program's own: one folder, whatever the number
+        number = 0
+        _clear(store, number)
+    else:
+        number = next(each for each in itertools.count() if not any(store.exists(path(each)) for path in paths))
     try:
         for frame, path in zip((train, held), paths, strict=True):
             if frame is not None:
                 frame.write.option("parquet.block.size", ROW_GROUP).mode("error").parquet(spark_url(path(number)))
     except BaseException:
-        store.delete(store.get_train_data_path(number))
-        store.delete(store.get_val_data_path(number))
+        _clear(store, number)
         raise
     return number
+
+
+def _clear(store: Store, number: int) -> None:
+    """Remove a data set, and what is remembered of it."""
+    train = store.get_train_data_path(number)
+    store.delete(train)
+    store.delete(store.get_val_data_path(number))
+    _prepared[:] = [each for each in _prepared if each[2].get_train_data_path(each[3]) != train]
