@@ -162,7 +162,7 @@ class Negotiation:
         first = requests[0]
         groups = {group_of(name, request) for request in requests if request.group}
         if len({(request.group, request.group_size) for request in requests}) > 1:
-            return [self._broken(groups, mismatch(requests))]
+            return [self._broken(groups, mismatch(self._asked[name]))]
         if not first.group:
             return [self._answer(name)]
         group = group_of(name, first)
@@ -202,7 +202,7 @@ class Negotiation:
         absent = tuple(rank for rank, request in enumerate(row) if request is None)
         kind = requests[0].kind
         alike = len({request.codec for request in requests}) == 1
-        error = mismatch(requests) if alike else unlike_codecs(row)
+        error = mismatch(row) if alike else unlike_codecs(row)
         refusal = Refusal.MISMATCH
         if absent and not error:
             error, refusal = _NOT_WITH_JOIN.get(kind, ""), Refusal.JOINED
@@ -289,21 +289,24 @@ def unlike_codecs(row: Sequence[Request | None]) -> str:
     return f"Mismatched codecs: {told}. Give all ranks the same codec. (tensor: {name})"
 
 
+_SHOWN = 8  # ranks that are named
 _UNNAMED = (
     "(The calls have no name, so they met by their number: ranks that make different calls, or in another order, mix "
     "them up. Give them names.)"
 )
 
 
-def mismatch(requests: Sequence[Request]) -> str:
-    """Why these requests of all ranks for one name cannot run together; empty if they can. Texts are Horovod's."""
-    first = requests[0]
-    if all(request is first or request == first for request in requests) and not _gathers(first.kind):
+def mismatch(row: Sequence[Request | None]) -> str:
+    """Why these requests of all ranks for one name cannot run together; empty if they can. Texts are Horovod's, and
+    which ranks these are. ``row``: by rank; None has joined."""
+    (one, first), *others = [(rank, request) for rank, request in enumerate(row) if request is not None]
+    if all(request is first or request == first for _, request in others) and not _gathers(first.kind):
         return ""
-    for other in requests[1:]:
-        text = _disagreement(first, other)
-        if text:
-            return f"{text} {_UNNAMED}" if ".noname" in first.name else f"{text} (tensor: {first.name})"
+    unlike = {rank: text for rank, other in others if (text := _disagreement(first, other))}
+    for text in unlike.values():
+        ranks = ", ".join(map(str, [*unlike][:_SHOWN])) + (f" and {len(unlike) - _SHOWN} more" * (len(unlike) > _SHOWN))
+        who = f"rank {ranks} is unlike rank {one}" if len(unlike) == 1 else f"ranks {ranks} are unlike rank {one}"
+        return f"{text} {_UNNAMED} ({who})" if ".noname" in first.name else f"{text} (tensor: {first.name}; {who})"
     if _gathers(first.kind) and not first.shape:
         return no_rows(first.kind, first.name)
     return ""
