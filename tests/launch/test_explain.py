@@ -87,6 +87,18 @@ class TestExplain:
         assert verdict is not None
         assert verdict.message.count("SyntaxError") == 1
         assert "Ranks 0, 2-3 failed in the same way." in verdict.message
+
+    def test_the_same_error_at_other_lines(self) -> None:
+        def event(rank: int, line: int) -> Event:
+            frames = f'  File "/me/train.py", line {line}, in <module>\n    call_{line}()\n'
+            ours = '  File "/x/farandole/engine/a.py", line 1\n'
+            return Event(rank, outcome=ERROR._replace(traceback=f"{frames}{ours}ValueError: boom"))
+
+        verdict = explain([event(0, 7), event(1, 7), event(2, 9), event(3, 9)], HOSTS)
+        assert verdict is not None
+        assert verdict.message.endswith(
+            "Rank 1 failed in the same way.\nRanks 2-3 failed in the same way, at /me/train.py, line 9: call_9()"
+        )
         assert (verdict.patience, verdict.apart) == (0.0, ())
 
     def test_another_failure_is_told_apart(self) -> None:

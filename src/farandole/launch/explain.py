@@ -12,6 +12,7 @@ from farandole.report.outcome import Outcome
 
 VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first victim
 EXIT_PATIENCE = 0.3  # the same after a plain exit code, which may be a victim's that caught its exception
+_PLACES = 4  # at which ranks failed in the same way
 _ABSENT = 4  # ranks that stayed away whose activity is named
 _SAME_CALLS = (
     "every rank must make the same calls (the same number of batches, for instance; or hvd.join() on those that are "
@@ -126,8 +127,7 @@ def _blame(
     same = [rank.rank for rank in ranks if rank.rank != cause.rank and _alike(rank, cause, tails)]
     victims = [rank.rank for rank in ranks if rank.standing == "victim"]
     early = [rank.rank for rank in ranks if rank.standing == "finished"]
-    if same:
-        lines.append(f"{_ranks(same)} failed in the same way.")
+    lines += _in_the_same_way(cause, [rank for rank in ranks if rank.rank in same])
     if victims:
         lines.append(f"{_ranks(victims)} failed only in consequence.")
     if early and victims:
@@ -143,6 +143,29 @@ def _alike(rank: _Rank, cause: _Rank, tails: Mapping[int, str]) -> bool:
     if rank.outcome is not None and cause.outcome is not None and rank.standing == "error":
         return (rank.outcome.kind, rank.outcome.message) == (cause.outcome.kind, cause.outcome.message)
     return rank.code == cause.code and tails.get(rank.rank) == tails.get(cause.rank)
+
+
+def _in_the_same_way(cause: _Rank, same: Sequence[_Rank]) -> list[str]:
+    """Where ranks made different calls, the line of the others tells as much as that of the cause."""
+    ranks_at: dict[str, list[int]] = {}
+    for rank in same:
+        place = _place(rank)
+        ranks_at.setdefault("" if place == _place(cause) else place, []).append(rank.rank)
+    return [
+        f"{_ranks(ranks)} failed in the same way{f', at {place}' if place else '.'}"
+        for place, ranks in list(ranks_at.items())[:_PLACES]
+    ]
+
+
+def _place(rank: _Rank) -> str:
+    """Where a rank's error left the user's program; empty if that cannot be seen."""
+    trace = rank.outcome.traceback if rank.outcome is not None else ""
+    frames = [frame for frame in re.finditer(_FRAME, trace) if not re.search(_OURS, frame["file"])]
+    if not frames:
+        return ""
+    own = [frame for frame in frames if not re.search(_INSTALLED, frame["file"])]
+    frame = (own or frames)[-1]
+    return f"{frame['file']}, line {frame['line']}" + (f": {frame['code']}" if frame["code"] else "")
 
 
 def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str], activity: Mapping[int, str]) -> Verdict:
@@ -244,13 +267,8 @@ def _said(victim: _Rank) -> str:
     message = victim.outcome.message.partition(SHUT_DOWN)[2].strip() or victim.outcome.message
     if message.startswith("(") and message.endswith(")"):
         message = message[1:-1]
-    frames = [frame for frame in re.finditer(_FRAME, victim.outcome.traceback) if not re.search(_OURS, frame["file"])]
-    if not frames:
-        return f"Rank {victim.rank} said: {message}"
-    own = [frame for frame in frames if not re.search(_INSTALLED, frame["file"])]
-    frame = (own or frames)[-1]
-    code = f": {frame['code']}" if frame["code"] else ""
-    return f"Rank {victim.rank} was at {frame['file']}, line {frame['line']}{code}\n{message}"
+    place = _place(victim)
+    return f"Rank {victim.rank} was at {place}\n{message}" if place else f"Rank {victim.rank} said: {message}"
 
 
 def exit_status(code: int | None) -> int:
