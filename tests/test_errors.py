@@ -96,6 +96,7 @@ MADE: list[BaseException] = [
     errors.HostsUpdatedInterrupt(skip_sync=True),
     errors.JobFailedError("x", rank=2, host="h", exit_code=137, remote_traceback="t"),
     errors.NotInitializedError(),
+    errors.NotInitializedError(forked=True),
     errors.RendezvousError("late", [1, 3]),
     Interrupted(signal.SIGTERM),
     HorovodVersionMismatchError("torch", "2", "1"),

@@ -26,6 +26,7 @@ ConnectionError
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 SHUT_DOWN = (
@@ -40,6 +41,10 @@ DUPLICATE_NAME = (
 )
 
 NOT_INITIALIZED = "{product} has not been initialized; use hvd.init()."
+FORKED = (
+    "{product} has not been initialized in this process, which was forked off from a rank (a worker of a DataLoader, "
+    "say): rank() and size() are the rank's, but collectives are for the rank itself to call."
+)
 
 
 class HorovodInternalError(RuntimeError):
@@ -130,15 +135,17 @@ class JobFailedError(RuntimeError):
 
 
 class NotInitializedError(ValueError):
-    """``product`` is what the program has imported: whoever imports ``horovod`` has never heard of Farandole."""
+    """``product`` is what the program has imported: whoever imports ``horovod`` has never heard of Farandole.
+    ``forked``: the process was forked off from a rank."""
 
     product = "Farandole"
 
-    def __init__(self) -> None:
-        super().__init__(NOT_INITIALIZED.format(product=self.product))
+    def __init__(self, *, forked: bool = False) -> None:
+        super().__init__((FORKED if forked else NOT_INITIALIZED).format(product=self.product))
+        self.forked = forked
 
     def __reduce__(self) -> tuple[Any, ...]:  # pickle would give the text to __init__: a pool of processes ends of that
-        return type(self), ()
+        return partial(type(self), forked=self.forked), ()
 
 
 class DataError(ValueError):

@@ -51,7 +51,8 @@ def test_a_process_that_was_forked_off_knows_whose_child_it_is() -> None:
             try:
                 context.engine()
                 said = "an engine"
-            except NotInitializedError:
+            except NotInitializedError as error:
+                assert "in this process, which was forked off from a rank (a worker of a DataLoader" in str(error)
                 said = f"{context.rank()} of {context.size()}, {context.local_rank()} here, {context.is_initialized()}"
             context.shutdown()
             with contextlib.suppress(NotInitializedError):

@@ -56,6 +56,16 @@ def test_arguments_that_cannot_be(options: dict[str, Any], error: type[Exception
         wrap_alone(**options)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "found"), [(torch.optim.SGD, "the class SGD"), (torch.nn.Linear(2, 2), "a Linear")], ids=str
+)
+def test_what_is_no_optimizer(optimizer: Any, found: str) -> None:
+    import farandole.torch as hvd
+
+    with pytest.raises(TypeError, match=rf"DistributedOptimizer takes an optimizer, like .*, not {found}$"):
+        hvd.DistributedOptimizer(optimizer)
+
+
 def test_num_groups_is_deprecated_and_passes_are_checked_later_too() -> None:
     with pytest.warns(DeprecationWarning, match="num_groups"):
         optimizer = wrap_alone(num_groups=2)

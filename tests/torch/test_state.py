@@ -35,14 +35,29 @@ def test_broadcast_parameters() -> None:
     assert torch.equal(one[0], torch.nn.Conv2d(2, 2, 3).weight)
 
 
-@pytest.mark.parametrize("params", [3, "weight", torch.ones(2), None], ids=["int", "str", "tensor", "none"])
-def test_parameters_that_are_none(params: Any) -> None:
+SEQUENCE = torch.nn.Sequential(torch.nn.Linear(2, 2))  # one can iterate over it, and finds no tensor
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        *[(params, "invalid params of type: ") for params in (3, "weight", torch.ones(2), None, SEQUENCE)],
+        ({"epoch": 3, "model": SEQUENCE.state_dict()}, "'model' is a OrderedDict, not a tensor, so nothing of it"),
+        ([("a", torch.ones(1)), ("model", SEQUENCE)], "'model' is a Sequential, not a tensor"),
+        (SEQUENCE.children(), "'0' is a Linear, not a tensor"),
+    ],
+    ids=["int", "str", "tensor", "none", "module", "checkpoint", "pairs", "children"],
+)
+def test_parameters_that_are_none(params: Any, text: str) -> None:
     import farandole.torch as hvd
 
     hvd.init()
     try:
-        with pytest.raises(ValueError, match="invalid params of type: "):
+        with pytest.raises(ValueError, match=text):
             hvd.broadcast_parameters(params, 0)
+        hvd.broadcast_parameters({"layer._extra_state": {}, "layer.w": torch.ones(1)}, 0)
+        with pytest.raises(TypeError, match="broadcast_optimizer_state takes an optimizer, like .*, not a dict"):
+            hvd.broadcast_optimizer_state({"state": {}}, 0)
     finally:
         hvd.shutdown()
 

@@ -367,7 +367,7 @@ def _found() -> Found | None:
 
 def _entered() -> _Place:
     if _place is None:
-        raise NotInitializedError
+        raise NotInitializedError(forked=_inherited is not None)
     return _place
 
 
@@ -413,7 +413,7 @@ def engine(process_set: ProcessSet = global_process_set) -> Engine:
     Raises NotInitializedError before ``init()``; RequestError if the set is not registered, or this rank outside it.
     """
     if _place is None:
-        raise NotInitializedError
+        raise NotInitializedError(forked=_inherited is not None)
     if process_set is global_process_set:
         return _place.engine
     number = process_set.process_set_id

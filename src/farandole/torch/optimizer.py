@@ -70,6 +70,7 @@ def DistributedOptimizer(
     """
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
+    validation.check_optimizer("DistributedOptimizer", optimizer)
     options = gradient_options(
         op, gradient_predivide_factor, compression=compression, backward_passes_per_step=backward_passes_per_step,
         num_groups=num_groups, groups=groups, sparse_as_dense=sparse_as_dense, process_set=process_set,

@@ -16,6 +16,7 @@ from farandole.frontend.ops import WORLD, place_of
 from farandole.frontend.trees import put_together, take_apart
 from farandole.torch.functions import anywhere
 from farandole.torch.solo import none_stepped
+from farandole.torch.validation import check_optimizer
 from farandole.torch.weights import living
 from farandole.types import Kind, Request
 
@@ -35,13 +36,19 @@ def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet 
     """Overwrite tensors with ``root_rank``'s. ``params``: ``model.state_dict()``, or (name, tensor) pairs."""
     if isinstance(params, Mapping):
         named = sorted(params.items())
-    elif isinstance(params, Iterable) and not isinstance(params, (str, torch.Tensor)):
+    elif isinstance(params, Iterable) and not isinstance(params, (str, torch.Tensor, torch.nn.Module)):
         named = [pair if isinstance(pair, tuple) else (f"{i}", pair) for i, pair in enumerate(params)]
     else:
         raise ValueError(
             f"invalid params of type: {type(params)}. Give model.state_dict(), or model.named_parameters(); for a "
             "single tensor use broadcast_, for anything else broadcast_object"
         )
+    for name, value in named:  # what modules keep as extra state may be anything
+        if isinstance(value, (Mapping, torch.nn.Module)) and not str(name).endswith("_extra_state"):
+            raise ValueError(
+                f"invalid params: {name!r} is a {type(value).__name__}, not a tensor, so nothing of it would be sent. "
+                "Give a state_dict itself, one after the other: broadcast_parameters(checkpoint['model'], root_rank=0)"
+            )
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
     _broadcast(tensors, root_rank, process_set)
     if context.engine(process_set).size > 1:
@@ -73,6 +80,7 @@ def broadcast_optimizer_state(
     to all ranks (else it begins anew on all), and its number of steps. As with Horovod, an optimizer that has no state
     yet finds gradients of zero.
     """
+    check_optimizer("broadcast_optimizer_state", optimizer)
     fresh = not optimizer.state and not isinstance(optimizer, torch.optim.SparseAdam)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     own = getattr(optimizer, "_farandole", None)

@@ -1,4 +1,5 @@
-"""The checked arguments of DistributedOptimizer. Everything here raises ValueError for arguments without sense."""
+"""The checked arguments of DistributedOptimizer. Everything here raises ValueError for arguments without sense, and
+TypeError for what is no optimizer."""
 
 from __future__ import annotations
 
@@ -6,6 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+
+
+def check_optimizer(function: str, optimizer: Any) -> None:
+    """One with ``param_groups`` will do: some libraries have optimizers that are not of torch's class."""
+    if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
+        found = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
+        raise TypeError(f"{function} takes an optimizer, like torch.optim.SGD(model.parameters(), lr=0.1), not {found}")
 
 
 def names(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None) -> dict[int, str]:
