@@ -56,7 +56,7 @@ def test_parameters_that_are_none(params: Any, text: str) -> None:
         with pytest.raises(ValueError, match=text):
             hvd.broadcast_parameters(params, 0)
         hvd.broadcast_parameters({"layer._extra_state": {}, "layer.w": torch.ones(1)}, 0)
-        with pytest.raises(TypeError, match="broadcast_optimizer_state takes an optimizer, like .*, not a dict"):
+        with pytest.raises(TypeError, match=r"broadcast_optimizer_state takes an optimizer, like .*, not a dict"):
             hvd.broadcast_optimizer_state({"state": {}}, 0)
     finally:
         hvd.shutdown()

@@ -36,7 +36,10 @@ def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settin
     for name, value in overrides.items():
         if name not in adjustable:
             near = did_you_mean(name, adjustable)
-            raise SettingsError(f"there is no setting {name!r}{near} (settings: {', '.join(adjustable)})")
+            raise SettingsError(
+                f"there is no setting {name!r}{near} (np= is the number of processes; what the function takes goes "
+                f"into args=() or kwargs={{}}; settings: {', '.join(adjustable)})"
+            )
         kind = adjustable[name].kind
         wanted: tuple[type, ...] = (int, float) if kind is float else (kind,)
         if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
@@ -65,7 +68,9 @@ def check_call(function: Any, args: Any, kwargs: Any) -> Call:
             "and its arguments beside it: in args= and kwargs=, or for HorovodRunner.run by name"
         )
     if isinstance(args, str) or not isinstance(args, Sequence):
-        raise SettingsError(f"args={args!r} must be a tuple or list of arguments; for one argument: args=(x,)")
+        raise SettingsError(
+            f"args={args!r} must be a tuple or list of arguments; for one argument: args=(x,); for processes: np=2"
+        )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise SettingsError(f"kwargs={kwargs!r} must be a dict of arguments by name")
     return function, tuple(args), dict(kwargs or {})
