@@ -97,6 +97,22 @@ def same_nan(rank: int) -> None:
     train(rank, model, 4)
 
 
+def another_model(rank: int) -> None:
+    """Steps of an optimizer whose model is not the one that is trained; and of one that has a gradient now and then."""
+    import farandole.torch as hvd
+
+    old, new = broadcast(model_of(rank)), broadcast(model_of(rank))
+    kinds = (torch.optim.SGD, old), (torch.optim.Adagrad, new)
+    optimizers = [hvd.DistributedOptimizer(kind(each.parameters(), lr=0.1)) for kind, each in kinds]
+    for step in range(12):
+        images, labels = batch_of(1000 * step + rank)
+        if not step % 9:
+            torch.nn.functional.cross_entropy(new(images), labels).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def all_is_well(rank: int) -> None:
     train(rank, broadcast(model_of(rank)), 20)
 
@@ -109,14 +125,15 @@ def test_mistakes_of_one_rank() -> None:
         learning_rate,
         skipped_step,
         same_data,
+        another_model,
         same_nan,
         all_is_well,
     )
     said, others = heard(2, *programs)
     assert others == [[]] * len(programs)  # rank 0 speaks
-    start, loaded, drift, rate, skipped, data, not_numbers, nothing = said
+    start, loaded, drift, rate, skipped, data, idle, not_numbers, nothing = said
     assert not_numbers == nothing == []
-    assert [len(texts) for texts in said[:-2]] == [1] * 6, said  # once each
+    assert [len(texts) for texts in said[:-2]] == [1] * 7, said  # once each
     assert "began to train with different weights" in start[0]
     assert "rank 1 differs from rank 0 in 4 of 4 parameters, first in 0.weight" in start[0]
     assert "Nothing was broadcast: before the first step call hvd.broadcast_parameters(model.state_dict()" in start[0]
@@ -128,6 +145,7 @@ def test_mistakes_of_one_rank() -> None:
     assert "and are not at step 11" in skipped[0]  # at once, not at step 16
     assert "all 2 ranks computed the same gradients" in data[0]
     assert "torch.utils.data.DistributedSampler(dataset, hvd.size(), hvd.rank())" in data[0]
+    assert "SGD has taken 10 steps, and none of its 4 parameters ever had a gradient, on any rank" in idle[0]
 
 
 def test_unnamed_collectives_in_another_order_are_told_and_branches_are_not() -> None:

@@ -14,8 +14,10 @@ import torch
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.contracts import Codec, Strategy
+from farandole.frontend.agreement import tell
 from farandole.frontend.compression import Compressing, NoneCompressor
 from farandole.frontend.documented import documented
+from farandole.observe.replicas import Finding
 from farandole.report import pace
 from farandole.strategies.bucket_reducer import BucketReducer
 from farandole.strategies.codecs import keeper
@@ -33,6 +35,7 @@ Groups = int | Sequence[Sequence[torch.Tensor]]
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)  # what is wrapped, and so what comes back
 
 # Attributes for programs that look at a Horovod optimizer.
+IDLE_STEPS = 10  # without any gradient: more than a program takes to move its scheduler
 _SHOWN = (
     "_parameter_names", "backward_passes_per_step", "op", "gradient_predivide_factor", "sparse_as_dense", "process_set",
 )  # fmt: skip
@@ -265,6 +268,7 @@ class OptimizerState:
         self.skip = False
         self.reducer: BucketReducer | None = None
         self._synchronized = False
+        self._idle = 0  # steps without a gradient; -1 when there was one
         self._counter = pace.counter()
         self._original = original
         self._optimizer = weakref.ref(optimizer)
@@ -380,6 +384,20 @@ class OptimizerState:
         self._synchronized = False
         if self.reducer is not None:
             self.reducer.after_step()
+            if self._idle >= 0:
+                self._look_for_gradients()
+
+    def _look_for_gradients(self) -> None:
+        """Until there was one: an optimizer of parameters that no model has any more trains nothing, without a word."""
+        trainable = [parameter for _, parameter in self._replica.parameters if parameter.requires_grad]
+        self._idle = -1 if any(parameter.grad is not None for parameter in trainable) else self._idle + 1
+        if self._idle == IDLE_STEPS and trainable:
+            text = (
+                f"{type(self._optimizer()).__name__} has taken {IDLE_STEPS} steps, and none of its {len(trainable)} "
+                "parameters ever had a gradient, on any rank: it trains nothing. Was the model made, copied, or loaded "
+                "with assign=True after the optimizer? Make and wrap the optimizer of the model that computes the loss"
+            )
+            tell(context.engine(self._options.process_set), [Finding("idle", text)])
 
     def averaged(self, closure: Closure) -> Closure:
         """The closure, with the gradients and the loss of all ranks: all ranks take the same decisions on it."""
