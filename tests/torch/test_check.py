@@ -359,7 +359,7 @@ hvd.init()
 torch.manual_seed({seed})
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(300):
+for step in range({steps}):
     optimizer.zero_grad()
     model(torch.ones(2, 4)).square().mean().backward()
     for parameter in model.parameters() if {by_hand} else ():
@@ -371,21 +371,24 @@ for step in range(300):
     if step + 1 == 199 and hvd.rank() == 0:
         from farandole import context
         context.store().get("ready", 30.0)
+if hvd.rank() == 0:
+    from farandole import context
+    context.store().get("ready", 30.0)
 """
 
 
 @pytest.mark.parametrize(
-    ("seed", "text"),
+    ("seed", "steps", "text"),
     [
-        ("7", "train the same model on the same data, and do the same work 2 times: begin alike"),
-        ("hvd.rank()", "train 2 unrelated models: begin alike"),
-        ("1", ""),  # it reduces its gradients itself, ten numbers
+        ("7", 300, "train the same model on the same data, and do the same work 2 times: begin alike"),
+        ("hvd.rank()", "100 + 20 * hvd.rank()", "train 2 unrelated models: begin alike"),
+        ("1", 300, ""),  # it reduces its gradients itself, ten numbers
     ],
 )
-def test_programs_that_never_wrapped_their_optimizer(tmp_path: Path, seed: str, text: str) -> None:
-    """Rank 0 hears of it while it trains, at its 100th step or, if the other is late, at its 200th."""
+def test_programs_that_never_wrapped_their_optimizer(tmp_path: Path, seed: str, steps: str | int, text: str) -> None:
+    """Rank 0 hears of it while it trains, at its 100th step or, if the other is late, at its 200th, or at its end."""
     script = tmp_path / "solo.py"
-    script.write_text(SOLO.format(seed=seed, by_hand=not text))
+    script.write_text(SOLO.format(seed=seed, steps=steps, by_hand=not text))
     command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", sys.executable, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
