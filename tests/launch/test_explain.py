@@ -3,10 +3,12 @@ from __future__ import annotations
 import linecache
 import random
 import signal
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+import farandole
 from farandole.errors import PeerLostError, RendezvousError, ShutDownError
 from farandole.launch.explain import Event, describe, exit_status, explain, with_lines
 from farandole.report.outcome import Outcome
@@ -29,6 +31,17 @@ def test_lines_that_only_the_driver_has(monkeypatch: pytest.MonkeyPatch) -> None
     )
     frame = '  File "/tmp/cell.py", line 2, in train\n'
     assert with_lines(trace) == trace.replace(frame, f"{frame}    return undefined\n")
+
+
+def test_frames_of_ours_are_not_the_program_s() -> None:
+    """Those of every room that a program calls."""
+    rooms = {path.name for path in Path(farandole.__file__).parent.iterdir() if (path / "__init__.py").exists()}
+    for room in sorted(rooms - {"cli"}):
+        frames = f'  File "/me/train.py", line 7, in f\n    go()\n  File "/x/farandole/{room}/a.py", line 1, in g\n'
+        victim = VICTIM._replace(traceback=frames)
+        verdict = explain([Event(0, outcome=victim), Event(1, code=0)], HOSTS[:2])
+        assert verdict is not None
+        assert "Rank 0 was at /me/train.py, line 7: go()\nrank 1 went away" in verdict.message, room
 
 
 class TestExplain:

@@ -254,8 +254,8 @@ def _lost_each_other(victims: Sequence[_Rank], hosts: Sequence[str]) -> str:
 # Patterns here are text: a job that ends well compiles none of them.
 _FRAME = r'(?m)^  File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<where>.+))?\n(?:    (?P<code>.+)\n)?'
 _OURS = (
-    r"/farandole/(?:collectives|compat|context|data|engine|frontend|jax|keras|launch|mxnet|numpy|observe|report|strategies"
-    r"|tensorflow|torch|transports|worker)\b"
+    r"/farandole/(?:collectives|compat|context|data|engine|estimators|frontend|groups|handshake|inference|jax|keras|launch|mxnet"
+    r"|numpy|observe|ps|report|spark|store|strategies|surroundings|tensorflow|torch|transports|worker)\b"
 )
 _INSTALLED = r"/(?:site|dist)-packages/|/lib/python3|^<frozen "
 
@@ -265,6 +265,7 @@ def _said(victim: _Rank) -> str:
     of us."""
     assert victim.outcome is not None
     message = victim.outcome.message.partition(SHUT_DOWN)[2].strip() or victim.outcome.message
+    message = message.partition("\n\nAt:\n")[0]  # pybind11's stack, once more
     if message.startswith("(") and message.endswith(")"):
         message = message[1:-1]
     place = _place(victim)

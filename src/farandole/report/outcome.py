@@ -9,6 +9,7 @@ from farandole.errors import PeerLostError, RendezvousError, ShutDownError, Stal
 
 _TEXT_LIMIT = 64 << 10
 STATUSES = ("ok", "error", "victim")
+_OF_A_VICTIM = PeerLostError, ShutDownError
 
 
 def parsed(data: bytes | bytearray) -> dict[str, Any]:
@@ -87,13 +88,19 @@ def _text(error: BaseException) -> str:
 
 def _is_of_a_victim(error: BaseException) -> bool:
     late = isinstance(error, RendezvousError) and error.missing != ()
-    return late or isinstance(error, PeerLostError | ShutDownError)
+    return late or isinstance(error, _OF_A_VICTIM) or _is_told_by_torch(error)
+
+
+def _is_told_by_torch(error: BaseException) -> bool:
+    """Autograd, in C++, makes a RuntimeError of what its callbacks raise, with the kind in its text."""
+    text = _text(error) if type(error) is RuntimeError else ""
+    return text.startswith("Got the following error") and any(f": {kind.__name__}: " in text for kind in _OF_A_VICTIM)
 
 
 def _lost(error: BaseException) -> int:
     if isinstance(error, RendezvousError):
         return error.missing[0]
-    return error.rank if isinstance(error, PeerLostError | ShutDownError) else -1
+    return error.rank if isinstance(error, _OF_A_VICTIM) else -1
 
 
 def _chain(error: BaseException) -> list[BaseException]:
