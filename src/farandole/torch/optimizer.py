@@ -365,7 +365,10 @@ class OptimizerState:
         original = self._original()
         if original is not None and "step" in original.__dict__:  # a scheduler watches that one
             original._opt_called = True
-        if self.reducer is None or self.skip or with_closure:
+        if self.reducer is None:
+            return
+        self._look_for_gradients()
+        if self.skip or with_closure:
             return
         self.look_around()
         if not self._synchronized:
@@ -384,20 +387,29 @@ class OptimizerState:
         self._synchronized = False
         if self.reducer is not None:
             self.reducer.after_step()
-            if self._idle >= 0:
-                self._look_for_gradients()
+            trainable = self._look_for_gradients()
+            self._idle += self._idle >= 0
+            if self._idle == IDLE_STEPS and trainable:
+                self._tell_idle(trainable)
 
-    def _look_for_gradients(self) -> None:
-        """Until there was one: an optimizer of parameters that no model has any more trains nothing, without a word."""
+    def _look_for_gradients(self) -> int:
+        """Until there was one, as an optimizer of parameters that no model has any more trains nothing, without a word.
+        Looked for before a step, which may drop them, and after it, as a closure may compute them. How many parameters
+        might have one."""
+        if self._idle < 0:
+            return 0
         trainable = [parameter for _, parameter in self._replica.parameters if parameter.requires_grad]
-        self._idle = -1 if any(parameter.grad is not None for parameter in trainable) else self._idle + 1
-        if self._idle == IDLE_STEPS and trainable:
-            text = (
-                f"{type(self._optimizer()).__name__} has taken {IDLE_STEPS} steps, and none of its {len(trainable)} "
-                "parameters ever had a gradient, on any rank: it trains nothing. Was the model made, copied, or loaded "
-                "with assign=True after the optimizer? Make and wrap the optimizer of the model that computes the loss"
-            )
-            tell(context.engine(self._options.process_set), [Finding("idle", text)])
+        if any(parameter.grad is not None for parameter in trainable):
+            self._idle = -1
+        return len(trainable)
+
+    def _tell_idle(self, trainable: int) -> None:
+        text = (
+            f"{type(self._optimizer()).__name__} has taken {IDLE_STEPS} steps, and none of its {trainable} "
+            "parameters ever had a gradient, on any rank: it trains nothing. Was the model made, copied, or loaded "
+            "with assign=True after the optimizer? Make and wrap the optimizer of the model that computes the loss"
+        )
+        tell(context.engine(self._options.process_set), [Finding("idle", text)])
 
     def averaged(self, closure: Closure) -> Closure:
         """The closure, with the gradients and the loss of all ranks: all ranks take the same decisions on it."""
