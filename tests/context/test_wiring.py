@@ -84,6 +84,25 @@ def run(size: int, monkeypatch: pytest.MonkeyPatch, host_of: dict[int, int] | No
         server.close()
 
 
+def test_the_stays_of_a_rank_are_counted_over_all_of_its_programs() -> None:
+    """But for one in which it is told that it is alone."""
+    secret = new_secret()
+    server = StoreServer(secret)
+    first, then = (StoreClient(server.address, secret) for _ in range(2))
+    mine, other, alone = Placement(rank=0, size=2), Placement(rank=1, size=2), Placement(rank=0, size=1)
+    try:
+        assert [wiring.stay(mine, first, before) for before in (0, 1)] == [1, 2]
+        assert [wiring.stay(mine, then, before) for before in (0, 3)] == [3, 4]
+        assert wiring.stay(mine, first, 2) == 5
+        assert wiring.stay(other, then, 0) == wiring.stay(alone, then, 0) == 1
+        assert wiring.stay(mine.replace(generation=1), first, 0) == 1
+        assert wiring.stay(mine, None, 1) == 2
+    finally:
+        first.close()
+        then.close()
+        server.close()
+
+
 def test_one_host_shares_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "farandole"):
         assert run(3, monkeypatch) == [("ShmTransport", 6.0)] * 3

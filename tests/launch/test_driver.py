@@ -111,6 +111,26 @@ for name in os.listdir("/proc"):
         assert done.returncode == 0
         assert done.stdout.count("done") == 2
 
+    def test_several_programs_of_a_script_one_after_the_other(self, jobs: Marked, tmp_path: Path) -> None:
+        """Each finds the others by what is said for it alone, though its ranks have been in the job before; so does one
+        that a program starts."""
+        program = tmp_path / "program.py"
+        program.write_text(
+            "import subprocess, sys\nimport numpy as np\nimport farandole.numpy as hvd\n"
+            "for stay in range(2):\n"
+            "    hvd.init()\n"
+            "    print(sys.argv[1], hvd.allreduce(np.ones(3) + hvd.rank(), op=hvd.Sum)[0], flush=True)\n"
+            "    if sys.argv[1] == 'outer': subprocess.run([sys.executable, __file__, 'inner'], check=True)\n"
+            "    hvd.shutdown()\n"
+        )
+        script = f"{PY} {program} first && {PY} {program} outer && {PY} {program} last"
+        for wire in ("auto", "tcp"):
+            done = jobs.run("run", "-np", "2", "--transport", wire, "bash", "-c", script)
+            assert done.returncode == 0, done.stderr
+            said = [line for line in done.stdout.splitlines() if line.startswith("[1]")]
+            turns = ["first"] * 2 + ["outer", "inner", "inner"] * 2 + ["last"] * 2
+            assert said == [f"[1]<stdout>:{turn} 3.0" for turn in turns]
+
     def test_a_reader_that_went_away(self, jobs: Marked) -> None:
         process = jobs.start("run", "-np", "2", "yes")
         assert process.stdout is not None

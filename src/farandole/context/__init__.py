@@ -51,7 +51,7 @@ _inherited: Placement | None = None  # of the rank that this process was forked 
 _store: StoreClient | None = None  # one for the life of the process: outcomes are reported after shutdown, too
 _servers: ServerAccess | None = None  # of this stay, once a strategy needs them
 _serving: list[ServerAccess] = []  # of stays that ended while an exception was handled
-_stay = (-1, 0)  # the membership in which this process initialised last, and how often it did in it
+_stay = (-1, 0)  # the membership in which this process initialised last, and how often this rank had done it then
 
 
 class ProcessSet:
@@ -117,7 +117,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     ``comm``: None, or all ranks in their order, as a list or mpi4py communicator; by mpirun also some: they call this.
     Raises RendezvousError naming the ranks that did not come within ``--start-timeout`` seconds.
     """
-    global _inherited, _stay
+    global _inherited
     with _lock:
         if _place is not None:
             return
@@ -139,8 +139,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             settings, process_sets = settings.replace(dynamic_process_sets=True), None
         if placement.size > 1:
             keep_freed_memory()
-        _stay = placement.generation, _stay[1] + 1 if _stay[0] == placement.generation else 1
-        transport = _connect(placement, connection, settings, scope())
+        transport = _connect(placement, connection, settings)
         _enter(placement, settings, transport, connection)
         for process_set in process_sets or ():
             _add(process_set)
@@ -480,11 +479,14 @@ def store() -> StoreClient | None:
     return _store
 
 
-def _connect(placement: Placement, connection: Connection, settings: Settings, scope: str) -> Transport:
+def _connect(placement: Placement, connection: Connection, settings: Settings) -> Transport:
+    global _stay
     client = _open_store(placement, connection) if connection.store or placement.size > 1 else None
+    before = _stay[1] if _stay[0] == placement.generation else 0
+    _stay = placement.generation, wiring.stay(placement, client, before)
     if client is None or placement.size == 1:  # a driver is told how this rank ends, also if it is the only one
-        return shm.connect(0, 1, "", scope)
-    return wiring.connect(placement, connection, settings, client, scope)
+        return shm.connect(0, 1, "", scope())
+    return wiring.connect(placement, connection, settings, client, scope())
 
 
 def _open_store(placement: Placement, connection: Connection) -> StoreClient:

@@ -32,6 +32,22 @@ class Store(Protocol):
     def get(self, key: str, timeout: float) -> bytes: ...
     def try_get(self, key: str) -> bytes | None: ...
     def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]: ...
+    def swap(self, key: str, expected: bytes, value: bytes) -> tuple[bool, bytes | None]: ...
+
+
+def stay(placement: Placement, client: Store | None, before: int) -> int:
+    """The number of the stay in the job that begins now, after ``before`` ones of this process. A rank may be several
+    programs, one after the other or one within the other: the store counts the stays of them all, so that none takes
+    for its own what was said in an earlier one."""
+    if client is None:
+        return before + 1
+    key, known = f"stays/{placement.generation}/{placement.size}/{placement.rank}", b"%d" % before if before else b""
+    while True:
+        number = int(known or b"0") + 1
+        swapped, found = client.swap(key, known, b"%d" % number)
+        if swapped:
+            return number
+        known = found or b""
 
 
 def check_store(placement: Placement, connection: Connection) -> None:
