@@ -453,28 +453,24 @@ def spare_cores(settings: Settings, local_size: int) -> bool:
 
 
 def quota(mounts: str = "/sys/fs/cgroup", groups: str = "/proc/self/cgroup") -> float:
-    """How many cores' worth of time the control groups of this process give it, those above it included; without a
-    limit: inf."""
+    """How many cores' worth of time the control groups of this process give it; without a limit: inf."""
     limits = [math.inf]
-    for line in content(groups).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        parts = [part for part in path.split("/") if part]
-        for top in (f"{mounts}/{controllers}", f"{mounts}/cpu") if controllers else (mounts, f"{mounts}/unified"):
-            if os.path.isdir(top):
-                folders = ["/".join([top, *parts[:depth]]) for depth in range(len(parts) + 1)]
-                limits += [
-                    _limit_of_version_1(folder) if controllers else _limit(content(f"{folder}/cpu.max"))
-                    for folder in folders
-                ]
+    for folder, version in control_groups("cpu", mounts, groups):
+        names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        limits.append(_limit(" ".join(content(f"{folder}/{name}") for name in names)))
     return min(limits)
 
 
-def _limit_of_version_1(folder: str) -> float:
-    """The limit of a control group of version 1."""
-    allowed = content(f"{folder}/cpu.cfs_quota_us")
-    return _limit(f"{allowed} {content(f'{folder}/cpu.cfs_period_us')}") if allowed else math.inf
+def control_groups(controller: str, mounts: str, groups: str) -> Iterator[tuple[str, int]]:
+    """The folders of this process's control groups, those above them included, each with its version."""
+    for line in content(groups).splitlines():
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        parts = [part for part in path.split("/") if part]
+        for top in (f"{mounts}/{names}", f"{mounts}/{controller}") if names else (mounts, f"{mounts}/unified"):
+            if os.path.isdir(top):
+                yield from (("/".join([top, *parts[:depth]]), 1 if names else 2) for depth in range(len(parts) + 1))
 
 
 def _limit(text: str) -> float:

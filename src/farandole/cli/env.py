@@ -20,6 +20,7 @@ from importlib import metadata
 
 from farandole.cli import machine
 from farandole.cli.parsing import Parser, say
+from farandole import network
 from farandole.config import content, cores, quota
 
 PACKAGES = (
@@ -179,17 +180,9 @@ def _share_memory() -> str:
 
 
 def _connect() -> str:
-    import psutil
-
     with socket.create_server(("127.0.0.1", 0)) as door, socket.create_connection(door.getsockname(), 5.0):
         pass
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found = [
-        f"{name} {address.address}"
-        for name, addresses in psutil.net_if_addrs().items() if name in up
-        for address in addresses if address.family in (socket.AF_INET, socket.AF_INET6)
-    ]  # fmt: skip
-    return ", ".join(found)
+    return ", ".join(f"{interface.name} {interface.address}" for interface in network.interfaces())
 
 
 def _limits() -> dict[str, str]:

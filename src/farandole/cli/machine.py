@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from farandole.config import content
+from farandole.config import content, control_groups
 
 GIB = 1 << 30
+UNLIMITED = 1 << 62  # bytes: more than any machine has
 FEW = 4  # cores: up to so many, each has a rank
 
 
@@ -63,14 +64,13 @@ def memory(path: str = "/proc/meminfo") -> Memory:
 
 
 def free_memory() -> int:
-    """Bytes that new processes may use: the system's free memory, within the limit of the control group."""
-    return min(memory().free, memory_limit())
+    """Bytes that new processes may use: the system's free memory, within the limits of the control groups."""
+    return min(memory().free or UNLIMITED, memory_limit())  # 0: nobody says
 
 
-def memory_limit(mounts: str = "/sys/fs/cgroup") -> int:
-    """Bytes that the control group of a container may use; without a limit, more than any machine has."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        text = content(f"{mounts}/{name}").strip()
-        if text.isdigit():
-            return int(text)
-    return 1 << 62
+def memory_limit(mounts: str = "/sys/fs/cgroup", groups: str = "/proc/self/cgroup") -> int:
+    """Bytes that the control groups of this process may use (a container's, a batch job's)."""
+    files = {1: "memory.limit_in_bytes", 2: "memory.max"}
+    found = [(mounts, 2), (f"{mounts}/memory", 1), *control_groups("memory", mounts, groups)]  # a container's are on top
+    texts = [content(f"{folder}/{files[version]}").strip() for folder, version in found]
+    return min([UNLIMITED, *(int(text) for text in texts if text.isdigit())])
