@@ -166,7 +166,37 @@ def check_that_files_are_found_again(spark: Any, folder: Path) -> None:
         mixed = [spark.read.parquet(str(folder)).crossJoin(spark.range(2).toDF("n")) for _ in range(2)]
         with from_spark(mixed[0], labels="n") as three, from_spark(mixed[1], labels="n") as four:
             assert three.path != four.path  # not of files alone: nobody knows whether it changed
+        check_that_no_others_are_found(spark, folder)
         os.utime(part, ns=(before.st_atime_ns, before.st_mtime_ns))  # its own handle would tell, too
+
+
+def check_that_no_others_are_found(spark: Any, folder: Path) -> None:
+    """Plans that are equal, and whose rows are not: what a subquery reads, a function, the time."""
+    from pyspark.sql import functions as F
+
+    other = folder.parent / "least.txt"
+    files = spark.read.parquet(str(folder)).select("id")
+
+    def above() -> Any:
+        spark.read.text(str(other)).createOrReplaceTempView("least")
+        return files.where("id > (SELECT max(CAST(value AS INT)) FROM least)")
+
+    other.write_text("97\n")
+    with from_spark(above()) as few:
+        other.write_text("9\n")
+        with from_spark(above()) as many:
+            assert (few.rows, many.rows) == (3, 91)
+    kept = above().cache()
+    with from_spark(kept) as many:
+        kept.unpersist()
+        other.write_text("98\n")
+        with from_spark(kept) as few:
+            assert (few.rows, many.rows) == (2, 91)
+    other.unlink()
+    plus = F.udf(lambda number: number + 1, "bigint")
+    for column in (plus("id"), F.unix_timestamp(F.current_timestamp())):
+        with from_spark(files.select(column.alias("id"))) as one, from_spark(files.select(column.alias("id"))) as two:
+            assert one.path != two.path
 
 
 def test_a_dataframe_as_data_on_the_ranks(spark: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from farandole.data import paths
+from farandole.data import paths, plans
 from farandole.data.parquet import ParquetData
 from farandole.errors import DataError, SettingsError
 from farandole.log import logger
@@ -53,7 +53,7 @@ class _Written:
         """The same plan, whose comparison by Spark knows no names."""
         mine = self.frame
         return bool(
-            _of_files(frame)
+            plans.of_files(frame)
             and mine.sparkSession is frame.sparkSession
             and mine.schema == frame.schema
             and mine.semanticHash() == frame.semanticHash()
@@ -140,16 +140,6 @@ def from_spark(
     return data
 
 
-def _of_files(frame: Any) -> bool:
-    """Whether all that a DataFrame is made of are files, and no table of a database among them."""
-    try:
-        leaves = frame._jdf.queryExecution().optimizedPlan().collectLeaves()
-        names = [leaves.apply(place).relation().getClass().getSimpleName() for place in range(leaves.size())]
-    except Exception:  # a leaf of another kind has no relation
-        return False
-    return all(name == "HadoopFsRelation" for name in names)
-
-
 def _check_frame(frame: Any) -> None:
     """TypeError, with the cure, for what is no DataFrame of Spark."""
     if hasattr(frame, "sparkSession"):
@@ -217,7 +207,7 @@ def _inputs(frame: Any) -> tuple[tuple[str, int, int], ...]:
     """The files that a DataFrame reads, with sizes and times: what was overwritten has the plan of before. Empty where
     they are not known, and for a database or rows of the program."""
     try:
-        return tuple(_stamp(url) for url in sorted(frame.inputFiles()))
+        return tuple(_stamp(url) for url in sorted(plans.input_files(frame)))
     except Exception as error:  # not every kind of plan can say
         logger.debug("no input files: %s", error)
         return ()

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from farandole.data import plans
 from farandole.log import logger
 
 # Of which each row comes out to the last bit, in whatever order rows come in. Sums of floating numbers do not, nor what
@@ -21,25 +22,12 @@ def varies(frame: Any) -> bool:
     """Whether Spark may compute other rows each time. What it keeps already does not count. True where only a server
     has the plan (Spark Connect)."""
     try:
-        execution = frame._jdf.queryExecution()
-        plan = execution.optimizedPlan()
-        now = frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern.CURRENT_LIKE()
-        current = bool(execution.withCachedData().containsPattern(now))  # the optimizer makes a value of current_date()
-        return current or not plan.deterministic() or not _kinds(plan) <= _ALIKE
+        plan = frame._jdf.queryExecution().optimizedPlan()
+        kinds = {plans.kind(node) for node in plans.nodes(plan)}
+        return plans.holds(frame, "CURRENT_LIKE") or not plan.deterministic() or not kinds <= _ALIKE
     except Exception as error:
         logger.debug("no plan: %s", error)
         return True
-
-
-def _kinds(plan: Any) -> set[str]:
-    """Of a plan's nodes, and those of its subqueries."""
-    found, waiting = set(), [plan]
-    while waiting:
-        node = waiting.pop()
-        found.add(str(node.getClass().getSimpleName()))
-        for more in (node.children(), node.subqueries()):
-            waiting += [more.apply(place) for place in range(more.size())]
-    return found
 
 
 @contextlib.contextmanager

@@ -1,0 +1,68 @@
+"""What Spark makes a DataFrame of: the nodes of its plan, and whether other rows may come out another time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+# Spark's own indexes of folders. Those of table formats (Delta) are equal although rows were deleted from the table.
+_FOLDERS = {"InMemoryFileIndex", "PrunedInMemoryFileIndex", "CatalogFileIndex"}
+_OF_PROGRAMS = re.compile("Python|Pandas|Arrow")  # nodes with functions, which may read anything
+
+
+def nodes(plan: Any) -> Iterator[Any]:
+    """Those of a plan, and of its subqueries."""
+    waiting = [plan]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for more in (node.children(), node.subqueries()):
+            waiting += [more.apply(place) for place in range(more.size())]
+
+
+def kind(node: Any) -> str:
+    return str(node.getClass().getSimpleName())
+
+
+def holds(frame: Any, pattern: str) -> bool:
+    """Whether there is such an expression, of Spark's TreePattern, before the optimizer makes values of them."""
+    found = getattr(frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern, pattern)()
+    return bool(frame._jdf.queryExecution().withCachedData().containsPattern(found))
+
+
+def of_files(frame: Any) -> bool:
+    """Whether the same plan over the same files gives the same rows: no table of a database is in it, no function of a
+    program, and no current time. False where only a server has the plan (Spark Connect)."""
+    try:
+        plan = frame._jdf.queryExecution().optimizedPlan()
+        return bool(
+            plan.deterministic()
+            and not holds(frame, "CURRENT_LIKE")
+            and not holds(frame, "PYTHON_UDF")
+            and all(_of_files(node) for node in nodes(plan))
+        )
+    except Exception:  # a leaf of another kind has no relation
+        return False
+
+
+def _of_files(node: Any) -> bool:
+    if not node.children().isEmpty():
+        return _OF_PROGRAMS.search(kind(node)) is None
+    relation = node.relation()
+    return kind(relation) == "HadoopFsRelation" and kind(relation.location()) in _FOLDERS
+
+
+def input_files(frame: Any) -> set[str]:
+    """URLs of all files that the DataFrame reads now: with those of subqueries, and not as it was when Spark first
+    looked at it (what was cached then may be so no more)."""
+    fresh = frame.select("*")
+    found = set(fresh.inputFiles())
+    try:
+        every = [*nodes(fresh._jdf.queryExecution().optimizedPlan())]
+    except Exception:  # Spark Connect
+        return found
+    for relation in (node.relation() for node in every if kind(node) == "LogicalRelation"):
+        if kind(relation) == "HadoopFsRelation":
+            found.update(relation.inputFiles())
+    return found
