@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import types
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,7 +13,7 @@ import keras
 from farandole import context
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
-from farandole.keras.optimizer import DistributedOptimizer
+from farandole.keras.optimizer import DistributedOptimizer, distributed_in
 from farandole.keras.weights import lacks_variables
 
 
@@ -19,7 +22,8 @@ from farandole.keras.weights import lacks_variables
     "What Keras raises for the file.",
     filepath="a file of model.save (.keras, .h5) that all ranks can read.",
     custom_optimizers="optimizer classes of your own.",
-    custom_objects="by name, what else the model is made of: as for Keras.",
+    custom_objects="by name, what else the model is made of: as for Keras. A function of the optimizer's name makes it \
+of its config, also a distributed one, whose options count.",
     legacy_opts="has no effect; Horovod's programs give it.",
     options="those of keras.models.load_model: compile, safe_mode.",
     example="model = hvd.load_model('last.keras')\nmodel.fit(x, y)  # goes on",
@@ -33,20 +37,56 @@ def load_model(
     Files hold the optimizer that was wrapped, so Keras alone loads them, too.
     """
     context.size()
-    objects = {kind.__name__: kind for kind in custom_optimizers or ()}
-    model = keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})}, **options)
+    objects = {**{kind.__name__: kind for kind in custom_optimizers or ()}, **(custom_objects or {})}
+    maker = _maker_in(objects, filepath)
+    model = keras.models.load_model(filepath, custom_objects={**objects, **maker}, **options)
     if getattr(model, "optimizer", None) is not None:
-        optimizer = _rebuilt(model, filepath) if lacks_variables(model) else model.optimizer
-        model.optimizer = DistributedOptimizer(optimizer, compression=compression)
+        if lacks_variables(model):
+            model.optimizer = _rebuilt(model, filepath, next(iter(maker.values()), type(model.optimizer)))
+        if distributed_in(model.optimizer) is None:
+            model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
     return model
 
 
-def _rebuilt(model: Any, filepath: Any) -> Any:
+class _Maker:
+    """A function that makes an optimizer, in the place of its class. Keras 3 takes a function for the object itself."""
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+
+    def from_config(self, config: Mapping[str, Any]) -> Any:
+        return self._make(**config)
+
+
+def _maker_in(objects: Mapping[str, Any], filepath: Any) -> dict[str, _Maker]:
+    """The function among ``objects`` that makes the optimizer of the file, by its name; empty if there is none."""
+    functions = {name: each for name, each in objects.items() if isinstance(each, types.FunctionType)}
+    name = _optimizer_of(filepath) if functions else ""
+    return {name: _Maker(functions[name])} if name in functions else {}
+
+
+def _optimizer_of(filepath: Any) -> str:
+    """The class of the optimizer in a file; empty without one, and for what is no file of a model."""
+    try:
+        if zipfile.is_zipfile(filepath):
+            with zipfile.ZipFile(filepath) as file:
+                config = (json.loads(file.read("config.json")).get("compile_config") or {}).get("optimizer")
+        else:
+            import h5py
+
+            with h5py.File(filepath) as file:
+                config = json.loads(file.attrs["training_config"]).get("optimizer_config")
+    except (OSError, KeyError, ValueError):
+        return ""  # Keras says what is wrong
+    return str(config.get("class_name", "")) if isinstance(config, dict) else ""
+
+
+def _rebuilt(model: Any, filepath: Any, kind: Any) -> Any:
     """The optimizer of an ``.h5`` file, with its state: Keras loads it without (see ``lacks_variables``)."""
     import h5py
     from keras.src.legacy.saving import legacy_h5_format
 
-    optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
+    optimizer = kind.from_config(model.optimizer.get_config())
     optimizer.build(model.trainable_variables)
     with h5py.File(filepath) as file:
         values = legacy_h5_format.load_optimizer_weights_from_hdf5_group(file)
