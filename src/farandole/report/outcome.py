@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from farandole.errors import PeerLostError, RendezvousError, ShutDownError, StalledError
+from farandole.errors import (
+    SHUT_DOWN,
+    HorovodInternalError,
+    PeerLostError,
+    RendezvousError,
+    ShutDownError,
+    StalledError,
+)
 
 _TEXT_LIMIT = 64 << 10
 STATUSES = ("ok", "error", "victim")
@@ -88,13 +95,13 @@ def _text(error: BaseException) -> str:
 
 def _is_of_a_victim(error: BaseException) -> bool:
     late = isinstance(error, RendezvousError) and error.missing != ()
-    return late or isinstance(error, _OF_A_VICTIM) or _is_told_by_torch(error)
+    return late or isinstance(error, _OF_A_VICTIM) or _is_told_by_others(error)
 
 
-def _is_told_by_torch(error: BaseException) -> bool:
-    """Autograd, in C++, makes a RuntimeError of what its callbacks raise, with the kind in its text."""
-    text = _text(error) if type(error) is RuntimeError else ""
-    return text.startswith("Got the following error") and any(f": {kind.__name__}: " in text for kind in _OF_A_VICTIM)
+def _is_told_by_others(error: BaseException) -> bool:
+    """XLA, TensorFlow, and autograd for its callbacks, make an error of their own of the text of ours."""
+    text = "" if isinstance(error, HorovodInternalError) else _text(error)
+    return SHUT_DOWN in text or any(f"{kind.__name__}: " in text for kind in _OF_A_VICTIM)
 
 
 def _lost(error: BaseException) -> int:
