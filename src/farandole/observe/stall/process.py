@@ -12,8 +12,8 @@ _STATES = {
     "T": "is stopped (SIGSTOP, or Ctrl-Z in its terminal; SIGCONT lets it go on)",
     "t": "is stopped by a debugger",
     "D": "is in uninterruptible I/O (a disk or a network file system that does not answer)",
-    "R": "runs, but in code that holds Python's lock",
-    "S": "sleeps in code that holds Python's lock",
+    "R": "runs, but in code that holds Python's lock, or it is about to end",
+    "S": "sleeps in code that holds Python's lock, or it is about to end",
     "Z": "has died",
 }
 
