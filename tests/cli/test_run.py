@@ -116,7 +116,8 @@ class TestRun:
         ("arguments", "text"),
         [
             ("", "-np is missing"),
-            ("true", "-np is missing"),
+            ("true", "-np is missing: how many processes? For example: farandole run -np 2 true"),
+            ("train.py -v", "-np is missing: how many processes? For example: farandole run -np 2 python train.py -v"),
             ("-np 2", "the command to run is missing"),
             ("-np 2 --", "the command to run is missing"),
             ("-np", "-np needs a value; see farandole run --help"),

@@ -233,7 +233,8 @@ def _without_np(command: Sequence[str]) -> str:
                 f"{name} stands after the command, so it is an argument of {command[0]!r}. Options of farandole stand "
                 f"before: farandole run -np {number} {' '.join(rest)}"
             )
-    shown = " ".join(command) or "python train.py"
+    bare = command and command[0].endswith(".py") and not _runs(command[0])
+    shown = " ".join(["python", *command] if bare else command) or "python train.py"
     return f"-np is missing: how many processes? For example: farandole run -np 2 {shown}"
 
 
