@@ -53,7 +53,8 @@ class TestAuto:
         ("files", "limit"),
         [({"memory.max": "1024\n"}, 1024), ({"memory.max": "max\n"}, 1 << 62), ({}, 1 << 62),
          ({"memory/memory.limit_in_bytes": "4096\n"}, 4096),
-         ({"groups": "5:cpu:/x\n4:memory:/slurm/job_1/step_0\n", "memory/memory.limit_in_bytes": "9223372036854771712\n",
+         ({"groups": "5:cpu:/x\n4:memory:/slurm/job_1/step_0\n",
+           "memory/memory.limit_in_bytes": "9223372036854771712\n",
            "memory/slurm/job_1/memory.limit_in_bytes": "8192\n",
            "memory/slurm/job_1/step_0/memory.limit_in_bytes": "9223372036854771712\n"}, 8192),
          ({"groups": "0::/user/run.scope\n", "user/memory.max": "max\n", "user/run.scope/memory.max": "5\n"}, 5)],
@@ -64,7 +65,7 @@ class TestAuto:
             (tmp_path / name).write_text(text)
         assert machine.memory_limit(str(tmp_path), str(tmp_path / "groups")) == limit
 
-    def test_memory_of_which_nobody_knows_how_much_is_free_limits_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_free_memory_that_nobody_knows_limits_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(machine, "memory", lambda: machine.Memory(0, 0))  # /proc may be mounted without meminfo
         monkeypatch.setattr(machine, "memory_limit", lambda: 1 << 62)
         assert machine.ranks(4, 0, machine.free_memory()).np == 4

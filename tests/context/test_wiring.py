@@ -91,12 +91,12 @@ def test_the_stays_of_a_rank_are_counted_over_all_of_its_programs() -> None:
     first, then = (StoreClient(server.address, secret) for _ in range(2))
     mine, other, alone = Placement(rank=0, size=2), Placement(rank=1, size=2), Placement(rank=0, size=1)
     try:
-        assert [wiring.stay(mine, first, before) for before in (0, 1)] == [1, 2]
-        assert [wiring.stay(mine, then, before) for before in (0, 3)] == [3, 4]
-        assert wiring.stay(mine, first, 2) == 5
-        assert wiring.stay(other, then, 0) == wiring.stay(alone, then, 0) == 1
-        assert wiring.stay(mine.replace(generation=1), first, 0) == 1
-        assert wiring.stay(mine, None, 1) == 2
+        assert [wiring.stay(mine, first, (0, before)) for before in (0, 1)] == [(0, 1), (0, 2)]
+        assert [wiring.stay(mine, then, (0, before)) for before in (0, 3)] == [(0, 3), (0, 4)]
+        assert wiring.stay(mine, first, (0, 2)) == (0, 5)
+        assert wiring.stay(other, then, (0, 0)) == wiring.stay(alone, then, (0, 0)) == (0, 1)
+        assert wiring.stay(mine.replace(generation=1), first, (0, 2)) == (1, 1)
+        assert wiring.stay(mine, None, (0, 1)) == (0, 2)
     finally:
         first.close()
         then.close()

@@ -18,9 +18,9 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 
+from farandole import network
 from farandole.cli import machine
 from farandole.cli.parsing import Parser, say
-from farandole import network
 from farandole.config import content, cores, quota
 
 PACKAGES = (

@@ -71,6 +71,7 @@ def free_memory() -> int:
 def memory_limit(mounts: str = "/sys/fs/cgroup", groups: str = "/proc/self/cgroup") -> int:
     """Bytes that the control groups of this process may use (a container's, a batch job's)."""
     files = {1: "memory.limit_in_bytes", 2: "memory.max"}
-    found = [(mounts, 2), (f"{mounts}/memory", 1), *control_groups("memory", mounts, groups)]  # a container's are on top
+    tops = (mounts, 2), (f"{mounts}/memory", 1)  # a container's
+    found = [*tops, *control_groups("memory", mounts, groups)]
     texts = [content(f"{folder}/{files[version]}").strip() for folder, version in found]
     return min([UNLIMITED, *(int(text) for text in texts if text.isdigit())])

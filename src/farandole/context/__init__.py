@@ -411,16 +411,15 @@ def engine(process_set: ProcessSet = global_process_set) -> Engine:
 
     Raises NotInitializedError before ``init()``; RequestError if the set is not registered, or this rank outside it.
     """
-    if _place is None:
-        raise NotInitializedError(forked=_inherited is not None)
+    place = _place or _entered()
     if process_set is global_process_set:
-        return _place.engine
+        return place.engine
     number = process_set.process_set_id
-    if number is None or _place.sets.ranks(number) is None:
+    if number is None or place.sets.ranks(number) is None:
         raise RequestError("Process set provided does not exist, or has not been registered.")
-    found = _place.sets.engine(number)
+    found = place.sets.engine(number)
     if found is None:
-        raise RequestError(f"Rank {_place.placement.rank} is not a member of the provided process set.")
+        raise RequestError(f"Rank {place.placement.rank} is not a member of the provided process set.")
     return found
 
 
@@ -482,8 +481,7 @@ def store() -> StoreClient | None:
 def _connect(placement: Placement, connection: Connection, settings: Settings) -> Transport:
     global _stay
     client = _open_store(placement, connection) if connection.store or placement.size > 1 else None
-    before = _stay[1] if _stay[0] == placement.generation else 0
-    _stay = placement.generation, wiring.stay(placement, client, before)
+    _stay = wiring.stay(placement, client, _stay)
     if client is None or placement.size == 1:  # a driver is told how this rank ends, also if it is the only one
         return shm.connect(0, 1, "", scope())
     return wiring.connect(placement, connection, settings, client, scope())

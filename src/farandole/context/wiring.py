@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from farandole import collectives, network, registry
 from farandole.collectives.hierarchical import Hierarchical, slices
@@ -19,6 +19,9 @@ from farandole.handshake import encrypted
 from farandole.log import logger
 from farandole.report import keys
 from farandole.transports import shm
+
+if TYPE_CHECKING:
+    from farandole.store import StoreClient
 
 _LOOK = 0.5  # seconds between looks for ranks that have ended
 
@@ -32,21 +35,21 @@ class Store(Protocol):
     def get(self, key: str, timeout: float) -> bytes: ...
     def try_get(self, key: str) -> bytes | None: ...
     def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]: ...
-    def swap(self, key: str, expected: bytes, value: bytes) -> tuple[bool, bytes | None]: ...
 
 
-def stay(placement: Placement, client: Store | None, before: int) -> int:
-    """The number of the stay in the job that begins now, after ``before`` ones of this process. A rank may be several
-    programs, one after the other or one within the other: the store counts the stays of them all, so that none takes
-    for its own what was said in an earlier one."""
+def stay(placement: Placement, client: StoreClient | None, last: tuple[int, int]) -> tuple[int, int]:
+    """The membership and the number in it of the stay that begins now, after ``last`` of this process. A rank may be
+    several programs, one after the other or one within the other: the store counts the stays of them all, so that none
+    takes for its own what was said in an earlier one."""
+    before = last[1] if last[0] == placement.generation else 0
     if client is None:
-        return before + 1
+        return placement.generation, before + 1
     key, known = f"stays/{placement.generation}/{placement.size}/{placement.rank}", b"%d" % before if before else b""
     while True:
         number = int(known or b"0") + 1
         swapped, found = client.swap(key, known, b"%d" % number)
         if swapped:
-            return number
+            return placement.generation, number
         known = found or b""
 
 
