@@ -52,6 +52,29 @@ def test_other_users_are_turned_away_before_anything_is_read(
     assert not len(at_door)
 
 
+def test_who_finds_no_thread_is_turned_away_with_the_reason(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be a rank of the job, which then looks for another way, and blames a firewall."""
+    served: list[socket.socket] = []
+    thread = _accepting(listener, Newcomers("the gate", logger, 4), served)
+
+    def full(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    with caplog.at_level(logging.WARNING, "farandole"):
+        for _ in range(2):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(listener.getsockname())
+                assert _hung_up(sock)
+    listener.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+    assert not served
+    assert caplog.text.count("no thread can be started for who connects to the gate") == 1
+    assert "pids.max" in caplog.text
+
+
 def test_the_oldest_of_too_many_has_to_go(listener: socket.socket) -> None:
     served: list[socket.socket] = []
     at_door = Newcomers("the door", logger, 2)

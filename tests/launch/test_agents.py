@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import logging
@@ -22,7 +21,6 @@ from farandole import network
 from farandole.errors import RendezvousError
 from farandole.handshake import new_secret
 from farandole.launch.agents import boot, bundle, remote
-from farandole.launch.agents.agent import cure
 from farandole.launch.agents.allocation import AgentAllocation, Place, deal
 from farandole.launch.agents.command import Command
 from farandole.launch.agents.registry import Agent, AgentRegistry
@@ -97,11 +95,6 @@ def test_packages_go_elsewhere_when_the_home_is_full(tmp_path: Path, monkeypatch
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/proc/too")
     with pytest.raises(OSError, match=r"cannot be unpacked to /proc/full \(.*\) or /proc/too \(.*\): make room there"):
         boot.provide(packed.getvalue(), {"notthere": "digest"}, "/proc/full")
-
-
-def test_a_limit_that_stops_ranks_is_told_with_its_cure() -> None:
-    assert re.search(r"at most \d+ open files are allowed there: .*ulimit -n", cure(OSError(errno.EMFILE, "too many")))
-    assert cure(OSError(errno.ENOENT, "none")) == cure(None) == ""
 
 
 def test_of_the_drivers_addresses_the_one_is_taken_that_knows_the_secret() -> None:

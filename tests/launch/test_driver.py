@@ -348,6 +348,18 @@ def test_too_few_open_files(jobs: Marked) -> None:
     assert "`ulimit -n 1024`" in done.stderr
 
 
+def test_a_job_whose_processes_could_not_be_found_does_not_start(jobs: Marked) -> None:
+    alone = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("namespaces cannot be made here")
+    done = subprocess.run(
+        [*alone, PY, "-m", "farandole.cli", "run", "-np", "2", "true"], env=jobs.env, capture_output=True, text=True,
+        timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("farandole: /proc knows this process by the number ")
+
+
 def test_only_some_ranks_are_shown(jobs: Marked) -> None:
     code = "if [ $HOROVOD_RANK = 2 ]; then echo last words >&2; exit 3; fi; echo hello"
     done = jobs.run("run", "-np", "3", "--show-ranks", "0-1", "bash", "-c", code)

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import errno
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from farandole.errors import SettingsError
 from farandole.launch.job import check_ranks, ranks_of
-from farandole.launch.limits import check_open_files, crowding
+from farandole.launch.limits import check_open_files, check_proc, crowding, cure
 
 
 def test_many_ranks_on_few_cores() -> None:
@@ -22,6 +24,22 @@ def test_more_ranks_than_open_files() -> None:
     check_open_files(2, logs=True)
     with pytest.raises(SettingsError, match=r"a job of 10000000 ranks needs 800000\d\d: .*`ulimit -n 800000\d\d`"):
         check_open_files(10_000_000, logs=True)
+
+
+def test_a_limit_that_stops_ranks_is_told_with_its_cure() -> None:
+    assert re.search(r"a process may have \d+ open files here \(`ulimit -n`\): raise", cure(OSError(errno.EMFILE, "")))
+    assert re.search(r"a user may have -?\d+ processes .*`ulimit -u`.*pids.max", cure(OSError(errno.EAGAIN, "")))
+    assert cure(OSError(errno.ENOENT, "none")) == cure(None) == ""
+
+
+def test_processes_that_cannot_be_found(tmp_path: Path) -> None:
+    """Jobs ended well and were said to have died of SIGTERM, or left their daemons running."""
+    check_proc()
+    with pytest.raises(SettingsError, match=rf"{tmp_path} is not mounted .*mount -t proc"):
+        check_proc(str(tmp_path))
+    (tmp_path / "self").symlink_to("4711")
+    with pytest.raises(SettingsError, match=r"knows this process by the number 4711 .*--mount-proc"):
+        check_proc(str(tmp_path))
 
 
 def test_ranks_to_show() -> None:

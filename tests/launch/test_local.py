@@ -11,7 +11,7 @@ import pytest
 
 from farandole.config import Placement
 from farandole.errors import SettingsError
-from farandole.launch import reaper
+from farandole.launch import processes, reaper
 from farandole.launch.contract import Request
 from farandole.launch.launchers.local import Local
 from farandole.launch.plan import plan
@@ -199,6 +199,15 @@ def test_too_many_ranks_for_this_machine_leave_nothing(jobs: Marked) -> None:
         start_ranks([slots[0], monster], ["sleep", "1000"], dict([jobs.mark.split("=")]))
     assert len(os.listdir("/proc/self/fd")) == before
     assert wait_until(lambda: not jobs.left())
+
+
+def test_a_reaper_that_may_not_fork_says_so(jobs: Marked, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = "def full(): raise BlockingIOError(11, 'no more')"
+    start = f"import os, sys; sys.path.append(sys.argv[1]); import reaper\n{full}\nos.fork = full\nreaper.main()"
+    monkeypatch.setattr(processes, "REAPER", start)
+    text = r"2 ranks could not be started, only 0: .*Resource temporarily unavailable.*pids.max"
+    with pytest.raises(SettingsError, match=text):
+        start_ranks(plan(None, 2), ["sleep", "1000"], dict([jobs.mark.split("=")]))
 
 
 class TestReaper:

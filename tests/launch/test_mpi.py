@@ -86,6 +86,16 @@ def test_an_mpirun_that_fails_says_why(ends: list[str], tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_an_mpirun_that_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open MPI's, without HOME."""
+    program = tmp_path / "mpirun"
+    program.write_text("#!/bin/sh\necho 'Unable to get the user home directory' >&2\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(SettingsError, match=r"mpirun --version fails \(exit code 3\).*: Unable to get the user home"):
+        mpi.Mpi().allocate(Request(2))
+
+
 class TestOptions:
     def test_open_mpi_carries_the_variables_by_name_alone(self) -> None:
         env = {"PATH": "/bin", "HOME": "/root", "FARANDOLE_AGENT": "secret", "FARANDOLE_RANK": "7", "a-b": "x"}

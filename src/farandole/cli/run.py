@@ -107,6 +107,7 @@ def main(arguments: Sequence[str]) -> int:
         raise SettingsError(f"the command to run is missing. Usage: {USAGE}")
     from farandole.launch import driver
 
+    check_input(command)
     found = job(options, command)
     if found.launcher.name == "local":  # type: ignore[union-attr]
         check_command(command)
@@ -255,6 +256,19 @@ def check_command(command: Sequence[str]) -> None:
             there = [name for name in _listed(folder) if name.endswith(".py")]
             near = did_you_mean(os.path.basename(script), there)
             raise SettingsError(f"there is no file {script!r} in {os.path.abspath(folder)}{near}")
+
+
+def check_input(command: Sequence[str]) -> None:
+    """SettingsError for a Python that would read its program from where ranks have nothing, and do nothing, well."""
+    if re.fullmatch(r"python[\d.]*", os.path.basename(command[0])):
+        rest = [word for word in command[1:] if word not in _PLAIN]
+        if not rest or re.fullmatch(r"-|/dev/stdin|/(dev|proc/self)/fd/\d+", rest[0]):
+            place = rest[0] if rest and rest[0] != "-" else "standard input"
+            raise SettingsError(
+                f"{' '.join(command)!r} would read the program from {place}, "
+                "and ranks have nothing there: their standard input is empty, and no open file goes to them. "
+                "Write the program to a file, or give it by python -c"
+            )
 
 
 def _not_found(program: str, rest: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ class Newcomers:
         self._place, self._logger, self._room = place, logger, room
         self._pending: dict[socket.socket, None] = {}  # in order of arrival
         self._lock = threading.Lock()
-        self._told: set[bool] = set()
+        self._told: set[bool | None] = set()
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -59,6 +59,7 @@ class Newcomers:
             except RuntimeError:  # no more threads
                 self._forget(sock)
                 sock.close()
+                self._overfull()
 
     def admit(self, sock: socket.socket, secret: str, purpose: str, *, seconds: float = 5.0) -> Session:
         """The session with a newcomer that proves itself. Raises AuthenticationError if it does not."""
@@ -83,6 +84,16 @@ class Newcomers:
             self._logger.warning(
                 "a stranger%s connected to %s and was refused (%s); the job goes on, and further ones are refused "
                 "without a word", _at(peer), self._place, error,
+            )  # fmt: skip
+
+    def _overfull(self) -> None:
+        """Say why one was turned away that may be of the job."""
+        if None not in self._told:
+            self._told.add(None)
+            self._logger.warning(
+                "no thread can be started for who connects to %s, so that even ranks of the job are turned away: this "
+                "user has as many processes and threads as `ulimit -u` allows, or this container or batch job as many "
+                "as its control group does (pids.max); raise that, or start fewer ranks", self._place,
             )  # fmt: skip
 
     def close(self) -> None:

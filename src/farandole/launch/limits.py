@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from typing import TextIO
@@ -50,6 +51,36 @@ def check_open_files(np: int, logs: bool) -> None:
         raise SettingsError(
             f"a process may have {allowed} open files here (RLIMIT_NOFILE), and a job of {np} ranks needs {needed}: "
             f"raise the limit with `ulimit -n {max(1024, needed)}`, or start fewer ranks"
+        )
+
+
+def cure(error: BaseException | None) -> str:
+    """What lets more ranks start on this host, where a limit of it has stopped them; empty for other errors."""
+    import resource
+
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EMFILE:
+        limit = f"a process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} open files here (`ulimit -n`)"
+    elif number == errno.EAGAIN:
+        limit = (
+            f"a user may have {resource.getrlimit(resource.RLIMIT_NPROC)[0]} processes and threads here (`ulimit -u`), "
+            "a container or a batch job perhaps fewer (pids.max of its control group)"
+        )
+    else:
+        return ""
+    return f"; {limit}: raise that, or start fewer ranks"
+
+
+def check_proc(proc: str = "/proc") -> None:
+    """SettingsError if the processes of a job could not be found when it ends: /proc is not there, or another one's."""
+    found, pid = "", os.getpid()
+    with contextlib.suppress(OSError):
+        found = os.readlink(f"{proc}/self")
+    if found != str(pid):
+        seen = f"knows this process by the number {found} of other namespaces" if found else "is not mounted"
+        raise SettingsError(
+            f"{proc} {seen} (this process is {pid}), and a job's processes are found there: "
+            "mount it (mount -t proc proc /proc; for unshare: --mount-proc)"
         )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from farandole.errors import SettingsError
+from farandole.launch.limits import check_proc, cure
 from farandole.types import Slot
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def start_ranks(
 ) -> list[LocalWorker]:  # fmt: skip
     """One process per slot, below a reaper of their own, in the folder ``cwd`` (default: here). ``envs``: variables of
     each, beside ``env``. SettingsError says how many could be started; then none is left."""
+    check_proc()
     token = os.urandom(16).hex()
     base, pipes = {**env, MARK: token}, _Pipes()
     handle = Reaper(f"{MARK}={token}", cwd)
@@ -45,7 +47,9 @@ def start_ranks(
         pids = handle.start(base, places, pipes.writers)
     except OSError as error:
         pipes.close(pipes.readers)
-        raise SettingsError(f"{len(slots)} ranks could not be started, only {handle.started}: {error}") from error
+        raise SettingsError(
+            f"{len(slots)} ranks could not be started, only {handle.started}: {error}{cure(error)}"
+        ) from error
     finally:
         pipes.close(pipes.writers)
     outputs = zip(pipes.readers[::2], pipes.readers[1::2], strict=True)
@@ -140,10 +144,9 @@ class Reaper:
             pass_fds=keep, cwd=self._cwd or None,
         )  # fmt: skip
         frame = marshal.dumps((dict(base), list(places)))
-        answer = b""
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError):  # it has ended; it may have said why
             self._write(len(frame).to_bytes(8, "little") + frame)
-            answer = self._first_line()
+        answer = self._first_line()
         verb, *numbers = answer.split() or [b"failed", b"0", b"%d" % errno.ECHILD]
         if verb == b"started":
             self.started = len(numbers)

@@ -299,7 +299,11 @@ def main() -> None:
         # A handler, unlike SIG_IGN, is not passed on to the ranks. What the driver ignores (nohup), they ignore.
         if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:  # a limit on processes
+        say(f"failed 0 {error.errno}")
+        sys.exit(1)
     adopt_orphans()
     if child:
         guard(child)

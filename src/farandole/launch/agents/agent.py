@@ -7,7 +7,6 @@ Everything travels through the job's store; ``registry`` lists the keys.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import queue
@@ -22,6 +21,7 @@ from typing import Any
 
 from farandole.config import Connection, Placement, Settings, cores, variables
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
+from farandole.launch.limits import cure
 from farandole.launch.processes import LocalWorker, start_ranks
 from farandole.store import StoreClient, enter
 from farandole.types import Slot
@@ -112,7 +112,9 @@ class Agent:
             self._workers += start_ranks(slots, command, own, envs, self._task.get("cwd", ""))
         except SettingsError as error:
             for number in range(len(self._workers), len(self._workers) + len(slots)):
-                message = {"message": f"{command[0]} cannot be started: {error.__cause__}{cure(error.__cause__)}"}
+                message = {
+                    "message": f"{command[0]} cannot be started: {error.__cause__ or error}{cure(error.__cause__)}"
+                }
                 self._client.set(f"{self.name}/failed/{number}", json.dumps(message).encode())
             return False
         return True
@@ -311,24 +313,6 @@ class Sender(threading.Thread):
                     self._waiting.clear()
                     self._changed.notify_all()
                 return
-
-
-def cure(error: BaseException | None) -> str:
-    """What lets more ranks start on this host, where a limit of it has stopped them; empty for other errors."""
-    import resource  # here: this is rare
-
-    limits = {
-        errno.EMFILE: ("open files", "-n", resource.RLIMIT_NOFILE),
-        errno.EAGAIN: ("processes", "-u", resource.RLIMIT_NPROC),
-    }
-    number = error.errno if isinstance(error, OSError) else None
-    if number not in limits:
-        return ""
-    what, flag, limit = limits[number]
-    return (
-        f"; at most {resource.getrlimit(limit)[0]} {what} are allowed there: raise that (ulimit {flag}, "
-        "/etc/security/limits.conf), or start fewer ranks"
-    )
 
 
 def place() -> str:

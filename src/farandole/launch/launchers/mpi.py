@@ -39,7 +39,20 @@ class Mpi:
         import subprocess
 
         program = mpirun()
-        version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+        asked = subprocess.run(
+            [program, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        if asked.returncode:
+            raise SettingsError(
+                f"{program} --version fails (exit code {asked.returncode}), so that no rank can be started by it: "
+                f"{(asked.stderr or asked.stdout).strip()}"
+            )
+        version = asked.stdout
         argv = [program, *options(version, request, {**os.environ, FACTS: ""})]
         ranks = f"{request.np} rank{'' if request.np == 1 else 's'}"
         where = f"{ranks} by {program}"
