@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,17 @@ def test_a_broken_installation_is_reported_too(
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert cli.main(["env"]) == 0
     assert "does not work: import of psutil halted" in capsys.readouterr().out
+
+
+def test_interfaces_that_cannot_be_listed_break_no_wire(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent() -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/net/dev")
+
+    monkeypatch.setattr("psutil.net_if_stats", absent)
+    assert cli.main(["env"]) == 0
+    assert re.search(r"tcp +works: 127.0.0.1\n", capsys.readouterr().out)
 
 
 class TestGpus:

@@ -18,7 +18,6 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 
-from farandole import network
 from farandole.cli import machine
 from farandole.cli.parsing import Parser, say
 from farandole.config import content, cores, quota
@@ -180,9 +179,20 @@ def _share_memory() -> str:
 
 
 def _connect() -> str:
+    import psutil
+
     with socket.create_server(("127.0.0.1", 0)) as door, socket.create_connection(door.getsockname(), 5.0):
         pass
-    return ", ".join(f"{interface.name} {interface.address}" for interface in network.interfaces())
+    try:
+        up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    except OSError:  # a /proc that shows processes alone
+        return "127.0.0.1"
+    found = [
+        f"{name} {address.address}"
+        for name, addresses in psutil.net_if_addrs().items() if name in up
+        for address in addresses if address.family in (socket.AF_INET, socket.AF_INET6)
+    ]  # fmt: skip
+    return ", ".join(found)
 
 
 def _limits() -> dict[str, str]:
