@@ -321,4 +321,7 @@ def test_the_status_is_that_of_the_rank_that_failed() -> None:
     done = tools.horovodrun("-np", "2", sys.executable, "-c", code)
     assert done.returncode == 7
     assert "Rank 1 on localhost" in done.stderr
-    assert done.stderr.endswith("\nProcess name: 1\nExit code: 7\n")
+    assert done.stderr.endswith(
+        "\nHorovod detected that one or more processes exited with non-zero status, thus causing the job to be "
+        "terminated. The first process to do so was:\nProcess name: 1\nExit code: 7\n"
+    )

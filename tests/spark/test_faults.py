@@ -80,6 +80,16 @@ class TestOfTheFunction:
         assert caught.value.__cause__ is None
         assert caught.value.__suppress_context__
 
+    def test_horovods_words_stand_at_the_end_under_its_name(self) -> None:
+        import horovod.spark
+
+        def train() -> None:
+            raise ValueError("boom")
+
+        words = r"boom[^$]*\nHorovod detected that one or more processes exited .*\nProcess name: 0\nExit code: 1$"
+        with pytest.raises(RuntimeError, match=words):
+            horovod.spark.run(train, num_proc=1, verbose=0)
+
     def test_exit(self) -> None:
         with pytest.raises(JobFailedError, match="exited with code 3") as caught:
             run(lambda: sys.exit(3) if rank() == 1 else time.sleep(1000))

@@ -5,13 +5,22 @@ The packages ``horovod`` and ``sparkdl`` of that distribution hold names alone; 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
+from typing import ParamSpec, TypeVar
 
 from farandole.errors import JobFailedError, NotInitializedError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 HOROVOD = "0.28.1"  # the version whose API this is, and ``horovod.__version__``
 SPARKDL = "1.6.0"  # the last that was published, whose HorovodRunner this is
 
+_ENDED = (
+    "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be terminated. "
+    "The first process to do so was:"
+)
 ELASTIC = "elastic jobs, whose ranks come and go (hvd.elastic.run runs in a job of fixed size)"
 
 
@@ -43,4 +52,18 @@ def missing(name: str) -> NotImplementedError:
 
 def in_horovods_words(error: JobFailedError) -> str:
     """Which process ended how, as Horovod's launcher says it and programs look for it; empty if nobody did."""
-    return "" if error.rank < 0 else f"\nProcess name: {error.rank}\nExit code: {error.exit_code}"
+    return "" if error.rank < 0 else f"\n{_ENDED}\nProcess name: {error.rank}\nExit code: {error.exit_code}"
+
+
+def telling(function: Callable[P, T]) -> Callable[P, T]:
+    """``function``, whose JobFailedError ends in Horovod's words."""
+
+    @functools.wraps(function)
+    def told(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except JobFailedError as error:
+            error.args = (f"{error}{in_horovods_words(error)}",)
+            raise
+
+    return told

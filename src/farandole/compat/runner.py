@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from farandole.compat import in_horovods_words, missing
-from farandole.errors import JobFailedError, SettingsError
+from farandole.compat import missing, telling
+from farandole.errors import SettingsError
 from farandole.launch import api
 from farandole.launch.launchers import mpi
 from farandole.launch.plan import read_hostfile
@@ -58,14 +58,10 @@ def run(
         "ssh_identity_file": ssh_identity_file, "network_interfaces": network_interfaces or network_interface,
     }  # fmt: skip
     settings = {name: value for name, value in remote.items() if value is not None}
-    try:
-        return api.run(
-            func, args, kwargs, np=num_proc, hosts=read_hostfile(hostfile) if hostfile else hosts,
-            launcher="mpi" if by_mpi else "auto", output_dir=output_filename, verbose=bool(verbose), **settings,
-        )  # fmt: skip
-    except JobFailedError as error:
-        error.args = (f"{error}{in_horovods_words(error)}",)
-        raise
+    return telling(api.run)(
+        func, args, kwargs, np=num_proc, hosts=read_hostfile(hostfile) if hostfile else hosts,
+        launcher="mpi" if by_mpi else "auto", output_dir=output_filename, verbose=bool(verbose), **settings,
+    )  # fmt: skip
 
 
 def _renamed(name: str, value: Any, old_name: str, old: Any) -> Any:

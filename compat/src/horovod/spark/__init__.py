@@ -1,5 +1,9 @@
 """``horovod.spark.run`` on Farandole."""
 
-from farandole.spark import run, run_elastic
+from farandole import spark
+from farandole.compat import telling
+from farandole.spark import run_elastic
+
+run = telling(spark.run)
 
 __all__ = ["run", "run_elastic"]
