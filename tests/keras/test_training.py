@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.keras.backends import QUICK, on
@@ -171,3 +173,32 @@ def test_options_of_the_optimizer(backend: str) -> None:
         return found
 
     check(on(backend, 2, train), 13, loose="fp16")
+
+
+def test_gradients_of_a_step_that_fit_left_undone_stay_each_ranks(backend: str) -> None:
+    """An epoch has 4 batches and a step 3: what waits when ``fit`` is called again is of each rank's own samples."""
+
+    def train(rank: int) -> dict[str, list[np.ndarray]]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(64)
+        optimizer = lambda: keras.optimizers.SGD(0.2, momentum=0.9, gradient_accumulation_steps=3)  # noqa: E731
+
+        def fitted(model: Any, chosen: Any, *args: Any, batch_size: int) -> list[np.ndarray]:
+            model.compile(chosen, p.loss())
+            for _ in range(3):
+                model.fit(*args, batch_size=batch_size, shuffle=False, verbose=0)
+            return p.weights(model)
+
+        found = {}
+        if rank == 0:
+            found["again alone"] = fitted(p.dense(0), optimizer(), x, y, batch_size=16)
+        found["again"] = fitted(
+            p.dense(rank), hvd.DistributedOptimizer(optimizer()), *hvd.shard(x, y), batch_size=8
+        )  # fmt: skip
+        return found
+
+    check(on(backend, 2, train), 1)

@@ -20,7 +20,7 @@ from farandole.keras.optimizer import optimizers_of, reducers_of
 from farandole.keras.pooling import any_rank, wait_for_all
 from farandole.keras.reducer import counter, name_of
 from farandole.keras.replica import CURES, KerasReplica
-from farandole.keras.weights import broadcast_variables, digests, local_of, numpy_of, shared_variables
+from farandole.keras.weights import broadcast_states, digests, local_of, numpy_of, shared_variables
 from farandole.observe.replicas import combined
 from farandole.report import pace
 
@@ -259,7 +259,7 @@ def _even_out(model: Any, steps: list[int], process_set: ProcessSet, local: Sequ
         ranks = process_set.ranks or range(len(steps))
         others = [each for each in optimizers_of(model) if each is not model.optimizer]
         states = [variable for each in others for variable in each.variables]
-        broadcast_variables([*shared_variables(model, local), *states], ranks[most], process_set)
+        broadcast_states(model, [*shared_variables(model, local), *states], ranks[most], process_set)
 
 
 def _compare(model: Any, training: Training) -> None:

@@ -13,8 +13,8 @@ from farandole.context import ProcessSet
 from farandole.frontend.arrays import broadcast_arrays
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
-from farandole.keras.optimizer import reducers_of
-from farandole.keras.reducer import digest_of, name_of
+from farandole.keras.optimizer import optimizers_of, reducers_of
+from farandole.keras.reducer import counter, digest_of, name_of
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -81,7 +81,36 @@ def broadcast_built(model: Any, root_rank: int, process_set: ProcessSet, local_v
         )
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    broadcast_variables(shared_variables(model, local_variables), root_rank, process_set)
+    broadcast_states(model, shared_variables(model, local_variables), root_rank, process_set)
+
+
+def broadcast_states(model: Any, variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> None:
+    """Overwrite ``variables`` with ``root_rank``'s values, but for what this rank has accumulated for the next step of
+    an optimizer of ``model``, if that has counted as many batches as the root's: it is of this rank's own samples."""
+    gathered = [(each, _batches(each), _accumulated(each)) for each in map(_innermost, optimizers_of(model))]
+    broadcast_variables(variables, root_rank, process_set)
+    for optimizer, batches, kept in gathered:
+        if kept and batches == _batches(optimizer):
+            for variable, value in kept:
+                variable.assign(value)
+
+
+def _batches(optimizer: Any) -> int:
+    return int(numpy_of(counter(optimizer)))
+
+
+def _accumulated(optimizer: Any) -> list[tuple[Any, Array]]:
+    """Gradients that wait for the last of several passes, as variables and copies of their values."""
+    passes = getattr(optimizer, "gradient_accumulation_steps", None)
+    if not passes or _batches(optimizer) % passes == 0:
+        return []
+    return [(variable, np.array(numpy_of(variable))) for variable in getattr(optimizer, "_accumulated_gradients", ())]
+
+
+def _innermost(optimizer: Any) -> Any:
+    while getattr(optimizer, "inner_optimizer", None) is not None:
+        optimizer = optimizer.inner_optimizer
+    return optimizer
 
 
 def lacks_variables(model: Any) -> bool:
@@ -89,9 +118,7 @@ def lacks_variables(model: Any) -> bool:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built or not model.trainable_variables:
         return False
-    while getattr(optimizer, "inner_optimizer", None) is not None:  # Keras 3.3 lists none on the outside
-        optimizer = optimizer.inner_optimizer
-    return not optimizer._trainable_variables
+    return not _innermost(optimizer)._trainable_variables  # Keras 3.3 lists none on the outside
 
 
 @documented(
