@@ -208,6 +208,16 @@ class TestNobodyThere:
         with pytest.raises(RendezvousError, match=f"no job's store answers at {server.address}"):
             StoreClient(server.address, SECRET, timeout=1.0)
 
+    def test_a_loopback_that_is_down(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As ``unshare --net`` leaves it: no firewall is to blame."""
+
+        def down(*_: object) -> None:
+            raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+        monkeypatch.setattr(socket, "create_connection", down)
+        with pytest.raises(RendezvousError, match=r"unreachable\); the loopback interface is down: ip link set lo up"):
+            StoreClient("127.0.0.1:1", SECRET, timeout=1.0)
+
     def test_a_link_that_is_out_for_a_while_is_awaited(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real, fails = socket.create_connection, [OSError(errno.EHOSTUNREACH, "No route to host")] * 2
 

@@ -136,7 +136,7 @@ def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
         code, text = NOT_FOUND, f"the command {command[0]!r} was not found"
     except PermissionError:
         code, text = NOT_EXECUTABLE, f"the command {command[0]!r} cannot be executed"
-    except OSError as error:
+    except (OSError, ValueError) as error:  # an empty word
         code, text = NOT_EXECUTABLE, f"the command {command[0]!r} cannot be executed: {error}"
     if command[0].endswith(".py"):
         text += f"; a script needs its interpreter in front: python {command[0]}"

@@ -185,6 +185,10 @@ class TestRun:
         assert len(shown.err.splitlines()) == 1, "one clear message"
         assert shown.out == ""
 
+    def test_an_empty_word_in_the_place_of_the_program(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["run", "-np", "2", "", "train.py"]) == 2
+        assert capsys.readouterr().err.startswith("farandole: the first word of the command is empty")
+
     def test_help_lists_every_flag_and_every_value_within_the_terminal(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

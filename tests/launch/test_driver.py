@@ -215,6 +215,7 @@ trap '' TERM; touch {tmp_path}/up; while true; do sleep 0.1; done"""
             ("no-such-program", 127, "the command 'no-such-program' was not found (exited"),
             ("no-such.py", 127, "a script needs its interpreter in front: python no-such.py"),
             ("/etc/passwd", 126, "the command '/etc/passwd' cannot be executed"),
+            ("", 126, "the command '' cannot be executed"),
         ],
     )
     def test_a_command_that_cannot_run(self, jobs: Marked, command: str, code: int, text: str) -> None:

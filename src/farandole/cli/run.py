@@ -273,6 +273,8 @@ def check_input(command: Sequence[str]) -> None:
 
 def _not_found(program: str, rest: Sequence[str]) -> str:
     line = " ".join([program, *rest])
+    if not program:
+        return "the first word of the command is empty: is it a variable of the shell that is not set?"
     if os.path.isdir(program):
         return f"{program!r} is a folder, not a program"
     if " " in program:

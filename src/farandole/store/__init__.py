@@ -9,6 +9,7 @@ what it is for, and its memory grows as it arrives.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -420,10 +421,10 @@ class StoreClient:
         try:
             sock = connect(host, port, self.timeout)
         except OSError as error:
-            raise RendezvousError(
-                f"no job's store answers at {self.address} ({error}); the driver has ended, "
-                "or a firewall stands between this host and it"
-            ) from error
+            cause = "the driver has ended, or a firewall stands between this host and it"
+            if error.errno == errno.ENETUNREACH and network.is_loopback(host):
+                cause = "the loopback interface is down: ip link set lo up"
+            raise RendezvousError(f"no job's store answers at {self.address} ({error}); {cause}") from error
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             liveness.probe(sock)
