@@ -151,11 +151,18 @@ def test_static_sets_and_reinit_on_one_rank() -> None:
         mine = context.ProcessSet([0])
         with pytest.raises(ValueError, match="Attempted to add a duplicate process set"):
             context.init(process_sets=[mine])  # the same ranks as the set of all
-        context.shutdown()
+        assert not context.is_initialized()  # or the next init() would do nothing, and register nothing
         context.init(process_sets="dynamic")
         assert (context.rank(), context.size(), context.process_sets()) == (0, 1, {0: [0]})
         context.shutdown()
         assert not context.is_initialized()
+
+
+@pytest.mark.parametrize("given", [[[0]], "static"])
+def test_sets_that_are_none_are_told_before_the_job_is_joined(given: object) -> None:
+    with pytest.raises(ValueError, match="is no ProcessSet. Make one"):
+        context.init(process_sets=given)
+    assert not context.is_initialized()
 
 
 class Comm:

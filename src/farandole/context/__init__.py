@@ -137,12 +137,22 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         note_ignored()
         if process_sets == "dynamic":
             settings, process_sets = settings.replace(dynamic_process_sets=True), None
+        wrong = next((each for each in process_sets or () if not isinstance(each, ProcessSet)), None)
+        if wrong is not None:
+            raise ValueError(
+                f"process_sets={process_sets!r}: {wrong!r} is no ProcessSet. Make one, ProcessSet([0, 1]), which "
+                'collectives take as well; or give "dynamic"'
+            )
         if placement.size > 1:
             keep_freed_memory()
         transport = _connect(placement, connection, settings)
         _enter(placement, settings, transport, connection)
-        for process_set in process_sets or ():
-            _add(process_set)
+        try:
+            for process_set in process_sets or ():
+                _add(process_set)
+        except BaseException:
+            shutdown()  # the next init() is to register what it is given
+            raise
 
 
 def _forget_outer_job(env: MutableMapping[str, str]) -> None:
