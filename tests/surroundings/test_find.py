@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from farandole import context, registry, surroundings
+from farandole import registry, surroundings
 from farandole.config import ORIGIN, Placement, torch_variables
+from farandole.context import environment
 from farandole.errors import SettingsError
 from farandole.surroundings import hostlist, mpi, slurm
 from farandole.surroundings.serverless import placements
@@ -88,8 +89,8 @@ def test_what_is_started_within_a_rank_is_no_such_rank(
     monkeypatch.setattr(mpi, "daemon", lambda: 0 if "HIDDEN" in env else 9 if "NESTED" in env else 7)
     who = {"FARANDOLE_RANK": "0", "HOROVOD_SIZE": "1", "FARANDOLE_STORE": "a:1", "FARANDOLE_SECRET": "s", "RANK": "5"}
     env.update({**who, ORIGIN: surroundings.origin(before), "FARANDOLE_TRANSPORT": "tcp", **after})
-    context._forget_outer_job(env)
-    assert context._told(env) == told
+    environment.forget_outer_job(env)
+    assert environment.told(env) == told
     assert (env.get("RANK") == {**who, **after}["RANK"]) == (told or "RANK" in after)
     assert ("FARANDOLE_SECRET" in env, env["FARANDOLE_TRANSPORT"]) == (told, "tcp")
 

@@ -10,12 +10,12 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farandole import log
-from farandole.config import ORIGIN, PROCESS, STARTERS, TORCH, Connection, Placement, Settings, variables
-from farandole.context import communicator, wiring
+from farandole.config import PROCESS, Connection, Placement, Settings
+from farandole.context import communicator, environment, wiring
 from farandole.context.malloc import keep_freed_memory
 from farandole.context.observers import Observers, note_ignored
 from farandole.context.process_sets import Sets
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from farandole.groups.messages import Messages
     from farandole.ps.client import Servers
     from farandole.ps.peer import PeerServer
-    from farandole.surroundings import Found
 
 
 class _Place(NamedTuple):
@@ -122,9 +121,9 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         if _place is not None:
             return
         _inherited = None
-        _forget_outer_job(os.environ)
+        environment.forget_outer_job(os.environ)
         placement, connection, settings = Placement.from_env(), Connection.from_env(), Settings.from_env()
-        found = None if _told(os.environ) else _found()
+        found = None if environment.told(os.environ) else environment.found(os.environ)
         if found and communicator.is_part(comm, found.placement):
             found, comm = found.among(comm, settings), None
         rank = found.placement.rank if found else placement.rank
@@ -153,25 +152,6 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         except BaseException:
             shutdown()  # the next init() is to register what it is given
             raise
-
-
-def _forget_outer_job(env: MutableMapping[str, str]) -> None:
-    """mpirun, srun or torchrun has started this process within a rank of a job, whose variables it inherits: it is no
-    such rank, but one of a job of its own."""
-    if ORIGIN not in env or not any(name in env for name in STARTERS):
-        return
-    from farandole.surroundings import origin
-
-    if {*filter(None, origin(env).split(","))} <= {*env[ORIGIN].split(",")}:
-        return  # or a container hides some of it
-    torchruns = "TORCHELASTIC_RUN_ID" in env
-    for name in (ORIGIN, PROCESS, *variables(Placement, Connection), *(() if torchruns else TORCH)):
-        env.pop(name, None)
-
-
-def _told(env: Mapping[str, str]) -> bool:
-    """Was this process told who it is, by a launcher or by hand?"""
-    return any(env.get(name) for name in ("FARANDOLE_STORE", *variables(Placement)))
 
 
 def _enter(placement: Placement, settings: Settings, transport: Transport, connection: Connection) -> None:
@@ -366,12 +346,6 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 def stop_timeline() -> None:
     """End the timeline; its file is complete when this returns."""
     _entered().observers.stop_timeline()
-
-
-def _found() -> Found | None:
-    from farandole import surroundings  # here, so that jobs with a driver do not pay for it
-
-    return surroundings.find(os.environ)
 
 
 def _entered() -> _Place:
