@@ -103,6 +103,30 @@ def test_closure() -> None:
         assert_all_close([result[number] for result in results], run(0, 1, make, lambda each: each), 1e-6)
 
 
+def test_the_loss_of_a_closure_is_a_sum_where_gradients_are() -> None:
+    """A line search looks at both."""
+
+    def run(rank: int, n: int) -> Any:
+        import farandole.torch as hvd
+
+        model = net(torch.float64).to(memory_format=torch.contiguous_format)
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=6, line_search_fn="strong_wolfe")
+        if n > 1:
+            optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Sum)
+        x, y = part(rank, n, *data(0, torch.float64))
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = loss_of(model, x, y) / n
+            loss.backward()
+            return loss
+
+        losses = [float(optimizer.step(closure).detach()) for _ in range(3)]
+        return [*values(model), torch.tensor(losses)]
+
+    assert_all_close(job(2, lambda rank: run(rank, 2)), run(0, 1), 1e-6)
+
+
 def test_grad_scaler_with_ranks_that_use_different_parameters() -> None:
     """An overflow on one rank is an overflow on all: they skip the same steps."""
 

@@ -69,7 +69,8 @@ def DistributedOptimizer(
 
     Gradients are final when ``loss.backward()`` returns (of the last of ``backward_passes_per_step`` passes): clip
     them, unscale them, read them. The result is of a subclass of ``optimizer``'s class, of the same name, and shares
-    its ``param_groups``, state and options. A closure's loss is averaged over the ranks, as are its gradients.
+    its ``param_groups``, state and options. A closure's loss is averaged over the ranks (added up, with ``op=Sum``), as
+    are its gradients.
     """
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is distributed already: pass the one that DistributedOptimizer was given")
@@ -412,10 +413,11 @@ class OptimizerState:
         tell(context.engine(self._options.process_set), [Finding("idle", text)])
 
     def averaged(self, closure: Closure) -> Closure:
-        """The closure, with the gradients and the loss of all ranks: all ranks take the same decisions on it."""
+        """The closure, with gradients and loss of all ranks, reduced alike: a line search finds that they fit, and all
+        ranks take the same decisions."""
         if self.reducer is None or self.skip:
             return closure
-        reducer = self.reducer
+        reducer, process_set, op = self.reducer, self._options.process_set, self._options.op
 
         def on_all_ranks() -> Any:
             loss = closure()
@@ -424,8 +426,8 @@ class OptimizerState:
             if loss is None:
                 return None
             if isinstance(loss, torch.Tensor):
-                return allreduce(loss.detach(), process_set=self._options.process_set)
-            return allreduce(torch.tensor(loss, dtype=torch.float64), process_set=self._options.process_set).item()
+                return allreduce(loss.detach(), op=op, process_set=process_set)
+            return allreduce(torch.tensor(loss, dtype=torch.float64), op=op, process_set=process_set).item()
 
         return on_all_ranks
 
