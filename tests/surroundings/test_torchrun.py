@@ -70,6 +70,24 @@ def test_both_kinds_of_calls_in_one_program(first: str, launcher: list[str], tmp
     assert done.stdout.count(f"fine {first} 1") == 2, done.stdout
 
 
+@pytest.mark.slow
+def test_a_script_around_programs(tmp_path: Path) -> None:
+    """Each rank's parent is then its own shell, not torchrun's agent."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\nimport numpy as np\nimport farandole.numpy as hvd\nhvd.init()\n"
+        "sys.stdout.write(f'{hvd.allreduce(np.ones(1) + hvd.rank(), op=hvd.Sum)[0]} in all\\n')\n"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith((*OURS, "TORCHELASTIC"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python",
+         "bash", "-c", f"{sys.executable} {program} && {sys.executable} {program}"],
+        env={**clean, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("3.0 in all") == 4, done.stdout
+
+
 def test_several_hosts_tell_each_other_through_torchruns_store(monkeypatch: pytest.MonkeyPatch) -> None:
     store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     for name, value in {

@@ -65,9 +65,19 @@ class Torchrun:
 
 def meeting_point(env: Mapping[str, str]) -> Path:
     """The file of one start of the ranks: all are children of one agent."""
-    facts = [env["TORCHELASTIC_RUN_ID"], str(os.getppid()), env.get("TORCHELASTIC_RESTART_COUNT", "0")]
+    facts = [env["TORCHELASTIC_RUN_ID"], str(_agent(env)), env.get("TORCHELASTIC_RESTART_COUNT", "0")]
     name = re.sub(r"[^\w.-]", "_", "-".join([socket.gethostname(), *facts]))
     return Path.home() / ".cache" / "farandole" / "torchrun" / name
+
+
+def _agent(env: Mapping[str, str]) -> int:
+    """The process that started this rank: the parent, or that of a script around the program."""
+    mine = {f"{name}={env.get(name, '')}".encode() for name in ("TORCHELASTIC_RUN_ID", "RANK", "MASTER_PORT")}
+    pid = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):  # it cannot be seen
+        while mine <= {*Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
 
 
 def _through_store(placement: Placement, text: Callable[[], str], timeout: float) -> str:
