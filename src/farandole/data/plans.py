@@ -66,3 +66,14 @@ def input_files(frame: Any) -> set[str]:
         if kind(relation) == "HadoopFsRelation":
             found.update(relation.inputFiles())
     return found
+
+
+def on_server(frame: Any) -> Any:
+    """What tells the plan of a DataFrame of Spark Connect from that of the same DataFrame at another time: its server
+    looks at views and tables by their names, each time. None where this process has the plan."""
+    if hasattr(frame, "_jdf"):
+        return None
+    try:
+        return frame.select("*").semanticHash()  # a DataFrame keeps the first answer
+    except Exception:
+        return object()  # like no other

@@ -33,7 +33,7 @@ class _Written:
 
     def __init__(self, frame: Any, names: Sequence[str], how: _How, path: str) -> None:
         self.frame, self.names, self.how, self.path = frame, tuple(names), how, path
-        self.inputs = _inputs(frame)
+        self.inputs, self.plan = _inputs(frame), plans.on_server(frame)
         self.users = 0
         self._process = os.getpid()
 
@@ -43,7 +43,7 @@ class _Written:
         return bool(
             (self.names, self.how) == (tuple(names), how)
             and (self.frame is frame or (self._known() and self._alike(frame)))
-            and self.inputs == _inputs(frame)
+            and (self.inputs, self.plan) == (_inputs(frame), plans.on_server(frame))
         )
 
     def _known(self) -> bool:

@@ -1,0 +1,47 @@
+"""What tells DataFrames apart whose plan only a server has (Spark Connect).
+
+Those of a session with a JVM of its own are in tests/spark/test_local.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from farandole.data import plans
+from farandole.data.spark import _How, _Written
+
+
+class Frame:
+    """As Spark Connect's: the server looks at the view each time it is asked, and a DataFrame keeps the answer."""
+
+    def __init__(self, view: SimpleNamespace) -> None:
+        self._view = view
+        self._hash: int | None = None
+
+    def select(self, _: str) -> Frame:
+        return Frame(self._view)
+
+    def inputFiles(self) -> list[str]:
+        return []
+
+    def semanticHash(self) -> int:
+        if self._hash is None:
+            self._hash = self._view.plan
+        return self._hash
+
+
+def test_a_dataframe_of_connect_is_another_when_its_view_is() -> None:
+    view = SimpleNamespace(plan=5)
+    frame: Any = Frame(view)
+    how = _How("/tmp", 1, None)
+    written = _Written(frame, ["id"], how, "/tmp/nowhere")
+    assert written.holds(frame, ["id"], how)
+    view.plan = 7
+    assert not written.holds(frame, ["id"], how)
+    view.plan = 5
+    assert written.holds(frame, ["id"], how)
+
+
+def test_a_plan_of_which_nothing_is_known_is_like_no_other() -> None:
+    assert plans.on_server(None) != plans.on_server(None)
+    assert not plans.of_files(None)
