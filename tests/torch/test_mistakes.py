@@ -56,6 +56,37 @@ def test_arguments_that_cannot_be(options: dict[str, Any], error: type[Exception
         wrap_alone(**options)
 
 
+def test_two_optimizers_of_one_parameter_that_add_up() -> None:
+    """The second would add up what the first has added up. Averages of averages are right, and so is one optimizer
+    after another."""
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        def gradient(*ops: Any) -> float:
+            weight = torch.nn.Parameter(torch.zeros(1))
+            optimizers = [hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), op=op) for op in ops]
+            (weight * (rank + 1)).sum().backward()
+            optimizers[-1].step()
+            return weight.grad.item()
+
+        for ops in ((hvd.Sum, hvd.Sum), (hvd.Average, hvd.Sum), (hvd.Sum, hvd.Average)):
+            with pytest.raises(ValueError, match=r"\[1\] belongs to another DistributedOptimizer already, and"):
+                gradient(*ops)
+        weight, found = torch.nn.Parameter(torch.zeros(1)), []
+        for _ in range(2):
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), op=hvd.Sum)
+            torch.optim.lr_scheduler.StepLR(optimizer, 1)  # refers to it, and it to that
+            optimizer.zero_grad()
+            (weight * (rank + 1)).sum().backward()
+            optimizer.step()
+            found.append(weight.grad.item())
+            del optimizer
+        return gradient(hvd.Average, hvd.Average), found
+
+    assert job(2, train) == [(1.5, [3.0, 3.0])] * 2
+
+
 @pytest.mark.parametrize(
     ("optimizer", "found"), [(torch.optim.SGD, "the class SGD"), (torch.nn.Linear(2, 2), "a Linear")], ids=str
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from farandole.torch import replica
 from farandole.torch.binding import DTYPES, is_dense, supported
 from farandole.torch.functions import anywhere, binding
 from farandole.torch.sparse import sparse, sparse_allreduce_async
-from farandole.types import Buffer, DType
+from farandole.types import Buffer, DType, ReduceOp
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -231,13 +232,24 @@ class Arrivals:
     program may change after ours come when they have: at that end, or in ``catch_up()``."""
 
     def __init__(self, reducer: BucketReducer) -> None:
-        self._ready = reducer.ready
+        self._ready, self._op = reducer.ready, reducer.options.op
         self._late: list[tuple[int, Any]] = []
         self.catch_up = functools.partial(_catch_up, reducer.ready, self._late)
         self._watch = end_of_backward(reducer, self.catch_up)
 
     def hook(self, index: int, parameter: Any) -> Any:
-        """Tell of the gradients of ``parameter`` from now on. Returns a handle with ``remove()``."""
+        """Tell of the gradients of ``parameter`` from now on. Returns a handle with ``remove()``.
+
+        Raises ValueError where another reducer is told of them, too, and one of the two adds up: a sum of sums.
+        """
+        if self._added_twice(parameter):
+            gc.collect()  # an optimizer that nobody has any more
+            if self._added_twice(parameter):
+                raise ValueError(
+                    f"a parameter of shape {list(parameter.shape)} belongs to another DistributedOptimizer already, "
+                    "and with op=Sum both would add up its gradients: a sum of sums. Use op=Average, which changes "
+                    "nothing a second time, or wrap one of the two optimizers"
+                )
         ready, late, watch = self._ready, self._late, self._watch
 
         def hook(parameter: Any) -> None:
@@ -248,8 +260,13 @@ class Arrivals:
                 ready(index, parameter.grad)
             watch()
 
-        hook.of_farandole = True  # type: ignore[attr-defined]
+        hook.of_farandole = self._op  # type: ignore[attr-defined]
         return parameter.register_post_accumulate_grad_hook(hook)
+
+    def _added_twice(self, parameter: Any) -> bool:
+        hooks = (parameter._post_accumulate_grad_hooks or {}).values()
+        others = [hook.of_farandole for hook in hooks if hasattr(hook, "of_farandole")]
+        return bool(others) and ReduceOp.SUM in (self._op, *others)
 
 
 def _catch_up(ready: Callable[[int, Any], None], late: list[tuple[int, Any]]) -> None:
