@@ -285,6 +285,19 @@ def test_a_helper_of_several_passes_leaves_local_variables_to_each_rank(passes: 
     assert job(2, body) == [(scaled, whole), ([1.5 * passes, 1.0 * passes], [1.5 * passes, 2.0 * passes])]
 
 
+def test_the_helper_of_eager_programs_takes_its_process_set_in_fifth_place() -> None:
+    def body(rank: int) -> float:
+        from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelperEager
+
+        alone = hvd.add_process_set([0]), hvd.add_process_set([1])
+        helper = LocalGradientAggregationHelperEager(1, lambda gradients, _: gradients, False, False, alone[rank], True)
+        weight = tf.Variable(0.0)
+        helper.register_local_var(weight)
+        return float(helper.compute_gradients([tf.constant(4.0)], [weight])[0])
+
+    assert job(2, body, dynamic_process_sets=True) == [4.0, 4.0]  # by the size of the set, which is 1
+
+
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
 def test_every_pass_counts_in_the_global_step(op: int) -> None:
     """Hooks end training and decay learning rates by it; with Horovod, their numbers were chosen so."""

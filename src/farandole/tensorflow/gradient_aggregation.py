@@ -147,6 +147,20 @@ class LocalGradientAggregationHelper:
         return [self._sums[key_of(variable)] for variable in variables]
 
 
+class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
+    """The same, with the arguments in the order of Horovod's helper for eager programs."""
+
+    def __init__(
+        self, backward_passes_per_step: int, allreduce_func: Callable[..., Sequence[Any]],
+        sparse_as_dense: bool = False, average_aggregated_gradients: bool = False,
+        process_set: ProcessSet = WORLD, scale_local_gradients: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            backward_passes_per_step, allreduce_func, sparse_as_dense, average_aggregated_gradients,
+            process_set=process_set, scale_local_gradients=scale_local_gradients,
+        )  # fmt: skip
+
+
 def _counted(counters: Sequence[Any]) -> Any:
     """One more pass that is not the last."""
     return tf.group(*_operations([counter.assign_add(1) for counter in counters if counter is not None]))

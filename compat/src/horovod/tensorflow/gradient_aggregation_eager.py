@@ -1,3 +1,3 @@
-from farandole.tensorflow import LocalGradientAggregationHelper as LocalGradientAggregationHelperEager
+from farandole.tensorflow.gradient_aggregation import LocalGradientAggregationHelperEager
 
 __all__ = ["LocalGradientAggregationHelperEager"]
