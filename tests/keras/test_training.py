@@ -202,3 +202,25 @@ def test_gradients_of_a_step_that_fit_left_undone_stay_each_ranks(backend: str) 
         return found
 
     check(on(backend, 2, train), 1)
+
+
+def test_fit_called_again_goes_on_as_fit_does(backend: str) -> None:
+    """Where ranks exchange weights, each has the momentum of its own steps."""
+
+    def train(rank: int) -> dict[str, list[np.ndarray]]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        def fitted(times: int, epochs: int) -> list[np.ndarray]:
+            model = p.dense(0)
+            optimizer = keras.optimizers.SGD(0.2, momentum=0.9)
+            model.compile(hvd.DistributedOptimizer(optimizer, strategy="local_sgd:2"), p.loss())
+            for _ in range(times):
+                model.fit(*hvd.shard(*p.data(64)), batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+            return p.weights(model)
+
+        return {"again alone": fitted(1, 2), "again": fitted(2, 1)}
+
+    check(on(backend, 2, train), 1)

@@ -13,8 +13,8 @@ from farandole.context import ProcessSet
 from farandole.frontend.arrays import broadcast_arrays
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
-from farandole.keras.optimizer import optimizers_of, reducers_of
-from farandole.keras.reducer import counter, digest_of, name_of
+from farandole.keras.optimizer import gradients_of, optimizers_of, reducers_of
+from farandole.keras.reducer import KerasReducer, counter, digest_of, name_of
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -85,11 +85,13 @@ def broadcast_built(model: Any, root_rank: int, process_set: ProcessSet, local_v
 
 
 def broadcast_states(model: Any, variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> None:
-    """Overwrite ``variables`` with ``root_rank``'s values, but for what this rank has accumulated for the next step of
-    an optimizer of ``model``, if that has counted as many batches as the root's: it is of this rank's own samples."""
-    gathered = [(each, _batches(each), _accumulated(each)) for each in map(_innermost, optimizers_of(model))]
+    """Overwrite ``variables`` with ``root_rank``'s values, but for what is of this rank alone in the optimizers of
+    ``model``, where one has counted as many batches as the root's: gradients that wait for the next step, and, where
+    ranks exchange weights, the momentum of its own steps."""
+    states = [(_innermost(each), gradients_of(each)) for each in optimizers_of(model)]
+    own = [(optimizer, _batches(optimizer), _own(optimizer, reducer)) for optimizer, reducer in states]
     broadcast_variables(variables, root_rank, process_set)
-    for optimizer, batches, kept in gathered:
+    for optimizer, batches, kept in own:
         if kept and batches == _batches(optimizer):
             for variable, value in kept:
                 variable.assign(value)
@@ -99,12 +101,15 @@ def _batches(optimizer: Any) -> int:
     return int(numpy_of(counter(optimizer)))
 
 
-def _accumulated(optimizer: Any) -> list[tuple[Any, Array]]:
-    """Gradients that wait for the last of several passes, as variables and copies of their values."""
-    passes = getattr(optimizer, "gradient_accumulation_steps", None)
-    if not passes or _batches(optimizer) % passes == 0:
-        return []
-    return [(variable, np.array(numpy_of(variable))) for variable in getattr(optimizer, "_accumulated_gradients", ())]
+def _own(optimizer: Any, reducer: KerasReducer | None) -> list[tuple[Any, Array]]:
+    """The variables of an optimizer that are of this rank alone, with copies of their values."""
+    found: Sequence[Any] = ()
+    if reducer is not None and reducer.exchange is not None and _batches(optimizer):
+        common = [id(counter(optimizer)), id(getattr(optimizer, "_learning_rate", None))]
+        found = [variable for variable in optimizer.variables if id(variable) not in common]
+    elif (passes := getattr(optimizer, "gradient_accumulation_steps", None)) and _batches(optimizer) % passes:
+        found = getattr(optimizer, "_accumulated_gradients", ())
+    return [(variable, np.array(numpy_of(variable))) for variable in found]
 
 
 def _innermost(optimizer: Any) -> Any:
