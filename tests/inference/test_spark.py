@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,6 +175,46 @@ def test_null_is_not_nan_and_does_not_change_the_type_of_its_column(spark: Any) 
     assert [row["prediction"] for row in (kept[0], kept[2])] == [2.0, None]
     assert np.isnan(kept[1]["prediction"])
     assert "null" in kept[2]["prediction_error"]
+
+
+@pytest.mark.parametrize("errors", ["raise", "column"])
+def test_nan_in_lists_and_structs_of_predictions_is_not_null(spark: Any, errors: str) -> None:
+    """Spark before 4.1 makes Python's lists of pandas' columns, for which NaN is null."""
+    rows = spark.createDataFrame([(1.0,), (float("nan"),), (-1.0,)], "x double").coalesce(1)
+    rows = rows if errors == "column" else rows.filter("x > 0 OR isnan(x)")
+
+    def model(x: Any) -> Any:
+        if (x < 0).any():
+            raise ValueError("below 0")
+        return {
+            "two": np.stack([x, 2 * x], 1),
+            "deep": {"three": np.stack([x] * 3, 1), "n": np.full(len(x), 2**53 + 1)},
+        }
+
+    kind = "struct<two:array<double>,deep:struct<three:array<double>,n:bigint>>"
+    found = transform(rows, model, inputs="x", returns=kind, errors=errors).collect()
+    plain = transform(rows, lambda x: model(x)["two"], inputs="x", returns="array<double>", errors=errors).collect()
+    for place, value in enumerate((1.0, float("nan"))):
+        row = found[place]["prediction"]
+        np.testing.assert_array_equal(np.array(row["two"], float), [value, 2 * value])
+        np.testing.assert_array_equal(np.array(row["deep"]["three"], float), [value] * 3)
+        assert None not in (*row["two"], *row["deep"]["three"], *plain[place]["prediction"])
+        assert row["deep"]["n"] == 2**53 + 1
+        np.testing.assert_array_equal(np.array(plain[place]["prediction"], float), [value, 2 * value])
+    assert [row["prediction"] for row in (*found[2:], *plain[2:])] == [None] * (2 * (errors == "column"))
+
+
+def test_decimals_whose_digits_differ_from_chunk_to_chunk(spark: Any) -> None:
+    """Of what pandas has Arrow makes decimals of as many digits as the values need."""
+    small, large = Decimal("1.23"), Decimal("12345678.90")
+    numbers = [small] * 100 + [large] * 50 + [None] * 50 + [large]  # a chunk has 100
+    rows = spark.createDataFrame([(each, [large if each is None else each]) for each in numbers],
+                                 "d decimal(10,2), l array<decimal(10,2)>").coalesce(1)  # fmt: skip
+    found = transform(
+        rows, lambda one, many: one + many[:, 0], inputs=["d", "l"], fill={"d": 7}, returns="double"
+    ).collect()
+    expected = [float(large) + 7 if each is None else 2 * float(each) for each in numbers]
+    assert [row["prediction"] for row in found] == expected
 
 
 def test_functions_for_sql_and_columns_of_text(spark: Any) -> None:

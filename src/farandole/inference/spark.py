@@ -304,11 +304,22 @@ def _arrow(column: Any, absent: Any = None) -> Any:
     if hasattr(column, "columns"):
         return _struct(column)
     if absent is None or column.dtype.kind != "f":
-        return pa.Array.from_pandas(column)
+        found = pa.Array.from_pandas(column)
+        kind = _widest(found.type)
+        return found if found.type == kind else found.cast(kind)
     null = absent.notna()
     whole = _WHOLE.get(absent[null].iloc[0]) if null.any() else None
     values = column if whole is None else column.mask(null, 0).astype(whole)
     return pa.array(values.to_numpy(), mask=null.to_numpy(), from_pandas=False)
+
+
+def _widest(kind: Any) -> Any:
+    """The type with Spark's largest number of digits, where it is one of decimals: Arrow takes as many as the values
+    at hand need, and those of a column's other rows may need more."""
+    pa = need("pyarrow", _PURPOSE)
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(38, kind.scale)
+    return pa.list_(_widest(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def _struct(columns: Any) -> Any:
@@ -325,16 +336,33 @@ def _struct(columns: Any) -> Any:
 
 def _pandas(array: Any) -> Any:
     """What Spark takes from a pandas function: a Series, and for structs a DataFrame."""
+    series, frame = _as_they_are()
+
+    def made(each: Any) -> Any:
+        return series(each.to_pandas(types_mapper=need("pandas", _PURPOSE).ArrowDtype))
+
     if not need("pyarrow", _PURPOSE).types.is_struct(array.type):
-        return _series(array)
-    columns = zip((field.name for field in array.type), array.flatten(), strict=True)
-    return need("pandas", _PURPOSE).concat({name: _series(column) for name, column in columns}, axis=1)
+        return made(array)
+    return frame({field.name: made(each) for field, each in zip(array.type, array.flatten(), strict=True)})
 
 
-def _series(array: Any) -> Any:
-    """It holds Arrow's own array, which knows null from NaN, and integers beside null. For a list or struct, though,
-    Spark asks whether it is None."""
+@functools.cache
+def _as_they_are() -> tuple[Any, Any]:
+    """A Series and a DataFrame that hold Arrow's own arrays, which know null from NaN, and integers beside null, until
+    Spark has them. Of lists and structs Spark makes Python's objects (by ``apply``), in which NaN would become null."""
     pandas = need("pandas", _PURPOSE)
-    if array.null_count and array.type.num_fields:
-        return pandas.Series(array.to_pylist(), dtype=object)
-    return array.to_pandas(types_mapper=pandas.ArrowDtype)
+
+    class Series(pandas.Series):  # type: ignore[misc, name-defined]
+        @property
+        def _constructor(self) -> Any:
+            return Series
+
+        def apply(self, *_: Any, **__: Any) -> Any:
+            return self
+
+    class Frame(pandas.DataFrame):  # type: ignore[misc, name-defined]
+        @property
+        def _constructor_sliced(self) -> Any:
+            return Series
+
+    return Series, Frame
