@@ -51,10 +51,10 @@ def estimator(model: Any = None, **params: Any) -> KerasEstimator:
     return KerasEstimator(**{**given, **params})
 
 
-def plain(data: Any, package: Any = keras) -> Any:
+def plain(data: Any, package: Any = keras, rate: float = RATE) -> Any:
     """A loop of the user's own, on one process: the model, and the loss of each epoch."""
     model, losses = net(package), []
-    model.compile(package.optimizers.SGD(RATE, momentum=0.9), "mse")
+    model.compile(package.optimizers.SGD(rate, momentum=0.9), "mse")
     reader = data.numpy(BATCH, seed=5, rank=0, size=1)
     for _ in range(EPOCHS):
         total = 0.0
@@ -84,9 +84,11 @@ def test_training_on_parquet_is_that_of_a_plain_loop(ranks: int, tmp_path: Path)
 def test_models_of_keras_2_are_trained_and_a_run_goes_on(tmp_path: Path) -> None:
     tf_keras = pytest.importorskip("tf_keras", reason="tf_keras is not installed")
     path, store = written(tmp_path), Store.create(str(tmp_path / "store"))
-    expected, losses = plain(from_parquet(path, columns=["x", "y"]), tf_keras)
+    rate = 0.02  # each epoch is better than those before, so that the best model is the last
+    expected, losses = plain(from_parquet(path, columns=["x", "y"]), tf_keras, rate)
+    assert sorted(losses, reverse=True) == losses
     made = estimator(
-        net(tf_keras), optimizer=tf_keras.optimizers.SGD(RATE / 2, momentum=0.9), metrics=["mae"], store=store,
+        net(tf_keras), optimizer=tf_keras.optimizers.SGD(rate / 2, momentum=0.9), metrics=["mae"], store=store,
         run_id="two", backend=Pool(2), batch_size=BATCH // 2, epochs=1, scale_lr=True,
     )  # fmt: skip
     made.fit_on_parquet(path, path)
@@ -99,7 +101,7 @@ def test_models_of_keras_2_are_trained_and_a_run_goes_on(tmp_path: Path) -> None
     np.testing.assert_allclose(found.loader()()(x)[0], wanted, rtol=1e-3, atol=1e-5)
     read = KerasModel.unpack(found.pack({"model": found.getModel()}))["model"]
     assert np.array_equal(weights(read), weights(found.getModel()))
-    assert read.optimizer.learning_rate == np.float32(RATE / 2)
+    assert read.optimizer.learning_rate == np.float32(rate / 2)
 
 
 def test_ranks_on_spark_tasks_train_and_predict(spark: Any, scratch: Path, tmp_path: Path) -> None:
