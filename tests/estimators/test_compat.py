@@ -85,6 +85,11 @@ def test_a_store_with_one_folder_holds_what_was_prepared_last(spark: Any, tmp_pa
             assert spark.read.parquet(store._train_path).count() + held == count
     with pytest.raises(SettingsError, match=r"the store has no rows for it in .*: give dataset_idx="):
         TorchEstimator(model=model, validation=0.3, **options).fit_on_parquet()
+    theirs = spark.read.parquet(store._train_path)
+    with pytest.raises(DataError, match=r"reads files of .*, which prepare_data would remove"):  # noqa: SIM117
+        with prepare_data(1, store, theirs, ["y"], ["x"]):
+            pass
+    assert spark.read.parquet(store._train_path).count() == count
     clear_training_cache()
     assert [path for path in tmp_path.rglob("*.parquet") if path.is_file()] == []
 

@@ -184,9 +184,8 @@ class WeightExchange:
             self._average(peers.statistics)
         else:
             self._average([*weights, *statistics])
-            if (
-                self.strategy.common == "neighbours" and self.codec is not None and slots
-            ):  # the old ones would take ranks apart again
+            copies = self.strategy.common == "neighbours" and self.codec is not None and slots
+            if copies:  # the old ones would take ranks apart again
                 for sent, weight in zip(slots[-1], weights, strict=True):
                     np.copyto(sent, weight)
 

@@ -34,8 +34,8 @@ Closure = Callable[[], Any]
 Groups = int | Sequence[Sequence[torch.Tensor]]
 Wrapped = TypeVar("Wrapped", bound=torch.optim.Optimizer)  # what is wrapped, and so what comes back
 
-# Attributes for programs that look at a Horovod optimizer.
 IDLE_STEPS = 10  # without any gradient: more than a program takes to move its scheduler
+# Attributes for programs that look at a Horovod optimizer.
 _SHOWN = (
     "_parameter_names", "backward_passes_per_step", "op", "gradient_predivide_factor", "sparse_as_dense", "process_set",
 )  # fmt: skip

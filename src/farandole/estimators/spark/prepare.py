@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from farandole.data import Store
+from farandole.data import Store, plans
 from farandole.data.spark import ROW_GROUP, spark_url
 from farandole.errors import DataError, SettingsError
 from farandole.estimators.spark.frames import check_types, computed_once, split
@@ -59,6 +60,7 @@ def _write(df: Any, columns: Columns, validation: float | str | None, store: Sto
     paths = (store.get_train_data_path, store.get_val_data_path)
     if store.get_train_data_path(0) == store.get_train_data_path(1):  # a program's own: one folder, whatever the number
         number = 0
+        _check_apart(df, [path(number) for path in paths])
         _clear(store, number)
     else:
         number = next(each for each in itertools.count() if not any(store.exists(path(each)) for path in paths))
@@ -78,3 +80,18 @@ def _clear(store: Store, number: int) -> None:
     store.delete(train)
     store.delete(store.get_val_data_path(number))
     _prepared[:] = [each for each in _prepared if each[2].get_train_data_path(each[3]) != train]
+
+
+def _check_apart(df: Any, folders: Sequence[str]) -> None:
+    """DataError if the rows are read from where they would be written: what is there is removed first."""
+    read = [_plain(url) for url in plans.input_files(df)]
+    for folder in folders:
+        if any(f"{each}/".startswith(f"{_plain(spark_url(folder))}/") for each in read):
+            raise DataError(
+                f"the DataFrame reads files of {folder}, which prepare_data would remove and write anew: give the "
+                "store another train_path and val_path, or train on these files with fit_on_parquet"
+            )
+
+
+def _plain(url: str) -> str:
+    return urllib.parse.unquote(urllib.parse.urlparse(url).path).rstrip("/")
