@@ -33,6 +33,7 @@ from farandole.types import Slot
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it
 _PR_SET_PDEATHSIG = 1
+_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them, and exec would hand that on to the program
 
 
 def main() -> int:
@@ -130,6 +131,8 @@ def _die_with_parent() -> None:
 def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
     """Replace this process by the user's program; returns only if that cannot be done."""
     os.environ[PROCESS] = str(os.getpid())  # see reporter.install_early
+    for number in _RESTORED:
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvpe(command[0], list(command), os.environ)
     except (FileNotFoundError, NotADirectoryError):
@@ -138,6 +141,8 @@ def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
         code, text = NOT_EXECUTABLE, f"the command {command[0]!r} cannot be executed"
     except (OSError, ValueError) as error:  # an empty word
         code, text = NOT_EXECUTABLE, f"the command {command[0]!r} cannot be executed: {error}"
+    for number in _RESTORED:
+        signal.signal(number, signal.SIG_IGN)  # for the report
     if command[0].endswith(".py"):
         text += f"; a script needs its interpreter in front: python {command[0]}"
     _report(client, rank, text)

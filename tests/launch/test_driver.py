@@ -170,6 +170,12 @@ print(hvd.size() if os.environ["HOROVOD_RANK"] == "1" else time.sleep(1000))
         assert done.stderr.count("Traceback") == 1
         assert "child" not in done.stderr
 
+    def test_a_rank_that_dies_of_a_broken_pipe_is_told(self, jobs: Marked) -> None:
+        """It was taken for our own reader that has gone, and nothing was said."""
+        done = jobs.run("run", "-np", "2", "bash", "-c", "kill -PIPE $$")
+        assert done.returncode == 128 + signal.SIGPIPE
+        assert "died of signal 13 (SIGPIPE): it wrote to a pipe" in done.stderr
+
     def test_its_own_code(self, jobs: Marked) -> None:
         done = jobs.run("run", "-np", "2", PY, "-c", "import sys; sys.exit(7)")
         assert done.returncode == 7

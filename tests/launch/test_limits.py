@@ -29,6 +29,7 @@ def test_more_ranks_than_open_files() -> None:
 def test_a_limit_that_stops_ranks_is_told_with_its_cure() -> None:
     assert re.search(r"a process may have \d+ open files here \(`ulimit -n`\): raise", cure(OSError(errno.EMFILE, "")))
     assert re.search(r"a user may have -?\d+ processes .*`ulimit -u`.*pids.max", cure(OSError(errno.EAGAIN, "")))
+    assert re.search(r"`ulimit -s`.* shorten", cure(OSError(errno.E2BIG, "")))
     assert cure(OSError(errno.ENOENT, "none")) == cure(None) == ""
 
 

@@ -190,6 +190,13 @@ def test_a_program_that_cannot_be_started_leaves_nothing(jobs: Marked) -> None:
     assert not jobs.left()
 
 
+def test_a_variable_without_a_name_is_left_out(jobs: Marked) -> None:
+    """Python reads "=text" of an environment, and starts no process with it."""
+    workers = start_ranks(plan(None, 2), ["true"], dict([jobs.mark.split("=")]) | {"": "text"})
+    wait_until(lambda: [worker.poll() for worker in workers] == [0, 0])
+    end(workers)
+
+
 def test_too_many_ranks_for_this_machine_leave_nothing(jobs: Marked) -> None:
     """The second is refused by the kernel, as with ``ulimit -u``: here for a command line that is too long."""
     before = len(os.listdir("/proc/self/fd"))

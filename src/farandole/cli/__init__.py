@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"farandole: {error}\n")
         return 2
     except JobFailedError as error:
-        if error.exit_code == 128 + signal.SIGPIPE:  # nobody reads any more: `farandole run ... | head`
+        # Nobody reads any more: `farandole run ... | head`. A rank that dies of SIGPIPE is a failure like others.
+        if error.exit_code == 128 + signal.SIGPIPE and error.rank < 0:
             mute()
         else:
             sys.stderr.write(f"farandole: {error}\n")

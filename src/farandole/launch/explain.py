@@ -289,6 +289,7 @@ _SIGNALS = {
     "SIGTERM": "ended from outside, by a scheduler or an administrator",
     "SIGINT": "interrupted from outside",
     "SIGHUP": "its terminal was closed",
+    "SIGPIPE": "it wrote to a pipe or a connection that nobody reads any more",
     "SIGUSR1": "a warning from outside that its program does not handle, such as that of a time limit",
     "SIGUSR2": "a warning from outside that its program does not handle, such as that of a time limit",
     "SIGXCPU": "it used up its limit of processor time",

@@ -66,6 +66,11 @@ def cure(error: BaseException | None) -> str:
             f"a user may have {resource.getrlimit(resource.RLIMIT_NPROC)[0]} processes and threads here (`ulimit -u`), "
             "a container or a batch job perhaps fewer (pids.max of its control group)"
         )
+    elif number == errno.E2BIG:
+        return (
+            "; the kernel takes a quarter of the stack's limit (`ulimit -s`) for the environment and the command line "
+            "together, 128 KiB for one of them: shorten them, or raise that"
+        )
     else:
         return ""
     return f"; {limit}: raise that, or start fewer ranks"

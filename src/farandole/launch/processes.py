@@ -37,7 +37,8 @@ def start_ranks(
     each, beside ``env``. SettingsError says how many could be started; then none is left."""
     check_proc()
     token = os.urandom(16).hex()
-    base, pipes = {**env, MARK: token}, _Pipes()
+    # An environment may hold "=text", whose name is empty, and Python starts nothing with that.
+    base, pipes = {name: text for name, text in {**env, MARK: token}.items() if name}, _Pipes()
     handle = Reaper(f"{MARK}={token}", cwd)
     try:
         places = []
