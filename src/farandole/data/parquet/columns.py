@@ -297,12 +297,14 @@ def _numbers(array: Any, column: Column, where: Where, row_of: RowOf = int) -> A
 
 
 def _of_decimals(array: Any, column: Column) -> Any:
-    """Exactly, where integers are wanted and the values are some."""
+    """Exactly, where integers are wanted and the values are some; otherwise the nearest numbers, by way of their
+    digits: what Arrow makes of 5027.90 itself is 5027.900000000001."""
     pa = need("pyarrow", _PURPOSE)
-    if np.dtype(column.dtype).kind in "iu":
+    wanted = np.dtype(column.dtype).kind
+    if wanted in "iu":
         with contextlib.suppress(pa.ArrowException):
-            return array.cast(pa.int64())
-    return array.cast(pa.float64())
+            return array.cast(pa.int64() if wanted == "i" else pa.uint64())
+    return array.cast(pa.string()).cast(pa.float64())
 
 
 def _cast(found: Array, column: Column, where: Where, row_of: RowOf) -> Array:
