@@ -65,7 +65,8 @@ def read(folder: Path, column: Any, **options: Any) -> Any:
         (pa.array([decimal.Decimal("1.25")]), {}, [1.25], "float64"),
         (pa.array([decimal.Decimal("5027.90"), decimal.Decimal("-9001.88"), decimal.Decimal("0.07")]), {},
          [5027.9, -9001.88, 0.07], "float64"),
-        (pa.array([decimal.Decimal("1E-30"), decimal.Decimal("0.3")], pa.decimal128(38, 38)), {}, [1e-30, 0.3], "float64"),
+        (pa.array([decimal.Decimal("1E-30"), decimal.Decimal("0.3")], pa.decimal128(38, 38)), {}, [1e-30, 0.3],
+         "float64"),
         (pa.array([decimal.Decimal(2**53 + 1)]), {"dtypes": {"x": "int64"}}, [2**53 + 1], "int64"),
         (pa.array([decimal.Decimal(2**63 + 1)]), {"dtypes": {"x": "uint64"}}, [2**63 + 1], "uint64"),
         (pa.array([0.1, 1e-300, float("-inf")]), {"dtypes": {"x": "float32"}}, [np.float32(0.1), 0, -np.inf],
@@ -235,6 +236,9 @@ def test_the_row_is_that_of_the_file_whatever_the_order(tmp_path: Path) -> None:
     assert from_parquet(str(tmp_path / "dots.parquet"), fill={"a.b": 0}).rows == 2
     with pytest.raises(DataError, match=r"row 0, column 'a\.b': null"):
         from_parquet(str(tmp_path / "dots.parquet")).rows  # noqa: B018
+    pq.write_table(pa.table({"a": [{"b": None}, {"b": 1}], "a.b": [2, 3]}), tmp_path / "dots.parquet")
+    data = from_parquet(str(tmp_path / "dots.parquet"), columns=["a.b"])
+    assert next(iter(data.numpy(2, shuffle=False, rank=0, size=1)))["a.b"].tolist() == [2, 3]
     images = [npy([row]) for row in range(100)]
     written(tmp_path, pa.array([*images[:70], b"?", *images]), "d.parquet", row_group_size=10)
     for size in (1, 3):
@@ -256,6 +260,11 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     pq.write_table(pa.table({"y": [1]}), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"b\.parquet, column 'x': it is missing, while .*a\.parquet has it"):
         from_parquet(str(tmp_path))
+    pq.write_table(pa.table({"x": [3], "y": [1]}), tmp_path / "b.parquet")
+    for options in ({}, {"labels": "x"}):
+        with pytest.raises(DataError, match=r"b\.parquet, column 'y': .*a\.parquet does not have it: say which col"):
+            from_parquet(str(tmp_path), **options)
+    assert from_parquet(str(tmp_path), columns=["x"]).rows == from_parquet(str(tmp_path), features="x").rows == 3
     (tmp_path / "b.parquet").write_bytes(b"no such thing")
     with pytest.raises(DataError, match=r"cannot be read as Parquet: .*b\.parquet"):
         from_parquet(str(tmp_path))

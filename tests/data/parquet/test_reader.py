@@ -246,6 +246,12 @@ def test_several_files_and_folders_of_keys(tmp_path: Path) -> None:
     assert {name: array.tolist() for name, array in batch.items()} == {
         "id": [2023, 2024, 2024, 2025], "year": [2023, 2023, 2024, 2024],
     }  # fmt: skip
+    (tmp_path / "year=__HIVE_DEFAULT_PARTITION__").mkdir()
+    pq.write_table(pa.table({"id": [7]}), tmp_path / "year=__HIVE_DEFAULT_PARTITION__" / "a.parquet")
+    with pytest.raises(DataError, match=r"row 0, column 'year': null; give fill={'year': value}"):
+        next(iter(from_parquet(str(tmp_path)).numpy(5)))
+    batch = next(iter(from_parquet(str(tmp_path), fill={"year": -1}).numpy(5, shuffle=False)))
+    assert (batch["year"].tolist(), batch["year"].dtype) == ([2023, 2023, 2024, 2024, -1], np.int32)
     files = [str(tmp_path / "year=2024" / "a.parquet"), str(tmp_path / "year=2023" / "a.parquet")]
     assert next(iter(from_parquet(files, columns=["id"]).numpy(9)))["id"].size == 4
 

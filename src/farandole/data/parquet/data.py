@@ -214,6 +214,8 @@ def _scan(data: ParquetData) -> Scan:
 
     columns = tuple(column_of(name, schema.field(name).type, wanted, partial(first, name), where) for name in names)
     _check_types(files, schema, names)
+    if data.features is None and data._columns is None:
+        _check_all(files, schema.names)
     return Scan(
         tuple(each.path for each in files), tuple(keys(each) for each in files), columns, _groups(files, columns),
         stamps,
@@ -297,10 +299,20 @@ def _check_types(files: Sequence[Any], schema: Any, names: Sequence[str]) -> Non
             if name in known:
                 continue
             if name not in file.physical_schema.names:
-                raise Where(file.path).error(name, None, f"it is missing, while {files[0].path} has it")
+                other = next(each.path for each in files if name in {*each.physical_schema.names, *keys(each)})
+                raise Where(file.path).error(name, None, f"it is missing, while {other} has it")
             kind, expected = file.physical_schema.field(name).type, schema.field(name).type
             if kind != expected:
                 raise Where(file.path).error(name, None, f"its type is {kind}, but {expected} in {files[0].path}")
+
+
+def _check_all(files: Sequence[Any], names: Sequence[str]) -> None:
+    """DataError for a column that the first file does not have, where all columns are to be read."""
+    for file in files:
+        if more := [name for name in file.physical_schema.names if name not in names]:
+            other = next(each.path for each in files if more[0] not in each.physical_schema.names)
+            cure = "say which columns are read, with columns= or features="
+            raise Where(file.path).error(more[0], None, f"{other} does not have it: {cure}")
 
 
 def _groups(files: Sequence[Any], columns: Sequence[Column]) -> tuple[RowGroup, ...]:
@@ -332,7 +344,8 @@ def _check_nulls(file: Any, index: int, chunk: Any, name: str, row: int) -> None
     statistics = chunk.statistics
     if statistics is not None and statistics.has_null_count and statistics.null_count:
         column = file.subset(row_group_ids=[index]).to_table(columns=[name]).column(0).combine_chunks()
-        raise null_error(name, first_null(column), Where(file.path, row))
+        if column.null_count:  # not those of the field of a struct whose path reads like the name
+            raise null_error(name, first_null(column), Where(file.path, row))
 
 
 class Files:
@@ -390,7 +403,11 @@ class Files:
         found = {}
         for column in self._scan.columns:
             name = column.name
-            array = pa.array([keys[name]] * batch.num_rows) if name in keys else batch.column(name)
+            if name in keys:  # null: of a folder k=__HIVE_DEFAULT_PARTITION__
+                value = column.fill if keys[name] is None else keys[name]
+                array = pa.array([value] * batch.num_rows)
+            else:
+                array = batch.column(name)
             found[name] = values(array, column, where)
         return found
 
