@@ -73,6 +73,13 @@ def test_arrays_become_columns(output: Any, kind: str) -> None:
     assert found.to_pylist() == (expected.tolist() if isinstance(expected, np.ndarray) else expected)
 
 
+def test_masked_values_are_null() -> None:
+    found = np.ma.array([[1, 2], [3, 4]], mask=[[0, 1], [0, 0]])  # type: ignore[no-untyped-call]
+    assert to_arrow(found, parse("array<int>"), 2).to_pylist() == [[1, None], [3, 4]]
+    assert to_arrow(found[0], parse("bigint"), 2).to_pylist() == [1, None]
+    assert to_arrow(found[1], parse("bigint"), 2).to_pylist() == [3, 4]
+
+
 def test_several_outputs_become_a_struct() -> None:
     kind = parse("label int, scores array<float>")
     parts = {"scores": np.ones((2, 2), np.float32), "label": np.array([4, 5])}

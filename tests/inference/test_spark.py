@@ -217,6 +217,23 @@ def test_decimals_whose_digits_differ_from_chunk_to_chunk(spark: Any) -> None:
     assert [row["prediction"] for row in found] == expected
 
 
+def test_columns_that_are_null_in_all_rows_of_a_chunk_have_their_type(spark: Any) -> None:
+    """Of such a column pandas has no type, and the first chunk says what the columns are. A chunk has 100 rows."""
+    kinds = "s string, b boolean, d decimal(5,2), l array<int>, r binary"
+    given = ("a", False, Decimal("1.30"), [1, 2], b"\1\2")
+    rows = spark.createDataFrame([(None,) * 5] * 150 + [given], kinds).coalesce(1)
+
+    def model(s: Any, b: Any, d: Any, many: Any, r: Any) -> Any:
+        return [f"{text}{bool(flag)}{number:.2f}{two.tolist()}{raw.tolist()}"
+                for text, flag, number, two, raw in zip(s, b, d, many, r, strict=True)]  # fmt: skip
+
+    options: dict[str, Any] = {"fill": {"s": "?", "b": True, "d": Decimal(7), "l": 8, "r": 9}, "returns": "string"}
+    shapes = {"l": (2,), "r": (2,)}
+    found = transform(rows, model, inputs=list("sbdlr"), shapes=shapes, **options).collect()
+    expected = ["?True7.00[8, 8][9, 9]"] * 150 + ["aFalse1.30[1, 2][1, 2]"]
+    assert [row["prediction"] for row in found] == expected
+
+
 def test_functions_for_sql_and_columns_of_text(spark: Any) -> None:
     def model(x: Any, n: Any) -> Any:
         return {"total": x.sum(axis=(1, 2)) + n, "half": x[:, 0] / 2}

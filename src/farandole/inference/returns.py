@@ -159,7 +159,8 @@ def to_arrow(output: Any, kind: Type, rows: int, name: str = "the model") -> Any
     output = _single(output, name)
     if len(output) != rows:
         raise ShapeError(f"{name} gave {len(output)} rows for {rows}: it must give one for each")
-    if kind.kind in ("string", "binary") or not isinstance(output, np.ndarray) or output.dtype == object:
+    plain = isinstance(output, np.ndarray) and output.dtype != object and not np.ma.is_masked(output)
+    if kind.kind in ("string", "binary") or not plain:  # what is masked becomes null
         return _from_values(output, kind, name)
     return _from_numbers(output, kind, name)
 

@@ -7,6 +7,7 @@ import functools
 import gc
 import itertools
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from farandole.report.spark import session
 _PURPOSE = "inference"
 ARCHIVE = "farandole-inference.zip"
 _WHOLE = {"tinyint": "int8", "smallint": "int16", "int": "int32", "bigint": "int64"}
+_DECIMAL = re.compile(r"decimal\(\d+,(\d+)\)")
 _STRUCTS = (  # Spark's vectors and images, as structs
     "type tinyint, size int, indices array<int>, values array<double>",
     "origin string, height int, width int, nChannels int, mode int, data binary",
@@ -306,11 +308,24 @@ def _arrow(column: Any, absent: Any = None) -> Any:
     if absent is None or column.dtype.kind != "f":
         found = pa.Array.from_pandas(column)
         kind = _widest(found.type)
+        if pa.types.is_null(kind) and absent is not None and len(absent):
+            kind = _named(absent.iloc[0])
         return found if found.type == kind else found.cast(kind)
     null = absent.notna()
     whole = _WHOLE.get(absent[null].iloc[0]) if null.any() else None
     values = column if whole is None else column.mask(null, 0).astype(whole)
     return pa.array(values.to_numpy(), mask=null.to_numpy(), from_pandas=False)
+
+
+def _named(kind: str) -> Any:
+    """The Arrow type of a type that Spark names, for a column without any value; null for what models do not take."""
+    pa = need("pyarrow", _PURPOSE)
+    if decimal := _DECIMAL.fullmatch(kind):
+        return pa.decimal128(38, int(decimal[1]))
+    try:
+        return arrow_type(parse(kind))
+    except SettingsError:
+        return pa.null()
 
 
 def _widest(kind: Any) -> Any:
