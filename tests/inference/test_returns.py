@@ -74,7 +74,7 @@ def test_arrays_become_columns(output: Any, kind: str) -> None:
 
 
 def test_masked_values_are_null() -> None:
-    found = np.ma.array([[1, 2], [3, 4]], mask=[[0, 1], [0, 0]])  # type: ignore[no-untyped-call]
+    found = np.ma.array([[1, 2], [3, 4]], mask=[[False, True], [False, False]])
     assert to_arrow(found, parse("array<int>"), 2).to_pylist() == [[1, None], [3, 4]]
     assert to_arrow(found[0], parse("bigint"), 2).to_pylist() == [1, None]
     assert to_arrow(found[1], parse("bigint"), 2).to_pylist() == [3, 4]
