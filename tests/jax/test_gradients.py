@@ -168,6 +168,10 @@ def test_what_has_no_meaning_is_said() -> None:
             jax.jit(hvd.alltoall)(x[:3])
         with pytest.raises(ValueError, match="rank-zero tensor"):
             jax.jit(hvd.allgather)(x[0])
+        with pytest.raises(ValueError, match="rank-zero tensor"):
+            jax.vmap(hvd.allgather)(x)
+        with pytest.raises(ValueError, match="Call it outside of jit, or deal rows evenly"):
+            jax.vmap(lambda x: hvd.alltoall(x, [1, 1])[0])(x.reshape(2, 2))
         with pytest.raises(ValueError, match="called before training, outside of jit"):
             jax.jit(hvd.broadcast_parameters)({"a": x})
         with pytest.raises(ValueError, match="nothing is done while a program is being traced"):

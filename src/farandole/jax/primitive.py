@@ -235,7 +235,10 @@ def _batched(arrays: Sequence[Any], axes: Sequence[int | None], call: HostCall) 
     if call.elementwise:
         results = host_call(call, arrays)
         return results, list(axes)[: len(results)]
-    moved = [array if axis is None else jnp.moveaxis(array, axis, 1) for array, axis in zip(arrays, axes, strict=True)]
+    pairs = list(zip(arrays, axes, strict=True))
+    one = [array.shape if axis is None else array.shape[:axis] + array.shape[axis + 1 :] for array, axis in pairs]
+    call.shapes(one, [array.dtype for array in arrays])  # what cannot be is told of one: a batch of numbers has rows
+    moved = [array if axis is None else jnp.moveaxis(array, axis, 1) for array, axis in pairs]
     return host_call(call, moved), [None if axis is None else 1 for axis in axes]
 
 
