@@ -337,3 +337,39 @@ def test_a_hook_that_steps_when_a_gradient_is_there() -> None:
         return steps(hvd.DistributedOptimizer, rank, 2)
 
     assert_all_close(job(2, train), steps(lambda optimizer: optimizer, 0, 1))
+
+
+def test_an_optimizer_that_is_stepped_by_methods_of_its_own() -> None:
+    """As SAM is: two gradients for each step, and ``step`` is never called. What is recorded does not grow."""
+
+    class TwoSteps(torch.optim.SGD):
+        def first_step(self) -> None:
+            with torch.no_grad():
+                self.before = [(one, one.clone()) for group in self.param_groups for one in group["params"]]
+                for one, _ in self.before:
+                    one.add_(one.grad, alpha=0.1)
+            self.zero_grad()
+
+        def second_step(self) -> None:
+            with torch.no_grad():
+                for one, old in self.before:
+                    one.copy_(old).sub_(one.grad, alpha=0.1)
+            self.zero_grad()
+
+    def train(rank: int, n: int, wrap: Any) -> Any:
+        model = net()
+        optimizer = wrap(TwoSteps(model.parameters(), lr=0.1))
+        for step in range(STEPS):
+            for move in (optimizer.first_step, optimizer.second_step):
+                loss_of(model, *part(rank, n, *data(step))).backward()
+                move()
+        if n > 1:
+            assert len(optimizer._farandole.reducer._order) == len(values(model))
+        return values(model)
+
+    def distributed(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        return train(rank, 2, hvd.DistributedOptimizer)
+
+    assert_all_close(job(2, distributed), train(0, 1, lambda optimizer: optimizer))

@@ -16,7 +16,7 @@ exchanged at the end of each round.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,7 @@ class BucketReducer:
         self._memory: Any = None  # of the flat buckets
         self._limit = self._wished = _NO_WORD  # bytes per bucket: as laid out, and as rank 0 wants it
         self._planned: list[int] = []
-        self._order: list[int] | None = None  # the order in which gradients came, while it is being recorded
+        self._order: dict[int, None] | None = None  # the order in which gradients came, while it is being recorded
         self._rounds = self._joins = 0
         self._shared = 0  # bytes that every rank has for buckets
         self._overlap = False
@@ -114,7 +114,7 @@ class BucketReducer:
             if self._closed or index in self._frozen:
                 return
             if self._order is not None:
-                self._order.append(index)
+                self._order[index] = None  # once: some programs never call ``step``
             if self._sampling and gradient is not None:
                 self._samples[index] = self.gradients[index].digest(gradient)
             if home is None:
@@ -400,7 +400,7 @@ class BucketReducer:
         self._word = np.zeros(_WORDS, dtype=np.int64)
         self._ballot = self._ballot_of(self.ballot)
         self._agreement = Agreement(self._replica, engine, self._name) if self._replica is not None else None
-        self._order, self._planned = [], []
+        self._order, self._planned = {}, []
 
     def _ballot_of(self, name: str) -> Sequence[Entry]:
         request = Request(name, Kind.ALLREDUCE, DType.INT64, (_WORDS,), ReduceOp.MIN)
@@ -414,14 +414,14 @@ class BucketReducer:
             self._engine = None
             raise
 
-    def _plan(self, order: list[int]) -> None:
+    def _plan(self, order: Iterable[int]) -> None:
         """Lay out the buckets. Collective: rank 0's ``order`` counts, and what any rank trains is in. They stay
         for good if some rank has recorded an order, be it before others had data."""
         assert self._engine is not None
         count = len(self.gradients)
         places, ways = np.full(count + 3, _NO_WORD), np.zeros(count, dtype=np.int64)
         if self._engine.rank == 0:
-            known = list(dict.fromkeys(order)) if self.codec is None else []  # a resumed run loses in the same buckets
+            known = list(order) if self.codec is None else []  # a resumed run loses in the same buckets
             places[known] = np.arange(len(known))
             places[count] = self._engine.sizes.bucket_bytes
         if self._order is None:
