@@ -466,6 +466,37 @@ def test_statistics_of_batch_normalisation_are_those_of_all(backend: str) -> Non
     np.testing.assert_allclose(zero[0][2], (zero[1] + one[1]) / 2, rtol=1e-5, atol=1e-6)
 
 
+def test_what_normalization_makes_of_its_weights_is_alike(backend: str) -> None:
+    """Each rank has adapted its layer to its own rows, and Keras has compiled what came of it."""
+
+    def train(rank: int) -> list[object]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(16, seed=rank)
+        found: list[object] = []
+        for fitted in (True, False):
+            keras.utils.set_random_seed(0)
+            layer = keras.layers.Normalization()
+            layer.adapt(3.0 * x + rank)
+            model = keras.Sequential([keras.Input((6,)), layer, keras.layers.Dense(3)])
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), p.loss())
+            ones = np.ones((1, 6), "float32")
+            model.predict(ones, verbose=0)
+            if fitted:
+                model.fit(x, y, batch_size=8, verbose=0)
+            else:
+                hvd.broadcast_global_variables(0, model)
+            found.append(np.asarray(model.predict(ones, verbose=0)))
+        return found
+
+    zero, one = on(backend, 2, train)
+    equal(zero, one)
+    equal(zero[:1], zero[1:])
+
+
 def test_a_process_set_trains_by_itself(backend: str) -> None:
     def train(rank: int) -> list[np.ndarray]:
         import keras

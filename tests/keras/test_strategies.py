@@ -154,6 +154,14 @@ def test_epochs_local_variables_and_what_cannot_be() -> None:
             hvd.DistributedOptimizer(
                 keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), strategy="local_sgd:2"
             )
+        keras.config.set_dtype_policy("mixed_float16")  # Keras puts one around
+        try:
+            model = p.dense(0)
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy="bmuf:2"), p.loss())
+            with pytest.raises(ValueError, match=r"strategy='bmuf:2.*' cannot be used with a LossScaleOptimizer"):
+                model.fit(x, y, batch_size=4, verbose=0)
+        finally:
+            keras.config.set_dtype_policy("float32")
         with pytest.raises(ValueError, match=r"use_ema=True overwrites .* strategy='ssp:3,every=1' would add up"):
             hvd.DistributedOptimizer(keras.optimizers.SGD(use_ema=True), strategy="ssp")
         hvd.DistributedOptimizer(keras.optimizers.SGD(use_ema=True), strategy="ps")

@@ -143,6 +143,28 @@ def test_statistics_are_averaged_where_an_epoch_ends_between_two_exchanges() -> 
                 np.testing.assert_allclose(mean, (mine + theirs) / 2, rtol=1e-5, atol=1e-6)
 
 
+def test_what_normalization_makes_of_its_weights_is_alike() -> None:
+    """Each rank has adapted its layer to its own rows, and Keras has compiled what came of it."""
+
+    def body(rank: int) -> Any:
+        import tf_keras
+
+        from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback
+
+        x = np.random.default_rng(rank).normal(rank, 1.0, (16, 3)).astype(np.float32)
+        layer = tf_keras.layers.Normalization()
+        layer.adapt(x)
+        model = tf_keras.Sequential([tf_keras.Input((3,)), layer, tf_keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1)), "mse")
+        ones = np.ones((1, 3), np.float32)
+        model.predict(ones, verbose=0)
+        model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[BroadcastGlobalVariablesCallback(0)])
+        return model.predict(ones, verbose=0)
+
+    one, two = job(2, body)
+    np.testing.assert_array_equal(one, two)
+
+
 def _gossips(rank: int) -> None:
     """In the background; the end of ``fit`` gives all ranks the mean of what both have learned."""
     import tf_keras

@@ -30,6 +30,7 @@ class KerasExchange:
     ) -> None:  # fmt: skip
         """``tensor_of``, ``array_of``: the value of a variable, as this Keras has it."""
         self._kept, self._strategy = KeptExchange("DistributedOptimizer", options, strategy), strategy
+        self.spec = strategy.spec
         self._tensor_of, self._array_of = tensor_of, array_of
         self._names: Sequence[str] = ()
         self._total = 0  # variables that were trained so far

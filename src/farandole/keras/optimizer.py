@@ -295,9 +295,12 @@ def exchanged_outside(optimizer: Any) -> Iterator[None]:
 
 
 def reduced_for_scaling(optimizer: Any, grads: Sequence[Any], variables: Any) -> list[Any]:
-    """Everybody's gradients for a LossScaleOptimizer around a distributed one: non-finite on one rank, so on all."""
+    """Everybody's gradients for a LossScaleOptimizer around a distributed one: non-finite on one rank, so on all.
+    Raises ValueError where ranks exchange weights."""
     inner = distributed_in(optimizer)
     gradients: KerasReducer = inner._farandole
+    if gradients.exchange is not None:  # Keras, or the program, has put it around
+        raise ValueError(NO_STRATEGY.format(spec=gradients.exchange.spec))
     variables = inner._trainable_variables if variables is None else list(variables)
     there = [number for number, grad in enumerate(grads) if grad is not None]
     gradients.variables = [variables[number] for number in there]

@@ -95,7 +95,7 @@ class KerasReducer:
 
     def marked(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
         """``grads`` of ``self.variables``; where one of a local variable is not finite, no shared one is."""
-        if not self.shared() or self.exchange is not None:
+        if not self.shared():
             return list(grads)
         shared = self.shared_places(optimizer)
         return marked(grads, shared, sorted(set(range(len(grads))) - set(shared)), _zero_of, _plus)

@@ -13,6 +13,7 @@ from farandole.context import ProcessSet
 from farandole.frontend.arrays import broadcast_arrays
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
+from farandole.keras.constants import renew_in
 from farandole.keras.optimizer import gradients_of, optimizers_of, reducers_of
 from farandole.keras.reducer import KerasReducer, counter, digest_of, name_of
 
@@ -91,6 +92,7 @@ def broadcast_states(model: Any, variables: Sequence[Any], root_rank: int, proce
     states = [(_innermost(each), gradients_of(each)) for each in optimizers_of(model)]
     own = [(optimizer, _batches(optimizer), _own(optimizer, reducer)) for optimizer, reducer in states]
     broadcast_variables(variables, root_rank, process_set)
+    renew_in(model, keras.layers.Normalization, numpy_of)
     for optimizer, batches, kept in own:
         if kept and batches == _batches(optimizer):
             for variable, value in kept:

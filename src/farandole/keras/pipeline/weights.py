@@ -10,7 +10,9 @@ import numpy as np
 
 from farandole.context import ProcessSet
 from farandole.frontend.objects import broadcast_object
+from farandole.keras.constants import renew
 from farandole.keras.pipeline.messages import Stages, Topic
+from farandole.keras.weights import numpy_of
 
 Values = list[list[Any]]  # arrays, for each of several layers
 
@@ -62,6 +64,4 @@ def weights_of(layer: Any) -> list[Any]:
 def set_weights(layer: Any, values: Sequence[Any]) -> None:
     """Overwrite them; Normalization computes with what it makes of them."""
     layer.set_weights(values)
-    for each in layer._flatten_layers():
-        if isinstance(each, keras.layers.Normalization):
-            each.finalize_state()
+    renew(layer._flatten_layers(), keras.layers.Normalization, numpy_of)

@@ -12,6 +12,7 @@ import tf_keras
 from farandole import context
 from farandole.frontend.solo import MOMENT, compared, tell_solo
 from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
+from farandole.keras.constants import renew_in
 from farandole.keras.tf_keras.elastic import (
     CommitStateCallback,
     UpdateBatchStateCallback,
@@ -83,6 +84,8 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         variables = [variable for variable in [*self.model.variables, *of_optimizer] if variable.ref() not in kept]
         known = context.parameters_broadcast()
         broadcast_variables(variables, self.root_rank)
+        if readable():
+            renew_in(self.model, tf_keras.layers.Normalization, np.asarray)
         if context.size() > 1:  # count the weights, once; not the optimizer's variables
             weights = sum(variable.shape.num_elements() or 0 for variable in self.model.trainable_variables)
             context.add_parameters_broadcast(max(known, weights) - context.parameters_broadcast())
