@@ -261,3 +261,38 @@ def test_synchronous_parameter_servers_are_an_average_of_gradients(backend: str)
     close(one[4], one[1])
     close(one[6], one[1])
     close(one[7], [np.array([-(3 + 14) / 2])])  # what both have learned
+
+
+def test_the_best_weights_that_a_callback_puts_back_are_no_way_from_a_centre(backend: str) -> None:
+    """They are what counts: the mean of all ranks'. And training goes on from there."""
+
+    def train(rank: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(16, seed=rank)
+        found = []
+        for strategy in ("ps_async:2", "ps:3", "gossip_async", "diloco:3"):
+            model = p.dense(0)
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy=strategy), p.loss())
+            best: list[np.ndarray] = []
+
+            class Worse(keras.callbacks.Callback):
+                def on_epoch_end(self, epoch: int, logs: Any = None, best: list[np.ndarray] = best) -> None:
+                    logs["score"] = epoch
+                    best.append(p.weights(self.model)[0])
+
+            stop = keras.callbacks.EarlyStopping("score", mode="min", patience=4, restore_best_weights=True)
+            model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[Worse(), stop])
+            end = p.weights(model)[0]
+            model.fit(x, y, batch_size=4, epochs=2, verbose=0)
+            found.append((best[0], end, p.weights(model)[0]))
+        return found
+
+    for (best, end, on_from), (theirs, other, then) in zip(*on(backend, 2, train, store=True), strict=True):
+        np.testing.assert_array_equal(end, other)
+        np.testing.assert_allclose(end, (best + theirs) / 2, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(on_from, then)
+        assert 0 < np.abs(on_from - end).max() < 0.5

@@ -52,6 +52,7 @@ class Training:
         self._kept: list[tuple[Any, str, Any]] = []
         self.steps = 0  # of this rank, when the epoch began
         self._agreement: Agreement | None = None
+        self._seen: list[int] | None = None  # digests of the weights when the last epoch ended
 
     def agreement(self, optimizer: Any, variables: list[Any]) -> Agreement:
         """The place where ranks compare weights when nothing exchanges gradients."""
@@ -69,6 +70,21 @@ class Training:
     def local(self, model: Any) -> list[Any]:
         """The variables of ``model`` that are left to each rank, whoever said so."""
         return local_of(model, self._broadcast.local_variables)
+
+    def epoch_ended(self, model: Any) -> None:
+        """No callback of the user's has heard of it yet."""
+        if any(reducer.exchange is not None for _, reducer in reducers_of(model)):
+            self._seen = digests(model.trainable_weights)
+
+    def ended(self, model: Any) -> None:
+        """Where ranks exchange weights, all have the same ones in the end. Those that callbacks have put there since
+        the last epoch (the best ones), and moving averages, are no way that a rank has gone from a centre."""
+        exchanging = [pair for pair in reducers_of(model) if pair[1].exchange is not None]
+        if exchanging:
+            others = self._seen is not None and self._seen != digests(model.trainable_weights)
+            replaced = any_rank(others, self.process_set)
+            for optimizer, reducer in exchanging:
+                reducer.average_weights(optimizer, replaced=replaced)
 
     def silence(self, model: Any) -> None:
         """Let one rank write a file that several would write alike. The others decide as it does."""
@@ -154,6 +170,7 @@ class BeforeUserCallbacks(SynchronizingCallback):
         self.watch.pool(model, [report[0] for report in everybody], logs)
         _even_out(model, [report[1] for report in everybody], process_set, self.training.local(model))
         _average(statistics, [report[2] for report in everybody], process_set)
+        self.training.epoch_ended(model)
 
 
 class AfterUserCallbacks(SynchronizingCallback):
@@ -180,8 +197,7 @@ class AfterUserCallbacks(SynchronizingCallback):
         _compare(model, self.training)
 
     def on_train_end(self, logs: Any = None) -> None:
-        for optimizer, reducer in reducers_of(self.model):
-            reducer.average_weights(optimizer)
+        self.training.ended(self.model)
 
 
 class NoExchangeWarning(keras.callbacks.Callback, Observer):  # type: ignore[misc]

@@ -93,6 +93,12 @@ class KerasExchange:
 
         self._outside([*variables, *statistics], change)
 
+    def average_replaced(self, variables: Sequence[Any]) -> None:
+        """Give every rank the mean of all ranks' weights, which the program has put there: what the strategy keeps is
+        of others, and begins anew. Outside of any program; collective."""
+        self.begin_anew()
+        self._outside(variables, self._kept.exchange.average)
+
     def begin_anew(self) -> None:
         """The ranks were given other weights: what the strategy keeps begins at the next exchange."""
         self._kept.begin_anew()

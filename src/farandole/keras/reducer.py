@@ -137,10 +137,14 @@ class KerasReducer:
         if self.exchange is not None and self.shared() and self.variables:
             self.exchange.end_of_epoch(self._all(optimizer), self._last_step(optimizer))
 
-    def average_weights(self, optimizer: Any) -> None:
-        """Give every rank the mean of all ranks' weights. Outside of any program."""
+    def average_weights(self, optimizer: Any, *, replaced: bool = False) -> None:
+        """Give every rank the mean of all ranks' weights. ``replaced``: on some rank the program has put others there
+        since the last step. Outside of any program."""
         if self.exchange is not None and self.shared() and self.variables:
-            self.exchange.average(self._all(optimizer), self._last_step(optimizer))
+            if replaced:
+                self.exchange.average_replaced(self._all(optimizer))
+            else:
+                self.exchange.average(self._all(optimizer), self._last_step(optimizer))
 
     def _last_step(self, optimizer: Any) -> int:
         return int(keras.ops.convert_to_numpy(counter(optimizer))) // (optimizer.gradient_accumulation_steps or 1)
