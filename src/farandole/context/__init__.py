@@ -130,6 +130,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         log.configure(settings.log_level, rank=rank, hide_time=settings.log_hide_time)
         if found:
             placement, connection = found.join(settings)
+        elif warning := environment.lost(os.environ):
+            log.logger.warning(warning)
         if not 0 <= placement.rank < placement.size:
             raise SettingsError(f"HOROVOD_RANK={placement.rank} is not below HOROVOD_SIZE={placement.size}")
         communicator.check(comm, placement)

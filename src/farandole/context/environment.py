@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+import os
+from collections.abc import Iterator, Mapping, MutableMapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farandole.config import ORIGIN, PROCESS, STARTERS, TORCH, Connection, Placement, variables
@@ -35,3 +37,45 @@ def found(env: Mapping[str, str]) -> Found | None:
     from farandole import surroundings  # here, so that jobs with a driver do not pay for it
 
     return surroundings.find(env)
+
+
+def lost(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
+    """For a process that is alone: what to say if it is a rank of a job or stands below one, and what that was told was
+    taken from the environment (``sudo``, ``env -i``, a container with a clean one); or ""."""
+    if told(own) or any(name in own for name in STARTERS):
+        return ""
+    for pid in _ancestors(proc):
+        env = _environment(proc / f"{pid}/environ")
+        if "FARANDOLE_STORE" in env and env.get("FARANDOLE_SIZE", "1") != "1":
+            what = f"is rank {env.get('FARANDOLE_RANK')} of {env['FARANDOLE_SIZE']}"
+            return _LOST.format("this process" if pid == os.getpid() else f"process {pid}, above this one,", what)
+        if b"reaper.main()" in _bytes(proc / f"{pid}/cmdline"):
+            return _LOST.format(f"process {pid}, above this one,", "starts a job's ranks")
+    return ""
+
+
+_LOST = (
+    "{} {}, but the variables that say who this process is (FARANDOLE_*) are not in its environment: it trains alone, "
+    "as rank 0 of 1. Keep them (sudo -E, a container's --env); or set FARANDOLE_SIZE=1 if it is to be alone"
+)
+
+
+def _ancestors(proc: Path) -> Iterator[int]:
+    """This process, and those above it that can be seen."""
+    pid = os.getpid()
+    while pid > 1:
+        yield pid
+        above = _bytes(proc / f"{pid}/stat").rpartition(b")")[2].split()
+        pid = int(above[1]) if above else 0
+
+
+def _environment(file: Path) -> dict[str, str]:
+    """That in which a process was started."""
+    return dict(text.decode("latin-1").partition("=")[::2] for text in _bytes(file).split(b"\0"))
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # another user's, or it has ended
+        return b""
