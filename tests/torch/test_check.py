@@ -133,6 +133,74 @@ def gradients_that_steps_drop(rank: int) -> None:
         optimizer.step()
 
 
+class TwoSteps(torch.optim.Optimizer):
+    """As SAM: the program calls its two steps, and never ``step``."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.base = torch.optim.SGD(self.param_groups, lr=lr)
+
+    def second_step(self) -> None:
+        self.base.step()
+        self.zero_grad()
+
+
+def steps_past(rank: int, **options: Any) -> None:
+    import farandole.torch as hvd
+
+    model = broadcast(model_of(rank))
+    optimizer = hvd.DistributedOptimizer(TwoSteps(model.parameters(), 0.1), **options)
+    for step in range(12):
+        images, labels = batch_of(1000 * step + rank)
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.second_step()
+
+
+def steps_past_a_strategy(rank: int) -> None:
+    steps_past(rank, strategy="local_sgd:2")
+
+
+def steps_past_adasum(rank: int) -> None:
+    import farandole.torch as hvd
+
+    steps_past(rank, op=hvd.Adasum)
+
+
+def steps_past_gradients(rank: int) -> None:
+    """Those are exchanged nevertheless."""
+    steps_past(rank)
+
+
+def steps_within(rank: int) -> None:
+    """``step`` calls that of another optimizer; and one for half of a model's parameters steps beside it."""
+    import farandole.torch as hvd
+
+    class Lookahead(TwoSteps):
+        def step(self, closure: Any = None) -> None:
+            self.base.step()
+
+    model = broadcast(model_of(rank))
+    optimizer = hvd.DistributedOptimizer(Lookahead(model[2].parameters(), 0.1), strategy="local_sgd:2")
+    plain = torch.optim.SGD(model[0].parameters(), lr=0.0)
+    for step in range(12):
+        images, labels = batch_of(1000 * step + rank)
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        plain.step()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_steps_past_the_one_that_exchanges() -> None:
+    programs = steps_past_a_strategy, steps_past_adasum, steps_past_gradients, steps_within
+    said, others = heard(2, *programs)
+    assert others == [[]] * len(programs)
+    assert [len(texts) for texts in said] == [1, 1, 0, 0], said
+    assert "SGD has taken 10 steps with the parameters of the distributed TwoSteps, whose own step()" in said[0][0]
+    assert "strategy 'local_sgd:2" in said[0][0]
+    assert "wrap that one: DistributedOptimizer(SGD(...))" in said[0][0]
+    assert "op=Adasum exchanges there alone" in said[1][0]
+
+
 def all_is_well(rank: int) -> None:
     train(rank, broadcast(model_of(rank)), 20)
 

@@ -19,6 +19,7 @@ from farandole.strategies.options import GradientOptions
 from farandole.strategies.specs import ADASUM
 from farandole.strategies.unlike import UnlikeKinds
 from farandole.torch.functions import grouped_allreduce
+from farandole.torch.own_steps import OwnSteps
 from farandole.torch.replica import TorchReplica, digest
 from farandole.torch.validation import name_of
 from farandole.types import ReduceOp
@@ -31,6 +32,7 @@ class AdasumState:
         self.reducer = None  # gradients stay as they are
         self._optimizer, self._original = weakref.ref(optimizer), original
         self._options, self._set = options, options.process_set
+        self._own_steps = OwnSteps(optimizer, options.process_set, "op=Adasum")
         self._starts: list[tuple[Any, Any]] = []
         self._agreement: tuple[Engine, Agreement] | None = None
 
@@ -45,6 +47,7 @@ class AdasumState:
     shared = state_dict
 
     def before_step(self, with_closure: bool) -> None:
+        self._own_steps.begin()
         original, optimizer = self._original(), self._optimizer()
         if original is not None and "step" in original.__dict__:  # a scheduler watches that one
             original._opt_called = True

@@ -13,6 +13,7 @@ from farandole.contracts import Strategy
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import KeptExchange
 from farandole.torch import codec_state
+from farandole.torch.own_steps import OwnSteps
 from farandole.torch.validation import name_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class WeightState:
         self._own = options.owner is None  # the codec, if there is one
         kept = () if callable(buffers) else list(buffers)
         self._buffers = buffers if callable(buffers) else lambda: kept  # a model may get others: ``model.to(device)``
+        self._own_steps = OwnSteps(optimizer, options.process_set, f"strategy {strategy.spec!r}")
         self._step = 0
         self._seen: list[Any] = []  # the parameters, when they were looked at last
         living.add(self)
@@ -47,6 +49,7 @@ class WeightState:
     def synchronize(self) -> None: ...
 
     def before_step(self, with_closure: bool) -> None:
+        self._own_steps.begin()
         original = self._original()
         if original is not None and "step" in original.__dict__:  # a scheduler watches that one
             original._opt_called = True
