@@ -37,7 +37,8 @@ def test_paths(tmp_path: Path) -> None:
     assert store.get_val_data_path(3) == f"{tmp_path}/intermediate_val_data.3"
     assert store.get_test_data_path(0) == f"{tmp_path}/intermediate_test_data.0"
     assert store.get_runs_path() == f"{tmp_path}/runs"
-    assert store.get_checkpoint_path("a") == f"{tmp_path}/runs/a/checkpoint.h5"
+    assert store.get_checkpoint_path("a") == f"{tmp_path}/runs/a"
+    assert store.get_checkpoint_filename() == "checkpoint"
     assert store.get_logs_path("a") == f"{tmp_path}/runs/a/logs"
     other = FilesystemStore("s3a://bucket/x", train_path="s3://t", save_runs=False, checkpoint_filename="c.pt")
     assert other.prefix_path == "s3://bucket/x"
@@ -158,7 +159,7 @@ def test_hdfs_by_url_and_by_arguments() -> None:
 def test_databricks(monkeypatch: pytest.MonkeyPatch) -> None:
     for path in ("dbfs:/tmp/x", "/dbfs/tmp/x", "file:///dbfs/tmp/x", "file:/dbfs/tmp/x"):
         store = DBFSLocalStore(path)
-        assert store.get_checkpoint_path("a") == "/dbfs/tmp/x/runs/a/checkpoint.tf"
+        assert store.get_checkpoint_path("a") == "/dbfs/tmp/x/runs/a"
     assert DBFSLocalStore("dbfs:/Volumes/a/b").prefix_path == "/Volumes/a/b"
     with pytest.raises(
         ValueError, match="The provided path is not a DBFS path: /tmp/x, Please provide a path starting"

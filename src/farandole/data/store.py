@@ -95,14 +95,14 @@ class Store:
         return f"{self._runs_path}/{run_id}"
 
     def get_checkpoint_path(self, run_id: str) -> str | None:
-        """A run's checkpoint; None if runs are not saved."""
-        return f"{self.get_run_path(run_id)}/{self.get_checkpoint_filename()}" if self._save_runs else None
+        """The folder of a run's checkpoints, which is the run's own, as in Horovod; None if runs are not saved."""
+        return self.get_run_path(run_id) if self._save_runs else None
 
     def get_logs_path(self, run_id: str) -> str | None:
         return f"{self.get_run_path(run_id)}/{self.get_logs_subdir()}" if self._save_runs else None
 
     def get_checkpoint_filename(self) -> str:
-        return self._checkpoint_filename or "checkpoint.h5"
+        return self._checkpoint_filename or "checkpoint"
 
     def get_logs_subdir(self) -> str:
         return "logs"
