@@ -196,12 +196,18 @@ class TestUnits:
             ("FARANDOLE_FUSION_THRESHOLD", "FARANDOLE_FUSION_THRESHOLD_MB"),
             ("FARANDOLE_TRANPSORT", "FARANDOLE_TRANSPORT"),
             ("FARANDOLE_TIMELINE_FILENAME", "FARANDOLE_TIMELINE"),
+            ("HOROVOD_FUSION_TRESHOLD", "HOROVOD_FUSION_THRESHOLD"),
+            ("HOROVOD_LOGLEVEL", "HOROVOD_LOG_LEVEL"),
         ],
     )
-    def test_a_misspelt_variable_of_ours_is_doubted(self, name: str, meant: str) -> None:
+    def test_a_misspelt_variable_is_doubted(self, name: str, meant: str) -> None:
         assert doubts(Settings(), {name: "1"}) == [
             f"the environment has {name}, which is no setting; did you mean {meant}?"
         ]
+
+    def test_variables_of_horovod_without_an_effect_are_not(self) -> None:
+        others = ("GLOO_TIMEOUT_SECONDS", "ELASTIC_TIMEOUT", "HIERARCHICAL_ALLGATHER", "THREAD_AFFINITY", "CONTROLLER")
+        assert doubts(Settings(), {f"HOROVOD_{name}": "1" for name in others}) == []
 
 
 class TestCores:

@@ -422,15 +422,16 @@ def doubts(settings: Settings, env: Mapping[str, str]) -> list[str]:
 
 
 def _misspelt(env: Mapping[str, str]) -> Iterator[str]:
-    settings = [setting for kind in (Placement, Connection, Settings) for setting in settings_of(kind)]
-    known = {setting.variable.removeprefix("FARANDOLE_"): setting.variable for setting in settings}
-    known |= {setting.flag.removeprefix("--").replace("-", "_").upper(): setting.variable for setting in settings_of()}
-    for name in sorted(env):
-        ours = name.removeprefix("FARANDOLE_")
-        if ours != name and f"FARANDOLE_{ours}" not in known.values():
-            near = nearest(ours, known, 0.75)
-            if near:
-                yield f"the environment has {name}, which is no setting; did you mean {known[near]}?"
+    real = sorted(variables(Placement, Connection, Settings))
+    flags = {setting.flag.removeprefix("--").replace("-", "_").upper(): setting.variable for setting in settings_of()}
+    # Horovod has variables that we do not answer to; the names of some are not far from those of others.
+    for prefix, alike, also in (("FARANDOLE_", 0.75, flags), ("HOROVOD_", 0.85, {})):
+        known = {name.removeprefix(prefix): name for name in real if name.startswith(prefix)}
+        for name in sorted(env):
+            if name.startswith(prefix) and name not in real and name not in HOROVOD_FIXED:
+                near = nearest(name.removeprefix(prefix), known | also, alike)
+                if near:
+                    yield f"the environment has {name}, which is no setting; did you mean {(known | also)[near]}?"
 
 
 def _text(value: Any) -> str:
