@@ -579,3 +579,33 @@ def test_xla_is_left_out_of_training_alone() -> None:
     assert zero[1] is True
     assert len(zero[0]) == 1
     assert "the training step is not compiled by XLA" in zero[0][0]
+
+
+def test_a_model_of_a_strategy_of_tensorflow_trains_as_another_does() -> None:
+    pytest.importorskip("tensorflow")
+
+    def train(rank: int) -> object:
+        import contextlib
+
+        import keras
+        import tensorflow as tf
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        def fitted(scope: object) -> object:
+            with scope:
+                model = p.dense(rank)
+                model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), p.loss(), metrics=["accuracy"])
+            history = model.fit(
+                *hvd.shard(*p.data(32)), batch_size=4, shuffle=False, verbose=0,
+                callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()],
+            ).history  # fmt: skip
+            return p.weights(model), history
+
+        return fitted(tf.distribute.MirroredStrategy(["CPU:0"]).scope()), fitted(contextlib.nullcontext())
+
+    for ours, plain in on("tensorflow", 2, train):
+        close(ours[0], plain[0])
+        assert ours[1]["accuracy"] == pytest.approx(plain[1]["accuracy"])
+        assert ours[1]["loss"] == pytest.approx(plain[1]["loss"], rel=1e-5)

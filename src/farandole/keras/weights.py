@@ -179,7 +179,10 @@ def local_of(model: Any, local_variables: Sequence[Any] = ()) -> list[Any]:
 def numpy_of(variable: Any) -> Array:
     """A variable's value. bfloat16 stays what it is where numpy knows it."""
     value = getattr(variable, "value", variable)
-    array: Array = np.asarray(keras.ops.convert_to_numpy(variable if callable(value) else value))
+    value = variable if callable(value) else value
+    if hasattr(value, "read_value"):  # TensorFlow's; numpy cannot read those of a tf.distribute strategy
+        value = value.read_value()
+    array: Array = np.asarray(keras.ops.convert_to_numpy(value))
     return array
 
 
