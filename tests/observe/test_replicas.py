@@ -53,7 +53,7 @@ def test_never_broadcast() -> None:
 def test_loaded_between_broadcast_and_training() -> None:
     text = told(Report((1, 2), broadcast=True), Report((1, 3), broadcast=True))
     assert "rank 1 differs from rank 0 in 1 of 2 parameters, first in second" in text
-    assert "a checkpoint that rank 0 alone loaded: broadcast after that, CALL BROADCAST" in text
+    assert "a checkpoint that rank 0 alone loaded. Broadcast after that, CALL BROADCAST" in text
 
 
 def test_alike_no_more() -> None:

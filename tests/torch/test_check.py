@@ -227,7 +227,7 @@ def test_mistakes_of_one_rank() -> None:
     assert "rank 1 differs from rank 0 in 4 of 4 parameters, first in 0.weight" in start[0]
     assert "Nothing was broadcast: before the first step call hvd.broadcast_parameters(model.state_dict()" in start[0]
     assert "rank 1 differs from rank 0 in 1 of 4 parameters, first in 2.bias" in loaded[0]
-    assert "a checkpoint that rank 0 alone loaded: broadcast after that" in loaded[0]
+    assert "a checkpoint that rank 0 alone loaded. Broadcast after that" in loaded[0]
     assert "They were alike at step 4, and are not at step 8. The likely cause: a checkpoint that some" in drift[0]
     assert "lr is 0.1 on rank 0, 0.05 on rank 1" in rate[0]
     assert "some ranks skipped optimizer.step() (steps since then: " in skipped[0]

@@ -219,8 +219,8 @@ def _never_alike(present: Mapping[int, Report], where: str, cures: Cures) -> str
         return text + cures.certain
     if all(report.broadcast for report in present.values()):
         return (
-            text + "They were given the same weights by a broadcast, and something changed them since on some ranks "
-            f"only, such as a checkpoint that rank 0 alone loaded: broadcast after that, {cures.broadcast}"
+            text + "There was a broadcast: of another model's weights, or something changed these since on some ranks "
+            f"only, such as a checkpoint that rank 0 alone loaded. Broadcast after that, {cures.broadcast}"
         )
     return text + f"Nothing was broadcast: before the first step call {cures.broadcast}"
 
