@@ -155,6 +155,25 @@ def test_random_numbers_and_factors(dtype: str) -> None:
     job(n, check)
 
 
+def test_factors_may_be_numbers_of_jax_but_not_of_a_program() -> None:
+    def check(rank: int) -> None:
+        import jax
+        import jax.numpy as jnp
+
+        import farandole.jax as hvd
+
+        def reduce(x: Any, factor: Any) -> Any:
+            return hvd.allreduce(x, op=hvd.Sum, prescale_factor=factor)
+
+        for two in (jnp.float32(2), np.float32(2), np.int64(2)):
+            assert reduce(jnp.ones(1), two).tolist() == [4.0]
+            assert jax.jit(lambda x, two=two: reduce(x, two))(jnp.ones(1)).tolist() == [4.0]
+        with pytest.raises(TypeError, match="must be a number that is known when this is called"):
+            jax.jit(reduce)(jnp.ones(1), 2.0)
+
+    job(2, check)
+
+
 def test_what_is_no_array_and_trees_and_compression() -> None:
     def check(rank: int) -> None:
         import jax

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,8 @@ def test_forms_that_do_not_wait_and_objects_and_sets() -> None:
         (lambda: hvd.broadcast_(np.float64(1), 0), ValueError, "the array is a float64, not an array"),
         (lambda: hvd.allgather(np.float64(1)), hvd.HorovodInternalError, "tried to ALLGATHER a rank-zero tensor"),
         (lambda: hvd.allreduce(np.ones(2), op=9), ValueError, "op=9 is not a reduction"),
+        (lambda: hvd.allreduce(np.ones(2), prescale_factor="2"), TypeError, "prescale_factor='2' must be a number"),  # type: ignore[arg-type]
+        (lambda: hvd.reducescatter(np.ones(2), postscale_factor=2j), TypeError, "postscale_factor=2j must be a number"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_is_said_with_its_cure(call: Any, error: type[Exception], text: str) -> None:
@@ -170,6 +173,17 @@ def test_what_cannot_be_is_said_with_its_cure(call: Any, error: type[Exception],
         assert hvd.allreduce(np.ones(1)).tolist() == [1.0]
     finally:
         hvd.shutdown()
+
+
+def test_factors_may_be_numbers_of_numpy() -> None:
+    def check(rank: int) -> None:
+        for two in (np.float32(2), np.int64(2), np.array(2.0), Fraction(2)):
+            factors: Any = {"op": hvd.Sum, "prescale_factor": two, "postscale_factor": two}
+            assert hvd.allreduce(np.ones(2), **factors).tolist() == [8.0, 8.0]
+            assert hvd.grouped_allreduce([np.ones(1, int)], **factors)[0].tolist() == [8]
+            assert hvd.reducescatter(np.ones(2), **factors).tolist() == [8.0]
+
+    job(2, check)
 
 
 def test_ranks_that_differ_are_told_and_go_on() -> None:

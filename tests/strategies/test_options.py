@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from farandole.frontend.compression import CastCompressor, NoneCompressor
@@ -14,6 +15,7 @@ from farandole.types import DType, ReduceOp
 def test_what_is_divided_before_the_sum_is_multiplied_after_it() -> None:
     assert predivided(ReduceOp.AVERAGE, 4.0) == (0.25, 4.0)
     assert predivided(ReduceOp.SUM, 1.0) == (1.0, 1.0)
+    assert [type(each) for each in predivided(ReduceOp.AVERAGE, np.float32(4))] == [float, float]  # they are sent
 
 
 @pytest.mark.parametrize("factor", [0.0, -2.0, float("nan")])

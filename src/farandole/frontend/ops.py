@@ -62,6 +62,7 @@ class Verbs:
         buffer = self._binding.buffer(tensor)
         if fresh:
             buffer = _beside(buffer)
+        prescale, postscale = factor(prescale, "prescale_factor"), factor(postscale, "postscale_factor")
         label = "allreduce.noname" if name is None else f"allreduce.{name}"
         request = Request(
             label, Kind.ALLREDUCE, buffer[2], tuple(tensor.shape), op, 0, prescale, postscale, (), "", 1, buffer.device
@@ -82,6 +83,7 @@ class Verbs:
         postscale: float = 1.0, *, root: int = 0, splits: tuple[int, ...] = (),
     ) -> Entry:  # fmt: skip
         buffer = self._binding.buffer(tensor)
+        prescale, postscale = factor(prescale, "prescale_factor"), factor(postscale, "postscale_factor")
         full, serial = _name(engine, kind, name)
         shape = tuple(tensor.shape)
         request = Request(full, kind, buffer.dtype, shape, op, root, prescale, postscale, splits, "", 1, buffer.device)
@@ -91,6 +93,7 @@ class Verbs:
         self, engine: Engine, kind: Kind, tensors: Sequence[Any], name: str | None, op: ReduceOp = _SUM,
         prescale: float = 1.0, postscale: float = 1.0, *, fresh: bool = False, dense_shape: tuple[int, ...] = (),
     ) -> list[Entry]:  # fmt: skip
+        prescale, postscale = factor(prescale, "prescale_factor"), factor(postscale, "postscale_factor")
         group, serial = _name(engine, kind, name, "grouped_")
         group_size = len(tensors)
         entries = []
@@ -204,6 +207,21 @@ def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
         except ValueError:
             raise ValueError(f"op={op!r} is not a reduction; use Average, Sum, Adasum, Min, Max or Product") from None
     return op
+
+
+def factor(value: Any, what: str) -> float:
+    """``value`` as a number that can be sent: a program may well have computed it with numpy or its framework."""
+    if type(value) is float:
+        return value
+    try:
+        if isinstance(value, str):
+            raise TypeError
+        return float(value)
+    except Exception as error:  # JAX and TensorFlow have errors of their own for values of a program
+        raise TypeError(
+            f"{what}={value!r} must be a number that is known when this is called, such as 0.5: "
+            "multiply the tensor itself by others"
+        ) from error
 
 
 def _splits(splits: Any) -> tuple[tuple[int, ...], int]:

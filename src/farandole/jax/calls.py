@@ -13,7 +13,7 @@ from farandole.engine.check import no_rows
 from farandole.errors import RequestError
 from farandole.frontend.array_binding import ArrayBinding, carried
 from farandole.frontend.collectives import Collectives
-from farandole.frontend.ops import WORLD
+from farandole.frontend.ops import WORLD, factor
 from farandole.types import Buffer, DType, Kind, ReduceOp
 
 if TYPE_CHECKING:
@@ -65,6 +65,10 @@ class Collective:
     rows: tuple[tuple[int, ...], ...] | None = None  # allgather: what each rank has, per array; None: as many as here
     grouped: bool = False
     place: tuple[int, int] | None = None  # rank and size that shapes and gradients were made for
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prescale", factor(self.prescale, "prescale_factor"))
+        object.__setattr__(self, "postscale", factor(self.postscale, "postscale_factor"))
 
     @property
     def in_place(self) -> bool:

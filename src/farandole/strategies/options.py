@@ -12,6 +12,7 @@ from farandole.context import ProcessSet
 from farandole.contracts import Codec, Strategy
 from farandole.frontend.compression import CastCompressor, NoneCompressor
 from farandole.frontend.ops import WORLD
+from farandole.frontend.ops import factor as number
 from farandole.strategies.codecs import codec as codec_of
 from farandole.strategies.specs import ADASUM, strategy_of, unfit
 from farandole.types import DType, ReduceOp
@@ -185,6 +186,7 @@ def predivided(op: int, factor: float) -> tuple[float, float]:
 
     Raises ValueError if ``factor`` is not positive, or if it is not 1 and ``op`` is not Average.
     """
+    factor = number(factor, "gradient_predivide_factor")
     if factor == 1.0:
         return 1.0, 1.0
     if op != ReduceOp.AVERAGE:
