@@ -32,7 +32,7 @@ def test_a_tree_from_one_rank_to_all() -> None:
     def check(rank: int) -> None:
         import farandole.jax as hvd
 
-        found, wanted = hvd.broadcast_parameters(tree(rank), root_rank=1), tree(1)
+        found, wanted, two = hvd.broadcast_parameters(tree(rank), root_rank=1), tree(1), jax.numpy.ones(2)
         assert jax.random.key_data(found.pop("key")).tolist() == jax.random.key_data(wanted.pop("key")).tolist()
         assert found.pop("text") == f"rank {rank}"  # neither an array nor a number
         assert found.pop("function") is wanted.pop("function")
@@ -44,6 +44,15 @@ def test_a_tree_from_one_rank_to_all() -> None:
             assert np.array_equal(one, other)
         with pytest.raises(ValueError, match=r"number 0 \(here \['w'\]\) is .*\(2,\).* on rank 0 and .*\(3,\)"):
             hvd.broadcast_parameters({"w": jax.numpy.ones(2 + rank)})
+        for other, text in (
+            ({"w": two, "c": two}, r"number 0 is \"\['b'\]\" on rank 0 and \"\['c'\]\" on rank 1"),
+            ({"b": 5, "w": two}, r"\['b'\].* has type an array on rank 0 and a number on rank 1"),
+            ({"w": two}, r"rank 0 has 2, rank 1 has 1; only rank 0 has \"\['b'\]"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                hvd.broadcast_parameters({"b": two, "w": two} if rank == 0 else other)
+        with pytest.raises(ValueError, match=r"rank 0 has 2, rank 1 has 1; only rank 0 has \"\['b'\]"):
+            hvd.broadcast_parameters({"a": 1, "b": 2} if rank == 0 else {"a": 3})
         assert hvd.broadcast_object({"rank": rank}, 1) == {"rank": 1}
         assert hvd.allgather_object(rank) == [0, 1]
 
