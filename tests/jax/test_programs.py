@@ -312,6 +312,19 @@ print("end")
     assert done.stderr.strip() == ""
 
 
+def test_a_program_of_several_devices_is_told_what_to_do() -> None:
+    code = """
+import jax, jax.numpy as jnp, numpy as np, farandole.jax as hvd
+hvd.init()
+places = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), "i"), jax.sharding.PartitionSpec("i"))
+jax.jit(hvd.allreduce)(jax.device_put(jnp.ones(4), places))
+"""
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL)
+    assert "collectives of Farandole: their programs are of one device. Start a rank for each" in done.stderr
+
+
 def test_before_init_it_says_so() -> None:
     import jax
     import jax.numpy as jnp

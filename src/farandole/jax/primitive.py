@@ -97,6 +97,13 @@ class CollectiveEffect(effects.Effect):  # type: ignore[misc]  # jax is Any
     def __str__(self) -> str:
         return "Collective"
 
+    def __repr__(self) -> str:
+        """JAX shows it where a program has several devices, which has no order of effects."""
+        return (
+            "collectives of Farandole: their programs are of one device. Start a rank for each device, or exchange "
+            "outside of this program (docs/jax.md)"
+        )
+
 
 EFFECT = CollectiveEffect()
 for _registry in (
