@@ -169,3 +169,25 @@ def test_who_goes_back_to_what_was_committed_computes_a_step_anew() -> None:
         optimizer.update(own, state, params)
     finally:
         hvd.shutdown()
+
+
+def test_who_goes_back_further_is_told_where_nothing_else_was_taken_back() -> None:
+    import farandole.jax as hvd
+    from farandole.strategies.codecs.topk import TopK
+
+    params, own = {"w": jnp.zeros(4)}, {"w": jnp.array([8.0, 5.0, 2.0, 1.0])}
+    hvd.init()
+    try:
+        for codec, told in (("topk:0.25", True), (TopK(0.25), False), ("bf16", False)):
+            optimizer = hvd.DistributedOptimizer(optax.sgd(-1.0), codec=codec)
+            states = [optimizer.init(params)]
+            for _ in range(4):
+                states.append(optimizer.update(own, states[-1], params)[1])
+            if told:
+                with pytest.raises(ValueError, match=r"step 3 of this model .*make a new optimizer"):
+                    optimizer.update(own, states[2], params)
+            else:
+                optimizer.update(own, states[2], params)
+            optimizer.update(own, states[0], params)  # from the beginning, as a program that was run once to compile it
+    finally:
+        hvd.shutdown()

@@ -47,11 +47,13 @@ class Models:
         """The exchange of a model's step (1, 2 ...). ``keeper``: what remembers it, outside of the model's state; empty
         if nothing does. ``lasts``: it does not go when this optimizer goes.
 
-        Raises ValueError for a step that is computed anew: what is remembered of the first time is wrong then. The
-        first step may be, for a program may be run once to compile it; any may be after ``init()`` anew, as elastic
-        programs go back to what they committed. And for the third optimizer in a row that makes one step each."""
+        Raises ValueError for a step that is computed anew: what is remembered of the first time, and of steps after it,
+        is wrong then. (What ``lasts`` may have been taken back, too.) The first step may be, for a program may be run
+        once to compile it; any may be after ``init()`` anew, as elastic programs go back to what they committed. And
+        for the third optimizer in a row that makes one step each."""
         now = context.scope(), step
-        if keeper and step > 1 and self._exchanged.get(mark) == now:
+        scope, last = self._exchanged.get(mark, ("", 0))
+        if keeper and step > 1 and scope == now[0] and (step == last or (step < last and not lasts)):
             raise ValueError(
                 f"step {step} of this model was exchanged before, and its result was dropped, but {keeper} counts both "
                 "times. optax.MultiSteps around DistributedOptimizer drops all passes but the last one: use "
