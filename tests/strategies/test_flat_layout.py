@@ -47,8 +47,9 @@ def test_lists_that_differ_have_other_digests() -> None:
     assert known == flat_layout(arrays, ["a", "b"], None, True).digest
     assert known != flat_layout(arrays, ["a", "c"], None, False).digest
     assert known != flat_layout(arrays[::-1], ["a", "b"], None, False).digest
-    with pytest.raises(RequestError, match="array 'b' has type complex64"):
-        flat_layout([arrays[0], arrays[1].astype("complex64")], ["a", "b"], None, False)
+    for dtype, cure in (("complex64", "Keep its real and imaginary parts"), ("uint32", "Cast it first")):
+        with pytest.raises(RequestError, match=rf"array 'b' has type {dtype}, .*\. {cure}"):
+            flat_layout([arrays[0], arrays[1].astype(dtype)], ["a", "b"], None, False)
 
 
 def test_what_stands_twice_is_copied_once() -> None:

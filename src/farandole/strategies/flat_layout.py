@@ -156,7 +156,9 @@ def _dtype(array: Array, label: str) -> DType:
         return DType(_name(array.dtype))
     except ValueError:
         known = ", ".join(dtype.value for dtype in DType)
-        raise RequestError(f"array {label!r} has type {array.dtype}, which is none of {known}") from None
+        complex_too = array.dtype.kind == "c"
+        cure = "Keep its real and imaginary parts as two arrays" if complex_too else "Cast it first, to float32 say"
+        raise RequestError(f"array {label!r} has type {array.dtype}, which is none of {known}. {cure}") from None
 
 
 def _put(place: Array, array: Array, dtype: DType) -> None:
