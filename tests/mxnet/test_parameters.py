@@ -117,6 +117,18 @@ def test_plain_dictionaries_and_several_calls() -> None:
     assert [each.flat[0] for each in results[0]] == [1.0, 1, 10.0, 91.0, 101.0, 111.0]
 
 
+def test_ranks_with_other_names_do_not_wait_for_each_other() -> None:
+    def fn(rank: int) -> str:
+        import farandole.mxnet as hvd
+
+        with pytest.raises(ValueError) as caught:
+            hvd.broadcast_parameters({"ab"[rank]: mx.nd.ones(2), "c": mx.nd.ones(1)})
+        return str(caught.value)
+
+    for text in job(2, fn):
+        assert text.endswith("in the same order, but number 0 is 'a' on rank 0 and 'b' on rank 1")
+
+
 def test_a_set_of_ranks_begins_alike() -> None:
     def fn(rank: int) -> float:
         import farandole.mxnet as hvd

@@ -35,6 +35,18 @@ def test_broadcast_parameters() -> None:
     assert torch.equal(one[0], torch.nn.Conv2d(2, 2, 3).weight)
 
 
+def test_ranks_with_other_names_do_not_wait_for_each_other() -> None:
+    def check(rank: int) -> str:
+        import farandole.torch as hvd
+
+        with pytest.raises(ValueError) as caught:
+            hvd.broadcast_parameters({"ab"[rank]: torch.ones(2), "c": torch.ones(1)}, 0)
+        return str(caught.value)
+
+    for text in job(2, check):
+        assert text.endswith("in the same order, but number 0 is 'a' on rank 0 and 'b' on rank 1")
+
+
 SEQUENCE = torch.nn.Sequential(torch.nn.Linear(2, 2))  # one can iterate over it, and finds no tensor
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.engine import Entry
-from farandole.frontend.differences import names_of_one
+from farandole.frontend.differences import Row, first_difference, names_of_one
 from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.frontend.ops import WORLD, place_of
 from farandole.observe.replicas import digest
@@ -19,6 +19,9 @@ from farandole.types import Buffer, DType, Kind, Request
 
 if TYPE_CHECKING:
     from farandole.types import Array
+
+
+_SAME = "all ranks must have the same variables in the same order"
 
 
 def broadcast_arrays(
@@ -46,6 +49,19 @@ def broadcast_arrays(
     unchanged = _unchanged(owners, results, read) if owners and context.rank() == 0 else None
     context.add_parameters_broadcast(sum(array.size for array in numbers), unchanged)
     return results
+
+
+def check_same_variables(rows: Sequence[Row], columns: Sequence[str] = (), process_set: ProcessSet = WORLD) -> None:
+    """Raise ValueError on all ranks if their variables differ: by name they would wait for each other for ever, by
+    place they would take each other's.
+
+    ``rows``: of each variable its name, and what else must be the same, which ``columns`` names.
+    """
+    if context.engine(process_set).size > 1:
+        tables = allgather_object([*rows], process_set=process_set)
+        difference = first_difference(tables, columns, process_set.ranks or ())
+        if difference:
+            raise ValueError(f"broadcast: {_SAME}, but {difference}")
 
 
 def _unpacked(arrays: Sequence[Array], flat: Array, root_rank: int, process_set: ProcessSet) -> list[Array]:
@@ -98,4 +114,4 @@ def _check(tables: Sequence[list[tuple[tuple[int, ...], str]]], names: Sequence[
             f"number {number} (here {names[number] if number < len(names) else '?'}) is {mine[number]} on rank "
             f"{ranks[0]} and {theirs[number]} on rank {ranks[odd]} (shape, type)"
         )
-    raise ValueError(f"broadcast: all ranks must have the same variables in the same order, but {what}")
+    raise ValueError(f"broadcast: {_SAME}, but {what}")

@@ -11,8 +11,7 @@ import numpy as np
 
 from farandole.context import ProcessSet
 from farandole.frontend import objects
-from farandole.frontend.arrays import broadcast_arrays
-from farandole.frontend.differences import first_difference
+from farandole.frontend.arrays import broadcast_arrays, check_same_variables
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.jax.gradients import names_of
@@ -43,7 +42,10 @@ def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessS
     places = [place for place, leaf in enumerate(leaves) if is_array(leaf)]
     names = names_of(params)
     numbers = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, (bool, int, float, complex))}
-    _check_structure([(names[place], place in numbers) for place in sorted({*places, *numbers})], process_set)
+    kinds = ["a number" if place in numbers else "an array" for place in range(len(leaves))]
+    check_same_variables(
+        [(names[place], kinds[place]) for place in sorted({*places, *numbers})], ("type",), process_set
+    )
     arrays = [on_host(leaves[place]) for place in places]
     sent = broadcast_arrays(arrays, [names[place] for place in places], root_rank, process_set)
     for place, array in zip(places, sent, strict=True):
@@ -51,19 +53,6 @@ def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessS
     for place, number in broadcast_object(numbers, root_rank, process_set=process_set).items():
         leaves[place] = number
     return jax.tree_util.tree_unflatten(kind, leaves)  # type: ignore[no-any-return]
-
-
-def _check_structure(rows: list[tuple[str, bool]], process_set: ProcessSet) -> None:
-    """Raise ValueError on all ranks if they have other names: arrays of one shape would take each other's place.
-
-    ``rows``: the way to each leaf that is sent, and whether it is a number of Python's.
-    """
-    table = [(name, "a number" if is_number else "an array") for name, is_number in rows]
-    difference = first_difference(
-        objects.allgather_object(table, process_set=process_set), ("type",), process_set.ranks or ()
-    )
-    if difference:
-        raise ValueError(f"broadcast: all ranks must have the same variables in the same order, but {difference}")
 
 
 @documented("init", "disagree", "set", "root", example="options = hvd.broadcast_object(options, root_rank=0)")

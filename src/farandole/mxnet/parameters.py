@@ -11,6 +11,7 @@ from mxnet.gluon.parameter import DeferredInitializationError, Parameter, Parame
 
 from farandole import context
 from farandole.context import ProcessSet
+from farandole.frontend.arrays import check_same_variables
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.mxnet.functions import broadcast_
@@ -21,7 +22,7 @@ from farandole.mxnet.names import canonical
     "init",
     "set",
     "root",
-    "ValueError: params is no dictionary, or prefix no string.",
+    "ValueError: params is no dictionary, or prefix no string; and on all ranks, when they have other names.",
     params="net.collect_params(), or a dictionary of gluon parameters or NDArrays. The same names on all ranks.",
     prefix="part of the names in messages.",
     example="hvd.broadcast_parameters(net.collect_params(), root_rank=0)",
@@ -43,6 +44,7 @@ def broadcast_parameters(
     if engine.size == 1:
         return
     names = canonical(str(key) for key in params)
+    check_same_variables(sorted((name,) for name in names), process_set=process_set)
     for name, value in sorted(zip(names, params.values(), strict=True), key=itemgetter(0)):
         label = call + name
         if isinstance(value, Parameter):

@@ -10,6 +10,7 @@ import torch
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.engine import Entry
+from farandole.frontend.arrays import check_same_variables
 from farandole.frontend.documented import documented
 from farandole.frontend.objects import broadcast_object
 from farandole.frontend.ops import WORLD, place_of
@@ -29,6 +30,7 @@ Named = Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor]
     "disagree",
     "set",
     "root",
+    "ValueError: params is no such thing; and on all ranks, when they have other names.",
     params="model.state_dict(), or (name, tensor) pairs. The same names, shapes and types on all ranks.",
     example="hvd.broadcast_parameters(model.state_dict(), root_rank=0)",
 )
@@ -50,6 +52,7 @@ def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet 
                 "Give a state_dict itself, one after the other: broadcast_parameters(checkpoint['model'], root_rank=0)"
             )
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
+    check_same_variables([(str(name),) for name, _ in tensors], process_set=process_set)
     _broadcast(tensors, root_rank, process_set)
     if context.engine(process_set).size > 1:
         context.add_parameters_broadcast(sum(tensor.numel() for _, tensor in tensors), none_stepped())
