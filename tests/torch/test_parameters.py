@@ -219,6 +219,27 @@ def test_parameter_groups_and_a_new_one() -> None:
     both(run)
 
 
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_a_group_that_is_added_when_its_gradients_are_there(op: str) -> None:
+    def run(rank: int, n: int, wrap: Wrap) -> Any:
+        model = net()
+        optimizer = wrap(torch.optim.SGD(model.body.parameters(), lr=0.1 / n if op == "Sum" else 0.1))
+        for step in range(4):
+            model.zero_grad()
+            loss_of(model, *part(rank, n, *data(step))).backward()
+            if step == 2:
+                optimizer.add_param_group({"params": [*model.conv.parameters(), *model.side.parameters()]})
+            optimizer.step()
+        return values(model)
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        return run(rank, 2, lambda optimizer: hvd.DistributedOptimizer(optimizer, op=getattr(hvd, op)))
+
+    assert_all_close(job(2, train), run(0, 1, lambda optimizer: optimizer))
+
+
 @pytest.mark.parametrize("when", ["before", "after", "both"])
 def test_schedulers(when: str) -> None:
     def run(rank: int, n: int, wrap: Wrap) -> Any:

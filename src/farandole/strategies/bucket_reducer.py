@@ -44,8 +44,7 @@ _UNUSED, _DENSE, _SPARSE = 0, 1, 2  # how a gradient travels
 
 
 class BucketReducer:
-    """Reduces gradients that arrive one by one (from hooks). ``flat=False`` keeps them in their own memory (always so
-    when compressed, by a codec also, and on a GPU)."""
+    """Reduces gradients that come one by one. ``flat=False`` keeps them in their own memory, as codecs and GPUs do."""
 
     def __init__(
         self, gradients: Sequence[Gradient], options: GradientOptions, *, flat: bool = True,
@@ -177,6 +176,7 @@ class BucketReducer:
         self._home += [None] * len(gradients)
         self._in += [False] * len(gradients)
         self._left += [self._passes] * len(gradients)
+        self._tight = False  # they may have a gradient, of the backward pass that was before they came
 
     def clear(self) -> None:
         """Forget all parameters: others come in their place, with ``extend``."""
