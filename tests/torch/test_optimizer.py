@@ -179,6 +179,25 @@ def test_gradients_are_views_of_buckets_from_the_second_step_on() -> None:
     assert job(2, train) == [([False, True, True], True)] * 2
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_may_be_detached_in_place_as_old_zero_grads_do(dtype: str) -> None:
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = torch.nn.Linear(3, 2).to(getattr(torch, dtype))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(4):
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.detach_()
+                    parameter.grad.zero_()
+            model(torch.ones(1, 3, dtype=model.weight.dtype)).sum().backward()
+            optimizer.step()
+        return [parameter.grad.mean().item() for parameter in model.parameters()]
+
+    assert job(2, train) == [[1.0, 1.0]] * 2
+
+
 def _give_other_memory(model: Any) -> None:
     for parameter in model.parameters():
         parameter.grad.data = parameter.grad.data.clone()

@@ -99,7 +99,8 @@ class TorchGradient:
         self._array, self._address = array, flat.data_ptr()
         # the layout that autograd gives to gradients: its additions stay in order of memory
         strides = self._strides
-        self._view = flat.view(parameter.shape) if strides is None else flat.as_strided(parameter.shape, strides)
+        view = flat.view(parameter.shape) if strides is None else flat.as_strided(parameter.shape, strides)
+        self._view = view.data  # no view for autograd, or old ways to zero gradients (``detach_``) are an error
         self._room = None if self.dtype is DType.BFLOAT16 else self._view.numpy()
         self._look()
 
