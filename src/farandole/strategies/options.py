@@ -21,7 +21,9 @@ TOO_MANY = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
     "backward_passes_per_step to accumulate gradients locally. ({name!r} got a gradient in pass {passes} of a step. "
     "Two losses can be added up for one backward(); checkpoints that compute gradients twice need use_reentrant=False; "
-    "after a step that was skipped, say by a GradScaler, it is optimizer.zero_grad() that begins anew)"
+    "after a step that was skipped, say by a GradScaler, or that is none of this optimizer's (SAM's first_step), it is "
+    "optimizer.zero_grad() that begins anew: gradients that model.zero_grad(set_to_none=False) or the program set to "
+    "zero look like ones that grow)"
 )
 DROPPED = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
