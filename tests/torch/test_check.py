@@ -487,3 +487,48 @@ def test_programs_that_never_wrapped_their_optimizer(tmp_path: Path, seed: str, 
         not text
         or "every rank took 100 steps with SGD and exchanged nothing, so the 2 ranks of this job " + text in told[0]
     )
+
+
+BESIDE = """
+import torch
+import farandole.torch as hvd
+
+hvd.init()
+torch.manual_seed(7)
+nets = torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)
+plain, wrapped = (torch.optim.SGD(net.parameters(), lr=0.1) for net in nets)
+plain = {plain}
+wrapped = hvd.DistributedOptimizer(wrapped, nets[1].named_parameters(){options})
+rows = torch.Generator().manual_seed({seed})
+for step in range(110):
+    plain.zero_grad()
+    wrapped.zero_grad()
+    nets[1](nets[0](torch.randn(2, 4, generator=rows))).square().mean().backward()
+    {between}
+    plain.step()
+    wrapped.step()
+"""
+BY_HAND = "[hvd.allreduce_(parameter.grad) for parameter in nets[0].parameters()]"
+
+
+@pytest.mark.parametrize(
+    ("told", "changed"),
+    [
+        (True, {}),
+        (True, {"options": ", strategy='local_sgd:8'"}),
+        (False, {"between": BY_HAND}),
+        (False, {"seed": "1"}),  # the ranks hold the same
+        (False, {"plain": "hvd.DistributedOptimizer(plain, nets[0].named_parameters())"}),
+    ],
+)
+def test_an_optimizer_that_is_not_wrapped_beside_one_that_is(
+    tmp_path: Path, told: bool, changed: dict[str, str]
+) -> None:
+    script = tmp_path / "beside.py"
+    script.write_text(BESIDE.format(**{"plain": "plain", "options": "", "seed": "hvd.rank()", "between": ""} | changed))
+    command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "steps with" in line]
+    assert len(lines) == told, done.stderr
+    assert not told or "100 steps with SGD (parameters of shapes [3, 4], [3]) and exchanged nothing, beside" in lines[0]

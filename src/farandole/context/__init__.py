@@ -312,9 +312,10 @@ def parameters_broadcast() -> int:
     return _entered().observers.gradient_check.broadcast
 
 
-def largest_exchange() -> int:
-    """How many numbers the largest piece had that ranks have put together."""
-    return _entered().observers.gradient_check.exchanged
+def largest_exchange(*, by_program: bool = False) -> int:
+    """How many numbers the largest piece had that ranks have put together; ``by_program``: not by an optimizer."""
+    check = _entered().observers.gradient_check
+    return check.by_program if by_program else check.exchanged
 
 
 def exchanges_no_gradients() -> bool:

@@ -18,15 +18,16 @@ from farandole.observe.replicas import Finding
 MOMENT = 2.0  # seconds for other ranks to end their first epoch, too
 
 
-def compared(digest: int, seconds: float = 0.0) -> list[int] | None:
+def compared(digest: int, seconds: float = 0.0, of: str = "") -> list[int] | None:
     """Leave ``digest`` in the store. On rank 0: those of all ranks, if they are there within ``seconds``; else None.
 
-    Once in a stay: a rank that trains several models would leave the next one's digest in place of the first's.
+    Once in a stay for what ``of`` names: a rank that trains several models would leave the next one's digest in place
+    of the first's.
     """
     client, rank, size = context.store(), context.rank(), context.size()
     if client is None:
         return None
-    scope, until = f"solo/{context.scope()}", monotonic() + seconds
+    scope, until = f"solo/{context.scope()}{of}", monotonic() + seconds
     try:
         if rank:
             client.set(f"{scope}/{rank}", f"{digest}".encode())
@@ -42,6 +43,16 @@ def compared(digest: int, seconds: float = 0.0) -> list[int] | None:
     except (HorovodInternalError, RendezvousError):  # not there yet; or the job is ending, and no place for a note
         return None
     return found
+
+
+def tell_beside(what: str, digests: Sequence[int], cure: str) -> None:
+    """Say on rank 0 that ranks did ``what`` beside what a distributed optimizer exchanges, if that made them differ."""
+    if len(set(digests)) > 1:
+        text = (
+            f"{what} and exchanged nothing, beside an optimizer that is distributed, so each rank trains these apart: "
+            f"{cure}"
+        )
+        tell(context.engine(), [Finding("beside", text)])
 
 
 def tell_solo(what: str, digests: Sequence[int] | None, cure: str) -> None:

@@ -15,6 +15,7 @@ from farandole.contracts import Observer
 from farandole.types import Kind, Response
 
 _FEW = 64  # numbers in one piece: a metric, not a gradient
+_OURS = ("optimizer.", "DistributedOptimizer.")  # how the names begin of what distributed optimizers exchange
 _LEARNING = {Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ALLGATHER, Kind.ALLTOALL}  # sparse gradients are gathered
 
 
@@ -34,6 +35,7 @@ class GradientCheck(Observer):
         self.broadcast = 0  # elements of parameters that all ranks were given
         self.largest = 0  # of them, those given at once: of one model, where there are several
         self.exchanged = 0  # elements of the largest piece that ranks put together
+        self.by_program = 0  # ... that is not of a distributed optimizer
         self.skipped = False  # whatever is broadcast later
         self.unchanged: list[Callable[[], bool | None]] = []  # is what was broadcast still the same? None: unknown
 
@@ -45,8 +47,12 @@ class GradientCheck(Observer):
     def agreed(self, responses: Sequence[Response]) -> None:
         for response in responses:
             if response.kind in _LEARNING and not response.error:
-                sizes = [prod(request.shape) for request in response.requests if request.dtype.is_float]
-                self.exchanged = max(self.exchanged, *sizes, 0)
+                for request in response.requests:
+                    if request.dtype.is_float:
+                        size = prod(request.shape)
+                        self.exchanged = max(self.exchanged, size)
+                        if size > self.by_program and not request.name.startswith(_OURS):
+                            self.by_program = size
 
     def missing(self, size: int) -> bool:
         """Did ``size`` ranks begin alike, and exchange no gradients since? Not if the user was told already."""

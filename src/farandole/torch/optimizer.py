@@ -22,7 +22,7 @@ from farandole.report import pace
 from farandole.strategies.bucket_reducer import BucketReducer
 from farandole.strategies.codecs import keeper
 from farandole.strategies.options import GradientOptions, check_passes, gradient_options
-from farandole.torch import codec_state, loss_scale, validation
+from farandole.torch import codec_state, loss_scale, solo, validation
 from farandole.torch.adasum import AdasumState
 from farandole.torch.functions import allreduce
 from farandole.torch.gradients import Arrivals, TorchGradient
@@ -99,6 +99,8 @@ def DistributedOptimizer(
         wrapped._farandole = WeightState(wrapped, weakref.ref(optimizer), options, options.strategy, buffers)
     else:
         wrapped._farandole = OptimizerState(wrapped, weakref.ref(optimizer), names, options)
+    if context.size() > 1 and process_set.included() and process_set.size() > 1:
+        solo.distributed.add(wrapped)
     return wrapped  # type: ignore[no-any-return]
 
 

@@ -36,7 +36,7 @@ class OwnSteps:
     def passed(self, other: Any) -> None:
         """Another optimizer has stepped. Raises RanksDifferError with ``--check raise``."""
         optimizer = self._optimizer()
-        if optimizer is None or other is optimizer or not _share(optimizer, other):
+        if optimizer is None or other is optimizer or not share(optimizer, other):
             return
         self._others += 1
         if self._others == STEPS and context.takes_part() and self._set.included() and self._set.size() > 1:
@@ -54,7 +54,7 @@ class OwnSteps:
         )
 
 
-def _share(one: Any, other: Any) -> bool:
+def share(one: Any, other: Any) -> bool:
     """Do two optimizers step a parameter in common?"""
     mine = {id(parameter) for group in one.param_groups for parameter in group["params"]}
     return any(id(parameter) in mine for group in other.param_groups for parameter in group["params"])

@@ -13,22 +13,28 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from farandole import context
 from farandole.engine import Engine
 from farandole.errors import RanksDifferError
-from farandole.frontend.solo import MOMENT, compared, tell_solo
+from farandole.frontend.solo import MOMENT, compared, tell_beside, tell_solo
 from farandole.log import logger
-from farandole.observe.replicas import combined
+from farandole.observe.replicas import combined, digest_of_text
 from farandole.report import reporter
+from farandole.torch.own_steps import share
 from farandole.torch.replica import CURES, digests
 
 STEPS = 100  # so many steps without an exchange are training
 _NUMBERS = 64  # of gradients in one piece; metrics are fewer, and so are the gradients of a small model
+_WATCHED = 32  # optimizers; more are made for a while each
+
+distributed: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that exchange something
 
 
 class _Watch:
-    """The first optimizer that steps in a job. All that a step costs is a look and an addition."""
+    """An optimizer that steps in a job, the first or one beside those that are distributed. All that a step costs is a
+    look and an addition."""
 
-    def __init__(self, engine: Engine, optimizer: Any) -> None:
-        self._engine, self._optimizer = weakref.ref(engine), weakref.ref(optimizer)
+    def __init__(self, engine: Engine, number: int) -> None:
+        self._engine, self._number = weakref.ref(engine), number
         self._digest, self._kind, self._enough = 0, "", 0.0
+        self._of = ""  # what ranks know the optimizer by; empty for the first, where none is distributed
         self._next = STEPS if engine.size > 1 and context.settings().check != "off" else 0
         self._count = 0
 
@@ -36,7 +42,7 @@ class _Watch:
         return self._engine() is engine
 
     def stepped(self, optimizer: Any) -> None:
-        if not self._next or self._optimizer() is not optimizer:
+        if not self._next:
             return
         self._count += 1
         if self._count == self._next:
@@ -46,15 +52,24 @@ class _Watch:
     def _look(self, optimizer: Any) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._enough = min(_NUMBERS, sum(parameter.numel() for parameter in parameters) / 10)
-        if not self._digest and self._alone():
-            self._digest, self._kind = combined(digests(parameters)), type(optimizer).__name__
+        if not self._digest:
+            self._kind = type(optimizer).__name__
+            if len(distributed):
+                shapes = [list(parameter.shape) for parameter in parameters]
+                self._of = f"/{self._number}.{digest_of_text(f'{self._kind}{shapes}')}"
+                self._kind += f" (parameters of shapes {', '.join(map(str, shapes[:3]))}{', ...' * (len(shapes) > 3)})"
+                if any(one is optimizer or share(one, optimizer) for one in tuple(distributed)):
+                    self._next = 0
+                    return
+            if self._alone():
+                self._digest = combined(digests(parameters))
         self._ask()
 
     def _alone(self) -> bool:
         others = torch.distributed
         return not (
-            context.gradient_check_skipped()
-            or context.largest_exchange() >= self._enough
+            (not self._of and (context.gradient_check_skipped() or self._number))
+            or context.largest_exchange(by_program=bool(self._of)) >= self._enough
             or (others.is_available() and others.is_initialized())
         )
 
@@ -62,15 +77,19 @@ class _Watch:
         if not self._alone():
             self._next = 0
             return
-        found = compared(self._digest, seconds)
+        found = compared(self._digest, 0.0 if self._of else seconds, self._of)
         if found is not None or context.rank():
             self._next = 0
         if found is not None:
-            tell_solo(
-                f"every rank took {STEPS} steps with {self._kind}", found,
+            what = f"every rank took {STEPS} steps with {self._kind}"
+            cure = (
                 f"begin alike ({CURES.broadcast}), and wrap the optimizer: hvd.DistributedOptimizer(optimizer, "
-                "named_parameters=model.named_parameters()). If they are meant to train apart: --check off",
-            )  # fmt: skip
+                "named_parameters=model.named_parameters()). If they are meant to train apart: --check off"
+            )
+            if self._of:
+                tell_beside(what, found, cure)
+            else:
+                tell_solo(what, found, cure)
 
     def at_the_end(self) -> None:
         """Of a training that is over before rank 0 looks again: the others may have come to their step since."""
@@ -85,25 +104,33 @@ class _Watch:
 def none_stepped() -> Callable[[], bool]:
     """A function that says whether no torch optimizer has stepped in this stay in the job."""
     engine = weakref.ref(context.engine())
-    return lambda: _watch is None or not _watch.of(engine())
+    return lambda: not _watches or not _watches[0].of(engine())
 
 
-_watch: _Watch | None = None
+_watches: list[_Watch] = []  # of one stay in the job
+_of: weakref.WeakKeyDictionary[Any, _Watch] = weakref.WeakKeyDictionary()
 
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-    global _watch
     if not context.takes_part():
         return
     engine = context.engine()
-    if _watch is None or not _watch.of(engine):
-        _watch = _Watch(engine, optimizer)
-    _watch.stepped(optimizer)
+    if _watches and not _watches[0].of(engine):
+        _watches.clear()
+        _of.clear()
+    watch = _of.get(optimizer)
+    if watch is None:
+        if len(_watches) == _WATCHED:
+            return
+        watch = _of[optimizer] = _Watch(engine, len(_watches))
+        _watches.append(watch)
+    watch.stepped(optimizer)
 
 
 def _leave() -> None:
-    if _watch is not None and context.takes_part() and _watch.of(context.engine()):
-        _watch.at_the_end()
+    if _watches and context.takes_part() and _watches[0].of(context.engine()):
+        for watch in _watches:
+            watch.at_the_end()
 
 
 register_optimizer_step_post_hook(_stepped)
