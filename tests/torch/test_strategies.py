@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -68,6 +69,31 @@ def test_an_average_after_every_step_of_sgd_is_an_average_of_gradients() -> None
     expected = trained(2, "sgd", "allreduce")
     assert_close(trained(2, "sgd", "gossip:complete"), expected)
     assert_close(trained(2, "sgd", "gossip:complete,gamma=1", codec="topk:1"), expected)  # it leaves out nothing
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("strategy", ["local_sgd:2", "bmuf:2,momentum=0", "gossip:complete"])
+def test_memory_that_two_parameters_have_is_exchanged_once(strategy: str, frozen: bool) -> None:
+    """Weights are tied by their data in old programs. All ranks have the same rows: the mean is what each one has."""
+
+    def run(wrap: Callable[[Any], Any]) -> list[Any]:
+        model = torch.nn.ModuleList([torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False)])
+        torch.nn.init.orthogonal_(model[0].weight, generator=torch.Generator().manual_seed(2))
+        model[1].weight.data = model[0].weight.data
+        model[0].weight.requires_grad_(not frozen)  # the other one trains it
+        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(4):
+            optimizer.zero_grad()
+            (model[1](model[0](torch.ones(2, 3))) - 2).square().mean().backward()
+            optimizer.step()
+        return values(model)
+
+    def fn(rank: int) -> list[Any]:
+        import farandole.torch as hvd
+
+        return run(lambda optimizer: hvd.DistributedOptimizer(optimizer, strategy=strategy))
+
+    assert_close(job(2, fn), [run(lambda optimizer: optimizer)] * 2)
 
 
 def test_a_resumed_run_goes_on_bit_for_bit() -> None:

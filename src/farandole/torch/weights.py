@@ -118,14 +118,18 @@ class WeightState:
         self._kept.begin_anew()
 
     def _parameters(self) -> list[tuple[str, Any]]:
+        """With their names. Of those that have the same memory (``decoder.weight.data = encoder.weight.data``) one."""
         optimizer: Any = self._optimizer()
         names = optimizer._parameter_names
-        return [
-            (names.get(parameter) or name_of(number, place), parameter)
-            for number, group in enumerate(optimizer.param_groups)
-            for place, parameter in enumerate(group["params"])
-            if _holds_reals(parameter)
-        ]
+        found: dict[Any, tuple[str, Any]] = {}
+        for number, group in enumerate(optimizer.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                if _holds_reals(parameter):
+                    count = parameter.numel()
+                    memory = (parameter.device, parameter.data_ptr(), count) if count else id(parameter)
+                    if memory not in found or (parameter.requires_grad and not found[memory][1].requires_grad):
+                        found[memory] = (names.get(parameter) or name_of(number, place), parameter)
+        return list(found.values())
 
     def _keep(self, *, stepping: bool = False) -> None:
         named = self._parameters()
