@@ -145,6 +145,47 @@ def test_too_many_passes_and_dropped_gradients() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+def test_two_threads_that_go_backward_at_once() -> None:
+    def train(rank: int) -> None:
+        import threading
+
+        import farandole.torch as hvd
+
+        nets = [torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)) for _ in range(2)]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([parameter for net in nets for parameter in net.parameters()], lr=0.1)
+        )
+        began, other_ended = threading.Event(), threading.Event()
+
+        def backward(net: Any, wait: bool) -> None:
+            hidden = net[0](torch.ones(4, 2))
+            if wait:  # the gradients of net[1] are there
+
+                def hold(gradient: Any) -> None:
+                    began.set()
+                    assert other_ended.wait(60)
+
+                hidden.register_hook(hold)
+            net[1](hidden).mean().backward()
+
+        thread = threading.Thread(target=backward, args=(nets[0], True))
+        thread.start()
+        assert began.wait(60)
+        with pytest.raises(AssertionError, match=r"Two threads are in backward .* at once.*Add up the losses"):
+            backward(nets[1], False)
+        other_ended.set()
+        thread.join()
+        optimizer.step()
+        optimizer.zero_grad()
+        for each in nets:  # one after the other
+            thread = threading.Thread(target=backward, args=(each, False))
+            thread.start()
+            thread.join()
+        optimizer.step()
+
+    job(2, train)
+
+
 def test_ranks_with_different_parameters_are_told() -> None:
     def train(rank: int) -> Any:
         import farandole.torch as hvd

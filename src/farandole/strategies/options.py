@@ -33,7 +33,8 @@ DROPPED = (
 TAKEN = (
     "Gradients of other ranks were in .grad of this optimizer's parameters, and zero_grad() threw them away: other "
     "ranks computed this model first, while this rank was in the backward pass of another one. Where ranks compute "
-    "models in different orders, call zero_grad() of all optimizers before the first loss.backward()."
+    "models in different orders, call zero_grad() of all optimizers before the first loss.backward(); where threads "
+    "compute them, let one go backward after the other."
 )
 LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)  # where a framework has no Adasum
 

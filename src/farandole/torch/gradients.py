@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,11 @@ from farandole.types import Buffer, DType, ReduceOp
 if TYPE_CHECKING:
     from farandole.types import Array
 
+_AT_ONCE = (
+    "Two threads are in backward passes of one DistributedOptimizer's parameters at once: when the first ends, what is "
+    "there is exchanged, and gradients of the other get lost. Add up the losses and go backward once, or in one thread "
+    "after the other, with backward_passes_per_step where a parameter gets several gradients"
+)
 _engine = torch.autograd.Variable._execution_engine
 _task = torch._C._current_graph_task_id
 _node = getattr(torch._C, "_current_autograd_node", lambda: None)
@@ -254,12 +260,12 @@ class Arrivals:
         ready, late, watch = self._ready, self._late, self._watch
 
         def hook(parameter: Any) -> None:
+            watch()
             hooks = parameter._post_accumulate_grad_hooks
             if len(hooks) > 1 and not hasattr(next(reversed(hooks.values())), "of_farandole"):
                 late.append((index, parameter))
             else:
                 ready(index, parameter.grad)
-            watch()
 
         hook.of_farandole = self._op  # type: ignore[attr-defined]
         return parameter.register_post_accumulate_grad_hook(hook)
@@ -281,19 +287,28 @@ def end_of_backward(reducer: BucketReducer, catch_up: Callable[[], None]) -> Cal
     """A function to call from hooks: it sees to it that ``catch_up`` is called when this backward ends, and ``reducer``
     hears of it."""
     seen = -1
+    thread = 0  # that is in a backward pass now; in several, if they are one inside the other
 
     def done() -> None:
+        nonlocal thread
         outer = _node()
         if outer is None:
-            catch_up()
-            reducer.end_of_backward()
+            try:
+                catch_up()
+                reducer.end_of_backward()
+            finally:
+                thread = 0
         else:  # a backward inside a backward (activation checkpoints): look again when the outer one goes on
             outer.register_hook(lambda *_: _engine.queue_callback(done))
 
     def watch() -> None:
-        nonlocal seen
+        nonlocal seen, thread
         task = _task()
         if task != seen:
+            before, thread = thread, threading.get_ident()
+            if before not in (0, thread) and any(one.ident == before for one in threading.enumerate()):
+                thread = 0  # once: nobody tells of the end of a backward that raised
+                raise AssertionError(_AT_ONCE)
             seen = reducer.backward = task
             _engine.queue_callback(done)
 
