@@ -197,3 +197,17 @@ def test_chunks_of_a_column_that_pandas_gave_other_types_are_joined() -> None:
         found = run(chunks, model, how(["x", "name"], "double", fill={"x": 7, "name": "?"}))
         assert found == [value or 7 for value in (*first, *second)]
         assert [list(call["name"]) for call in model.calls] == [["?", "?", "a", "b"]]
+
+
+def test_an_image_that_spark_could_not_decode_fails_alone() -> None:
+    bad = {"origin": "a", "height": -1, "width": -1, "nChannels": -1, "mode": -1, "data": b""}
+    good = [{**bad, "height": 2, "width": 1, "nChannels": 3, "mode": 16, "data": bytes([row] * 6)} for row in range(3)]
+    numbers = dict.fromkeys(("height", "width", "nChannels", "mode"), pa.int32())
+    kind = pa.struct({"origin": pa.string(), **numbers, "data": pa.binary()})
+    options = how(["image"], "int", 3, errors="column")
+    model = Function(lambda image: image.reshape(len(image), -1).sum(axis=1).astype(int))
+    found = run([(column(bad, good[1], good[2], bad, None, bad, good[1], kind=kind),)], model, options)
+    assert [each["prediction"] for each in found] == [None, 6, 12, None, None, None, 6]
+    assert all("an image that Spark could not decode" in found[row]["error"] for row in (0, 3, 5))
+    found = run([(column(bad, bad, bad, good[1], kind=kind),)], model, options)
+    assert [each["prediction"] for each in found] == [None, None, None, 6]

@@ -16,6 +16,7 @@ import numpy as np
 
 from farandole.data.extras import need
 from farandole.data.parquet.columns import (
+    UNDECODED,
     Column,
     Wanted,
     Where,
@@ -23,8 +24,10 @@ from farandole.data.parquet.columns import (
     decoded,
     first_null,
     fitting,
+    is_image,
     null_error,
     plain,
+    undecoded,
     values,
 )
 from farandole.errors import DataError, SettingsError
@@ -226,6 +229,9 @@ class _Stream:
         for name, array in zip(self._how.inputs, batch, strict=True):
             if array.null_count == len(array) and name not in self._how.wanted.fill:
                 raise null_error(name, first_null(array), where)
+            bad = undecoded(array) if is_image(array.type) else np.zeros(0, bool)
+            if bad.any() and (bad | plain(array.is_null())).all():
+                raise where.error(name, int(np.argmax(bad)), UNDECODED)
             found.append(self._column(name, array, where))
         floating = [np.dtype(column.dtype).kind == "f" for column in found]
         if self._how.stack and any(floating):  # one array of all
@@ -264,12 +270,15 @@ class _Stream:
 
 
 def _first(array: Any) -> Callable[[], Any]:
-    """A row that shows the shape: the first one that is there, and has the length that most have."""
+    """A row that shows the shape: the first one that is there, is an image where it should be one, and has the length
+    that most have."""
 
     def first() -> Any:
         if not len(array):
             return None
         there = plain(array.is_valid())
+        if is_image(array.type):
+            there = there & ~undecoded(array)
         lengths = _lengths(array)
         if lengths is not None and there.any():
             found, counts = np.unique(lengths[there], return_counts=True)

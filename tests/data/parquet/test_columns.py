@@ -120,6 +120,7 @@ def test_raw_bytes_are_read_where_they_lie(kind: Any) -> None:
         (pa.array([1]), {"columns": ["x"], "features": ["x"]}, "say the same: give one of them"),
         (pa.array([b"a"]), {}, "column 'x': binary is no type that becomes an array: give decode={...: function"),
         (pa.array([{"a": 1}]), {}, "is no type that becomes an array: cast it to a number, or leave the column out"),
+        (pa.array([{**image(), "height": -1}]), {}, "row 0, column 'x': an image that Spark could not decode"),
         (pa.array([None, [1]]), {}, "row 0, column 'x': the first row is null: declare shapes={'x': (...)}"),
         (
             pa.array([b"abcd"]),
@@ -165,6 +166,7 @@ def test_what_is_told_before_training_starts(tmp_path: Path, column: Any, option
         (pa.array([b"\1\2", b"\3"]), {"shapes": {"x": (2,)}}, "row 1, column 'x': 1 bytes, where shape (2,) of uint8"),
         (pa.array([image(), image(3)]), {}, "row 1, column 'x': an image with height=3, where the others have 2"),
         (pa.array([image(), {**image(), "data": None}]), {}, "row 1, column 'x': null; give fill"),
+        (pa.array([image(), {**image(), "height": -1}]), {}, "row 1, column 'x': an image that Spark could not decode"),
         (
             pa.array([1, -1]),
             {"dtypes": {"x": "uint8"}},

@@ -97,6 +97,8 @@ def _column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], w
     if fields >= _IMAGE:
         if shape is None:
             value = _present(name, first(), where)
+            if value["height"] < 0:
+                raise where.error(name, 0, UNDECODED)
             shape = (value["height"], value["width"], value["nChannels"])
         return Column(name, "image", _dtype(wanted, name, "uint8"), shape, fill)
     inner = _innermost(types, kind)
@@ -109,6 +111,9 @@ def _column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], w
     raise where.error(name, None, f"{kind} is no type that becomes an array: {_CURES.get(str(kind), _CURE)}")
 
 
+UNDECODED = (
+    "an image that Spark could not decode; leave such rows out (option('dropInvalid', True) of its image source)"
+)
 _CURE = "cast it to a number, or leave the column out"
 _BINARY = "give decode={...: function of the bytes}, or shapes={...: shape} for raw bytes"
 _CURES = {"binary": _BINARY, "large_binary": _BINARY}
@@ -450,6 +455,9 @@ def _end_to_end(array: Any) -> Array:
 def _images(array: Any, column: Column, where: Where) -> Array:
     """Of Spark's image source: rows of pixels, blue, green and red."""
     pc = need("pyarrow.compute", _PURPOSE)
+    bad = np.flatnonzero(undecoded(array))
+    if bad.size:
+        raise where.error(column.name, int(bad[0]), UNDECODED)
     for name, length in zip(("height", "width", "nChannels"), column.shape, strict=True):
         found = plain(pc.struct_field(array, name).fill_null(length))
         wrong = np.flatnonzero(found != length)
@@ -457,6 +465,18 @@ def _images(array: Any, column: Column, where: Where) -> Array:
             text = f"an image with {name}={found[wrong[0]]}, where the others have {length}; resize them first"
             raise where.error(column.name, int(wrong[0]), text)
     return _raw(pc.struct_field(array, "data"), column, where)
+
+
+def undecoded(array: Any) -> Array:
+    """Which images of Spark's image source it could not decode: they are there, with a height of -1."""
+    pc = need("pyarrow.compute", _PURPOSE)
+    return plain(pc.less(pc.struct_field(array, "height"), 0).fill_null(False))
+
+
+def is_image(kind: Any) -> bool:
+    """Whether an Arrow type is that of Spark's image source."""
+    pa = need("pyarrow", _PURPOSE)
+    return bool(pa.types.is_struct(kind)) and {field.name for field in kind} >= _IMAGE
 
 
 def _objects(array: Any, column: Column, where: Where) -> Array:
