@@ -29,7 +29,7 @@ from farandole.keras.callbacks import (
     LearningRateWarmupCallback,
 )
 from tests.estimators.tools import Never, Pool, columns, frame, written
-from tests.keras.backends import QUICK
+from tests.keras.backends import BACKENDS, QUICK
 
 RATE, BATCH, EPOCHS = 0.1, 8, 3
 
@@ -214,6 +214,23 @@ def test_losses_by_name_are_those_of_their_outputs(tmp_path: Path) -> None:
     spec = made.setLoss({"line": "mse", "kin": "mse"})._spec(data, None)
     with pytest.raises(SettingsError, match="the outputs are kind, line"):
         made.check(spec, first(data, spec.columns))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_losses_of_outputs_are_means_over_rows(tmp_path: Path, backend: str) -> None:
+    inputs = keras.layers.Input((3,))
+    heads = [keras.layers.Dense(1, name="y")(inputs), keras.layers.Dense(1, name="z")(inputs)]
+    made = estimator(
+        keras.Model(inputs, heads), optimizer=keras.optimizers.SGD(0.0), label_cols=["y", "z"], epochs=2,
+        monitor="val_y_loss", backend=Pool(2, backend),
+    )  # fmt: skip
+    found = made.fit_on_parquet(written(tmp_path, 37), written(tmp_path, 21, "held.parquet"))
+    for prefix, rows in (("", 37), ("val_", 21)):
+        known = columns(rows)
+        outputs = found.getModel().predict_on_batch(known["x"].astype("float32"))
+        expected = [np.mean((np.ravel(output) - known[name]) ** 2) for name, output in zip("yz", outputs, strict=True)]
+        for name, mean in zip(("y_loss", "z_loss", "loss"), [*expected, sum(expected)], strict=True):
+            np.testing.assert_allclose(found.getHistory()[prefix + name], [mean] * 2, rtol=1e-4)
 
 
 def test_several_inputs_and_outputs_without_names_are_taken_on_every_backend(tmp_path: Path) -> None:

@@ -62,9 +62,17 @@ class Batches:
     @property
     def of_rank(self) -> int:
         """Of this rank, in an epoch that begins with the first rows."""
-        deal = Steps(self._data.rows, self._reading.batch_size, self._rank, self._size, "exact", LEAST)
+        deal = self._from_the_first()
         whole, rest = divmod(len(self), deal.count)
         return whole * deal.rows + sum(deal[step].rows for step in range(rest))
+
+    def lengths(self) -> list[int]:
+        """Of this rank's batches in an epoch that begins with the first rows."""
+        deal = self._from_the_first()
+        return [max(deal[step % deal.count].rows, 1) for step in range(len(self))]
+
+    def _from_the_first(self) -> Steps:
+        return Steps(self._data.rows, self._reading.batch_size, self._rank, self._size, "exact", LEAST)
 
     @property
     def uneven(self) -> bool:

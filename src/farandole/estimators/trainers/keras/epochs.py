@@ -55,28 +55,56 @@ def means_of(keras: Any, rows: Rows, held: Batches | None) -> Any:
     return Means()
 
 
-def losses_of_uneven(keras: Any, rows: Rows) -> Any:
-    """The callback that makes losses of training means over the rows of all ranks where ranks have batches of other
-    lengths. Such a batch's loss is one of the rank's part already, and Keras counts it by the rank's rows once more."""
+class _Exact:
+    """Losses of an epoch as means over rows, made of Keras' own, which are those since the epoch began. ``by_batch``:
+    whether Keras counts the loss of one of several outputs once for each batch, whatever its rows."""
+
+    def __init__(self, by_batch: bool) -> None:
+        self._by_batch, self._batches, self._rows, self._counted = by_batch, 0, 0, 0.0
+        self._totals, self._exact = dict[str, float](), dict[str, float]()
+
+    def add(self, logs: Mapping[str, Any], rows: int, counted: float) -> None:
+        """A batch, of so many rows for Keras, which count as so many."""
+        self._batches, self._rows, self._counted = self._batches + 1, self._rows + rows, self._counted + counted
+        for name, mean in logs.items():
+            if name == "loss" or name.endswith("_loss"):
+                by_batch = self._by_batch and name != "loss"
+                total = float(mean) * (self._batches if by_batch else self._rows)
+                own = (total - self._totals.get(name, 0.0)) / (1 if by_batch else rows)
+                self._exact[name] = self._exact.get(name, 0.0) + own * counted
+                self._totals[name] = total
+
+    def everybody(self) -> dict[str, float]:
+        """Over the rows of all ranks."""
+        names = sorted(self._exact)
+        *totals, counted = sums([*(self._exact[name] for name in names), self._counted])
+        return {name: total / counted for name, total in zip(names, totals, strict=True)}
+
+
+def losses_by_row(keras: Any, rows: Rows, held: Batches | None, by_batch: bool) -> Any:
+    """The callback that makes losses means over the rows of all ranks: of training where ranks have batches of other
+    lengths (such a batch's loss is one of the rank's part already, and Keras counts it by the rank's rows once more),
+    and of validation, too, where Keras counts those of outputs ``by_batch``."""
 
     class Losses(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.seen, self.counted = 0, 0.0
-            self.totals, self.exact = dict[str, float](), dict[str, float]()
+            self.training = _Exact(by_batch)
+            self.validation: _Exact | None = None
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            length, even = rows.lengths.popleft()
-            self.seen, self.counted = self.seen + length, self.counted + even
-            for name, mean in (logs or {}).items():  # since the epoch began
-                if name == "loss" or name.endswith("_loss"):
-                    total = float(mean) * self.seen
-                    own = (total - self.totals.get(name, 0.0)) / length
-                    self.exact[name] = self.exact.get(name, 0.0) + own * even
-                    self.totals[name] = total
+            self.training.add(logs or {}, *rows.lengths.popleft())
+
+        def on_test_begin(self, logs: Any = None) -> None:
+            if by_batch and held is not None:
+                self.validation, self.lengths = _Exact(True), held.lengths()
+
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            if self.validation is not None:
+                self.validation.add(logs or {}, self.lengths[batch], self.lengths[batch])
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            names = sorted(self.exact)
-            *totals, counted = sums([*(self.exact[name] for name in names), self.counted])
-            logs.update({name: total / counted for name, total in zip(names, totals, strict=True)})
+            logs.update(self.training.everybody())
+            if self.validation is not None:
+                logs.update({f"val_{name}": mean for name, mean in self.validation.everybody().items()})
 
     return Losses()

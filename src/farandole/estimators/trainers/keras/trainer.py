@@ -15,7 +15,7 @@ from farandole.estimators.trainers.base import Training
 from farandole.estimators.trainers.keras.callbacks import given_callbacks
 from farandole.estimators.trainers.keras.check import check
 from farandole.estimators.trainers.keras.compiling import compile_options
-from farandole.estimators.trainers.keras.epochs import losses_of_uneven, means_of, noting_of
+from farandole.estimators.trainers.keras.epochs import losses_by_row, means_of, noting_of
 from farandole.estimators.trainers.keras.rows import Rows, indexed
 from farandole.estimators.trainers.keras.seeds import seed_all, seed_layers
 from farandole.estimators.trainers.keras.state import Rates, go_on, load, saved
@@ -48,7 +48,10 @@ def train(spec: Spec) -> Result | None:
     if first_epoch < spec.epochs:
         with given_callbacks(keras, spec, training.rank) as own:
             noting = noting_of(keras, training, rows, rates)
-            losses = [losses_of_uneven(keras, rows)] if training.size > 1 and rows.batches.uneven else []
+            graph = packed.backend != "tf_keras" and keras.backend.backend() == "tensorflow"  # which knows no rows
+            by_batch = graph and len(spec.columns.labels) > 1
+            uneven = training.size > 1 and rows.batches.uneven
+            losses = [losses_by_row(keras, rows, held, by_batch)] if uneven or by_batch else []
             callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), means, *losses, *own, noting]
             _fit(model, rows, spec, first_epoch, callbacks, held)
     rates.restore()
