@@ -399,6 +399,7 @@ class ByRow(TorchEstimator):
         ({"label_cols": ["q"]}, "Column q does not exist in .*it has x, y, k, w, z"),
         ({"loss": "mse_los"}, "loss='mse_los' is no loss of torch.nn.functional; did you mean 'mse_loss'"),
         ({"loss": None}, "Loss parameter is required"),
+        ({"store": Store.create("memory://runs")}, "store='memory://runs' is in the memory of one process, and ranks"),
         ({"optimizer": torch.optim.SGD(net().parameters(), lr=1.0)}, "parameters that are not this model's"),
         ({"feature_cols": ["x", "z"]}, r"the model cannot take the features x float64\[3\], z float64\[\]"),
         ({"label_cols": ["y", "z"]}, "the model has 1 outputs for 2 label columns"),

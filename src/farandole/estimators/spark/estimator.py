@@ -271,6 +271,11 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         store = self._value("store")
         if store is not None and not isinstance(store, Store):
             raise SettingsError(f"store is a {type(store).__name__}: make one of its path with Store.create(path)")
+        if store is not None and store.prefix_path.startswith("memory:"):
+            raise SettingsError(
+                f"store={store.prefix_path!r} is in the memory of one process, and ranks are others: their checkpoints "
+                "would be lost with them; give a folder, or a URL, that all of them reach"
+            )
         options = {"shapes", "dtypes", "fill", "decode", "storage_options"}
         for name in self._value("data_options") or {}:
             if name not in options:
