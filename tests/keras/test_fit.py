@@ -305,6 +305,36 @@ def test_shards() -> None:
     assert [each[4] for each in results] == [[0]] * 3
 
 
+def test_validation_split_takes_the_rows_that_one_process_takes() -> None:
+    """Also where ranks do not divide the rows: those that fill up parts, and are trained with, are not validated."""
+    pytest.importorskip("keras")
+
+    def train(rank: int) -> object:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(63)
+        found = []
+        for wrapped, rows in ((True, {"x": x}), (True, x), (False, x)):
+            inputs = keras.Input((6,), name="x")
+            keras.utils.set_random_seed(0)
+            model = keras.Model({"x": inputs} if isinstance(rows, dict) else inputs, keras.layers.Dense(3)(inputs))
+            plain = keras.optimizers.SGD(0.0)
+            optimizer = hvd.DistributedOptimizer(plain, shard=True) if wrapped else plain
+            model.compile(optimizer, p.loss(), metrics=["accuracy"])
+            weight = np.arange(63, dtype="float32")
+            options = {"validation_split": 0.3, "sample_weight": weight, "batch_size": 8, "verbose": 0}
+            history = model.fit(rows, y, **options).history
+            found.append((history["val_loss"][0], history["val_accuracy"][0]))
+        return found
+
+    for dealt_dict, dealt, alone in on(QUICK, 2, train):
+        np.testing.assert_allclose(dealt, alone, rtol=1e-5)
+        np.testing.assert_allclose(dealt_dict, alone, rtol=1e-5)
+
+
 def test_datasets_that_ranks_shuffle_apart_are_told() -> None:
     pytest.importorskip("keras")
     pytest.importorskip("tensorflow")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -178,6 +179,7 @@ def digest_of_data(data: Any) -> int | None:
 
 def sharded_arguments(arguments: dict[str, Any], process_set: ProcessSet) -> None:
     """Put this rank's part of the data in the place of the whole, among the arguments of ``model.fit``."""
+    _split(arguments)
     for name in ("x", "y", "sample_weight"):
         if arguments.get(name) is not None:
             arguments[name] = shard(arguments[name], process_set=process_set)
@@ -188,6 +190,32 @@ def sharded_arguments(arguments: dict[str, Any], process_set: ProcessSet) -> Non
         )
     elif validation is not None:
         arguments["validation_data"] = shard(validation, process_set=process_set, even=False)
+
+
+def _split(arguments: dict[str, Any]) -> None:
+    """Let ``validation_split`` take the last rows of the whole: those of each rank's part are others, and rows that
+    fill up parts would be among them."""
+    share = arguments.get("validation_split")
+    data = [arguments.get(name) for name in ("x", "y", "sample_weight")]
+    leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
+    if not share or arguments.get("validation_data") is not None:
+        return
+    if not all(hasattr(leaf, "shape") and len(leaf.shape) > 0 for leaf in leaves):
+        return  # Keras says that they cannot be split
+    place = math.floor(int(leaves[0].shape[0]) * (1.0 - share))
+    if 0 < place < int(leaves[0].shape[0]):
+        training = [_piece(part, slice(place)) for part in data]
+        validation = tuple(_piece(part, slice(place, None)) for part in data)
+        arguments.update(zip(("x", "y", "sample_weight"), training, strict=True))
+        arguments.update(validation_data=validation, validation_split=0.0)
+
+
+def _piece(data: Any, rows: slice) -> Any:
+    if isinstance(data, (list, tuple, dict)):
+        return keras.tree.map_structure(lambda leaf: _piece(leaf, rows), data)
+    if data is None:
+        return None
+    return data.iloc[rows] if hasattr(data, "iloc") else data[rows]
 
 
 __all__ = ["digest_of_data", "seeds_of", "shard", "sharded_arguments"]
