@@ -335,6 +335,38 @@ def test_validation_split_takes_the_rows_that_one_process_takes() -> None:
         np.testing.assert_allclose(dealt_dict, alone, rtol=1e-5)
 
 
+def test_batch_normalization_that_is_not_synchronized_is_told() -> None:
+    pytest.importorskip("keras")
+    pytest.importorskip("tensorflow")
+
+    def train(rank: int) -> list[list[str]]:
+        import keras
+
+        import farandole.keras as hvd
+        from farandole.tensorflow import SyncBatchNormalization
+        from tests.keras import programs as p
+
+        x, y = p.data(16)
+        found = []
+        for layer in (
+            keras.layers.BatchNormalization(synchronized=True, name="norm"),
+            keras.layers.BatchNormalization(),
+            SyncBatchNormalization(synchronized=True),
+        ):
+            model = keras.Sequential([keras.Input((6,)), keras.Sequential([layer]), keras.layers.Dense(3)])
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=True), p.loss())
+            with p.said() as said:
+                model.fit(x, y, batch_size=4, epochs=2, verbose=0)
+            found.append([each for each in said if "synchronized" in each])
+        return found
+
+    zero, one = on("tensorflow", 2, train)
+    assert [len(said) for said in zero] == [1, 0, 0]
+    assert "BatchNormalization 'norm' has synchronized=True" in zero[0][0]
+    assert "SyncBatchNormalization" in zero[0][0]
+    assert one == [[], [], []]
+
+
 def test_datasets_that_ranks_shuffle_apart_are_told() -> None:
     pytest.importorskip("keras")
     pytest.importorskip("tensorflow")

@@ -86,6 +86,7 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         around(bound, callbacks, [], [NoExchangeWarning()])
         return original(*bound.args, **bound.kwargs)
     process_set = process_set_of(self)
+    _look_for_synchronized(self, process_set)
     sharded = gradients is not None and gradients.shard
     if sharded:
         sharded_arguments(bound.arguments, process_set)
@@ -158,6 +159,16 @@ def _agree(
         told.add("data")
         tell(context.engine(process_set), [same_data(len(everybody), "were given the same arrays", CURES)])
     return [plan.paths for plan in everybody]
+
+
+def _look_for_synchronized(model: Any, process_set: ProcessSet) -> None:
+    """Keras's own BatchNormalization knows nothing of other processes, whatever it was told."""
+    found = [
+        layer for layer in model._flatten_layers()
+        if getattr(layer, "synchronized", False) and not hasattr(layer, "_process_set")  # ours has one
+    ]  # fmt: skip
+    if found and process_set.rank() == 0:
+        warnings.not_synchronized(f"{type(found[0]).__name__} {found[0].name!r}")
 
 
 # XLA, loss scaling, and an argument of old.

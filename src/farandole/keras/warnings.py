@@ -42,3 +42,11 @@ def shuffled() -> None:
         "twice, and others never. Give shuffle() (list_files, image_dataset_from_directory ...) one seed, the same on "
         "all ranks; or shuffle what hvd.shard(dataset) gives",
     )
+
+
+def not_synchronized(layer: str) -> None:
+    say(
+        "synchronized",
+        f"{layer} has synchronized=True, which is for tf.distribute: here it normalizes by each rank's own batch. Take "
+        "farandole.tensorflow.SyncBatchNormalization, which normalizes by the batches of all ranks",
+    )
