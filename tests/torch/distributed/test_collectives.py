@@ -258,3 +258,24 @@ def of_functional_collectives(rank: int) -> None:
 
 def test_what_functional_collectives_give_may_be_given_to_others() -> None:
     members(3, of_functional_collectives)
+
+
+def strange_roots(_: int) -> None:
+    import torch
+    from torch import distributed as dist
+
+    ones: Any = torch.ones(3)
+    calls: list[Any] = [
+        lambda root: dist.broadcast(ones, root), lambda root: dist.reduce(ones, root),
+        lambda root: dist.gather(ones, None, root), lambda root: dist.scatter(ones, None, root),
+    ]  # fmt: skip
+    for call in calls:
+        for root in (2, 7):
+            with pytest.raises(ValueError, match=f"the root {root} is no member of .* 0 to 1"):
+                call(root)
+    dist.all_reduce(ones)
+    assert ones.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_root_that_is_no_member_is_told_and_the_group_goes_on() -> None:
+    members(2, strange_roots)

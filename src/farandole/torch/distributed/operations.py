@@ -65,6 +65,7 @@ def allreduce(group: Group, tensors: Sequence[Any], op: Any) -> Operation:
 
 def reduce(group: Group, tensors: Sequence[Any], op: Any, root: int) -> Operation:
     first = _first(tensors, "reduce")
+    _check_root("reduce", group, root)
     asked = reduction(op, group.size, first.dtype)
     given, dtype = elements(first, asked.factor)
     taken = elements(first, taken=True)[0] if group.rank == root else Memory(np.empty_like(given.array))
@@ -84,6 +85,7 @@ def reduce(group: Group, tensors: Sequence[Any], op: Any, root: int) -> Operatio
 
 def broadcast(group: Group, tensors: Sequence[Any], root: int) -> Operation:
     first = _first(tensors, "broadcast")
+    _check_root("broadcast", group, root)
     memories = [raw(tensor, taken=group.rank != root) for tensor in tensors]
     wants = (Kind.BROADCAST, root, code(first.dtype), *(tensor.numel() for tensor in tensors))
 
@@ -154,6 +156,7 @@ def _allgather(group: Group, inputs: Sequence[Any], memories: Any, results: Sequ
 
 def gather(group: Group, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], root: int) -> Operation:
     first = _first(inputs, "gather")
+    _check_root("gather", group, root)
     taken = outputs[0] if group.rank == root else ()
     _check_list("gather", group, taken, root)
     memories, nothing = [raw(tensor, taken=True) for tensor in taken], np.empty(0, np.uint8)
@@ -172,6 +175,7 @@ def gather(group: Group, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any]
 
 def scatter(group: Group, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], root: int) -> Operation:
     first = _first(outputs, "scatter")
+    _check_root("scatter", group, root)
     given = inputs[0] if group.rank == root else ()
     _check_list("scatter", group, given, root)
     memory, nothing = raw(first, taken=True), np.empty(0, np.uint8)
@@ -320,6 +324,14 @@ def _check_dtypes(what: str, tensors: Sequence[Any]) -> None:
                 f"{what}: Invalid usage of tensors with different dtypes or devices: {first.dtype} on {first.device} "
                 f"and {tensor.dtype} on {tensor.device}"
             )
+
+
+def _check_root(what: str, group: Group, root: int) -> None:
+    """Before anything waits: nobody would send or take the result, and the call would be the group's last."""
+    if not 0 <= root < group.size:
+        raise ValueError(
+            f"{what}: the root {root} is no member of {group.name}, which has 0 to {group.size - 1}: give one of these"
+        )
 
 
 def _check_list(what: str, group: Group, tensors: Sequence[Any], root: int) -> None:
