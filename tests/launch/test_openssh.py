@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -54,6 +55,11 @@ SAID = [
     ("Connection timed out during banner exchange\nConnection to 10.0.0.3 port 22 timed out", "and then says nothing"),
     ("Timeout, server h1 not responding.", "it does not answer any more"),
     ("Connection to h1 closed by remote host.", "it closed the connection"),
+    ("kex_exchange_identification: read: Connection reset by peer\nConnection reset by 10.0.0.3 port 22",
+     "hung up before the login (Connection reset by 10.0.0.3 port 22): too many begin at once (MaxStartups"),
+    ("channel 0: open failed: connect failed: Name or service not known\nstdio forwarding failed\n"
+     "kex_exchange_identification: Connection closed by remote host",
+     "fails: channel 0: open failed: connect failed: Name or service not known"),
     ("something new", "ssh failed: something new"),
     ("", "it closed the connection"),
 ]  # fmt: skip
@@ -67,8 +73,23 @@ def test_what_ssh_says_is_told_with_the_cure(said: str, means: str) -> None:
 def test_what_the_first_program_says() -> None:
     assert reason("h1", 1, f"noise\n{OLD}, and /usr/bin/python3 is 3.8\n") == f"{OLD}, and /usr/bin/python3 is 3.8"
     assert "it has no Python" in reason("h1", 127, "sh: 1: exec: python3: not found")
+    assert "it has no Python" in reason("h1", 127, "")
+    missing = reason("h1", 127, "bash: /opt/zsh: No such file or directory\n")
+    assert "Python" not in missing
+    assert "~/.bashrc) runs one that is missing, or takes PATH away; it said: bash: /opt/zsh: No such file" in missing
+    assert reason("h1", 1, f"File, line 1\nexec -c '{OLD}'\nSyntaxError: x\n").endswith("SyntaxError: x")
     assert "the process for it on this machine was ended by SIGKILL" in reason("h1", -9, "")
     assert reason("h1", 1, "Traceback\nKeyError: 3\n") == "its program ended with status 1: KeyError: 3"
+
+
+def test_a_python_that_does_not_start_is_told_with_what_keeps_it_from_that() -> None:
+    """PYTHONHOME of a module system, in a startup file. Its own account ends with ``<no Python frame>``."""
+    done = subprocess.run(
+        program(sys.executable), env={"PATH": os.environ["PATH"], "PYTHONHOME": "/opt/other"}, input=b"",
+        capture_output=True, check=False,
+    )  # fmt: skip
+    said = reason("h1", done.returncode, done.stderr.decode())
+    assert re.fullmatch(r"its Python does not start \(.+\); PYTHONHOME=/opt/other is set there, .*: unset it", said)
 
 
 def test_options_with_an_open_quotation_mark() -> None:

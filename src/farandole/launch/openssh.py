@@ -40,10 +40,13 @@ Hear = Callable[[Mapping[str, Any]], "bytes | None"]
 GRACE = 1.0  # seconds for a program to end when its stdin has
 TAIL = 4000  # characters of stderr that are kept
 JUMP = r"stdio forwarding failed|UNKNOWN port \d+"
+EARLY = r"kex_exchange_identification: .*|Not allowed at this time"
 MANGLED = r"invalid literal for int\(\) with base 10: (b.*)"  # the first program, of the length of the next
 # What ssh says, and what that means. {host} and {line} are filled in; {0} is the part in brackets of the pattern.
 CAUSES: tuple[tuple[str, str], ...] = (
     (JUMP, "the way over the jump host (or ProxyCommand) fails: {line}"),  # before what ssh says of the jump host
+    (EARLY, "it hung up before the login ({line}): too many begin at once (MaxStartups of sshd there), or it lets this "
+     "address in no more (fail2ban, hosts.deny)"),
     (r"Could not resolve hostname", "nobody knows a host of this name: check its spelling, DNS, /etc/hosts or "
      "~/.ssh/config"),
     (r"REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the one that is known: if it was set up anew, "
@@ -96,17 +99,19 @@ def reason(host: str, code: int, said: str) -> str:
     absent = re.search(r"Identity file (\S+) not accessible", said)
     if absent:
         return f"there is no file {absent[1]} (--ssh-identity-file)"
-    old = next((line for line in lines if OLD in line), "")
+    old = next((line for line in lines if line.startswith(OLD)), "")
     if old:
         return old
+    fatal = re.search(r"Fatal Python error: (.*)", said)
+    if fatal:
+        return _no_start(fatal[1], said)
     if code < 0:
         return f"the process for it on this machine was ended by {signal.Signals(-code).name}"
     if code == NO_PYTHON:
-        return (
-            "it has no Python: neither the driver's interpreter nor python3 in the PATH of a login without a terminal"
-        )
+        return _not_found(lines[-1] if lines else "")
     if code == SSH:
-        plain = [line for line in lines if not re.search(JUMP, line)] or lines
+        jump = re.search(JUMP, said)  # then ssh's own words on the connection only follow from it
+        plain = [line for line in lines if not re.search(f"{JUMP}|{EARLY}" if jump else JUMP, line)] or lines
         for pattern, text in CAUSES:
             found = re.search(pattern, said)
             if found:
@@ -119,6 +124,25 @@ def reason(host: str, code: int, said: str) -> str:
         )
     last = lines[-1] if lines else "it said nothing"
     return f"ssh failed: {last}" if code == SSH else f"its program ended with status {code}: {last}"
+
+
+def _not_found(last: str) -> str:
+    """What a shell there did not find. ``last``: what it said of that."""
+    if last and "python" not in last:
+        return (
+            "a program was not found there, before ours began: a startup file of the shell there (~/.bashrc) runs one "
+            f"that is missing, or takes PATH away; it said: {last}"
+        )
+    no = "it has no Python: neither the driver's interpreter nor python3 in the PATH of a login without a terminal"
+    return f"{no}; it said: {last}" if last else no
+
+
+def _no_start(fatal: str, said: str) -> str:
+    """Why the interpreter there ended before it ran anything. ``said``: its own account."""
+    found = re.findall(r"^\s*(PYTHONHOME|PYTHONPATH) = '(.*)'", said, re.MULTILINE)
+    told = " and ".join(f"{name}={value}" for name, value in found)
+    cure = f"; {told} is set there, perhaps by ~/.bashrc, and is for another Python: unset it" if told else ""
+    return f"its Python does not start ({fatal}){cure}"
 
 
 def unheard(noise: str, code: int = 0) -> str:
