@@ -14,6 +14,11 @@ from farandole.context.environment import lost
 from tests.launch.tools import Marked, marked
 
 RANK = "PATH=/bin\0FARANDOLE_STORE=127.0.0.1:1\0FARANDOLE_RANK=1\0FARANDOLE_SIZE=3\0"
+MPI = "OMPI_COMM_WORLD_RANK=1\0OMPI_COMM_WORLD_SIZE=2\0OMPI_COMM_WORLD_LOCAL_RANK=1\0OMPI_COMM_WORLD_LOCAL_SIZE=2\0"
+SLURM = (
+    "SLURM_PROCID=1\0SLURM_STEP_NUM_TASKS=4\0SLURM_LOCALID=0\0SLURM_NODEID=0\0SLURM_STEP_ID=0\0"
+    "SLURM_STEP_TASKS_PER_NODE=4\0"
+)
 
 
 @pytest.fixture
@@ -39,11 +44,17 @@ def written(proc: Path, pid: int, above: int, environ: str | None) -> None:
         ("no name\0", RANK.replace("3", "1"), ""),
         ("", RANK.replace("STORE", "HOME"), ""),
         ("", None, ""),
+        (MPI, "", "this process is rank 1 of 2, but .* \\(OMPI_"),
+        ("", SLURM, "process 7, above this one, is rank 1 of 4, but .* \\(SLURM_"),
+        ("", SLURM.replace("=4", "=1"), ""),
+        ("", SLURM.replace("SLURM_STEP_ID", "NO"), ""),  # a batch script
+        ("", MPI.replace("SIZE=2", "SIZE=1"), ""),
     ],
 )
 def test_a_rank_that_lost_its_variables(tmp_path: Path, own: str | None, above: str | None, expected: str) -> None:
     written(tmp_path, os.getpid(), 7, own)
     written(tmp_path, 7, 6, above)  # the one above that has ended
+    assert lost({"PMI_RANK": "0", "PMI_SIZE": "1"}, tmp_path) == ""
     found = lost({}, tmp_path)
     assert bool(found) == bool(expected)
     assert re.match(expected, found)
@@ -57,3 +68,20 @@ def test_the_rank_says_so(jobs: Marked) -> None:
     done = jobs.run("run", "-np", "2", "env", "-i", path, sys.executable, "-c", code)
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0]<stdout>:1", "[1]<stdout>:1"])
     assert len(re.findall(r"process \d+, above this one, starts a job's ranks, but", done.stderr)) == 2
+
+
+def test_a_clean_environment_right_below_the_daemon_of_a_cluster(tmp_path: Path) -> None:
+    """As of ``srun apptainer exec --cleanenv``, ``mpirun env -i``."""
+    written(tmp_path, os.getpid(), 7, "")
+    written(tmp_path, 7, 6, None)
+    (tmp_path / "7" / "comm").write_text("slurmstepd\n")
+    assert re.match(r"process 7 \(slurmstepd\), above this one, starts ranks, but .* \(SLURM_\*\)", lost({}, tmp_path))
+
+
+def test_a_launcher_that_does_not_say_who_is_where() -> None:
+    """Flux, MPICH's gforker. Within a step of Slurm, PMI says no more, and Slurm says the rest."""
+    pmi = {"PMI_RANK": "1", "PMI_SIZE": "3"}
+    assert re.match(r"this process was started as rank 1 of 3 \(PMI_RANK, PMI_SIZE\)", lost(pmi))
+    assert lost({**pmi, "FARANDOLE_SIZE": "1"}) == ""
+    slurm = dict(text.split("=") for text in SLURM.split("\0") if text)
+    assert lost({**pmi, **slurm, "SLURM_STEP_NUM_TASKS": "1"}) == ""

@@ -41,22 +41,41 @@ def found(env: Mapping[str, str]) -> Found | None:
 
 def lost(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
     """For a process that is alone: what to say if it is a rank of a job or stands below one, and what that was told was
-    taken from the environment (``sudo``, ``env -i``, a container with a clean one); or ""."""
-    if told(own) or any(name in own for name in STARTERS):
+    taken from the environment (``sudo``, ``env -i``, a container with a clean one), or was too little; or ""."""
+    if told(own):
         return ""
+    from farandole import surroundings  # here, as in ``found``
+
+    if any(name in own for name in STARTERS):
+        return _UNKNOWN.format(*who) if (who := surroundings.half_told(own)) else ""
     for pid in _ancestors(proc):
         env = _environment(proc / f"{pid}/environ")
+        which = "this process" if pid == os.getpid() else f"process {pid}, above this one,"
         if "FARANDOLE_STORE" in env and env.get("FARANDOLE_SIZE", "1") != "1":
             what = f"is rank {env.get('FARANDOLE_RANK')} of {env['FARANDOLE_SIZE']}"
-            return _LOST.format("this process" if pid == os.getpid() else f"process {pid}, above this one,", what)
+            return _LOST.format(which, what, "FARANDOLE_*")
+        if started := surroundings.find(env):
+            what = f"is rank {started.placement.rank} of {started.placement.size}"
+            return _LOST.format(which, what, _NAMES[started.cluster.name])
+        if any(name in env for name in STARTERS):  # it stands alone, and what is below it, too
+            return ""
         if b"reaper.main()" in _bytes(proc / f"{pid}/cmdline"):
-            return _LOST.format(f"process {pid}, above this one,", "starts a job's ranks")
+            return _LOST.format(which, "starts a job's ranks", "FARANDOLE_*")
+        name = _bytes(proc / f"{pid}/comm").decode("latin-1").strip()
+        if cluster := surroundings.DAEMONS.get(name):
+            return _LOST.format(f"process {pid} ({name}), above this one,", "starts ranks", _NAMES[cluster])
     return ""
 
 
+_NAMES = {"mpi": "OMPI_*, PMI*", "slurm": "SLURM_*", "torchrun": "RANK, WORLD_SIZE, TORCHELASTIC_*"}
 _LOST = (
-    "{} {}, but the variables that say who this process is (FARANDOLE_*) are not in its environment: it trains alone, "
-    "as rank 0 of 1. Keep them (sudo -E, a container's --env); or set FARANDOLE_SIZE=1 if it is to be alone"
+    "{} {}, but the variables that say who this process is ({}) are not in its environment: it trains alone, as rank 0 "
+    "of 1. Keep them (sudo -E, a container's --env); or set FARANDOLE_SIZE=1 if it is to be alone"
+)
+_UNKNOWN = (
+    "this process was started as rank {} of {} (PMI_RANK, PMI_SIZE), by a launcher that does not say who is on which "
+    "host (no MPI_LOCALRANKID), so its ranks are not joined: it trains alone, as rank 0 of 1. Start the job by "
+    "farandole run, Hydra's or Open MPI's mpirun, srun or torchrun; or set FARANDOLE_SIZE=1 if it is to be alone"
 )
 
 

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from farandole.config import Connection, Placement, Settings
-from farandole.surroundings import mpi
+from farandole.surroundings import mpi, slurm
 from farandole.surroundings.mpi import Mpi
 from farandole.surroundings.siblings import Siblings
 from farandole.surroundings.slurm import Slurm
 from farandole.surroundings.torchrun import Torchrun
+from farandole.surroundings.variables import numbers
 
-__all__ = ["CLUSTERS", "Cluster", "Found", "find", "leave", "origin"]
+__all__ = ["CLUSTERS", "DAEMONS", "Cluster", "Found", "find", "half_told", "leave", "origin"]
 
 
 class Cluster(Protocol):
@@ -53,6 +54,10 @@ class Cluster(Protocol):
 CLUSTERS: tuple[Cluster, ...] = (Mpi(), Slurm(), Torchrun())
 
 
+# Programs that start processes on a host, and for whom.
+DAEMONS = {**dict.fromkeys(mpi.DAEMONS, Mpi.name), slurm.DAEMON: Slurm.name}
+
+
 class Found(NamedTuple):
     """The cluster that started this process."""
 
@@ -83,6 +88,14 @@ def find(env: Mapping[str, str]) -> Found | None:
         if placement is not None:
             return Found(cluster, placement) if placement.size > 1 else None
     return None
+
+
+def half_told(env: Mapping[str, str]) -> tuple[int, int] | None:
+    """Rank and size, where a process manager of PMI-1 tells these alone (Flux, MPICH's gforker): no cluster here can
+    make a job of that."""
+    rank, size = numbers(env, ("PMI_RANK", "PMI_SIZE")) or (0, 1)
+    known = size == 1 or any(cluster.surroundings(env) for cluster in CLUSTERS)
+    return None if known else (rank, size)
 
 
 def origin(env: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ from farandole.surroundings.variables import PMI, numbers
 _OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _MARKS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "I_MPI_HYDRA_UUID", "HYDI_CONTROL_FD")
-_DAEMONS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "orted", "prterun", "prted", "hydra_pmi_proxy")
+DAEMONS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "orted", "prterun", "prted", "hydra_pmi_proxy")
 
 # Waits for the end of a pipe; its arguments: seconds after which it ends its parent, and what it says then.
 _WATCH = """
@@ -52,12 +52,12 @@ class Mpi:
         if placement.local_size < placement.size:
             return NOBODY  # which ranks are on which host is not told
         number = _OPEN_MPI[0] if _OPEN_MPI[0] in env else _HYDRA[0]
-        return Siblings(env, range(placement.size), number, _MARKS, _DAEMONS)
+        return Siblings(env, range(placement.size), number, _MARKS, DAEMONS)
 
     def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
         # A rank that has ended is named here: MPI and PMI wait for it, and MPI says nothing.
         number = _OPEN_MPI[2] if _OPEN_MPI[2] in os.environ else _HYDRA[2]
-        neighbours = Siblings(os.environ, range(placement.local_size), number, _MARKS, _DAEMONS)
+        neighbours = Siblings(os.environ, range(placement.local_size), number, _MARKS, DAEMONS)
         try:
             local_barrier.wait(placement, timeout, neighbours)
         except RendezvousError:
@@ -150,7 +150,7 @@ def _part_of(comm: Any, placement: Placement) -> tuple[Part, Placement]:
 
 def daemon() -> int:
     """mpirun's process on this host, below which this one is; 0 if it cannot be seen."""
-    return Siblings({}, (0,), "", (), _DAEMONS).daemon
+    return Siblings({}, (0,), "", (), DAEMONS).daemon
 
 
 @contextlib.contextmanager

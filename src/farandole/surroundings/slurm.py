@@ -24,6 +24,7 @@ PAUSE = 0.05  # seconds between looks at the file
 ENDED = "ended"  # stands in the file if rank 0 was seen to end before it wrote it
 TOLD = 3.0  # seconds for which that stands there: other nodes may see the file late
 _WHO = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID")
+DAEMON = "slurmstepd"
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -45,7 +46,7 @@ class Slurm:
 
     def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
         here = [int(rank) for rank in env.get("SLURM_GTIDS", "").split(",") if rank.isdecimal()]
-        return Siblings(env, here, _WHO[0], ("SLURM_JOB_ID", "SLURM_STEP_ID"), ("slurmstepd",))
+        return Siblings(env, here, _WHO[0], ("SLURM_JOB_ID", "SLURM_STEP_ID"), (DAEMON,))
 
     def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
         if PMI in os.environ:
