@@ -129,6 +129,20 @@ def test_strangers_do_not_push_a_job_from_shared_memory(monkeypatch: pytest.Monk
             sock.close()
 
 
+@pytest.mark.parametrize("other", ["auto", "shm"])
+def test_ranks_that_were_told_different_wires_say_so(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    """As by mpirun, whose hosts may have different variables. They waited for each other."""
+    mine = {0: "tcp", 1: other}
+    connect = wiring.connect
+
+    def told(placement: Placement, connection: Connection, settings: Settings, *more: object) -> object:
+        return connect(placement, connection, settings.replace(transport=mine[placement.rank]), *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(wiring, "connect", told)
+    with pytest.raises(SettingsError, match=rf"rank 0 was started with --transport tcp .* rank 1 with {other}: set"):
+        run(2, monkeypatch)
+
+
 def test_tcp_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(2, monkeypatch, transport="tcp") == [("Collectives", 3.0)] * 2
 

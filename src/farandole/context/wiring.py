@@ -81,11 +81,12 @@ def connect(
         return share(client, placement, f"{scope}/{topic}", mine, timeout)
 
     if settings.transport != "auto":
+        check_alike(said("listening", settings.transport))
         logger.info("rank %d: the wire %r joins all ranks, as --transport says", rank, settings.transport)
         return wire(settings.transport, scope, range(size))
     rendezvous = shm.Rendezvous(rank, size, secret, scope)
     try:
-        said("listening", "")  # everybody is
+        check_alike(said("listening", settings.transport))  # everybody is
         rendezvous.look_around()
         said("looked", "")  # nobody knocks any more
     finally:
@@ -108,6 +109,17 @@ def connect(
     local = shm.join(index, len(mine), secret, f"{scope}/host{hosts.index(mine)}", peers, patience=patience)
     cross = wire("tcp", f"{scope}/slice{index}", [host[index] for host in hosts]) if index < slices(hosts) else None
     return Hierarchical(flat, local, cross, hosts, settings.tcp_streams)
+
+
+def check_alike(wires: Sequence[str]) -> None:
+    """Raise SettingsError, on all ranks, if they would meet over different wires: each would wait for the others where
+    these never come. ``wires``: the setting of each rank."""
+    other = next((rank for rank, wire in enumerate(wires) if wire != wires[0]), 0)
+    if other:
+        raise SettingsError(
+            f"rank 0 was started with --transport {wires[0]} (FARANDOLE_TRANSPORT), rank {other} with {wires[other]}: "
+            "set the same for all ranks (Open MPI's mpirun hands a variable to other hosts by -x)"
+        )
 
 
 def check_encryption(connection: Connection, settings: Settings, rank: int) -> None:
