@@ -129,17 +129,26 @@ def test_strangers_do_not_push_a_job_from_shared_memory(monkeypatch: pytest.Monk
             sock.close()
 
 
-@pytest.mark.parametrize("other", ["auto", "shm"])
-def test_ranks_that_were_told_different_wires_say_so(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
-    """As by mpirun, whose hosts may have different variables. They waited for each other."""
-    mine = {0: "tcp", 1: other}
+@pytest.mark.parametrize(
+    ("mine", "other", "says"),
+    [
+        ({"transport": "tcp"}, {}, "FARANDOLE_TRANSPORT=tcp, rank 1 with FARANDOLE_TRANSPORT=auto"),
+        ({"transport": "tcp"}, {"transport": "shm"}, "FARANDOLE_TRANSPORT=tcp, rank 1 with FARANDOLE_TRANSPORT=shm"),
+        ({}, {"join_mean_of_present": True}, "FARANDOLE_JOIN_MEAN_OF_PRESENT=0, rank 1 with .*PRESENT=1"),
+    ],
+)
+def test_ranks_whose_settings_do_not_go_together_say_so(
+    monkeypatch: pytest.MonkeyPatch, mine: dict[str, object], other: dict[str, object], says: str
+) -> None:
+    """As by mpirun, whose hosts may have different variables. They waited for each other, or averaged differently."""
     connect = wiring.connect
 
     def told(placement: Placement, connection: Connection, settings: Settings, *more: object) -> object:
-        return connect(placement, connection, settings.replace(transport=mine[placement.rank]), *more)  # type: ignore[arg-type]
+        theirs = settings.replace(**(other if placement.rank else mine))
+        return connect(placement, connection, theirs, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(wiring, "connect", told)
-    with pytest.raises(SettingsError, match=rf"rank 0 was started with --transport tcp .* rank 1 with {other}: set"):
+    with pytest.raises(SettingsError, match=f"rank 0 was started with {says}: set the same for all"):
         run(2, monkeypatch)
 
 

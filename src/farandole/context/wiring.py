@@ -81,12 +81,12 @@ def connect(
         return share(client, placement, f"{scope}/{topic}", mine, timeout)
 
     if settings.transport != "auto":
-        check_alike(said("listening", settings.transport))
+        check_alike(said("listening", alike(settings)))
         logger.info("rank %d: the wire %r joins all ranks, as --transport says", rank, settings.transport)
         return wire(settings.transport, scope, range(size))
     rendezvous = shm.Rendezvous(rank, size, secret, scope)
     try:
-        check_alike(said("listening", settings.transport))  # everybody is
+        check_alike(said("listening", alike(settings)))  # everybody is
         rendezvous.look_around()
         said("looked", "")  # nobody knocks any more
     finally:
@@ -111,15 +111,27 @@ def connect(
     return Hierarchical(flat, local, cross, hosts, settings.tcp_streams)
 
 
-def check_alike(wires: Sequence[str]) -> None:
-    """Raise SettingsError, on all ranks, if they would meet over different wires: each would wait for the others where
-    these never come. ``wires``: the setting of each rank."""
-    other = next((rank for rank, wire in enumerate(wires) if wire != wires[0]), 0)
-    if other:
-        raise SettingsError(
-            f"rank 0 was started with --transport {wires[0]} (FARANDOLE_TRANSPORT), rank {other} with {wires[other]}: "
-            "set the same for all ranks (Open MPI's mpirun hands a variable to other hosts by -x)"
-        )
+def alike(settings: Settings) -> str:
+    """Settings that all ranks must share, and of which nothing later says that they do not: over different wires each
+    would wait where the others never come, and averages after ``join()`` would differ."""
+    return json.dumps(
+        {
+            "FARANDOLE_TRANSPORT": settings.transport,
+            "FARANDOLE_JOIN_MEAN_OF_PRESENT": int(settings.join_mean_of_present),
+        }
+    )
+
+
+def check_alike(told: Sequence[str]) -> None:
+    """Raise SettingsError, on all ranks, if ``alike`` of each rank is not the same."""
+    ranks = [json.loads(text) for text in told]
+    for name, value in ranks[0].items():
+        other = next((rank for rank, theirs in enumerate(ranks) if theirs[name] != value), 0)
+        if other:
+            raise SettingsError(
+                f"rank 0 was started with {name}={value}, rank {other} with {name}={ranks[other][name]}: set the same "
+                "for all ranks (Open MPI's mpirun hands a variable to other hosts by -x)"
+            )
 
 
 def check_encryption(connection: Connection, settings: Settings, rank: int) -> None:
