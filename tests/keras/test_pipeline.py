@@ -317,7 +317,7 @@ def test_what_cannot_be_a_pipeline_is_said_on_all_ranks() -> None:
         "has no weights yet: let it begin with keras.Input",
         "the layer 'joined' (Add) takes 2 tensors",
         "(Multiply) is an operation and no layer",
-        "('again' and 'again'): the layer is there twice",
+        "('again' and 'again'): the layer is there twice, and stages share no weights: make one layer of them",
         "the layer 'scaled' (Scaled) is called with more than a tensor (by)",
         "has 2 outputs",
         "'mine' (Uncopied) cannot be copied: no config",

@@ -188,7 +188,8 @@ def _check_own(places: Sequence[Place]) -> None:
                 names = f"{places[owner].layer.name!r} and {place.layer.name!r}"
                 what = "the layer is there twice" if part is place.layer else f"they share the weight {part.path!r}"
                 raise ValueError(
-                    f"Pipeline: layers {owner} and {number} ({names}): {what}, and stages share no weights"
+                    f"Pipeline: layers {owner} and {number} ({names}): {what}, and stages share no weights: "
+                    "make one layer of them and of what is between them, a model of its own"
                 )
 
 
