@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +131,31 @@ def test_a_login_shell_that_waits() -> None:
     assert wait_until(lambda: "it printed: busy" in session.late())
     assert "our program has not begun there" in session.late()
     assert "does `ssh h1 true` come back at once?" in session.late()
+    session.close(time.monotonic())
+
+
+DROPS = (
+    "n=$(cat tries 2>/dev/null || echo 0); echo $((n + 1)) >tries; [ $n -ge {count} ] || "
+    "{{ echo 'kex_exchange_identification: Connection closed by remote host' >&2; exit 255; }}; {program}"
+)
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_a_login_that_sshd_drops_is_tried_again(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It drops them at random where many begin at once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("farandole.launch.openssh.AGAIN", (0.01, 0.02, 0.03))
+    heard: list[Mapping[str, Any]] = []
+    first = {"do": "agent", "folder": "/", "path": [], "wanted": {"farandole": "x"}, "env": {}, "task": {}}
+    script = DROPS.format(count=count, program=shlex.join(program(sys.executable)))
+    session = Session("h1", ["sh", "-c", script], first, lambda facts: heard.append(facts))
+    assert wait_until(lambda: session.ended() is not None or heard)
+    tries = int((tmp_path / "tries").read_text())
+    if count == 2:
+        assert (tries, heard[0]["need"], session.ended()) == (3, True, None)
+    else:
+        assert (tries, heard) == (4, [])
+        assert "it hung up before the login (kex_exchange_identification" in (session.ended() or "")
     session.close(time.monotonic())
 
 

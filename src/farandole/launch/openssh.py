@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import re
 import shlex
 import signal
@@ -39,8 +40,12 @@ SPOKEN = f"{remote.MARK}{{".encode()  # how each of its messages begins
 Hear = Callable[[Mapping[str, Any]], "bytes | None"]
 GRACE = 1.0  # seconds for a program to end when its stdin has
 TAIL = 4000  # characters of stderr that are kept
+AGAIN = (0.5, 1.0, 2.0)  # seconds, give or take half, after which a login that was dropped is tried again
 JUMP = r"stdio forwarding failed|UNKNOWN port \d+"
-EARLY = r"kex_exchange_identification: .*|Not allowed at this time"
+# sshd drops logins at random where many begin at once (MaxStartups, 10:30:100 by default): so it does to the hosts of a
+# job behind one jump host.
+DROPPED = r"kex_exchange_identification: .*"
+EARLY = rf"{DROPPED}|Not allowed at this time"
 MANGLED = r"invalid literal for int\(\) with base 10: (b.*)"  # the first program, of the length of the next
 # What ssh says, and what that means. {host} and {line} are filled in; {0} is the part in brackets of the pattern.
 CAUSES: tuple[tuple[str, str], ...] = (
@@ -178,24 +183,50 @@ class Session:
         self.failed = ""  # in its own words
         self._hear, self._said, self._lock = hear, "", threading.Lock()
         self._begun, self._noise = False, ""  # has the program spoken; what the host printed before
+        self._argv, self._pauses, self._again_at = list(argv), list(AGAIN), 0.0
         first_program, second_program = _programs()
         opening = [first_program, json.dumps(dict(first)).encode(), second_program]
+        self._opening = b"".join(map(framed, opening))
+        self._start()
+
+    def _start(self) -> None:
+        self._said = ""
         # A session of its own: Ctrl-C is for the driver, which ends the ranks in order.
         try:
             self._process = subprocess.Popen(
-                list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+                self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise SettingsError(
-                f"{argv[0]} cannot be started on this machine ({error}): install OpenSSH's client (openssh-client)"
+                f"{self._argv[0]} cannot be started on this machine ({error}): install OpenSSH's client "
+                "(openssh-client)"
             ) from error
         self._threads = [
-            threading.Thread(target=target, args=args, name=f"farandole-ssh-{host}", daemon=True)
-            for target, args in ((self._converse, (b"".join(map(framed, opening)),)), (self._keep, ()))
+            threading.Thread(target=target, name=f"farandole-ssh-{self.host}", daemon=True)
+            for target in (self._converse, self._keep)
         ]
         for thread in self._threads:
             thread.start()
+
+    def _dropped(self) -> bool:
+        """Did sshd drop this login before it looked at it, and is it tried again? Tries it when its time has come."""
+        if self._begun or not re.search(DROPPED, self._said):
+            return False
+        with self._lock:
+            now = time.monotonic()
+            if self._process.poll() is None:  # another thread was here
+                return True
+            if not self._again_at:
+                if not self._pauses:
+                    return False
+                self._again_at = now + self._pauses.pop(0) * random.uniform(0.5, 1.5)
+            if now < self._again_at:
+                return True
+            self._again_at = 0.0
+            self._close_pipes()
+            self._start()
+            return True
 
     def send(self, data: bytes) -> None:
         """One frame. Says nothing if the host has gone: that is told by ``ended``."""
@@ -208,9 +239,9 @@ class Session:
             while view:
                 view = view[self._process.stdin.write(view) or 0 :]
 
-    def _converse(self, opening: bytes) -> None:
+    def _converse(self) -> None:
         assert self._process.stdout is not None
-        self._write(opening)
+        self._write(self._opening)
         for line in self._process.stdout:
             # What login scripts print may end without a newline (a terminal's title): our first message follows it.
             noise, mark, message = line.partition(SPOKEN)
@@ -237,6 +268,8 @@ class Session:
             return None
         for thread in self._threads:
             thread.join(1.0)
+        if code == SSH and self._dropped():
+            return None
         said = self._said or (self._noise if code != SSH else "")
         if code == 0 or (not said and not self._begun and code not in (SSH, NO_PYTHON)):
             return self.failed or ("" if self._begun else unheard(self._noise, code))
@@ -249,6 +282,8 @@ class Session:
             return why or "its program has ended"
         if self._begun:
             return "its program began, but did not report to the driver"
+        if re.search(DROPPED, self._said):
+            return reason(self.host, SSH, self._said)
         printed = f"; it printed: {self._noise}" if self._noise else ""
         return (
             "our program has not begun there: a startup file of the shell there (~/.bashrc) waits for something, or "
@@ -258,6 +293,8 @@ class Session:
     def close(self, deadline: float) -> None:
         """Wait for it to end by itself until ``deadline`` (of the monotonic clock); then end it, and the program there
         with it."""
+        with self._lock:
+            self._pauses, self._again_at = [], 0.0  # nothing is tried again
         for seconds in (max(0.0, deadline - time.monotonic()), GRACE):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
@@ -268,9 +305,13 @@ class Session:
             self._process.wait()
         for thread in self._threads:
             thread.join(1.0)
-        for pipe in (self._process.stdout, self._process.stderr):
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
 
 def failures(why: Mapping[str, str]) -> str:
