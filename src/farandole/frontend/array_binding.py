@@ -23,7 +23,14 @@ class ArrayBinding:
     def buffer(self, tensor: Array) -> Buffer:
         dtype = _DTYPES.get(tensor.dtype.name)
         if dtype is None:
-            raise ValueError(f"Tensor type {tensor.dtype.name} is not supported. Use one of {', '.join(_DTYPES)}.")
+            text = (
+                " Text and objects travel by allgather_object and broadcast_object."
+                if tensor.dtype.kind in "OSUT"
+                else ""
+            )
+            raise ValueError(
+                f"Tensor type {tensor.dtype.name} is not supported. Use one of {', '.join(_DTYPES)}.{text}"
+            )
         flat = np.ascontiguousarray(tensor).reshape(-1)
         if dtype is DType.BFLOAT16:
             flat = flat.view(np.uint16)
