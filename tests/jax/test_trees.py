@@ -23,7 +23,8 @@ def tree(rank: int) -> dict[str, Any]:
         "w": jnp.arange(6.0).reshape(2, 3) * (rank + 1), "half": jnp.ones(3, jnp.bfloat16) * rank,
         "key": jax.random.key(rank), "old key": jax.random.PRNGKey(rank), "flag": jnp.array([rank == 1, True]),
         "pair": Pair(np.full(2, rank, dtype=">i8"), [rank, float(rank), rank == 0, None]),
-        "complex": jnp.ones((), jnp.complex64) * rank, "none": jnp.zeros((0, 3)), "text": f"rank {rank}",
+        "complex": jnp.ones((), jnp.complex64) * rank, "weak": jnp.asarray(1.5 + rank),
+        "none": jnp.zeros((0, 3)), "text": f"rank {rank}",
         "function": abs,
     }  # fmt: skip
 
@@ -40,7 +41,8 @@ def test_a_tree_from_one_rank_to_all() -> None:
         assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(wanted)
         for one, other in zip(*map(jax.tree_util.tree_leaves, (found, wanted)), strict=True):
             assert type(one) is type(other)
-            assert getattr(one, "dtype", None) == getattr(other, "dtype", None)
+            for what in ("dtype", "weak_type"):
+                assert getattr(one, what, None) == getattr(other, what, None)
             assert np.array_equal(one, other)
         with pytest.raises(ValueError, match=r"number 0 \(here \['w'\]\) is .*\(2,\).* on rank 0 and .*\(3,\)"):
             hvd.broadcast_parameters({"w": jax.numpy.ones(2 + rank)})

@@ -124,4 +124,9 @@ def like(leaf: Any, array: Any) -> Any:
     """``array`` as what ``leaf`` is, in its place."""
     if is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
-    return jax.device_put(array, leaf.sharding) if isinstance(leaf, jax.Array) else array
+    if not isinstance(leaf, jax.Array):
+        return array
+    if leaf.weak_type and leaf.ndim == 0:  # as of jnp.asarray(1.0), whose products keep the type of the other factor
+        number = jnp.asarray(array.item())
+        array = number if number.dtype == leaf.dtype else array
+    return jax.device_put(array, leaf.sharding)
