@@ -240,6 +240,46 @@ def test_a_group_that_is_added_when_its_gradients_are_there(op: str) -> None:
     assert_all_close(job(2, train), run(0, 1, lambda optimizer: optimizer))
 
 
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+@pytest.mark.parametrize("after", ["a pass", "a loss", "backward"])
+def test_a_gradient_of_what_is_frozen_before_the_step_counts_in_it(op: str, after: str) -> None:
+    """After the first of two passes, after one of two losses, or where a group is added before the step."""
+    passes = 2 if after == "a pass" else 1
+
+    def run(rank: int, n: int, wrap: Wrap) -> Any:
+        def loss(*parts: Any) -> Any:
+            factors = [rank + 1] if n > 1 else [1, 2]
+            return sum(factor * each.square().sum() for factor in factors for each in parts) / (1 if n > 1 else 2)
+
+        found = []
+        for last in range(4):  # the step after which the side is frozen
+            weights = [torch.nn.Parameter(torch.ones(size)) for size in (3, 4, 2)]
+            body, side, head = weights
+            groups = [body, side] if after == "backward" else weights
+            optimizer = wrap(torch.optim.SGD(groups, lr=0.1 / n if op == "Sum" else 0.1, momentum=0.5))
+            for step in range(4):
+                optimizer.zero_grad()
+                loss(body, *[side] * (step <= last), *[head] * (after != "a loss")).backward()
+                if step == last:
+                    side.requires_grad_(False)
+                    if after == "backward":
+                        optimizer.add_param_group({"params": [head]})
+                if after != "backward":
+                    loss(*[body] * (after == "a pass"), head).backward()
+                optimizer.step()
+            found.append(values(torch.nn.ParameterList(weights)))
+        return found
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        kinds = {"op": getattr(hvd, op), "backward_passes_per_step": passes}
+        return run(rank, 2, lambda optimizer: hvd.DistributedOptimizer(optimizer, **kinds))
+
+    for found, wanted in zip(zip(*job(2, train), strict=True), run(0, 1, lambda optimizer: optimizer), strict=True):
+        assert_all_close(list(found), wanted)
+
+
 @pytest.mark.parametrize("when", ["before", "after", "both"])
 def test_schedulers(when: str) -> None:
     def run(rank: int, n: int, wrap: Wrap) -> Any:

@@ -182,10 +182,9 @@ class BucketReducer:
         """Forget all parameters: others come in their place, with ``extend``."""
         if self._closed and self.options.op is ReduceOp.SUM:  # what is a sum already will be summed up once more
             for index, gradient in enumerate(self.gradients):
-                if (self._in[index] or index in self._sparse) and gradient.current() is not None:
+                if (self._in[index] or index in self._sparse) and self._current(index) is not None:
                     gradient.amplify(1 / self.engine.size, None)
-        self.gradients, self._outside, self._sparse = [], [], []
-        self._buckets, self._members, self._home = [], [], []
+        self.gradients, self._outside, self._sparse, self._buckets, self._members, self._home = [], [], [], [], [], []
         self._engine = None
         self._begin()
 
@@ -310,7 +309,7 @@ class BucketReducer:
             self._prepare_sums()
         for index, home in enumerate(self._home):
             if home is not None and (again or not (self._in[index] or index in self._frozen)):
-                gradient = self.gradients[index].current()
+                gradient = self._current(index)
                 if gradient is not None and self.gradients[index].is_sparse(gradient):
                     gradient = None
                 home[0].put(home[1], gradient)
@@ -319,13 +318,12 @@ class BucketReducer:
 
     def _prepare_sums(self) -> None:
         """What is new counts ``size`` times: from the mean of these comes the sum of what is new."""
-        assert self._engine is not None
         for index, home in enumerate(self._home):
             gradient = self.gradients[index]
             if home is not None and (index in self._sums or not self._in[index]):
-                current = gradient.current()
+                current = self._current(index)
                 if current is not None and not gradient.is_sparse(current):
-                    gradient.amplify(self._engine.size, self._sums.get(index))
+                    gradient.amplify(self.engine.size, self._sums.get(index))
 
     def _finish(self) -> None:
         for bucket, indexes in zip(self._buckets, self._members, strict=True):
@@ -339,15 +337,18 @@ class BucketReducer:
 
     def _reduce_sparse(self, *, again: bool) -> None:
         """The sparse gradients. As in buckets, what is new counts ``size`` times when sums are exchanged again."""
-        assert self._engine is not None
         summing = self.options.op is ReduceOp.SUM
         for index in self._sparse:
             gradient = self.gradients[index]
             if again and summing and gradient.current() is not None:
-                gradient.amplify(self._engine.size, self._sums.get(index))
+                gradient.amplify(self.engine.size, self._sums.get(index))
             gradient.reduce_sparse(f"{self._name}.sparse.{index}", self.options.of_reduced() if again else self.options)
             if summing and gradient.current() is not None:
                 self._sums[index] = gradient.copy()
+
+    def _current(self, index: int) -> Any:
+        """A gradient of this step counts, also if its parameter was frozen since."""
+        return self.gradients[index].current(frozen=self._in[index] or self._left[index] < self._passes)
 
     # Agreement.
 
@@ -396,11 +397,10 @@ class BucketReducer:
         self._overlap = spare_cores(settings, context.local_size()) or (on_device and settings.overlap != "off")
         self._name = f"optimizer.{self._number.on(engine)}"
         self.ballot = f"{self._name}.filled"
-        self._memory = None
         self._word = np.zeros(_WORDS, dtype=np.int64)
         self._ballot = self._ballot_of(self.ballot)
         self._agreement = Agreement(self._replica, engine, self._name) if self._replica is not None else None
-        self._order, self._planned = {}, []
+        self._memory, self._order, self._planned = None, {}, []
 
     def _ballot_of(self, name: str) -> Sequence[Entry]:
         request = Request(name, Kind.ALLREDUCE, DType.INT64, (_WORDS,), ReduceOp.MIN)
@@ -451,7 +451,7 @@ class BucketReducer:
 
     def _way(self, index: int) -> int:
         gradient = self.gradients[index]
-        current = gradient.current()
+        current = self._current(index)
         if index in self._sparse or (current is not None and gradient.is_sparse(current)):
             return _SPARSE
         return _DENSE if current is not None or gradient.trainable() else _UNUSED

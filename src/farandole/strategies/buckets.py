@@ -43,8 +43,8 @@ class Gradient(Protocol):
     def trainable(self) -> bool:
         """May a gradient come?"""
 
-    def current(self) -> Any:
-        """The gradient as it stands; None if there is none or it is frozen."""
+    def current(self, *, frozen: bool = False) -> Any:
+        """The gradient as it stands; None if there is none, or it is frozen (but for ``frozen``)."""
 
     def digest(self, gradient: Any) -> int:
         """A digest of ``gradient``, to compare with other ranks'; 0 if it is all zeros, not finite, or sparse."""

@@ -89,9 +89,9 @@ class TorchGradient:
     def trainable(self) -> bool:
         return bool(self._parameter.requires_grad)
 
-    def current(self) -> Any:
+    def current(self, *, frozen: bool = False) -> Any:
         parameter = self._parameter
-        return parameter.grad if parameter.requires_grad else None
+        return parameter.grad if parameter.requires_grad or frozen else None
 
     def digest(self, gradient: Any) -> int:
         return replica.digest(gradient)
