@@ -277,6 +277,26 @@ def test_frozen_parameters_are_left_alone_also_those_that_are_frozen_for_a_while
     assert rows[0] == rows[1] == rows[2]
 
 
+@pytest.mark.parametrize("strategy", ["adasum", "local_sgd:1", "gossip:complete", "ps"])
+def test_what_is_frozen_between_backward_and_step_takes_part_in_that_step(strategy: str) -> None:
+    """Its step was of this rank's gradient alone, and no exchange came later: ranks had other weights for good."""
+
+    def fn(rank: int) -> list[float]:
+        import farandole.torch as hvd
+
+        body, side = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+        named = [("body", body), ("side", side)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([body, side], lr=0.1), named, strategy=strategy)
+        for step in range(4):
+            optimizer.zero_grad()
+            ((body.sum() + (side.sum() if step < 2 else 0.0)) * (rank + 1.0)).backward()
+            side.requires_grad_(step < 1)
+            optimizer.step()
+        return side.tolist()
+
+    assert job(2, fn, store=True) == [pytest.approx([0.7] * 2, abs=1e-6)] * 2
+
+
 def test_what_is_frozen_before_an_exchange_takes_part_in_it_and_ranks_that_freeze_others_are_told() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd
@@ -295,6 +315,7 @@ def test_what_is_frozen_before_an_exchange_takes_part_in_it_and_ranks_that_freez
         for strategy in ("local_sgd:1", "gossip", "ps"):
             one.requires_grad_(rank == 0)
             two.requires_grad_(rank == 1)
+            one.grad = two.grad = None
             told = [("one", one), ("two", two)]
             optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one, two], lr=1.0), told, strategy=strategy)
             with pytest.raises((ValueError, hvd.HorovodInternalError), match=r"one.*two|two.*one"):

@@ -58,7 +58,7 @@ class AdasumState:
             (parameter, parameter.detach().clone())
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if parameter.requires_grad
+            if parameter.requires_grad or parameter.grad is not None  # frozen since: the step changes it
         ]
 
     def _compare(self, optimizer: Any) -> None:

@@ -134,7 +134,8 @@ class WeightState:
     def _keep(self, *, stepping: bool = False) -> None:
         named = self._parameters()
         self._look([parameter for _, parameter in named])
-        trained = [parameter.requires_grad for _, parameter in named]
+        # what was frozen after it had its gradient takes this step, too
+        trained = [parameter.requires_grad or parameter.grad is not None for _, parameter in named]
         self._kept.begin(named, lambda one: Held(one[1]).array, trained, stepping=stepping)
 
     def _look(self, now: list[Any]) -> None:
