@@ -96,6 +96,31 @@ def test_memory_that_two_parameters_have_is_exchanged_once(strategy: str, frozen
     assert_close(job(2, fn), [run(lambda optimizer: optimizer)] * 2)
 
 
+def test_parameters_with_a_part_of_their_memory_in_common_are_refused_and_those_that_mesh_are_not() -> None:
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        def run(strategy: str, *parts: Any) -> Any:
+            weights = [torch.nn.Parameter(part) for part in parts]
+            named = [(f"part{place}", weight) for place, weight in enumerate(weights)]
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0), named, strategy=strategy)
+            for _ in range(2):
+                optimizer.zero_grad()
+                (sum(weight.sum() for weight in weights) * (rank + 1.0)).backward()
+                optimizer.step()
+
+        for strategy in ("local_sgd:1", "bmuf:2", "easgd:1", "gossip", "ps"):
+            for cut in (lambda it: (it[:4], it[2:]), lambda it: (it, it[3:5]), lambda it: (it[:3], it[:6:2])):
+                with pytest.raises(ValueError, match=r"'part[01]' and 'part[01]' have a part of their memory"):
+                    run(strategy, *cut(torch.zeros(6)))
+        for strategy in ("allreduce", "local_sgd:1", "gossip"):
+            memory = torch.zeros(6)
+            run(strategy, memory[::2], memory[1::2], memory[3:3])
+            assert memory.tolist() == [-3.0] * 6
+
+    job(2, fn, store=True)
+
+
 def test_a_resumed_run_goes_on_bit_for_bit() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +43,7 @@ class WeightState:
         self._own_steps = OwnSteps(optimizer, options.process_set, f"strategy {strategy.spec!r}")
         self._step = 0
         self._seen: list[Any] = []  # the parameters, when they were looked at last
+        self._apart: list[Any] = []  # where those are that were found to have no memory in common
         living.add(self)
 
     def look_around(self) -> None: ...
@@ -125,8 +126,7 @@ class WeightState:
         for number, group in enumerate(optimizer.param_groups):
             for place, parameter in enumerate(group["params"]):
                 if _holds_reals(parameter):
-                    count = parameter.numel()
-                    memory = (parameter.device, parameter.data_ptr(), count) if count else id(parameter)
+                    memory: Any = (*_span(parameter), parameter.numel()) if parameter.numel() else id(parameter)
                     if memory not in found or (parameter.requires_grad and not found[memory][1].requires_grad):
                         found[memory] = (names.get(parameter) or name_of(number, place), parameter)
         return list(found.values())
@@ -152,11 +152,51 @@ class WeightState:
     def _over(self, change: Callable[[list[Array], list[str], list[Array]], None]) -> None:
         """Have weights (with their names) and statistics changed as arrays."""
         named = self._kept.chosen(self._parameters())
+        self._check_apart(named)
         weights = [Held(parameter) for _, parameter in named]
         statistics = [Held(buffer) for buffer in self._buffers() if _holds_reals(buffer)]
         change([one.array for one in weights], [name for name, _ in named], [one.array for one in statistics])
         for one in (*weights, *statistics):
             one.put_back()
+
+    def _check_apart(self, named: list[tuple[str, Any]]) -> None:
+        """Each exchange would change the numbers that two of them have in common twice."""
+        spans = [_span(parameter) for _, parameter in named if parameter.numel()]
+        if spans != self._apart:
+            _refuse_overlaps([each for each in named if each[1].numel()], self._strategy.spec)
+            self._apart = spans
+
+
+def _span(tensor: Any) -> tuple[Any, int, int]:
+    """The memory from its first number to behind its last one. It need not have all that lies between."""
+    begin, last = (
+        tensor.data_ptr(),
+        sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)),
+    )
+    return tensor.device, begin, begin + (last + 1) * tensor.element_size()
+
+
+def _places(tensor: Any) -> Any:
+    """Where its numbers are in memory."""
+    _, begin, end = _span(tensor)
+    within = torch.arange((end - begin) // tensor.element_size()).as_strided(tensor.shape, tensor.stride())
+    return begin + within.reshape(-1) * tensor.element_size()
+
+
+def _refuse_overlaps(named: Sequence[tuple[str, Any]], spec: str) -> None:
+    """Raises ValueError, with the names of two parameters, of which none is empty."""
+    before: list[tuple[str, Any]] = []  # those that have not ended yet
+    for name, parameter in sorted(named, key=lambda each: (str(each[1].device), each[1].data_ptr())):
+        device, begin, _ = _span(parameter)
+        before = [each for each in before if _span(each[1])[0] == device and _span(each[1])[2] > begin]
+        for other, earlier in before:
+            if torch.isin(_places(parameter), _places(earlier)).any():
+                raise ValueError(
+                    f"parameters {other!r} and {name!r} have a part of their memory in common, and strategy {spec!r} "
+                    "would change that part twice in each exchange: give the optimizer one tensor that holds both, "
+                    "make them of memory of their own (.clone()), or exchange gradients (strategy='allreduce')"
+                )
+        before.append((name, parameter))
 
 
 def _holds_reals(tensor: Any) -> bool:
