@@ -53,6 +53,15 @@ def unfit(strategy: Strategy, codec: Codec) -> str:
             f"adds up what all ranks have, but with strategy={strategy.spec!r} {what}: leave one of "
             "them out, or take int8, onebit, topk or another codec that compresses pushes"
         )
+    if (
+        strategy.common in ("weights", "slot")
+        and getattr(codec, "votes", False)
+        and not getattr(strategy, "outer", None)
+    ):
+        return (
+            f"gives -1, 0 or 1 for each number, and with strategy={strategy.spec!r} weights would move by that much in "
+            "each exchange: leave one of them out, or take int8, onebit, topk or another codec that sends sizes"
+        )
     return ""
 
 

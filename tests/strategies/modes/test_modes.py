@@ -257,6 +257,11 @@ def test_codecs_and_strategies_that_do_not_go_together() -> None:
         for strategy, what in (("ps", "pushes by itself"), ("gossip", "sends to its neighbours alone")):
             with pytest.raises(ValueError, match=rf"codec='{codec}' adds up what all ranks have.*each {what}.*int8"):
                 gradient_options(strategy=strategy, codec=codec)
+    for codec in ("sign", "sign:0.9", "net:sign"):  # nothing makes a step of votes smaller
+        for strategy in ("local_sgd:4", "local_sgd:epoch", "easgd:4"):
+            with pytest.raises(ValueError, match=rf"codec='{codec}' gives -1, 0 or 1 .*strategy='{strategy}.*int8"):
+                gradient_options(strategy=strategy, codec=codec)
+    assert gradient_options(strategy="bmuf:4,lr=0.01", codec="sign").codec == "sign"  # the outer rate does
     for strategy in ("diloco:8", "easgd:4", "ps_async", "gossip"):
         assert gradient_options(strategy=strategy, codec="int8").codec == "int8"
     for wrong, text in ((7, "codec=7 is no codec: give a name"), ("threshold:inf", "the argument is")):

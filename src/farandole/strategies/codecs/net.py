@@ -52,6 +52,11 @@ class Net:
         """Do results of a tensor depend on what was added up of it before?"""
         return getattr(self._codec, "keeps", self.feedback)
 
+    @property
+    def votes(self) -> bool:
+        """Are results directions, without a size?"""
+        return getattr(self._codec, "votes", False)
+
     def allreduce(self, parts: Sequence[Part], scale: float, transport: Transport) -> None:
         """See ``contracts.Codec``."""
         dtype = parts[0].buffer.dtype

@@ -41,6 +41,7 @@ class Sign(Quantized):
     """
 
     name, feedback, block = "sign", False, _VOTES
+    votes = True  # results are directions, without a size
 
     def __init__(self, momentum: str | float = 0.0) -> None:
         """Raises SettingsError for a ``momentum`` outside of [0, 1)."""
