@@ -203,6 +203,47 @@ def test_a_loop_of_ones_own_broadcasts_a_model_that_was_not_built() -> None:
     equal(zero, one)
 
 
+def test_callbacks_of_a_loop_of_ones_own_that_calls_on_batch_end(backend: str) -> None:
+    """Programs with ``train_on_batch`` call what Horovod's callbacks override: ``on_batch_begin`` and ``_end``."""
+
+    def train(rank: int) -> object:
+        from types import SimpleNamespace
+
+        import keras
+        import numpy as np
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(8)
+        model = p.dense(rank)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), p.loss())
+        state = SimpleNamespace(batch=0, epoch=0, commits=0)
+        state.commit = lambda: setattr(state, "commits", state.commits + 1)
+        callbacks = [
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.5),
+            hvd.callbacks.UpdateBatchStateCallback(state),
+            hvd.callbacks.CommitStateCallback(state),
+        ]
+        for callback in callbacks:
+            callback.set_model(model)
+            callback.on_train_begin()
+            callback.on_epoch_begin(0)
+        for batch in range(2):
+            for callback in callbacks[1:]:
+                callback.on_batch_begin(batch)
+            model.train_on_batch(x[4 * batch : 4 * batch + 4], y[4 * batch : 4 * batch + 4])
+            for callback in callbacks:
+                callback.on_batch_end(batch)
+        rate = float(np.asarray(keras.ops.convert_to_numpy(model.optimizer.learning_rate)))
+        return p.weights(model), rate, state.batch, state.commits
+
+    (zero, *found), (one, *_) = on(backend, 2, train)
+    equal(zero, one)
+    assert found == [pytest.approx(0.05), 2, 2]
+
+
 def test_values_and_elastic_state(backend: str) -> None:
     def call(rank: int) -> dict[str, object]:
         import keras

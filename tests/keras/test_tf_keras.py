@@ -451,6 +451,27 @@ def test_custom_objects_may_make_distributed_optimizers(tmp_path: Path) -> None:
     job(1, body)
 
 
+def test_a_loop_of_ones_own_calls_on_batch_end() -> None:
+    """Programs with ``train_on_batch`` call what Horovod's callback overrides."""
+
+    def body(rank: int) -> Any:
+        import tf_keras
+
+        from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback
+
+        model = make(rank)
+        model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1)), "mse")
+        callback = BroadcastGlobalVariablesCallback(0)
+        callback.set_model(model)
+        for batch in range(2):
+            model.train_on_batch(*data(rank, 2))
+            callback.on_batch_end(batch)
+        return [each.tolist() for each in model.get_weights()]
+
+    one, two = job(2, body)
+    assert one == two
+
+
 def test_layers_of_a_rank_of_its_own() -> None:
     def body(rank: int) -> Any:
         import tf_keras

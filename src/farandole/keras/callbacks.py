@@ -42,7 +42,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         """Leave ``var`` to each rank."""
         self.local_variables.append(var)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self.broadcast_done:
             return
         model = self.model
@@ -51,7 +51,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         elif model.train_function is not None:  # TensorFlow alone leaves that to the first step
             _around_first_step(model, self._broadcast)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         if not self.broadcast_done and (self.model.built or has_weights(self.model)):  # in a loop of one's own
             _broadcast_late(self.model, self._broadcast)
 

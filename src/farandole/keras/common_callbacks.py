@@ -56,7 +56,7 @@ class LearningRates:
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.current_epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         rate = self.schedule.rate(self.current_epoch, batch, self.steps_per_epoch or 1)
         if rate is None:
             return
@@ -135,7 +135,7 @@ class CommitState:
     def on_train_begin(self, logs: Any = None) -> None:
         self.batches_remaining = self.batches_per_commit
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
             self.batches_remaining = self.batches_per_commit
@@ -174,7 +174,7 @@ class UpdateBatchState:
             self._steps = self._steps or self.params["steps"]
             self.params["steps"] = self._steps - self._done
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         self.state.batch = self._done + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

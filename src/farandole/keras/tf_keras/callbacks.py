@@ -44,13 +44,13 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         """Leave ``var`` to each rank."""
         self._local.add(var.ref())
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         if not self.broadcast_done and self.model.built:
             self._make_slots()
             self._broadcast()
             self.broadcast_done = exchange_of(self.model.optimizer) is not None  # each rank has steps of its own
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         if not self.broadcast_done:
             self._broadcast()
             self.broadcast_done = True
