@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import re
 import shlex
 import signal
@@ -220,6 +219,8 @@ class Session:
             if not self._again_at:
                 if not self._pauses:
                     return False
+                import random  # here: a plain job needs none
+
                 self._again_at = now + self._pauses.pop(0) * random.uniform(0.5, 1.5)
             if now < self._again_at:
                 return True
