@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import FunctionType, MethodType, ModuleType
+from types import CoroutineType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 from farandole.errors import SettingsError
@@ -79,6 +79,8 @@ def unpack(data: bytes | bytearray) -> Any:
 
 def _complaint(value: Any, what: str, error: Exception) -> str:
     path, culprit = _find(value, "", _DEPTH)
+    if cure := _begun(culprit):
+        return f"{what}: " + (f"its {path} is {cure}" if path else f"it is {cure}")
     why = _refusal(culprit) or (str(error) if isinstance(error, SettingsError) else "")
     if why:
         return f"{what}: " + (f"its {path} is {why}" if path else f"it holds {why}")
@@ -88,6 +90,16 @@ def _complaint(value: Any, what: str, error: Exception) -> str:
         "locks, sockets, generators and handles of other libraries cannot be: create them inside the function, "
         "or return plain data (numbers, arrays, state_dicts)"
     )
+
+
+def _begun(value: Any) -> str:
+    """What to do with a call that has yet to run; empty for all else."""
+    if isinstance(value, CoroutineType):
+        value.close()  # Python would warn that nobody awaited it
+        return "a coroutine, of which nothing has run: call asyncio.run(...) inside a function that is not async"
+    if isinstance(value, GeneratorType):
+        return "a generator, which yields its values in its own process alone: use list(...) of it"
+    return ""
 
 
 def _find(value: Any, path: str, depth: int) -> tuple[str, Any]:
