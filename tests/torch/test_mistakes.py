@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.job import job
+from tests.kits.heard import listening
 from tests.torch.test_optimizer import data, loss_of, net, part, values
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -262,3 +263,31 @@ def test_a_rank_that_dies_ends_the_step_of_the_others() -> None:
             steps(2)  # it may be in the first one still
 
     job(2, train)
+
+
+def test_a_failure_of_a_handle_that_nobody_synchronizes_is_told_at_the_end() -> None:
+    """The tensor in place is as it was, and a program that goes on takes it for the mean."""
+
+    def ends(*, asks: bool) -> Any:
+        def program(rank: int) -> Any:
+            import farandole.torch as hvd
+
+            with listening() as lines:
+                handle = hvd.allreduce_async_(torch.ones(2 + rank), name="late")
+                while not hvd.poll(handle):
+                    pass
+                if asks:
+                    with pytest.raises(hvd.HorovodInternalError, match="Mismatched"):
+                        hvd.synchronize(handle)
+                hvd.barrier()
+                hvd.shutdown()
+            return lines
+
+        return job(2, program)
+
+    for lines in ends(asks=False):
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("1 asynchronous collective(s) failed, and nobody asked how they ended")
+        assert "hvd.synchronize(handle)" in lines[0]
+        assert "Mismatched ALLREDUCE tensor shapes" in lines[0]
+    assert ends(asks=True) == [[], []]

@@ -21,7 +21,7 @@ from farandole.context.observers import Observers, note_ignored
 from farandole.context.process_sets import Sets
 from farandole.contracts import Transport
 from farandole.engine import Engine
-from farandole.errors import NotInitializedError, RequestError, SettingsError
+from farandole.errors import HorovodInternalError, NotInitializedError, RequestError, SettingsError
 from farandole.report import reporter
 from farandole.store import StoreClient
 from farandole.transports import shm
@@ -105,6 +105,7 @@ class ProcessSet:
 
 
 _registered: set[ProcessSet] = set()  # in this stay
+unheard_failures: list[Callable[[], list[HorovodInternalError]]] = []  # each tells those since it was last asked
 global_process_set = ProcessSet([])
 global_process_set.process_set_id, global_process_set.ranks = 0, None
 
@@ -188,8 +189,15 @@ def shutdown() -> None:
         if servers is not None:
             servers.say_bye(reporter.failed())
         verdict = place.observers.gradient_check.verdict(place.placement.size)
-        if verdict and not place.placement.rank and not place.engine.ended and not handles and not reporter.failed():
-            log.logger.warning(verdict)
+        if not place.engine.ended and not handles and not reporter.failed():
+            if verdict and not place.placement.rank:
+                log.logger.warning(verdict)
+            for failures in filter(None, [unheard() for unheard in unheard_failures]):
+                log.logger.warning(
+                    f"{len(failures)} asynchronous collective(s) failed, and nobody asked how they ended: their "
+                    "tensors are as they were. Call hvd.synchronize(handle) for each handle. The first error: "
+                    f"{failures[0]}"
+                )
         place.sets.shutdown()
         place.observers.close()
         if servers is not None and handles:
@@ -372,6 +380,8 @@ def _leave() -> None:
     surroundings = sys.modules.get("farandole.surroundings")
     if surroundings is not None:
         surroundings.leave(failed=reporter.failed())
+    if _store is not None:  # where warnings are shown, Python would tell of an open socket
+        _store.close()
 
 
 atexit.register(_leave)

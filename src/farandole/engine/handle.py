@@ -60,6 +60,11 @@ class Handle:
         """True when the results are there, or the error."""
         return self._done
 
+    @property
+    def error(self) -> HorovodInternalError | None:
+        """What ``wait`` will raise; None if it is not known yet, or all went well."""
+        return self._error if self._done else None
+
     def wait(self) -> list[Any]:
         """The results. Blocks; raises the collective's error (HorovodInternalError)."""
         if not self._done:

@@ -18,7 +18,7 @@ from farandole.context import ProcessSet
 from farandole.contracts import Binding
 from farandole.engine import Engine, Entry, Handle
 from farandole.engine.check import check
-from farandole.errors import RequestError
+from farandole.errors import HorovodInternalError, RequestError
 from farandole.types import Buffer, DeviceBuffer, Kind, ReduceOp, Request
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Verbs:
         self._binding = binding
         self._handles = itertools.count()
         self._pending: dict[int, Pending] = {}
+        self._told = -1  # the last handle that ``_unheard`` gave
+        context.unheard_failures.append(self._unheard)
 
     # Submit.
 
@@ -52,6 +54,16 @@ class Verbs:
         handle = next(self._handles)
         self._pending[handle] = pending
         return handle
+
+    def _unheard(self) -> list[HorovodInternalError]:
+        """The errors of handles that nobody has synchronized, since this was last called."""
+        failed = {
+            handle: error
+            for handle, pending in list(self._pending.items())
+            if handle > self._told and (error := pending[0].error) is not None
+        }
+        self._told = max(failed, default=self._told)
+        return list(failed.values())
 
     # Prepare.
 
