@@ -372,8 +372,9 @@ def test_a_rank_that_finishes_early_is_named(capfd: pytest.CaptureFixture[str]) 
 
 
 def test_a_rank_ends_with_no_warning_of_its_own_where_python_shows_all(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
     program = tmp_path / "train.py"
-    program.write_text("import numpy, farandole.numpy as hvd; hvd.init(); hvd.allreduce(numpy.ones(3)); print('done')")
+    program.write_text("import torch, farandole.torch as hvd; hvd.init(); hvd.allreduce(torch.ones(3)); print('done')")
     command = ["-m", "farandole", "run", "-np", "2", "--show-ranks", "0", sys.executable, "-X", "dev", str(program)]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0]<stdout>:done\n", "")
