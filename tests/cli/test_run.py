@@ -75,6 +75,24 @@ class TestRun:
         assert not started
 
     @pytest.mark.parametrize(
+        ("given", "told"),
+        [
+            ("--timeline-all-ranks", "farandole: --timeline-all-ranks does nothing without --timeline-filename\n"),
+            (
+                "--autotune-log-file a.csv --autotune-warmup-samples 1",
+                "farandole: --autotune-log-file, --autotune-warmup-samples do nothing without --autotune\n",
+            ),
+            ("--timeline-all-ranks --timeline-filename DYNAMIC --autotune --autotune-log-file a.csv", ""),
+        ],
+    )
+    def test_a_flag_that_does_nothing_without_another_is_told(
+        self, given: str, told: str, started: list[Job], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main(["run", "-np", "2", *given.split(), "true"]) == 0
+        assert capsys.readouterr().err == told
+        assert len(started) == 1
+
+    @pytest.mark.parametrize(
         "given", ["-np 2", "-np2", "-np=2", "-n 2", "-n2", "-n=2", "--np 2", "--np=2", "--num-proc 2"]
     )
     def test_the_number_of_processes_is_given_as_elsewhere(self, given: str, started: list[Job]) -> None:

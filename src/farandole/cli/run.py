@@ -130,8 +130,10 @@ def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
     request = Request(0, hosts=options.hosts)
     launcher = registry.best("launcher", request) if wanted == "auto" else registry.load("launcher", wanted)()
     np = _number(options, launcher.name)
-    settings = settings_for({}, overrides(vars(options)))
+    given = overrides(vars(options))
+    settings = settings_for({}, given)
     _check_exchange(settings)
+    _tell_idle(given, settings)
     return Job(
         np=np, command=command, settings=settings,
         hosts=options.hosts, launcher=launcher,
@@ -156,6 +158,17 @@ def _check_exchange(settings: Settings) -> None:
         raise SettingsError(f"--strategy {settings.strategy}: {error}") from None
     if codec is not None and not isinstance(chosen, str) and (why := unfit(chosen, codec)):
         raise SettingsError(f"--codec {settings.codec} {why}")
+
+
+def _tell_idle(given: Mapping[str, Any], settings: Settings) -> None:
+    """Say which flags of the command line do nothing for want of another."""
+    flags = {each.name: (each.group, each.flag) for each in settings_of()}
+    for name in ("timeline", "autotune"):
+        group, needed = flags[name]
+        idle = [flag for other, (its_group, flag) in flags.items() if its_group == group and other in given]
+        if idle and not getattr(settings, name):
+            do = "does" if len(idle) == 1 else "do"
+            sys.stderr.write(f"farandole: {', '.join(idle)} {do} nothing without {needed}\n")
 
 
 def _number(options: argparse.Namespace, launcher: str) -> int:
