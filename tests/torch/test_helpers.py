@@ -96,6 +96,27 @@ def test_a_loader_is_distributed_in_one_call(shuffle: bool) -> None:
     assert (other != other_second) == shuffle
 
 
+@pytest.mark.parametrize("random", [False, True])
+def test_batches_of_a_batch_sampler_that_only_counts_stay_batches(random: bool) -> None:
+    """The loader has no size of batches, and a sampler that it does not use."""
+    import farandole.torch as hvd
+
+    kinds = torch.utils.data
+    hvd.init()
+    try:
+        order = (kinds.RandomSampler if random else kinds.SequentialSampler)(DATA)
+        loader = kinds.DataLoader(DATA, batch_sampler=kinds.BatchSampler(order, 3, True))
+        mine = hvd.distribute(loader)
+        assert (mine.batch_size, mine.drop_last) == (3, True)
+        epochs = [torch.cat(list(mine)).tolist() for _ in range(8)]
+        assert all(len(epoch) == 3 for epoch in epochs)
+        assert (len({*map(tuple, epochs)}) > 1) == random
+        with pytest.raises(ValueError, match="call distribute once"):
+            hvd.distribute(mine)
+    finally:
+        hvd.shutdown()
+
+
 def test_workers_stay_and_each_epoch_is_another() -> None:
     import farandole.torch as hvd
 
@@ -128,6 +149,9 @@ DATA = list(range(4))
         (lambda: DATA, TypeError, r"takes a torch\.utils\.data\.DataLoader, not list: .*DistributedSampler"),
         (lambda: torch.utils.data.DataLoader(Stream()), TypeError, r"Stream is an IterableDataset.*islice"),
         (lambda: torch.utils.data.DataLoader(DATA, batch_sampler=[[0, 1]]), ValueError, r"batch_sampler=list, which"),
+        (lambda: torch.utils.data.DataLoader(
+            DATA, batch_sampler=torch.utils.data.BatchSampler(torch.utils.data.SubsetRandomSampler([1]), 2, False)),
+         ValueError, r"sampler=SubsetRandomSampler, and only its author knows"),
         (lambda: torch.utils.data.DataLoader(DATA, batch_size=None), ValueError, r"batch_size=None, so there are no"),
         (lambda: torch.utils.data.DataLoader(DATA, sampler=torch.utils.data.SubsetRandomSampler([1])), ValueError,
          r"sampler=SubsetRandomSampler, and only its author knows"),

@@ -59,13 +59,11 @@ def distribute(loader: DataLoader[T_co], *, seed: int = 0, even: str = "pad") ->
     """``loader`` again, with this rank's part of the dataset: batch size (per rank), workers, ``collate_fn``,
     ``drop_last`` and all else stay. Shuffled or not as it was; each iteration is another epoch."""
     _check(loader)
-    sampler = _Epochs(
-        loader.dataset,
-        shuffle=isinstance(loader.sampler, RandomSampler),
-        seed=seed,
-        even=even,
-    )
+    batches = loader.batch_sampler  # the program's own, or made of what the loader was told
+    assert isinstance(batches, BatchSampler)
+    sampler = _Epochs(loader.dataset, shuffle=isinstance(batches.sampler, RandomSampler), seed=seed, even=even)
     kept = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
+    kept |= {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
     if not loader.num_workers:
         kept = {name: value for name, value in kept.items() if name not in _WITH_WORKERS}
     return DataLoader(loader.dataset, sampler=sampler, **kept)
@@ -73,7 +71,7 @@ def distribute(loader: DataLoader[T_co], *, seed: int = 0, even: str = "pad") ->
 
 _WITH_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context")
 _KEPT = (
-    "batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "generator",
+    "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator",
     "pin_memory_device", "in_order", *_WITH_WORKERS,
 )  # fmt: skip
 
@@ -101,8 +99,6 @@ def _check(loader: Any) -> None:
             f"{type(loader.dataset).__name__} is an IterableDataset, which gives samples in an order of its own: let "
             "it pass over those of other ranks, itertools.islice(samples, hvd.rank(), None, hvd.size())"
         )
-    if isinstance(loader.sampler, DistributedSampler):
-        raise ValueError("this DataLoader has this rank's part of the dataset already: call distribute once")
     if loader.batch_sampler is None:
         raise ValueError(
             "the DataLoader has batch_size=None, so there are no batches to deal: give it "
@@ -114,13 +110,16 @@ def _check(loader: Any) -> None:
             "batch: give it the indices of farandole.data.DistributedSampler(dataset) to choose from, and use the "
             "loader as it is; or use batch_size="
         )
-    if type(loader.sampler) not in (RandomSampler, SequentialSampler):
+    sampler = loader.batch_sampler.sampler
+    if isinstance(sampler, DistributedSampler):
+        raise ValueError("this DataLoader has this rank's part of the dataset already: call distribute once")
+    if type(sampler) not in (RandomSampler, SequentialSampler):
         raise ValueError(
-            f"the DataLoader has sampler={type(loader.sampler).__name__}, and only its author knows how to deal its "
+            f"the DataLoader has sampler={type(sampler).__name__}, and only its author knows how to deal its "
             "samples to ranks: use shuffle=True or False, or a sampler that looks at hvd.rank()"
         )
-    if isinstance(loader.sampler, RandomSampler) and (loader.sampler.replacement or loader.sampler._num_samples):
+    if isinstance(sampler, RandomSampler) and (sampler.replacement or sampler._num_samples):
         raise ValueError(
-            f"the DataLoader's RandomSampler has replacement={loader.sampler.replacement} and num_samples="
-            f"{loader.sampler._num_samples}: distribute deals each sample once; use shuffle=True"
+            f"the DataLoader's RandomSampler has replacement={sampler.replacement} and num_samples="
+            f"{sampler._num_samples}: distribute deals each sample once; use shuffle=True"
         )
