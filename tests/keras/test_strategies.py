@@ -296,3 +296,26 @@ def test_the_best_weights_that_a_callback_puts_back_are_no_way_from_a_centre(bac
         np.testing.assert_allclose(end, (best + theirs) / 2, rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(on_from, then)
         assert 0 < np.abs(on_from - end).max() < 0.5
+
+
+def test_a_rank_with_fewer_batches_holds_up_no_server(backend: str) -> None:
+    """``fit`` has it wait for the others, which go on without it; the next epoch begins together."""
+
+    def train(rank: int) -> list[list[np.ndarray]]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(16 + 8 * rank, seed=rank)
+        found = []
+        for strategy in ("ps", "ssp:0"):
+            model = p.dense(0)
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), strategy=strategy), p.loss())
+            model.fit(x, y, batch_size=4, epochs=2, verbose=0)
+            assert int(np.array(model.optimizer.iterations)) == 12, "those of the rank with more"
+            found.append(p.weights(model))
+        return found
+
+    for first, second in zip(*on(backend, 2, train, store=True, deadline=60.0), strict=True):
+        equal(first, second)

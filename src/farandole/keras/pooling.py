@@ -80,7 +80,9 @@ def wait_for_all(process_set: ProcessSet = WORLD) -> None:
     not: ranks may have had different numbers of batches."""
     engine = context.engine(process_set)
     if engine.size > 1:
+        context.leave_servers()  # a step of ``ps``, or a bound of ``ssp``, would wait for this rank
         engine.run([Entry(_JOIN, Buffer(_NOTHING, _NOTHING, DType.UINT8))])
+        context.return_to_servers()
         engine.numbers.restart()
 
 
