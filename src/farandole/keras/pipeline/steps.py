@@ -97,7 +97,8 @@ class Steps:
                 inputs, mask, training=training, watch=training and not self._stages.first and "float" in self._dtype_in
             )
             if passed.losses is not None:
-                head = head._replace(losses=head.losses + rows / head.rows * float(passed.losses))
+                added = float(keras.ops.stop_gradient(passed.losses))  # torch warns of a float with a gradient
+                head = head._replace(losses=head.losses + rows / head.rows * added)
             if not self._stages.last:
                 self._send_on(head, passed)
             yield _Micro(passed, rows, head)
