@@ -105,7 +105,10 @@ def gradient_options(
             )
     if op not in ops:
         names = [_name(known) for known in ops]
-        raise ValueError(f"op currently only supports {', '.join(names[:-1])} and {names[-1]} (got op={_name(op)})")
+        cure = "; PyTorch, JAX and the tapes of TensorFlow have Adasum" if op == ReduceOp.ADASUM else ""
+        raise ValueError(
+            f"op currently only supports {', '.join(names[:-1])} and {names[-1]} (got op={_name(op)}){cure}"
+        )
     if op == ReduceOp.ADASUM and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
     if num_groups:
