@@ -238,6 +238,19 @@ def test_a_file_that_changes_is_told_in_the_next_epoch_and_to_who_got_the_handle
         list(data.numpy(10, rank=0, size=1))
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("memory", [10_000, 100_000])
+def test_a_file_that_is_written_anew_in_place_while_it_is_read(tmp_path: Path, memory: int, threads: int) -> None:
+    """pyarrow gives fewer rows of a file that ends early, and no error."""
+    part = tmp_path / "part.parquet"
+    pq.write_table(pa.table({"id": range(100_000)}), part, row_group_size=1000)
+    batches = iter(from_parquet(str(part)).numpy(10, rank=0, size=1, memory=memory, threads=threads))
+    next(batches)
+    pq.write_table(pa.table({"id": range(7)}), part)
+    with pytest.raises(DataError, match=r"part\.parquet has changed since the handle was made: it was"):
+        list(batches)
+
+
 def test_several_files_and_folders_of_keys(tmp_path: Path) -> None:
     for year in (2023, 2024):
         (tmp_path / f"year={year}").mkdir()

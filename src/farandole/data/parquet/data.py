@@ -386,7 +386,7 @@ class Files:
         path, keys = self._scan.files[group.file], self._scan.keys[group.file]
         names = [column.name for column in self._scan.columns if column.name not in keys]
         rows = max(1, min(group.rows, group.rows * _AT_ONCE // max(group.size, 1)))
-        row = group.row
+        row, end = group.row, group.row + group.rows
         try:
             with self._opened(group.file) as file:
                 for batch in file.iter_batches(rows, row_groups=[group.number], columns=names, use_threads=False):
@@ -394,9 +394,11 @@ class Files:
                         self._check(group.file)  # after reading: these rows are of the file that the handle knows
                     yield self._arrays(batch, keys, Where(path, row))
                     row += batch.num_rows
+            if row < end:  # pyarrow raises nothing where a file ends early
+                raise OSError(f"it ends with {row - group.row} rows of them")
         except (pa.ArrowException, OSError) as error:
             self._check(group.file)
-            raise DataError(f"{path}, rows {row} to {group.row + group.rows - 1}: {error}") from error
+            raise DataError(f"{path}, rows {row} to {end - 1}: {error}") from error
 
     def _arrays(self, batch: Any, keys: Mapping[str, Any], where: Where) -> dict[str, Array]:
         pa = need("pyarrow", _PURPOSE)
