@@ -63,7 +63,9 @@ def total(x: Any) -> Any:
 def test_the_output_has_each_row_once_in_order_for_any_number_of_processes(table: Path, tmp_path: Path) -> None:
     for np_ in (1, 3):
         out = tmp_path / f"out{np_}.parquet"
-        done = predict_parquet(total, str(table), str(out), np=np_, returns="float", rows_per_file=150, batch_size=64)
+        done = predict_parquet(
+            total, str(table), str(out), np=np_, returns="float", rows_per_file=np.int64(150), batch_size=np.int32(64)
+        )
         assert (done.rows, done.files, done.resumed) == (1000, 7, 0)
         rows = read(out)
         assert [row["id"] for row in rows] == list(range(1000))

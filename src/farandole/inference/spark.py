@@ -16,10 +16,11 @@ import cloudpickle
 
 from farandole.data.extras import need
 from farandole.data.parquet.columns import Wanted, check_names
+from farandole.data.whole import whole
 from farandole.errors import SettingsError
 from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
 from farandole.inference.returns import DEFAULT, Type, arrow_type, parse
-from farandole.inference.stream import BATCH_SIZE, ERROR, PREDICTION, Chunk, How, check_batch_size, predictions
+from farandole.inference.stream import BATCH_SIZE, ERROR, PREDICTION, Chunk, How, predictions
 from farandole.pickled import dumps
 from farandole.report.spark import session
 
@@ -85,7 +86,7 @@ def predict_udf(
     packed = pack(model, **options)
     given = {"shapes": shapes, "dtypes": dtypes, "fill": fill, "decode": decode}
     job = _Job(
-        packed._replace(content=b""), parse(returns or packed.returns or DEFAULT), check_batch_size(batch_size),
+        packed._replace(content=b""), parse(returns or packed.returns or DEFAULT), whole("batch_size", batch_size, 1),
         None if inputs is None else tuple(inputs), {name: value for name, value in given.items() if value is not None},
         errors, key, stack, threads, device,
     )  # fmt: skip

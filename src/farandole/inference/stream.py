@@ -30,7 +30,7 @@ from farandole.data.parquet.columns import (
     undecoded,
     values,
 )
-from farandole.errors import DataError, SettingsError
+from farandole.errors import DataError
 from farandole.inference.isolate import Part, WholeError, parts
 from farandole.inference.recut import Batch, recut
 from farandole.inference.returns import ShapeError, Type, arrow_type, to_arrow
@@ -75,12 +75,6 @@ class How(NamedTuple):
 
 
 Chunk = Sequence[Any]  # of Arrow arrays, one for each column
-
-
-def check_batch_size(rows: Any) -> int:
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise SettingsError(f"batch_size={rows!r} must be a whole number of rows, at least 1")
-    return rows
 
 
 def predictions(chunks: Iterator[Chunk], predict: Predictor, how: How, source: str, first: int = 0) -> Iterator[Any]:

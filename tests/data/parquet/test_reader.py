@@ -281,7 +281,10 @@ def test_batches_are_tuples_where_labels_are_named(folder: Path) -> None:
     ("options", "text"),
     [
         ({"even": "odd"}, "even='odd' is not a way to deal rows; choose one of exact, pad, drop, weights"),
-        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"batch_size": 0}, "batch_size=0 must be a whole number, at least 1"),
+        ({"batch_size": 2.5}, "batch_size=2.5 must be a whole number, at least 1"),
+        ({"threads": "2"}, "threads='2' must be a whole number, at least 0"),
+        ({"seed": None}, "seed=None must be a whole number"),
         ({"rank": 1}, "rank=1 and size=None come together"),
         ({"rank": 2, "size": 2}, "rank=2 and size=2 come together, and rank is from 0 to size - 1"),
     ],
@@ -289,6 +292,35 @@ def test_batches_are_tuples_where_labels_are_named(folder: Path) -> None:
 def test_options_that_cannot_be(data: ParquetData, options: Any, text: str) -> None:
     with pytest.raises(SettingsError, match=text):
         data.numpy(**{"batch_size": 2, **options})
+
+
+def test_whole_numbers_of_numpy_are_those_of_python(data: ParquetData) -> None:
+    mine, numpys = data.numpy(200, seed=5), data.numpy(np.uint8(200), seed=np.int32(5))
+    numpys.set_epoch(np.int32(0))
+    assert ids(mine) == ids(numpys)
+    assert mine.state_dict() == numpys.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        ({"position": 1.5}, "position=1.5 must be a whole number, at least 0"),
+        ({"position": -3}, "position=-3 must be a whole number, at least 0"),
+        ({"position": ROWS}, f"position={ROWS} of the state is not below the {ROWS} rows of an epoch"),
+        ({"epoch": -1}, "epoch=-1 must be a whole number, at least 0"),
+    ],
+)
+def test_a_state_that_cannot_be(data: ParquetData, told: dict[str, Any], text: str) -> None:
+    reader = data.numpy(10)
+    with pytest.raises(ValueError, match=text):
+        reader.load_state_dict({**reader.state_dict(), **told})
+
+
+def test_a_reader_goes_on_where_its_pickle_is_opened(data: ParquetData) -> None:
+    reader = data.numpy(10)
+    list(reader)
+    there = pickle.loads(pickle.dumps(reader))
+    assert ids(there) == ids(reader)
 
 
 def test_the_benchmark_reads_what_it_wrote() -> None:

@@ -349,16 +349,19 @@ def _check_nulls(file: Any, index: int, chunk: Any, name: str, row: int) -> None
 
 
 class Files:
-    """The files of a scan, opened by a rank. May be used by several threads."""
+    """The files of a scan, opened by a rank. May be used by several threads. A pickle opens its own."""
 
     def __init__(self, data: ParquetData) -> None:
-        self._scan = data.scan
+        self._data, self._scan = data, data.scan
         several = data.path if isinstance(data.path, str) else data.path[0]
         self._system = paths.arrow_filesystem(str(several), data.storage_options)[0]
         self._near = isinstance(self._system, need("pyarrow.fs", _PURPOSE).LocalFileSystem)
         self._footers: dict[int, Any] = {}
         self._idle: dict[int, Any] = {}  # open files that no thread reads
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[Files], tuple[ParquetData]]:
+        return Files, (self._data,)
 
     def read(self, block: Sequence[RowGroup]) -> dict[str, Array]:
         """The rows of a block, as they lie in the files: an array for each column."""

@@ -16,6 +16,7 @@ from farandole.data.parquet.chunks import Arrays, Chunks
 from farandole.data.parquet.columns import Column, Where, decoded, fitting
 from farandole.data.parquet.data import Files, ParquetData, RowGroup
 from farandole.data.steps import EVEN, Step, Steps
+from farandole.data.whole import whole
 from farandole.errors import DataError, SettingsError
 from farandole.log import logger
 
@@ -55,8 +56,8 @@ class Reader:
     ) -> None:  # fmt: skip
         if even not in EVEN:
             raise SettingsError(f"even={even!r} is not a way to deal rows; choose one of {', '.join(EVEN)}")
-        if batch_size < 1 or threads < 0:
-            raise SettingsError(f"batch_size={batch_size} must be at least 1, and threads={threads} at least 0")
+        batch_size, threads = whole("batch_size", batch_size, 1), whole("threads", threads, 0)
+        seed, least = whole("seed", seed), whole("least", least, 1)
         if (rank is None) != (size is None) or (rank is not None and not 0 <= rank < (size or 0)):
             raise SettingsError(f"rank={rank} and size={size} come together, and rank is from 0 to size - 1")
         scan = data.scan
@@ -76,6 +77,9 @@ class Reader:
         self._files = Files(data)
         self._kept: Arrays | None = None
         self._running: tuple[_Epoch, int] | None = None  # the last loop's, and how many batches it handed out
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": None}  # rows are read where the pickle is opened
 
     @property
     def weighted(self) -> bool:
@@ -106,6 +110,7 @@ class Reader:
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch is next. One that ``load_state_dict`` left half done goes on where it was."""
+        epoch = whole("epoch", epoch, 0)
         if epoch != self.epoch:
             self.epoch, self.position = epoch, 0
         self._running = None
@@ -131,7 +136,10 @@ class Reader:
                 f"the state belongs to another order: it has {theirs}, and {self.data.path} {mine}; use the files, "
                 "seed=, shuffle=, memory=, columns, shapes= and dtypes= of then, or begin an epoch with set_epoch()"
             )
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        epoch, position = whole("epoch", state["epoch"], 0), whole("position", state["position"], 0)
+        if position >= self.data.rows:
+            raise DataError(f"position={position} of the state is not below the {self.data.rows} rows of an epoch")
+        self.epoch, self.position = epoch, position
         self._running = None
 
     def _kind(self) -> dict[str, int]:

@@ -20,13 +20,14 @@ from farandole.config import Placement
 from farandole.data import paths
 from farandole.data.parquet.columns import Wanted, check_names
 from farandole.data.parquet.data import fragments, keys
+from farandole.data.whole import whole
 from farandole.errors import DataError, SettingsError, did_you_mean
 from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
 from farandole.inference.parquet.target import Target, check_apart, mark
 from farandole.inference.pieces import Piece, Source, at_once, pieces, share
 from farandole.inference.recut import Slice, take
 from farandole.inference.returns import DEFAULT, Type, parse
-from farandole.inference.stream import BATCH_SIZE, PREDICTION, How, Predictor, check_batch_size, predictions
+from farandole.inference.stream import BATCH_SIZE, PREDICTION, How, Predictor, predictions
 from farandole.inference.versions import identity, identity_of
 
 ROWS = 1 << 17  # of a file of the output
@@ -98,7 +99,8 @@ def predict_parquet(
     packed = pack(model, **{name: options.pop(name) for name in MODEL_OPTIONS if name in options})
     if options:
         raise TypeError(f"predict_parquet() has no argument {next(iter(options))!r}")
-    _check_numbers(np, rows_per_file, threads)
+    np, threads = whole("np", np, 1), whole("threads", threads, 0)
+    rows_per_file = whole("rows_per_file", rows_per_file, 1)
     output = os.fspath(output)
     files, first = fragments(input, storage_options)
     schema = _merged(files, first)
@@ -111,7 +113,7 @@ def predict_parquet(
     wanted = Wanted(dict(shapes or {}), dict(dtypes or {}), dict(fill or {}), dict(decode or {}))
     check_names(wanted, columns)
     count = threads or max(1, len(os.sched_getaffinity(0)) // np)
-    how = How(tuple(columns), kind, check_batch_size(batch_size), wanted, errors, key is not None, stack, count)
+    how = How(tuple(columns), kind, whole("batch_size", batch_size, 1), wanted, errors, key is not None, stack, count)
     where = (given[0], dict(storage_options or {}))
     sources = tuple(_source(file, paths.arrow_filesystem(*where)[0]) for file in files)
     every = pieces(sources, rows_per_file)
@@ -131,13 +133,6 @@ def predict_parquet(
     _compare(sources, paths.arrow_filesystem(*where)[0])
     target.finish(every)
     return Summary(sum(each.rows for each in sources), len(every), len(every) - len(todo), time.monotonic() - began)
-
-
-def _check_numbers(np: Any, rows_per_file: Any, threads: Any) -> None:
-    """SettingsError for numbers of processes, rows or threads that are none."""
-    for name, value, least in (("np", np, 1), ("rows_per_file", rows_per_file, 1), ("threads", threads, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise SettingsError(f"{name}={value!r} must be a whole number, at least {least}")
 
 
 def _merged(files: Sequence[Any], first: Any) -> Any:

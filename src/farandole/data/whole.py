@@ -1,0 +1,22 @@
+"""Whole numbers that users give: of Python, or of numpy, as computed ones are."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from farandole.errors import SettingsError
+
+
+def whole(name: str, value: Any, least: int | None = None) -> int:
+    """``value`` as Python's own int: numpy's overflow. SettingsError if it is none, or less than ``least``."""
+    try:
+        found = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or (least is not None and found < least):
+        rule = "" if least is None else f", at least {least}"
+        raise SettingsError(f"{name}={value!r} must be a whole number{rule}")
+    return found
