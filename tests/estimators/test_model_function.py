@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from farandole.data import Store
 from farandole.errors import DataError, SettingsError
 from farandole.estimators.checkpoint import Checkpoint, write
-from farandole.estimators.model_function import RUN, HorovodEstimator, rounds, rounds_left
+from farandole.estimators.model_function import RUN, HorovodEstimator, model_of, rounds, rounds_left
 from tests.estimators.tools import Pool, frame
 from tests.keras.backends import QUICK
 
@@ -54,6 +55,16 @@ def test_a_model_function_of_2019_is_told_all_that_changed() -> None:
     with pytest.raises(SettingsError, match="must divide the 7 steps of training"):
         rounds(7, 2)
     assert (rounds(1000), rounds(7), rounds(23)) == ((50, 20), (1, 7), (23, 1))
+
+
+def test_arguments_with_defaults_are_the_model_functions_own() -> None:
+    def wide(params: dict[str, Any], width: int = 8, *rest: Any, **more: Any) -> Any:
+        return given.append((params, width, rest, more)) or model_fn({"classes": width})
+
+    given: list[Any] = []
+    for function in (wide, partial(wide, width=3), lambda *given: wide(*given), lambda **none: wide({"a": 1}, **none)):
+        assert model_of(function, {"a": 1}).optimizer is not None
+    assert given == [({"a": 1}, width, (), {}) for width in (8, 3, 8, 8)]
 
 
 def test_more_steps_than_a_checkpoint_has_are_trained(tmp_path: Path) -> None:

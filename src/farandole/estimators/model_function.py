@@ -14,6 +14,7 @@ from farandole.estimators.spark.mllib import Estimator
 from farandole.estimators.spark.params import Declared, Row, declare
 from farandole.estimators.spark.persistence import Persistent
 
+_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # *args and **kwargs
 MOST_EPOCHS = 20  # checkpoints and validations of a training
 RUN = "model"  # its folder below modelDir
 TOO_OLD = (
@@ -69,10 +70,13 @@ def model_of(function: Callable[..., Any] | None, params: Mapping[str, Any]) -> 
     """The model of a model function. SettingsError, with all that has changed, for one of 2019."""
     if function is None:
         raise SettingsError("modelFn is required: a function of params that gives a compiled Keras model")
-    arguments = list(inspect.signature(function).parameters)
-    if len(arguments) > 1 or "features" in arguments:
+    parameters = list(inspect.signature(function).parameters.values())
+    arguments = [each.name for each in parameters]
+    needed = [each for each in parameters if each.default is each.empty and each.kind not in _REST]
+    if len(needed) > 1 or "features" in arguments:
         raise SettingsError(TOO_OLD.format(arguments=", ".join(arguments)))
-    found = function(dict(params)) if arguments else function()
+    takes = any(each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD) for each in parameters)
+    found = function(dict(params)) if takes else function()
     if not getattr(found, "optimizer", None):
         raise SettingsError(
             f"modelFn gives {type(found).__name__}, where a Keras model is needed on which compile() was called"
