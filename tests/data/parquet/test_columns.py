@@ -119,6 +119,11 @@ def test_raw_bytes_are_read_where_they_lie(kind: Any) -> None:
         (pa.array([1]), {"labels": ["yy"]}, "Label column yy does not exist in"),
         (pa.array([1]), {"columns": ["x"], "features": ["x"]}, "say the same: give one of them"),
         (pa.array([b"a"]), {}, "column 'x': binary is no type that becomes an array: give decode={...: function"),
+        (
+            pa.array([b"a"], pa.binary(1)),
+            {},
+            "fixed_size_binary[1] is no type that becomes an array: give decode={...: f",
+        ),
         (pa.array([{"a": 1}]), {}, "is no type that becomes an array: cast it to a number, or leave the column out"),
         (pa.array([{**image(), "height": -1}]), {}, "row 0, column 'x': an image that Spark could not decode"),
         (pa.array([None, [1]]), {}, "row 0, column 'x': the first row is null: declare shapes={'x': (...)}"),
@@ -257,7 +262,9 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         from_parquet([])
     written(tmp_path, pa.array([1, 2]), "a.parquet")
     written(tmp_path, pa.array(["1", "2"]), "b.parquet")
-    with pytest.raises(DataError, match=r"b\.parquet, column 'x': its type is string, but int64 in .*a\.parquet"):
+    with pytest.raises(
+        DataError, match=r"b\.parquet, column 'x': its type is string, but int64 in .*a\.parquet: write"
+    ):
         from_parquet(str(tmp_path))
     pq.write_table(pa.table({"y": [1]}), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"b\.parquet, column 'x': it is missing, while .*a\.parquet has it"):

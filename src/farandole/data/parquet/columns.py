@@ -108,7 +108,9 @@ def _column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], w
         return Column(name, "number", dtype, (), fill)
     if dtype:
         return Column(name, "list", dtype, shape or _lengths(name, kind, first, where), fill)
-    raise where.error(name, None, f"{kind} is no type that becomes an array: {_CURES.get(str(kind), _CURE)}")
+    raise where.error(
+        name, None, f"{kind} is no type that becomes an array: {_BINARY if _bytes(types, kind) else _CURE}"
+    )
 
 
 UNDECODED = (
@@ -116,7 +118,6 @@ UNDECODED = (
 )
 _CURE = "cast it to a number, or leave the column out"
 _BINARY = "give decode={...: function of the bytes}, or shapes={...: shape} for raw bytes"
-_CURES = {"binary": _BINARY, "large_binary": _BINARY}
 
 
 def _encoded(name: str, decode: Any, first: Callable[[], Any], wanted: Wanted, where: Where) -> Column:

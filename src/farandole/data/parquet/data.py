@@ -303,7 +303,8 @@ def _check_types(files: Sequence[Any], schema: Any, names: Sequence[str]) -> Non
                 raise Where(file.path).error(name, None, f"it is missing, while {other} has it")
             kind, expected = file.physical_schema.field(name).type, schema.field(name).type
             if kind != expected:
-                raise Where(file.path).error(name, None, f"its type is {kind}, but {expected} in {files[0].path}")
+                text = f"its type is {kind}, but {expected} in {files[0].path}: write one of them with the other's type"
+                raise Where(file.path).error(name, None, f"{text}, or leave the column out")
 
 
 def _check_all(files: Sequence[Any], names: Sequence[str]) -> None:
