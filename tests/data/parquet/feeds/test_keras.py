@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from farandole.data import ParquetData, from_parquet
+from farandole.errors import SettingsError
 
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
@@ -55,6 +60,54 @@ def test_fit_and_evaluate_see_each_row_once_in_an_epoch(data: ParquetData, form:
     layer.rows = []
     model.evaluate(batches, verbose=0)
     assert sorted(layer.rows) == [*range(10)]
+
+
+class Seeing(keras.Model):  # type: ignore[misc]
+    """Not built before fit(), which looks at a batch for that; fit() shuffles the numbers of batches by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.seen: list[int] = []
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, *given: Any) -> dict[str, float]:  # JAX has another signature
+        self.seen += keras.ops.convert_to_numpy(given[-1][1]).astype(int).tolist()
+        return {"loss": 0.0}
+
+
+def seeing(tmp_path: Path) -> tuple[Seeing, ParquetData]:
+    table = pa.table({"x": [[float(row)] for row in range(101)], "y": range(101)})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=9)
+    model = Seeing()
+    model.compile("sgd", "mse", run_eagerly=True)
+    return model, from_parquet(str(tmp_path / "rows.parquet"), features="x", labels="y")
+
+
+def each_row_once(folder: Path) -> None:
+    for seed in range(5):
+        random.seed(seed)
+        model, rows = seeing(folder)
+        model.fit(rows.keras(10), epochs=3, verbose=0)
+        epochs = [sorted(model.seen[begin : begin + 101]) for begin in range(0, len(model.seen), 101)]
+        assert epochs == [list(range(101))] * 3
+
+
+def test_a_model_that_is_built_by_fit_sees_each_row_once(tmp_path: Path) -> None:
+    each_row_once(tmp_path)
+    program = "import sys; from pathlib import Path; from tests.data.parquet.feeds import test_keras as t; "
+    run = [sys.executable, "-c", program + "t.each_row_once(Path(sys.argv[1]))", str(tmp_path)]
+    subprocess.run(run, env={**os.environ, "KERAS_BACKEND": "torch"}, check=True)  # where Keras itself asks for batches
+
+
+def test_workers_of_keras_are_an_error(tmp_path: Path) -> None:
+    model, rows = seeing(tmp_path)
+    batches = rows.keras(10)
+    batches.workers = 3
+    with pytest.raises(SettingsError, match="workers=3, use_multiprocessing=False: workers of Keras would mix up"):
+        model.fit(batches, verbose=0)
 
 
 def test_steps_per_epoch_go_on_in_the_epoch_of_the_rows(data: ParquetData) -> None:

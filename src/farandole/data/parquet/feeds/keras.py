@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from farandole.data.parquet.reader import Reader
+from farandole.errors import SettingsError
 
 _PEEKED = 2  # batches that Keras looks at before an epoch begins, and asks for again
 
@@ -34,6 +35,7 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
         self._length = len(self.reader)
         self._served: set[int] = set()
         self._peeked: dict[int, Any] = {}
+        self._again: dict[int, Any] = {}  # that Keras looked at in an epoch which it left
 
     @property
     def num_batches(self) -> int:
@@ -45,7 +47,10 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
     def __getitem__(self, index: int) -> Any:
         with self._lock:
             if index in self._peeked and len(self._served) <= _PEEKED:
+                self._again.pop(index, None)
                 return self._peeked[index]
+            if index in self._again:  # numbers that fit() shuffles anew come to it late
+                return self._again.pop(index)
             if index in self._served or self._batches is None:
                 self._end()
                 self._batches = iter(self.reader)
@@ -58,6 +63,11 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
             return batch
 
     def on_epoch_begin(self) -> None:
+        if self.workers > 1 or self.use_multiprocessing:
+            raise SettingsError(
+                f"workers={self.workers}, use_multiprocessing={self.use_multiprocessing}: workers of Keras would mix "
+                "up batches and epochs; use workers=1: the reader reads ahead in threads (threads=)"
+            )
         self._within = True
 
     def on_epoch_end(self) -> None:
@@ -65,6 +75,8 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
         there. Without a beginning this is the end of Keras' look at the first batches."""
         with self._lock:
             within, self._within = self._within, False
+            if len(self._served) <= _PEEKED:
+                self._again = dict(self._peeked)
             if not within or len(self._served) == self._length:
                 self._end()
 
