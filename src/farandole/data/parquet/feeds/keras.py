@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,14 +12,15 @@ import keras
 from farandole.data.parquet.reader import Reader
 from farandole.errors import SettingsError
 
-_PEEKED = 2  # batches that Keras looks at before an epoch begins, and asks for again
+_PEEKED = 2  # batches that Keras looks at, to learn their types or to build the model, and asks for again
 
 
 class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
     """This rank's batches, for ``model.fit``. ``set_epoch``, ``state_dict`` and ``load_state_dict`` are ``reader``'s.
 
     Batches come in the reader's order, whatever numbers Keras asks for: ``fit`` shuffles these numbers by default, and
-    rows are shuffled already.
+    rows are shuffled already. With ``steps_per_epoch`` an epoch of Keras ends in the middle of the reader's, and the
+    next one goes on there.
     """
 
     sharded = True  # not to be dealt to ranks again
@@ -28,17 +30,21 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
         self.reader = reader
         self._lock = threading.Lock()
         self._within = False  # an epoch of Keras
+        self._fresh = False  # does Keras begin to pass over the batches?
         self._begin()
 
     def _begin(self) -> None:
         self._batches: Iterator[Any] | None = None
         self._length = len(self.reader)
-        self._served: set[int] = set()
-        self._peeked: dict[int, Any] = {}
-        self._again: dict[int, Any] = {}  # that Keras looked at in an epoch which it left
+        self._served = 0
+        self._first: dict[int, Any] = {}  # those that Keras may only have looked at, by the numbers that it gave
+        self._seen_in_epoch = False  # were they asked for in an epoch?
+        self._again: deque[Any] = deque()
 
     @property
     def num_batches(self) -> int:
+        """Keras reads this whenever it begins to pass over the batches; for others there is ``len``."""
+        self._fresh = True
         return self._length
 
     def __len__(self) -> int:
@@ -46,21 +52,32 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
 
     def __getitem__(self, index: int) -> Any:
         with self._lock:
-            if index in self._peeked and len(self._served) <= _PEEKED:
-                self._again.pop(index, None)
-                return self._peeked[index]
-            if index in self._again:  # numbers that fit() shuffles anew come to it late
-                return self._again.pop(index)
-            if index in self._served or self._batches is None:
+            if self._fresh:
+                self._fresh = False
+                self._pass()
+            if self._again:
+                self._first[index] = self._again.popleft()
+            if index in self._first and self._served <= _PEEKED:
+                return self._first[index]
+            if self._batches is None or self._served == self._length:
                 self._end()
                 self._batches = iter(self.reader)
             batch = next(self._batches)
-            self._served.add(index)
-            if len(self._served) <= _PEEKED:
-                self._peeked[index] = batch
-            if len(self._served) == self._length:
+            self._served += 1
+            if self._served <= _PEEKED:
+                self._first[index] = batch
+                self._seen_in_epoch = self._within
+            if self._served == self._length:
                 self._batches.close()  # type: ignore[attr-defined]  # its threads end
             return batch
+
+    def _pass(self) -> None:
+        """A pass begins. If the one before ended after its first batches it was a look, and they come once more."""
+        whole = self._served == self._length and self._seen_in_epoch
+        if self._served > _PEEKED or whole:
+            self._end()
+        else:
+            self._again, self._first = deque(self._first.values()), {}
 
     def on_epoch_begin(self) -> None:
         if self.workers > 1 or self.use_multiprocessing:
@@ -71,14 +88,7 @@ class KerasBatches(keras.utils.PyDataset):  # type: ignore[misc]
         self._within = True
 
     def on_epoch_end(self) -> None:
-        """With ``steps_per_epoch`` an epoch of Keras ends in the middle of the reader's, and the next one goes on
-        there. Without a beginning this is the end of Keras' look at the first batches."""
-        with self._lock:
-            within, self._within = self._within, False
-            if len(self._served) <= _PEEKED:
-                self._again = dict(self._peeked)
-            if not within or len(self._served) == self._length:
-                self._end()
+        self._within = False
 
     def _end(self) -> None:
         if self._batches is not None:
