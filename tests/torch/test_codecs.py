@@ -218,7 +218,7 @@ def test_momentum_follows_the_scale_of_a_grad_scaler() -> None:
     job(2, fn)
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "local_sgd:1"])
+@pytest.mark.parametrize("strategy", ["allreduce", "bmuf:1"])
 def test_a_codec_that_two_optimizers_take_turns_with_is_refused(strategy: str) -> None:
     """Their parameters may have the same names: what was not sent of one went to the other."""
 
@@ -252,7 +252,7 @@ def test_a_codec_that_two_optimizers_take_turns_with_is_refused(strategy: str) -
 
 @pytest.mark.parametrize(
     ("strategy", "spec"),
-    [*((strategy, "topk:0.25") for strategy in ("allreduce", "local_sgd:1", "easgd:1", "ps")), ("easgd:1", "sign:0.5")],
+    [*((strategy, "topk:0.25") for strategy in ("allreduce", "local_sgd:1", "easgd:1", "ps")), ("bmuf:1", "sign:0.5")],
 )
 def test_optimizers_that_share_a_codec_have_what_each_of_its_own_would_give(strategy: str, spec: str) -> None:
     """Their tensors have different names; or nothing is kept from one exchange to the next, as with ``easgd``."""
