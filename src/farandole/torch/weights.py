@@ -43,6 +43,7 @@ class WeightState:
         self._own_steps = OwnSteps(optimizer, options.process_set, f"strategy {strategy.spec!r}")
         self._step = 0
         self._seen: list[Any] = []  # the parameters, when they were looked at last
+        self._alone: list[Any] = []  # which parameters were found to be no two in the same memory, and where
         self._apart: list[Any] = []  # where those are that were found to have no memory in common
         living.add(self)
 
@@ -122,13 +123,22 @@ class WeightState:
         """With their names. Of those that have the same memory (``decoder.weight.data = encoder.weight.data``) one."""
         optimizer: Any = self._optimizer()
         names = optimizer._parameter_names
+        named = [
+            (names.get(parameter) or name_of(number, place), parameter)
+            for number, group in enumerate(optimizer.param_groups)
+            for place, parameter in enumerate(group["params"])
+            if _holds_reals(parameter)
+        ]
+        places = [(id(parameter), parameter.data_ptr()) for _, parameter in named]
+        if places == self._alone:
+            return named
         found: dict[Any, tuple[str, Any]] = {}
-        for number, group in enumerate(optimizer.param_groups):
-            for place, parameter in enumerate(group["params"]):
-                if _holds_reals(parameter):
-                    memory: Any = (*_span(parameter), parameter.numel()) if parameter.numel() else id(parameter)
-                    if memory not in found or (parameter.requires_grad and not found[memory][1].requires_grad):
-                        found[memory] = (names.get(parameter) or name_of(number, place), parameter)
+        for each in named:
+            memory = _memory(each[1])
+            if memory not in found or (each[1].requires_grad and not found[memory][1].requires_grad):
+                found[memory] = each
+        if len(found) == len(named):
+            self._alone = places
         return list(found.values())
 
     def _keep(self, *, stepping: bool = False) -> None:
@@ -161,18 +171,29 @@ class WeightState:
 
     def _check_apart(self, named: list[tuple[str, Any]]) -> None:
         """Each exchange would change the numbers that two of them have in common twice."""
-        spans = [_span(parameter) for _, parameter in named if parameter.numel()]
-        if spans != self._apart:
+        places = [parameter.data_ptr() for _, parameter in named]
+        if places != self._apart:
             _refuse_overlaps([each for each in named if each[1].numel()], self._strategy.spec)
-            self._apart = spans
+            self._apart = places
+
+
+def _memory(tensor: Any) -> Any:
+    """The same for two tensors that have all their memory in common, in whatever order (a matrix and its transpose)."""
+    count = tensor.numel()
+    if not count:
+        return id(tensor)
+    if tensor.is_contiguous():
+        return tensor.data_ptr(), count
+    _, begin, end = _span(tensor)
+    return (begin, count) if end - begin == count * tensor.element_size() else (begin, end, count)
 
 
 def _span(tensor: Any) -> tuple[Any, int, int]:
     """The memory from its first number to behind its last one. It need not have all that lies between."""
-    begin, last = (
-        tensor.data_ptr(),
-        sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)),
-    )
+    begin = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return tensor.device, begin, begin + tensor.nbytes
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.device, begin, begin + (last + 1) * tensor.element_size()
 
 
