@@ -47,6 +47,17 @@ def test_ranks_with_other_names_do_not_wait_for_each_other() -> None:
         assert text.endswith("in the same order, but number 0 is 'a' on rank 0 and 'b' on rank 1")
 
 
+def test_pairs_may_come_in_another_order_on_each_rank() -> None:
+    def check(rank: int) -> list[Any]:
+        import farandole.torch as hvd
+
+        pairs = [("a", torch.full((2,), 1.0 + rank)), ("b", torch.full((2,), 10.0 + rank))]
+        hvd.broadcast_parameters(pairs[:: -1 if rank else 1], 0)
+        return [tensor.tolist() for _, tensor in pairs]
+
+    assert job(2, check) == [[[1.0, 1.0], [10.0, 10.0]]] * 2
+
+
 SEQUENCE = torch.nn.Sequential(torch.nn.Linear(2, 2))  # one can iterate over it, and finds no tensor
 
 

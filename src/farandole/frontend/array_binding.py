@@ -23,14 +23,9 @@ class ArrayBinding:
     def buffer(self, tensor: Array) -> Buffer:
         dtype = _DTYPES.get(tensor.dtype.name)
         if dtype is None:
-            text = (
-                " Text and objects travel by allgather_object and broadcast_object."
-                if tensor.dtype.kind in "OSUT"
-                else ""
-            )
-            raise ValueError(
-                f"Tensor type {tensor.dtype.name} is not supported. Use one of {', '.join(_DTYPES)}.{text}"
-            )
+            known = f"Tensor type {tensor.dtype.name} is not supported. Use one of {', '.join(_DTYPES)}."
+            others = " Text and objects travel by allgather_object and broadcast_object."
+            raise ValueError(known + (others if tensor.dtype.kind in "OSUT" else ""))
         flat = np.ascontiguousarray(tensor).reshape(-1)
         if dtype is DType.BFLOAT16:
             flat = flat.view(np.uint16)

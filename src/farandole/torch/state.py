@@ -52,7 +52,7 @@ def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet 
                 "Give a state_dict itself, one after the other: broadcast_parameters(checkpoint['model'], root_rank=0)"
             )
     tensors = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
-    check_same_variables([(str(name),) for name, _ in tensors], process_set=process_set)
+    check_same_variables(sorted((str(name),) for name, _ in tensors), process_set=process_set)  # by name, in any order
     _broadcast(tensors, root_rank, process_set)
     if context.engine(process_set).size > 1:
         context.add_parameters_broadcast(sum(tensor.numel() for _, tensor in tensors), none_stepped())
