@@ -166,6 +166,20 @@ def test_the_job_is_not_ended_before_the_traceback_has_been_read() -> None:
         assert ours.recv(100) == b"cmd=abort exitcode=1\n"
 
 
+def test_what_has_been_read_is_forwarded_before_the_job_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun reads no more once it hears that a rank was killed."""
+    done: list[object] = []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        monkeypatch.setattr(pmi.time, "sleep", done.append)
+        monkeypatch.setattr(pmi.Manager, "abort", lambda manager: done.append("abort"))
+        monkeypatch.setattr(pmi, "wait_until_read", lambda fds, timeout: done.append("read"))
+        manager = pmi.Manager(theirs.fileno(), 1.0)
+        pmi._abort(manager)
+        manager.close()
+    assert done == ["read", pmi._FORWARD, "abort"]
+
+
 def test_an_abort_does_not_wait_for_ever() -> None:
     end, begin = os.pipe()
     try:

@@ -26,6 +26,7 @@ from farandole.surroundings.variables import PMI
 _KEY = "farandole"
 _LONGEST = 1 << 16  # bytes of an answer
 _DRAIN = 2.0  # s
+_FORWARD = 1.0  # s; what the daemons have read goes on to mpirun or srun, which reads no more once ranks are killed
 
 
 def broadcast(placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings = NOBODY) -> str:
@@ -75,6 +76,7 @@ def _abort(manager: Manager) -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     wait_until_read((1, 2), _DRAIN)
+    time.sleep(_FORWARD)
     manager.abort()
 
 
