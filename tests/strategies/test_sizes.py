@@ -45,9 +45,9 @@ def test_rank_0_decides_and_the_memory_is_used_again(compression: str, to_none: 
                 total = hvd.grouped_allreduce(kept)
                 assert all(torch.equal(one, other) for one, other in zip(kept, total, strict=True)), "gradients stay"
                 strategy = optimizer._farandole.reducer
-                seen.append((engine.bucketed, len(strategy._buckets)))
-                memories.add(id(strategy._memory))
-                rooms.append(strategy._memory)  # so that ids are not used again
+                seen.append((engine.bucketed, len(strategy._layout.buckets)))
+                memories.add(id(strategy._layout._memory))
+                rooms.append(strategy._layout._memory)  # so that ids are not used again
             return seen, [parameter.detach().clone() for parameter in model.parameters()]
 
         engine, rooms = context.engine(), []

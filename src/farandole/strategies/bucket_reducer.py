@@ -7,10 +7,8 @@ parameter without a gradient) is filled with zeros, and all wait: gradients are 
 gradient comes after that (a second loss), a further round brings it in: averaging what is already average
 changes nothing.
 
-The first step's buckets are made in reverse order of the parameters and use the gradients' own memory. Then rank 0
-tells in which order gradients really came, and the buckets are laid out for good, in memory of the transport; or
-until rank 0's engine asks for buckets of another size. Sparse gradients travel as rows and are in no bucket: they are
-exchanged at the end of each round.
+In the first step, the order in which gradients come is recorded, and the buckets are laid out in it for good
+(``bucket_layout``). Sparse gradients travel as rows and are in no bucket: they are exchanged at the end of each round.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ import numpy as np
 from farandole import context
 from farandole.config import spare_cores
 from farandole.engine import Engine, Entry, Handle
-from farandole.errors import JoinedError
 from farandole.frontend.agreement import Agreement, Replica
 from farandole.observe.replicas import combined
 from farandole.strategies import ballots
-from farandole.strategies.alike import check_alike, extremes
-from farandole.strategies.buckets import ALIGNMENT, Bucket, ContiguousBucket, Gradient, GroupedBucket, partition
+from farandole.strategies.alike import check_alike
+from farandole.strategies.bucket_layout import NO_WORD, BucketLayout
+from farandole.strategies.buckets import Gradient
 from farandole.strategies.codecs import claim, codec
 from farandole.strategies.numbers import OptimizerNumber
 from farandole.strategies.options import DROPPED, TAKEN, TOO_MANY, GradientOptions
@@ -38,9 +36,7 @@ from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
 _UNOPENED = -2  # "there are no buckets yet that all ranks have"
 _UNPLANNED = -1  # "I have a gradient that is in no bucket, or in one where it cannot be"
-_NO_WORD = np.iinfo(np.int64).max  # what changes no smallest value: ranks that have joined say this, too
 _WORDS = 8  # of a ballot
-_UNUSED, _DENSE, _SPARSE = 0, 1, 2  # how a gradient travels
 
 
 class BucketReducer:
@@ -54,30 +50,21 @@ class BucketReducer:
         self.gradients = list(gradients)
         self.codec = codec(options.codec)
         self.scaled = Scaled(self.codec)
-        self.options, self.flat = options, flat and self.codec is None
+        self.options = options
         self._passes, self._replica = options.passes, replica
         self._number = OptimizerNumber(options.process_set)
         self.lock = threading.RLock()  # hooks may come from one thread per device
         self.backward = -1  # the one that it heard of last
         self._engine: Engine | None = None
-        self._buckets: list[Bucket] = []
-        self._members: list[list[int]] = []  # by bucket
-        self._home: list[tuple[Bucket, int] | None] = []
-        self._outside: list[int] = []  # in no bucket
-        self._sparse: list[int] = []  # in no bucket
-        self._memory: Any = None  # of the flat buckets
-        self._limit = self._wished = _NO_WORD  # bytes per bucket: as laid out, and as rank 0 wants it
-        self._planned: list[int] = []
+        self._layout = BucketLayout(options, self.codec, flat=flat and self.codec is None)
         self._order: dict[int, None] | None = None  # the order in which gradients came, while it is being recorded
         self._rounds = self._joins = 0
-        self._shared = 0  # bytes that every rank has for buckets
         self._overlap = False
         self._dirty = False
         self._agreement: Agreement | None = None  # the looks whether the ranks train one model
         self._asked = False  # some rank wants one
         self._steps = self._spread = 0  # of this rank; by how much ranks differ in them
         self._vote: Handle | None = None  # under way
-        self._laid_out = False  # alike on all ranks
         self._begin()
         ballots.living.add(self)
 
@@ -106,7 +93,7 @@ class BucketReducer:
             if self._left[index]:
                 return
             self.due = True
-            home = self._home[index]
+            home = self._layout.home[index]
             if home is not None and self.gradients[index].is_sparse(gradient):
                 self._misplaced = True
                 gradient = None
@@ -143,8 +130,8 @@ class BucketReducer:
         if self._order is not None and self._rounds and not self._dirty:
             order, self._order = self._order, None
             self._plan(order)
-        elif self._order is None and not self._dirty and self._wished not in (self._limit, _NO_WORD):
-            self._plan(self._planned)
+        elif self._order is None and not self._dirty and self._layout.outdated():
+            self._plan(self._layout.order)
         if self._closed and not self._dirty:  # the program stepped without ``before_step``
             self._begin()
 
@@ -171,9 +158,8 @@ class BucketReducer:
 
     def extend(self, gradients: Sequence[Gradient]) -> None:
         """More parameters. They are laid out with the others when their first gradient comes."""
-        self._outside += range(len(self.gradients), len(self.gradients) + len(gradients))
+        self._layout.extend(len(self.gradients), len(gradients))
         self.gradients += gradients
-        self._home += [None] * len(gradients)
         self._in += [False] * len(gradients)
         self._left += [self._passes] * len(gradients)
         self._tight = False  # they may have a gradient, of the backward pass that was before they came
@@ -182,10 +168,10 @@ class BucketReducer:
         """Forget all parameters: others come in their place, with ``extend``."""
         if self._closed and self.options.op is ReduceOp.SUM:  # what is a sum already will be summed up once more
             for index, gradient in enumerate(self.gradients):
-                if (self._in[index] or index in self._sparse) and self._current(index) is not None:
+                if (self._in[index] or index in self._layout.sparse) and self._current(index) is not None:
                     gradient.amplify(1 / self.engine.size, None)
-        self.gradients, self._outside, self._sparse, self._buckets, self._members, self._home = [], [], [], [], [], []
-        self._engine = None
+        self.gradients, self._engine = [], None
+        self._layout.clear()
         self._begin()
 
     # A round.
@@ -210,24 +196,25 @@ class BucketReducer:
 
     def _reopen(self) -> None:
         self._next = 0
-        for bucket in self._buckets:
+        for bucket in self._layout.buckets:
             bucket.open()
 
     def _skip_frozen(self) -> None:
         """No bucket waits for parameters that are frozen now."""
         if self._closed:
             return
-        for index, home in enumerate(self._home):
+        for index, home in enumerate(self._layout.home):
             if home is not None and not self._in[index] and not self.gradients[index].trainable():
                 self._frozen.add(index)
                 home[0].put(home[1], None)
 
     def _launch(self, *, again: bool = False, soon: bool = False) -> None:
         assert self._engine is not None
-        while self._next < len(self._buckets) and not self._buckets[self._next].left:
+        buckets = self._layout.buckets
+        while self._next < len(buckets) and not buckets[self._next].left:
             if not self._next:
                 self.scaled.follow(self.gradients)
-            self._buckets[self._next].launch(self._engine, again=again, soon=soon)
+            buckets[self._next].launch(self._engine, again=again, soon=soon)
             self._next += 1
 
     def enters(self) -> bool:
@@ -263,8 +250,8 @@ class BucketReducer:
         self.due = False
         if agreed == _UNOPENED:
             self._check_alike()
-            self._plan(self._order or self._planned)
-            self._laid_out = True
+            self._plan(self._order or self._layout.order)
+            self._layout.common = True
         everything = self._everything()
         if self._closed and agreed == everything:
             self._tight = True
@@ -276,7 +263,7 @@ class BucketReducer:
         self._finish()
         if agreed == _UNPLANNED:
             self._check_alike()  # it may be a new parameter
-            self._plan(self._order or self._planned)
+            self._plan(self._order or self._layout.order)
             self._fill(again=True)
             self._finish()
             self._misplaced = False
@@ -287,27 +274,28 @@ class BucketReducer:
 
     def _filled(self) -> int:
         """This rank's word to the others: the number of buckets that it filled with no gradient missing."""
-        if not self._laid_out:
+        if not self._layout.common:
             return _UNOPENED
         if self._misplaced:
             return _UNPLANNED
-        if any(self.gradients[index].current() is not None for index in (*self._outside, *self._frozen)):
+        if any(self.gradients[index].current() is not None for index in (*self._layout.outside, *self._frozen)):
             return _UNPLANNED
         if self._closed:
             return 0 if self._dirty else self._everything()
-        full = next((place for place, bucket in enumerate(self._buckets) if bucket.left), len(self._buckets))
-        late = any(self._left[index] and self.gradients[index].trainable() for index in self._sparse)
-        return self._everything() if full == len(self._buckets) and not late else full
+        buckets = self._layout.buckets
+        full = next((place for place, bucket in enumerate(buckets) if bucket.left), len(buckets))
+        late = any(self._left[index] and self.gradients[index].trainable() for index in self._layout.sparse)
+        return self._everything() if full == len(buckets) and not late else full
 
     def _everything(self) -> int:
         """The word of a rank whose gradients are all in: the number of buckets, and one for all sparse ones."""
-        return len(self._buckets) + bool(self._sparse)
+        return len(self._layout.buckets) + bool(self._layout.sparse)
 
     def _fill(self, *, again: bool) -> None:
         """Put in what is not in yet, and launch the rest."""
         if again and self.options.op is ReduceOp.SUM:
             self._prepare_sums()
-        for index, home in enumerate(self._home):
+        for index, home in enumerate(self._layout.home):
             if home is not None and (again or not (self._in[index] or index in self._frozen)):
                 gradient = self._current(index)
                 if gradient is not None and self.gradients[index].is_sparse(gradient):
@@ -318,7 +306,7 @@ class BucketReducer:
 
     def _prepare_sums(self) -> None:
         """What is new counts ``size`` times: from the mean of these comes the sum of what is new."""
-        for index, home in enumerate(self._home):
+        for index, home in enumerate(self._layout.home):
             gradient = self.gradients[index]
             if home is not None and (index in self._sums or not self._in[index]):
                 current = self._current(index)
@@ -326,19 +314,19 @@ class BucketReducer:
                     gradient.amplify(self.engine.size, self._sums.get(index))
 
     def _finish(self) -> None:
-        for bucket, indexes in zip(self._buckets, self._members, strict=True):
+        for bucket, indexes in zip(self._layout.buckets, self._layout.members, strict=True):
             empty = bucket.finish()
             for slot, index in enumerate(indexes):
                 self._in[index] = slot not in empty
         if self.options.op is ReduceOp.SUM:
             due = (index for index, left in enumerate(self._left) if left and self._in[index])
-            kept = {index: self._sums[index] for index in self._sparse if index in self._sums}
+            kept = {index: self._sums[index] for index in self._layout.sparse if index in self._sums}
             self._sums = kept | {index: self.gradients[index].copy() for index in due}
 
     def _reduce_sparse(self, *, again: bool) -> None:
         """The sparse gradients. As in buckets, what is new counts ``size`` times when sums are exchanged again."""
         summing = self.options.op is ReduceOp.SUM
-        for index in self._sparse:
+        for index in self._layout.sparse:
             gradient = self.gradients[index]
             if again and summing and gradient.current() is not None:
                 gradient.amplify(self.engine.size, self._sums.get(index))
@@ -355,14 +343,14 @@ class BucketReducer:
     def _fill_in(self, value: int) -> None:
         """A ballot, with this rank's ``value``. On the way, everybody hears what rank 0 wants of buckets, and whether
         some rank wants to look at all replicas."""
-        due = self._agreement is not None and self._laid_out and self._agreement.due()  # an exchange, not a layout
-        limit = self.engine.sizes.bucket_bytes if self.engine.rank == 0 else _NO_WORD
+        due = self._agreement is not None and self._layout.common and self._agreement.due()  # an exchange, not a layout
+        limit = self.engine.sizes.bucket_bytes if self.engine.rank == 0 else NO_WORD
         news = -int(self._dirty)
         self._word[:] = value, limit, -int(due), self._steps, -self._steps, self._spread, -self._spread, news
 
     def _counted(self) -> int:
         """The smallest value of all ranks."""
-        value, self._wished, wanted, least, most, *before, news = self._word.tolist()
+        value, self._layout.wished, wanted, least, most, *before, news = self._word.tolist()
         self._vain = self._idled and not news
         self._spread = -most - least
         # ranks that had joined know an older spread: what it was is agreed upon, too, or some would look alone
@@ -386,8 +374,7 @@ class BucketReducer:
         if engine is not self._engine:
             self._meet(engine)
         self._joins = engine.joins
-        self._buckets, self._members, self._home = [], [], [None] * len(self.gradients)
-        self._laid_out = False
+        self._layout.take_apart(len(self.gradients))
         self._begin()
 
     def _meet(self, engine: Engine) -> None:
@@ -400,7 +387,8 @@ class BucketReducer:
         self._word = np.zeros(_WORDS, dtype=np.int64)
         self._ballot = self._ballot_of(self.ballot)
         self._agreement = Agreement(self._replica, engine, self._name) if self._replica is not None else None
-        self._memory, self._order, self._planned = None, {}, []
+        self._layout.leave_engine()
+        self._order = {}
 
     def _ballot_of(self, name: str) -> Sequence[Entry]:
         request = Request(name, Kind.ALLREDUCE, DType.INT64, (_WORDS,), ReduceOp.MIN)
@@ -415,86 +403,9 @@ class BucketReducer:
             raise
 
     def _plan(self, order: Iterable[int]) -> None:
-        """Lay out the buckets. Collective: rank 0's ``order`` counts, and what any rank trains is in. They stay
-        for good if some rank has recorded an order, be it before others had data."""
-        assert self._engine is not None
-        count = len(self.gradients)
-        places, ways = np.full(count + 3, _NO_WORD), np.zeros(count, dtype=np.int64)
-        if self._engine.rank == 0:
-            known = list(order) if self.codec is None else []  # a resumed run loses in the same buckets
-            places[known] = np.arange(len(known))
-            places[count] = self._engine.sizes.bucket_bytes
-        if self._order is None:
-            places[count + 1] = 0
-        places[count + 2] = 0 if self._memory is None else len(self._memory)
-        ways[:] = [self._way(index) for index in range(count)]
-        places, ways = extremes(self.engine, f"{self._name}.plan", places, ways)
-        limit, recorded, self._shared = places[count:].tolist()
-        if recorded != _NO_WORD:
+        """Lay out the buckets. Collective."""
+        recorded = self._order is None
+        if self._layout.plan(self.engine, self._name, self.gradients, self._current, order, final=recorded):
             self._order = None
-        self._limit = self._wished = context.settings().bucket_bytes if limit == _NO_WORD else limit
-        final = sorted(range(count), key=lambda index: (places[index], -index))  # the unknown from last to first
-        final = [index for index in final if ways[index] == _DENSE]
-        self._sparse = [index for index in range(count) if ways[index] == _SPARSE]
-        self._members = partition(final, self.gradients, self._limit, self.options.groups)
-        flat = self.flat and self._order is None
-        self._buckets = self._contiguous(self._members) if flat else self._grouped(self._members)
-        self._planned = final
-        self._home = [None] * len(self.gradients)
-        for bucket, indexes in zip(self._buckets, self._members, strict=True):
-            for slot, index in enumerate(indexes):
-                self._home[index] = (bucket, slot)
-        self._outside = [index for index in range(count) if self._home[index] is None and index not in self._sparse]
-        self._engine.bucketed = self._limit
         self._frozen.clear()
         self._reopen()
-
-    def _way(self, index: int) -> int:
-        gradient = self.gradients[index]
-        current = self._current(index)
-        if index in self._sparse or (current is not None and gradient.is_sparse(current)):
-            return _SPARSE
-        return _DENSE if current is not None or gradient.trainable() else _UNUSED
-
-    def _grouped(self, members: Sequence[Sequence[int]]) -> list[Bucket]:
-        return [self._grouped_bucket(number, indexes) for number, indexes in enumerate(members)]
-
-    def _grouped_bucket(self, number: int, indexes: Sequence[int]) -> Bucket:
-        gradients = [self.gradients[index] for index in indexes]
-        return GroupedBucket(f"{self._name}.bucket.{number}", gradients, self.options, self.codec)
-
-    def _contiguous(self, members: Sequence[Sequence[int]]) -> list[Bucket]:
-        """All buckets of the host in one piece of the transport's memory."""
-        assert self._engine is not None
-        gradients = {
-            number: [self.gradients[index] for index in indexes]
-            for number, indexes in enumerate(members)
-            if self.gradients[indexes[0]].device == "CPU"
-        }
-        sizes = {number: ContiguousBucket.nbytes(group) for number, group in gradients.items()}
-        if not sizes:
-            return self._grouped(members)
-        memory = self._room(sum(sizes.values()) + ALIGNMENT * sum(len(group) for group in gradients.values()))
-        buckets: list[Bucket] = []
-        begin = 0
-        for number, indexes in enumerate(members):
-            if number not in gradients:
-                buckets.append(self._grouped_bucket(number, indexes))
-                continue
-            place = memory[begin : begin + sizes[number]]
-            buckets.append(ContiguousBucket(f"{self._name}.bucket.{number}", gradients[number], self.options, place))
-            begin += -(-sizes[number] // ALIGNMENT) * ALIGNMENT
-        return buckets
-
-    def _room(self, nbytes: int) -> Any:
-        """At least so much memory of the transport. It is used again when buckets are laid out anew."""
-        assert self._engine is not None
-        if self._shared < nbytes:  # on some rank
-            try:
-                self._memory = self._engine.allocate(nbytes, self._name)
-            except JoinedError:
-                return np.zeros(nbytes, dtype=np.uint8)  # memory of our own will do
-        else:
-            for gradient in self.gradients:
-                gradient.leave()
-        return self._memory
