@@ -413,7 +413,7 @@ class Strategy(Protocol):
     common: str  # what all ranks have the same of after an exchange: "weights", "slot" (the first), or "" (nothing);
     # a codec then compresses how far from it each rank's weights are, whose mean is taken. "centre": that of parameter
     # servers, to which each rank pushes; a codec compresses the pushes. "neighbours": what each rank has sent of its
-    # weights, which a codec compresses, is known to its neighbours alone
+    # weights, which a codec compresses, is known to its neighbours alone; "pairs": to the one that it averages with
     slots: tuple[str, ...]  # an array for each weight: "weights" begins as a copy of it, "zeros" as zeros
 
     def due(self, step: Any) -> Any:

@@ -62,7 +62,10 @@ class TestRun:
                 "--strategy local_sgd:0: local_sgd: every='0' must be a whole number, at least 1",
             ),
             ("--strategy gosip", "there is no strategy 'gosip'"),
-            ("--strategy gossip_async --codec int8", "--codec int8 has nothing to compress with strategy='gossip_"),
+            (
+                "--strategy gossip_async --codec sign",
+                "--codec sign adds up what all ranks have, but with strategy='gos",
+            ),
             ("--strategy gossip --codec sign", "--codec sign adds up what all ranks have, but with strategy='gossip:"),
             ("--strategy ps --codec sign", "--codec sign adds up what all ranks have, but with strategy='ps:1"),
         ],

@@ -237,6 +237,7 @@ def test_synchronous_parameter_servers_are_an_average_of_gradients(backend: str)
             "ps threshold:1e-30",
             "ps_async onebit",
             "gossip:complete,gamma=1 topk:1",
+            "gossip_async int8",
         ):
             strategy, _, codec = spec.partition(" ")
             model = p.dense(0)

@@ -70,7 +70,7 @@ class StrategyKit:
         assert strategy_of(one) is one, "it has all that a strategy needs"
         assert one.spec == other.spec
         assert isinstance(one.epochs, bool)
-        assert one.common in ("weights", "slot", "centre", "neighbours", "")
+        assert one.common in ("weights", "slot", "centre", "neighbours", "pairs", "")
         assert set(one.slots) <= {"weights", "zeros"}
         assert one.common != "slot" or one.slots, "what all have in common is its first slot"
         assert pickle.loads(pickle.dumps(one)).spec == one.spec, "it travels to ranks"

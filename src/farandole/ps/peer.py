@@ -19,7 +19,7 @@ from farandole.liveness import await_answer, silent
 from farandole.log import logger
 from farandole.ps.dial import dial
 from farandole.ps.listener import Listener
-from farandole.ps.pairs import SharedWeights
+from farandole.ps.pairs import Averages, SharedWeights, WholeAverages
 from farandole.ps.wire import Message, receive, receive_into, send
 
 if TYPE_CHECKING:
@@ -83,16 +83,18 @@ class PeerServer(Listener):
 class PeerGroup:
     """One optimizer's weights on this rank. ``name``: the same on all ranks; ``addresses``: of the ranks, each JSON;
     empty: nobody knows it. ``ranks``: their numbers in the job; ``first``, ``statistics``: see ``SharedWeights``;
-    ``tell``: hears of each average that this rank has asked for, with its begin and end."""
+    ``tell``: hears of each average that this rank has asked for, with its begin and end; ``averages``: how they travel.
+    """
 
     def __init__(
         self, server: PeerServer, name: str, addresses: Sequence[str], ranks: Sequence[int], first: Sequence[Array],
         statistics: int, tell: Callable[[str, float, float], None] = lambda what, begin, end: None,
+        averages: Callable[[SharedWeights], Averages] = WholeAverages,
     ) -> None:  # fmt: skip
         self.name, self._server, self._ranks, self._tell = name, server, ranks, tell
         self._shared = SharedWeights(first, statistics)
         self._sizes = [array.size for array in first]
-        self._memory = [flat.copy() for flat in self._shared.flat]  # one average at a time
+        self._averages = averages(self._shared)  # one at a time
         self._partners: list[Partner | None] = [None] * len(ranks)
         self._changed = threading.Condition()
         self._engaged = self._closing = False
@@ -145,6 +147,11 @@ class PeerGroup:
         with self._changed:
             self._changed.wait_for(lambda: self._wanted is None, seconds)
 
+    def forget(self) -> None:
+        """See ``Averages.forget``. No average is under way, here or at other ranks."""
+        with self._changed:
+            self._averages.forget()
+
     def close(self) -> None:
         """No average begins any more; those under way come to their end."""
         with self._changed:
@@ -183,20 +190,26 @@ class PeerGroup:
         if refusal is not None:
             send(session, refusal)
             return
+        rank = int(message["rank"])
         try:
-            send(session, {})
-            session.sock.settimeout(SILENCE)
-            if receive(session) is None:
-                return
-            receive_into(session, self._memory)
             with self._changed:
-                self._shared.halve(self._memory)
+                self._averages.greeted(rank, message["knows"])
+                knows = self._averages.greeting(rank)
+            send(session, {"knows": knows})
+            session.sock.settimeout(SILENCE)
+            head = receive(session)
+            if head is None:
+                return
+            lent = self._averages.room(head["sizes"])
+            receive_into(session, lent)
+            with self._changed:
+                given = self._averages.halve(rank, lent)
                 self.answered += 1
             try:
-                send(session, {}, self._memory)
+                send(session, _sizes_of(given), given)
             except OSError:
                 with self._changed:
-                    self._shared.undo(self._memory)
+                    self._averages.undo(rank)
                 raise
             session.sock.settimeout(None)
         finally:
@@ -251,15 +264,21 @@ class PeerGroup:
             return False
         begin = time.monotonic()
         try:
-            if not partner.agrees({"group": self.name, "rank": self._server.rank, "parts": self._shared.parts}):
+            question = {"group": self.name, "rank": self._server.rank, "parts": self._shared.parts}
+            with self._changed:
+                knows = self._averages.greeting(partner.rank)
+            told = partner.agrees({**question, "knows": knows})
+            if told is None:
                 self.refused += 1
                 return False
             with self._changed:
-                self._shared.lend(self._memory)
-            if not partner.exchange(self._memory):
+                self._averages.greeted(partner.rank, told)
+                lent = self._averages.lend(partner.rank)
+            given = partner.exchange(lent, self._averages.room)
+            if given is None:
                 return False
             with self._changed:
-                self._shared.move(self._memory)
+                self._averages.move(partner.rank, given)
                 self.asked += 1
             self._tell(f"AVERAGE_WITH_RANK_{partner.rank}", begin, time.monotonic())
             return True
@@ -288,16 +307,20 @@ class Partner:
             self._session = self._connected()
         return self._session is not None
 
-    def agrees(self, message: Message) -> bool:
-        """Will it average now? Raises ValueError if it has another model."""
+    def agrees(self, message: Message) -> dict[str, Any] | None:
+        """Its greeting if it averages now, else None. Raises ValueError if it has another model."""
         answer = self._said(lambda session: self._asked(session, message))
         if "error" in answer:
             raise ValueError(answer["error"])
-        return not answer
+        return answer.get("knows")
 
-    def exchange(self, arrays: Sequence[Array]) -> bool:
-        """Send the weights that are lent; the way that is left stands in their place. False if it is gone."""
-        return not self._said(lambda session: self._exchanged(session, arrays))
+    def exchange(
+        self, lent: Sequence[Array], room: Callable[[Sequence[int]], Sequence[Array]]
+    ) -> Sequence[Array] | None:  # fmt: skip
+        """Send what is lent; what it gives for that, in the memory of ``room``. None if it is gone."""
+        given: list[Sequence[Array]] = []
+        self._said(lambda session: self._exchanged(session, lent, room, given))
+        return given[0] if given else None
 
     def close(self) -> None:
         session, self._session = self._session, None
@@ -330,9 +353,12 @@ class Partner:
         session.sock.settimeout(None)
         return answer
 
-    def _exchanged(self, session: Session, arrays: Sequence[Array]) -> Message | None:
+    def _exchanged(
+        self, session: Session, lent: Sequence[Array], room: Callable[[Sequence[int]], Sequence[Array]],
+        given: list[Sequence[Array]],
+    ) -> Message | None:  # fmt: skip
         """It may have done its part already: only its end is a reason not to wait."""
-        send(session, {}, arrays)
+        send(session, _sizes_of(lent), lent)
         while True:
             try:
                 await_answer(session.sock, SILENCE)
@@ -343,7 +369,9 @@ class Partner:
                 self._warn()
         answer = receive(session)
         if answer is not None:
+            arrays = room(answer["sizes"])
             receive_into(session, arrays)
+            given.append(arrays)
         return answer
 
     def _connected(self) -> Session | None:
@@ -390,3 +418,7 @@ class Partner:
                 "rank %d does not answer rank %d, which would average weights with it: it is stopped, perhaps; others "
                 "go on without it", self.rank, self._server.rank,
             )  # fmt: skip
+
+
+def _sizes_of(arrays: Sequence[Array]) -> Message:
+    return {"sizes": [array.nbytes for array in arrays]}

@@ -6,22 +6,26 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole import context
+from farandole.contracts import PushCodec
 from farandole.engine import Engine
 from farandole.frontend.agreement import gathered
 from farandole.strategies.unlike import check_same_weights
 
 if TYPE_CHECKING:
+    from farandole.ps.pairs import Averages, SharedWeights
     from farandole.ps.peer import PeerGroup
     from farandole.types import Array
 
 
 class Pairs:
     """``name``: of the optimizer, the same on all ranks; ``ranks``: the numbers in the job of the engine's; ``tell``:
-    an activity that is over, its begin and its end; on any thread."""
+    an activity that is over, its begin and its end; on any thread. ``codec``: None, or what compresses averages."""
 
     def __init__(
-        self, engine: Engine, name: str, ranks: Sequence[int], tell: Callable[[str, float, float], None]
+        self, engine: Engine, name: str, ranks: Sequence[int], tell: Callable[[str, float, float], None],
+        codec: PushCodec | None = None,
     ) -> None:  # fmt: skip
+        self._codec = codec
         self._engine, self._name, self._ranks, self._tell = engine, name, ranks, tell
         self._group: PeerGroup | None = None
         self._groups = 0  # so far
@@ -43,8 +47,20 @@ class Pairs:
             name = f"{self._name}.{self._groups}/{','.join(map(str, self._ranks))}"
             first = [*weights, *statistics]
             server = context.peer_server()
-            self._group = PeerGroup(server, name, self._addresses, self._ranks, first, len(statistics), self._tell)
+            self._group = PeerGroup(
+                server, name, self._addresses, self._ranks, first, len(statistics), self._tell, self._averages(names)
+            )  # fmt: skip
         return self._group
+
+    def _averages(self, names: Sequence[str]) -> Callable[[SharedWeights], Averages]:
+        from farandole.ps.pairs import WholeAverages
+
+        if self._codec is None:
+            return WholeAverages
+        from farandole.strategies.pair_copies import CodedAverages
+
+        codec, rank = self._codec, self._ranks[self._engine.rank]
+        return lambda shared: CodedAverages(shared, codec, names, rank)
 
     def other_weights(self) -> None:
         """Those of the next call are others, maybe of the same shapes."""

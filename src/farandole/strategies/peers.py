@@ -198,6 +198,7 @@ class EnginePeers:
         group.take([*changes, *statistics])
         group.rest()
         self.barrier()  # nobody asks any more
+        group.forget()
         own = [*(np.zeros_like(change) for change in changes), *statistics]
         group.take(own)
         means = [array.copy() for array in own]
@@ -223,7 +224,7 @@ class EnginePeers:
     def _shown(self, anchors: Sequence[Array], statistics: Sequence[Array]) -> PeerGroup:
         if self._pairs is None:
             changes = context.changes_before(self._set)  # a process set that is made anew has the same numbers
-            self._pairs = Pairs(self.engine, f"{self.name}.{changes}", self._ranks, self._tell)
+            self._pairs = Pairs(self.engine, f"{self.name}.{changes}", self._ranks, self._tell, self._of_pushes)
         return self._pairs.group(anchors, statistics, self.names_of(anchors))
 
     def names_of(self, weights: Sequence[Array]) -> Sequence[str]:

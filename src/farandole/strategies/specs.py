@@ -45,9 +45,9 @@ def unfit(strategy: Strategy, codec: Codec) -> str:
     if not strategy.common:
         return (
             f"has nothing to compress with strategy={strategy.spec!r}, whose ranks keep weights of their own: leave "
-            "one of them out, or take local_sgd, bmuf, diloco, easgd, ps, ps_async, ssp or gossip"
+            "one of them out, or take local_sgd, bmuf, diloco, easgd, ps, ps_async, ssp, gossip or gossip_async"
         )
-    if strategy.common in ("centre", "neighbours") and not isinstance(codec, PushCodec):
+    if strategy.common in ("centre", "neighbours", "pairs") and not isinstance(codec, PushCodec):
         what = "each pushes by itself" if strategy.common == "centre" else "each sends to its neighbours alone"
         return (
             f"adds up what all ranks have, but with strategy={strategy.spec!r} {what}: leave one of "

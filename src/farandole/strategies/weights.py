@@ -100,7 +100,7 @@ class WeightExchange:
         self._exchanged = True
         if self.codec is not None:
             self._claim(self.codec, peers.names_of(weights))
-        if self.codec is None or self.strategy.common == "centre":  # pushes are compressed where they are made
+        if self.codec is None or self.strategy.common in ("centre", "pairs"):  # compressed where they are sent
             self.strategy.exchange(weights, slots, peers, step)
         elif self.strategy.common == "neighbours":
             peers.sent = slots[-1]

@@ -36,7 +36,7 @@ class WeightState:
         self._optimizer, self._original = weakref.ref(optimizer), original
         self._strategy, self._kept = strategy, KeptExchange("DistributedOptimizer", options, strategy)
         self._exchange = self._kept.exchange
-        self._set, self._common = options.process_set, strategy.common not in ("", "neighbours")
+        self._set, self._common = options.process_set, strategy.common not in ("", "neighbours", "pairs")
         self._own = options.owner is None  # the codec, if there is one
         kept = () if callable(buffers) else list(buffers)
         self._buffers = buffers if callable(buffers) else lambda: kept  # a model may get others: ``model.to(device)``

@@ -33,7 +33,7 @@ def kit(spec: str, codec: str = "") -> type[StrategyKit]:
 TestWarmup, TestEpoch = kit("local_sgd:4,warmup=2"), kit("local_sgd:epoch")
 TestNesterov, TestAdam = kit("local_sgd:2,outer=nesterov,lr=0.5"), kit("ps_async:2,optimizer=adam,lr=0.05")
 
-TestCodedGossip = kit("gossip:exponential", "int8")
+TestCodedGossip, TestCodedPairs = kit("gossip:exponential", "int8"), kit("gossip_async:complete", "topk:0.25")
 
 
 def test_the_kit_runs_every_mode_that_there_is() -> None:

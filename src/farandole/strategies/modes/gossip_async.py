@@ -35,12 +35,14 @@ class AsyncGossip:
     After every ``every``-th step a rank adds what it has learned to the weights that it shows to others, goes on from
     those, and begins an average with one neighbour, unless its last one is late. Each average keeps the sum of both.
     ``damp``: what a rank has learned is divided by the number of averages since its last exchange (Zhang et
-    al., "Staleness-aware Async-SGD", 2016). ``staleness``: what this rank has seen of those.
+    al., "Staleness-aware Async-SGD", 2016). ``staleness``: what this rank has seen of those. With a codec the two of a
+    pair go a part of the way (the codec's ``gamma``) to what they know of each other's weights, as in CHOCO-SGD
+    (Koloskova et al., 2019), and keep copies of both for each neighbour.
     Raises ValueError for options that make no sense.
     """
 
     name = "gossip_async"
-    epochs, common, slots = False, "", ("weights",)
+    epochs, common, slots = False, "pairs", ("weights",)
 
     def __init__(self, graph: str = "exponential", *, every: int | str = 1, damp: bool | str = False) -> None:
         if graph not in GRAPHS:
