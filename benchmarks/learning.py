@@ -30,8 +30,9 @@ WIDTH, MNIST_WIDTH = 256, 64  # of the net: some 50,000 weights for either
 SPECS = (
     ALLREDUCE, "adasum", "local_sgd:8", "local_sgd:8+int8", "local_sgd:epoch", "bmuf:8", "diloco:8,momentum=0.5",
     "diloco:8,momentum=0.5+int8", "easgd:4", "gossip", "gossip:ring", "gossip+int8", "gossip:ring+topk:0.05",
-    "gossip:ring+onebit", "gossip_async", "ps", "ps_async", "ssp:3", "fp16", "bf16", "int8", "topk:0.05",
-    "threshold:0.01", "powersgd:2", "onebit", "randomk:0.1", "sign:0.9",
+    "gossip:ring+onebit", "gossip_async", "gossip_async+int8", "gossip_async:ring+topk:0.05",
+    "gossip_async:ring+onebit", "ps", "ps_async", "ssp:3", "fp16", "bf16", "int8", "topk:0.05", "threshold:0.01",
+    "powersgd:2", "onebit", "randomk:0.1", "sign:0.9",
 )  # fmt: skip
 
 
@@ -112,8 +113,12 @@ def trained(spec: str, data: Data, seed: int, setting: Setting) -> Result:
         optimizer.average_weights()
     seen = getattr(strategy, "staleness", None)
     pushed = seen.pushes * sum(weight.nbytes for weight in model.parameters()) if seen else 0
-    counted = made is None or getattr(strategy, "common", "") == "neighbours"  # messages are as small as they travel
-    nbytes = sent.nbytes + pushed - (0 if counted else made.saved)
+    common = getattr(strategy, "common", "")
+    if made is not None and common == "pairs":
+        nbytes = sent.nbytes + made.sent
+    else:
+        counted = made is None or common == "neighbours"  # messages are as small as they travel
+        nbytes = sent.nbytes + pushed - (0 if counted else made.saved)
     return Result(accuracy(model, data), nbytes / 2**20, seconds, seen.mean if seen else 0.0)
 
 
