@@ -368,3 +368,41 @@ def unsent(state: Any, parameter: Any) -> Any:
         begin = int(state["at/p"][0])
         left[begin : begin + len(state["owed/p"])] += torch.from_numpy(state["owed/p"])
     return left.reshape(parameter.shape)
+
+
+@pytest.mark.parametrize(("spec", "op"), [("fp16", "Average"), ("fp16", "Sum"), ("sign", "Average")])
+def test_what_comes_late_goes_through_the_codec_once(spec: str, op: str) -> None:
+    """The first gradient of a parameter that was frozen, that was added, or that a second loss brings."""
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        first, late, other, added = (torch.nn.Parameter(torch.zeros(2)) for _ in range(4))
+        late.requires_grad_(False)
+        one, two = torch.tensor([1 / 3, 1 / 7]), torch.tensor([1 / 9, 1 / 5])
+        sent = [torch.sign(values) if spec == "sign" else values.half().float() for values in (one, two)]
+        factor = 1 if op == "Average" else 2
+        named = [("first", first), ("late", late), ("other", other)]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([first, late, other], lr=1.0), named, codec=spec, op=getattr(hvd, op)
+        )
+        for _ in range(2):
+            optimizer.zero_grad()
+            (first * one).sum().backward()
+            optimizer.step()
+        late.requires_grad_(True)
+        optimizer.add_param_group({"params": [added]})
+        for parameter in (first, late, other, added):
+            parameter.data.zero_()
+        optimizer.zero_grad()
+        (late * one + added * two).sum().backward()
+        assert torch.equal(late.grad, factor * sent[0])
+        assert torch.equal(added.grad, factor * sent[1])
+        (other * two).sum().backward()  # a second loss
+        assert torch.equal(other.grad, factor * sent[1])
+        assert torch.equal(late.grad, factor * sent[0])
+        optimizer.step()
+        for parameter, wanted in ((late, sent[0]), (added, sent[1]), (other, sent[1])):
+            assert torch.equal(parameter.data, -factor * wanted)
+
+    job(2, fn)

@@ -297,6 +297,8 @@ class BucketReducer:
             self._prepare_sums()
         for index, home in enumerate(self._layout.home):
             if home is not None and (again or not (self._in[index] or index in self._frozen)):
+                if again and self._coded_alone(index):
+                    home[0].fresh.add(home[1])
                 gradient = self._current(index)
                 if gradient is not None and self.gradients[index].is_sparse(gradient):
                     gradient = None
@@ -304,11 +306,15 @@ class BucketReducer:
                 self._in[index] = gradient is not None
         self._launch(again=again, soon=True)
 
+    def _coded_alone(self, index: int) -> bool:
+        """In a round after the first: does its first gradient come now, and by a codec, where others are reduced?"""
+        return self.codec is not None and not self._in[index]
+
     def _prepare_sums(self) -> None:
         """What is new counts ``size`` times: from the mean of these comes the sum of what is new."""
         for index, home in enumerate(self._layout.home):
             gradient = self.gradients[index]
-            if home is not None and (index in self._sums or not self._in[index]):
+            if home is not None and (index in self._sums or not self._in[index]) and not self._coded_alone(index):
                 current = self._current(index)
                 if current is not None and not gradient.is_sparse(current):
                     gradient.amplify(self.engine.size, self._sums.get(index))

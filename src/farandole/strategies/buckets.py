@@ -84,17 +84,20 @@ class Gradient(Protocol):
 
 
 class Bucket:
-    """Some gradients, on their way to a step. ``left`` is how many of them are not in yet."""
+    """Some gradients, on their way to a step. ``left``: how many of them are not in yet; ``fresh``: those that have not
+    been reduced, where others have."""
 
     def __init__(self, name: str, gradients: Sequence[Gradient], options: GradientOptions) -> None:
         self.name, self.gradients, self.options = name, gradients, options
         self.left = 0
+        self.fresh: set[int] = set()
         self._missing: list[int] = []
         self._handle: Handle | None = None
 
     def open(self) -> None:
         """Begin a round."""
         self._missing = []
+        self.fresh = set()
         self._handle = None
         self.left = len(self.gradients)
 
@@ -203,22 +206,30 @@ class GroupedBucket(Bucket):
 
     def _entries(self, again: bool) -> Sequence[Entry]:
         self._again = again
-        options = self.options.of_reduced() if again else self.options
+        reduced = self.options.of_reduced()
         buffers = [buffer for buffer in self._buffers if buffer is not None]
         buffers.append(Buffer(self._flags, self._flags, DType.FLOAT32))
         entries = [
             Entry(
                 Request(
                     f"{self.name}_{number}of{self._members}", Kind.ALLREDUCE, buffer.dtype, buffer.data.shape,
-                    *_order(options), (), self.name, self._members, buffer.device,
+                    *_order(self.options if self._first_time(slot) else reduced), (), self.name, self._members,
+                    buffer.device,
                 ),
                 buffer,
             )
-            for number, buffer in enumerate(buffers, 1)
+            for number, (slot, buffer) in enumerate(enumerate(buffers), 1)
         ]  # fmt: skip
-        if self._codec is not None and not again:  # what has been reduced already is the same on all ranks
-            entries[:-1] = [self._coded(entry, slot, self._codec) for slot, entry in enumerate(entries[:-1])]
-        return entries
+        if self._codec is None:
+            return entries
+        return [
+            self._coded(entry, slot, self._codec) if slot < len(self.gradients) and self._first_time(slot) else entry
+            for slot, entry in enumerate(entries)
+        ]
+
+    def _first_time(self, slot: int) -> bool:
+        """Has it not been reduced yet? What has is the same on all ranks, and no codec makes it smaller."""
+        return not self._again or slot in self.fresh
 
     def _coded(self, entry: Entry, slot: int, codec: Codec) -> Entry:
         name, shape = self.gradients[slot].identity[:2]
@@ -227,8 +238,9 @@ class GroupedBucket(Bucket):
 
     def _give(self, missing: Sequence[int]) -> list[int]:
         empty = [slot for slot in missing if not self._flags[slot]]
-        if empty and isinstance(self._codec, TakingBack) and not self._again:
-            self._codec.take_back([self.gradients[slot].identity[0] for slot in empty])
+        sent = [slot for slot in empty if self._first_time(slot)]
+        if sent and isinstance(self._codec, TakingBack):
+            self._codec.take_back([self.gradients[slot].identity[0] for slot in sent])
         for slot, gradient in enumerate(self.gradients):
             if slot not in empty:
                 gradient.unpack()
