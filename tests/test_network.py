@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import socket
 
 import pytest
@@ -31,6 +32,19 @@ ALL = [LOOPBACK, OFFICE, SECOND, FABRIC]
 
 def test_this_host_has_a_loopback() -> None:
     assert Interface("lo", "127.0.0.1", 8, 0, True) in interfaces()
+
+
+def test_a_loopback_without_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host may have ::1 alone."""
+
+    def absent(*_: object, **__: object) -> None:
+        raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    monkeypatch.setattr(socket, "create_server", absent)
+    with pytest.raises(SettingsError, match=r"have the address 127\.0\.0\.1, .*: ip address add 127.0.0.1/8 dev lo"):
+        listening("127.0.0.1")
+    with pytest.raises(OSError, match="Cannot assign"):
+        listening("10.1.2.3")
 
 
 def test_the_fastest_first_then_the_one_towards_the_driver() -> None:

@@ -7,6 +7,7 @@ IPv6 is said by the address itself: nobody else asks which it is.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import socket
@@ -62,11 +63,21 @@ def is_loopback(address: str) -> bool:
 
 
 def listening(host: str, backlog: int = 128) -> socket.socket:
-    """A socket that listens on an address of this host, or EVERYWHERE, at a port of the system's choice."""
+    """A socket that listens on an address of this host, or EVERYWHERE, at a port of the system's choice.
+
+    Raises SettingsError where the loopback interface lacks its own."""
     if host == EVERYWHERE and socket.has_dualstack_ipv6():
         return socket.create_server((host, 0), backlog=backlog, family=socket.AF_INET6, dualstack_ipv6=True)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, 0), backlog=backlog, family=family)
+    try:
+        return socket.create_server((host, 0), backlog=backlog, family=family)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL or not is_loopback(host):
+            raise
+        raise SettingsError(
+            f"this host ({socket.gethostname()}) does not have the address {host}, at which the processes of a host "
+            f"meet: ip address add {host}/{128 if ':' in host else 8} dev lo"
+        ) from None
 
 
 def interfaces() -> list[Interface]:
