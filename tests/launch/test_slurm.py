@@ -105,6 +105,14 @@ class TestRoom:
         assert slurm.room({**self.NODES, "SLURM_CPUS_PER_TASK": "4"}, 4) == [("n1", 2), ("n2", 2), ("n3", 1)]
 
 
+def test_an_allocation_of_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``salloc -n 1 : -n 2``: its shell has no list of nodes, but one of each part."""
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    monkeypatch.setenv("SLURM_HET_SIZE", "3")
+    with pytest.raises(SettingsError, match=r"has 3 \(SLURM_HET_SIZE\): srun --het-group=0-2 python"):
+        slurm.Slurm().allocate(Request(2))
+
+
 def test_outside_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     with pytest.raises(SettingsError, match=r"in a batch script \(sbatch\), or after salloc"):

@@ -31,6 +31,12 @@ class Slurm:
 
         if request.hosts is not None:
             raise SettingsError(f"hosts={request.hosts!r}: with launcher 'slurm', the allocation says where ranks run")
+        if "SLURM_JOB_NODELIST" not in os.environ and "SLURM_HET_SIZE" in os.environ:
+            parts = os.environ["SLURM_HET_SIZE"]
+            raise SettingsError(
+                f"the launcher slurm runs in an allocation of one part, and this one has {parts} (SLURM_HET_SIZE): "
+                f"srun --het-group=0-{int(parts) - 1} python train.py, without farandole run, makes one job of them all"
+            )
         if "SLURM_JOB_NODELIST" not in os.environ or shutil.which("srun") is None:
             raise SettingsError(
                 "the launcher slurm runs in an allocation: start farandole run in a batch script (sbatch), or after "
