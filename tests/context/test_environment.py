@@ -85,3 +85,11 @@ def test_a_launcher_that_does_not_say_who_is_where() -> None:
     assert lost({**pmi, "FARANDOLE_SIZE": "1"}) == ""
     slurm = dict(text.split("=") for text in SLURM.split("\0") if text)
     assert lost({**pmi, **slurm, "SLURM_STEP_NUM_TASKS": "1"}) == ""
+
+
+def test_a_launcher_of_torch_distributed_that_is_not_torchrun() -> None:
+    """deepspeed, Kubeflow's PyTorchJob."""
+    torch = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    for own in (torch, {**torch, "SLURM_PROCID": "0"}):  # also in a batch script of Slurm
+        assert re.match(r"this process was started as rank 1 of 3 \(RANK, WORLD_SIZE\).* \(no TORCHELASTIC", lost(own))
+    assert lost({**torch, "HOROVOD_SIZE": "1"}) == lost({**torch, "WORLD_SIZE": "1"}) == ""

@@ -46,8 +46,10 @@ def lost(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
         return ""
     from farandole import surroundings  # here, as in ``found``
 
+    if who := surroundings.half_told(own):
+        return _UNKNOWN.format(*who)
     if any(name in own for name in STARTERS):
-        return _UNKNOWN.format(*who) if (who := surroundings.half_told(own)) else ""
+        return ""
     for pid in _ancestors(proc):
         env = _environment(proc / f"{pid}/environ")
         which = "this process" if pid == os.getpid() else f"process {pid}, above this one,"
@@ -73,9 +75,9 @@ _LOST = (
     "of 1. Keep them (sudo -E, a container's --env); or set FARANDOLE_SIZE=1 if it is to be alone"
 )
 _UNKNOWN = (
-    "this process was started as rank {} of {} (PMI_RANK, PMI_SIZE), by a launcher that does not say who is on which "
-    "host (no MPI_LOCALRANKID), so its ranks are not joined: it trains alone, as rank 0 of 1. Start the job by "
-    "farandole run, Hydra's or Open MPI's mpirun, srun or torchrun; or set FARANDOLE_SIZE=1 if it is to be alone"
+    "this process was started as rank {} of {} ({}), by a launcher that does not say {}, so its ranks are not joined: "
+    "it trains alone, as rank 0 of 1. Start the job by farandole run, Hydra's or Open MPI's mpirun, srun or torchrun; "
+    "or set FARANDOLE_SIZE=1 if it is to be alone"
 )
 
 

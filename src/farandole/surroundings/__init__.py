@@ -90,12 +90,17 @@ def find(env: Mapping[str, str]) -> Found | None:
     return None
 
 
-def half_told(env: Mapping[str, str]) -> tuple[int, int] | None:
-    """Rank and size, where a process manager of PMI-1 tells these alone (Flux, MPICH's gforker): no cluster here can
-    make a job of that."""
+def half_told(env: Mapping[str, str]) -> tuple[int, int, str, str] | None:
+    """Rank, size, the variables that tell them, and what is missing, where a launcher tells too little for a cluster
+    here to make a job of that: PMI-1 alone (Flux, MPICH's gforker), or what torch.distributed needs (deepspeed,
+    Kubeflow)."""
     rank, size = numbers(env, ("PMI_RANK", "PMI_SIZE")) or (0, 1)
-    known = size == 1 or any(cluster.surroundings(env) for cluster in CLUSTERS)
-    return None if known else (rank, size)
+    if size > 1 and not any(cluster.surroundings(env) for cluster in CLUSTERS):
+        return rank, size, "PMI_RANK, PMI_SIZE", "who is on which host (no MPI_LOCALRANKID)"
+    rank, size = numbers(env, ("RANK", "WORLD_SIZE")) or (0, 1)
+    if size > 1 and "MASTER_ADDR" in env and "TORCHELASTIC_RUN_ID" not in env:
+        return rank, size, "RANK, WORLD_SIZE", "which run of torchrun this is (no TORCHELASTIC_RUN_ID)"
+    return None
 
 
 def origin(env: Mapping[str, str]) -> str:
