@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import resource
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -55,3 +57,14 @@ def test_a_limit_of_the_size_of_files_is_told() -> None:
             memory.create(100_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_sandbox_that_forbids_shared_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "memfd_create", forbidden)
+    with pytest.raises(
+        OSError, match=r"no shared memory .*\(memfd_create\): Function not implemented; .*--transport tcp"
+    ):
+        memory.create(1)

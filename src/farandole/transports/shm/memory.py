@@ -17,7 +17,12 @@ PAGE = mmap.PAGESIZE
 
 def create(nbytes: int) -> int:
     """A file descriptor of fresh shared memory. It has no name, so it ends with its last user."""
-    fd = os.memfd_create("farandole", os.MFD_CLOEXEC)
+    try:
+        fd = os.memfd_create("farandole", os.MFD_CLOEXEC)
+    except OSError as error:
+        forbidden = error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS)
+        cure = "; a sandbox may forbid it, and --transport tcp (FARANDOLE_TRANSPORT=tcp) does without" * forbidden
+        raise OSError(error.errno, f"no shared memory can be had (memfd_create): {error.strerror}{cure}") from None
     try:
         os.ftruncate(fd, round_up(nbytes))
     except OSError as error:
