@@ -66,6 +66,23 @@ def polling(rank: int) -> None:
         assert inputs.grad.tolist() == [2.0, 2.0]
 
 
+def built_in(rank: int) -> None:
+    """DDP's built-in hooks, which are C++."""
+    import torch
+    from torch import distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    for kind in dist.BuiltinCommHookType.__members__.values():
+        found = []
+        for group in (dist.new_group(backend="gloo"), dist.group.WORLD):
+            torch.manual_seed(7)
+            model = DistributedDataParallel(torch.nn.Linear(40, 48), process_group=group, bucket_cap_mb=0.005)
+            model._register_builtin_comm_hook(kind)
+            model(torch.randn(8, 40) + rank).square().mean().backward()
+            found.append([parameter.grad for parameter in model.parameters()])
+        torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)  # of 2 ranks: one sum has one rounding
+
+
 def trained(group: Any, hook: Any, rank: int, busy: float) -> list[Any]:
     """The parameters of a model with several buckets after steps of which the last ones compress."""
     import torch
@@ -111,6 +128,10 @@ def trained(group: Any, hook: Any, rank: int, busy: float) -> list[Any]:
 
 def test_powersgd_with_several_buckets_gives_what_it_gives_with_gloo() -> None:
     members(2, power_sgd)
+
+
+def test_built_in_hooks_give_what_they_give_with_gloo() -> None:
+    members(2, built_in)
 
 
 def test_backward_may_ask_whether_a_call_is_done() -> None:

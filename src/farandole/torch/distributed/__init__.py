@@ -7,8 +7,10 @@ CPU; those of a GPU take the backend that ``"cpu:farandole,cuda:nccl"`` names fo
 from __future__ import annotations
 
 from farandole.autoload import register
+from farandole.torch.distributed import built_in_hooks
 from farandole.torch.distributed.process_group import FarandoleProcessGroup, create, monitored_barrier
 
 __all__ = ["FarandoleProcessGroup", "create", "monitored_barrier", "register"]
 
 register()
+built_in_hooks.install()
