@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from farandole.errors import HorovodInternalError, StalledError
+from farandole.errors import HorovodInternalError, MismatchError, StalledError
 from farandole.groups.messages import Message, Messages
 from tests import pool
 
@@ -167,3 +167,28 @@ class _Nothing(NamedTuple):
 def test_random_messages_of_several_threads(wire: str) -> None:
     """Each arrives as it was sent, and in order, against a plan that all ranks know."""
     pool.procs(RANKS, lambda transport: [random_messages(transport, seed) for seed in range(3)], wire=wire)
+
+
+def one_that_does_not_fit(transport: Any, aside: bool) -> None:
+    messages = Messages(transport.streams(), "rank {}".format)
+    data = np.zeros(8, np.uint8)
+    if transport.rank == 0:
+        for tag in (1, 2):
+            messages.wait(messages.send(1, tag, data, 0, 60.0))
+    else:
+        if aside:  # by who wants the one behind it
+            messages.wait(messages.receive(0, 2, data.copy(), 0, 60.0))
+        wrong = messages.receive(0, 1, np.zeros(16, np.uint8), 0, 60.0)
+        messages.wait(wrong)
+        assert isinstance(wrong.error, MismatchError), wrong.error
+        later = messages.receive(0, 3, data, 0, 60.0)
+        messages.wait(later)
+        assert isinstance(later.error, HorovodInternalError)
+        assert str(later.error) == f"messages of this group have failed before: {wrong.error}"
+    transport.barrier()
+    messages.close(0.0)
+
+
+@pytest.mark.parametrize("aside", [False, True], ids=["awaited", "aside"])
+def test_a_message_that_does_not_fit_ends_those_of_the_group_whenever_it_came(aside: bool) -> None:
+    pool.procs(2, lambda transport: one_that_does_not_fit(transport, aside), wire="shm")

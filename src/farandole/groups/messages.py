@@ -176,10 +176,14 @@ class Messages:
     def _begin(self, message: Message, enqueue: Callable[[], None]) -> Message:
         with self._changing:
             if self._failure is not None:
-                message.error = self._failure
+                message.error = _anew(self._failure)
                 self._end(message)
             else:
-                enqueue()
+                try:
+                    enqueue()
+                except MismatchError as error:  # with one that was put aside
+                    self._fail_here(error)
+                    self._end(message)
         self._tell()
         if message.done:
             return message
@@ -285,8 +289,7 @@ class Messages:
                 moved = [self._send_on(queue) for queue in self._outbox.values() if queue]
                 moved += [self._receive_on(src) for src in range(len(self._inboxes)) if self._is_wanted(src)]
             except HorovodInternalError as error:
-                self._streams.abort(f"{self._name_of(self._streams.rank)}: {error}")
-                self._fail_all(error)
+                self._fail_here(error)
                 moved = [True]
         return any(moved)
 
@@ -458,9 +461,23 @@ class Messages:
             -1 if peer is None else peer,
         )
 
+    def _fail_here(self, error: BaseException) -> None:
+        """As ``_fail_all``; the others hear of it."""
+        self._streams.abort(f"{self._name_of(self._streams.rank)}: {error}")
+        self._fail_all(error)
+
     def _fail_all(self, error: BaseException) -> None:
         """Called with ``_changing`` held: nothing is sent or received any more."""
         self._failure = self._failure or error
         for message in self._all():
             message.error = message.error or error
             self._drop(message)
+
+
+def _anew(failure: BaseException) -> BaseException:
+    """For who comes later. A message that did not fit is no fault of the one that is asked for now."""
+    if not isinstance(failure, MismatchError):
+        return failure
+    error = HorovodInternalError(f"messages of this group have failed before: {failure}")
+    error.__cause__ = failure
+    return error
