@@ -183,6 +183,7 @@ class Messages:
                     enqueue()
                 except MismatchError as error:  # with one that was put aside
                     self._fail_here(error)
+                    message.error = message.error or error
                     self._end(message)
         self._tell()
         if message.done:
