@@ -189,6 +189,34 @@ def test_a_job_of_which_rank_0_alone_loads_goes_on_as_one_of_which_all_do(strate
         assert all(torch.equal(one, other) for one, other in zip(told, wanted, strict=True))
 
 
+@pytest.mark.parametrize("strategy", ["local_sgd:2 int8", "diloco:2", "easgd:2", "gossip:ring topk:0.5", "ps"])
+def test_a_state_of_another_model_is_refused(strategy: str) -> None:
+    """numpy would stretch what was kept of a head with one output over one with three."""
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        spec, _, codec = strategy.partition(" ")
+        found = []
+        for count in (1, 3):
+            model = torch.nn.Linear(4, count)
+            plain = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), strategy=spec, codec=codec)
+            found.append((model, optimizer))
+
+        def two_steps(model: Any, optimizer: Any) -> None:
+            for _ in range(2):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+
+        two_steps(*found[0])
+        found[1][1].load_state_dict(found[0][1].state_dict())
+        with pytest.raises(ValueError, match=r"has the shape \(1, 4\) for 'weight', which has \(3, 4\) here: load"):
+            two_steps(*found[1])
+
+    job(2, fn, store=True)
+
+
 @pytest.mark.parametrize("strategy", ["allreduce", "diloco:3", "ps"])
 def test_what_a_codec_keeps_is_in_the_checkpoint_of_its_rank(strategy: str) -> None:
     """With the codec of the job. A checkpoint of rank 0 gives the others nothing, nor does one of another codec."""

@@ -259,6 +259,7 @@ class KeptExchange:
         self._slots: list[list[Array | None]] | None = None  # None: they have not begun
         self._places: list[int] | None = None  # of the weights that take part; None: all of them
         self._waiting: Sequence[int] = ()  # those that a checkpoint was waiting to exchange
+        self._loaded = False  # the slots are a checkpoint's, and nobody has compared their shapes yet
         self._total = 0  # weights of the optimizer
         self._exchanged = False  # after the last step
         self._last = -1  # step with an exchange
@@ -331,7 +332,7 @@ class KeptExchange:
 
     def begin_anew(self) -> None:
         self._slots = self._places = None
-        self._waiting = ()
+        self._waiting, self._loaded = (), False
         self.exchange.begin_anew()
 
     def __call__(
@@ -345,7 +346,7 @@ class KeptExchange:
                 f"strategy {self.strategy.spec!r} keeps something for {len(self._slots[0])} weights, and the optimizer "
                 f"has {total}: load the state of a run with the same model"
             )
-        self.exchange(weights, self._taking_part(), step, names, statistics)
+        self.exchange(weights, self._taking_part(weights, names), step, names, statistics)
         self._exchanged, self._last = True, step
 
     def average(
@@ -354,10 +355,25 @@ class KeptExchange:
         """See ``WeightExchange.average``. ``weights``: those that take part."""
         if isinstance(self.strategy, Settling) and not self.begun:  # other ranks may have taken steps already
             self.begin(weights, lambda weight: weight)
-        self.exchange.average(weights, self._taking_part(), names, statistics)
+        self.exchange.average(weights, self._taking_part(weights, names), names, statistics)
 
-    def _taking_part(self) -> list[list[Array]]:
-        return [[array for array in self.chosen(slot) if array is not None] for slot in self._slots or ()]
+    def _taking_part(self, weights: Sequence[Array], names: Sequence[str] | None) -> list[list[Array]]:
+        slots = [[array for array in self.chosen(slot) if array is not None] for slot in self._slots or ()]
+        if self._loaded:
+            for slot in slots:
+                self._check_shapes(slot, weights, names)
+            self._loaded = False
+        return slots
+
+    def _check_shapes(self, slot: Sequence[Array], weights: Sequence[Array], names: Sequence[str] | None) -> None:
+        """numpy would stretch one that has a size of 1 where the other has more, and say nothing."""
+        for place, (kept, weight) in enumerate(zip(slot, weights, strict=False)):
+            if kept.shape != weight.shape:
+                raise ValueError(
+                    f"the checkpoint's state of strategy {self.strategy.spec!r} is of another model: it has the shape "
+                    f"{kept.shape} for {names[place] if names else f'weight {place}'!r}, which has {weight.shape} "
+                    "here: load the state of a run with the same model, or leave it out, and the strategy begins anew"
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the slots (``None`` for weights that nobody has trained), of which strategy they are, and which
@@ -379,3 +395,4 @@ class KeptExchange:
         slots = state["slots"][: len(self.exchange.kinds)]
         self._slots = [[None if array is None else array.copy() for array in slot] for slot in slots] or None
         self._places, self._waiting, self._exchanged = None, state.get("waiting", ()), False
+        self._loaded = True
