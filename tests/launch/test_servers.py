@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -37,20 +38,24 @@ print(float(weights[0][0]), float(weights[1][2]))
 
 
 def test_the_loss_of_all_replicas_of_a_server_is_the_cause() -> None:
-    hosts = ["a", "b", "b", "b"]
-    assert verdict({}, 1, {}, hosts) is None
-    assert verdict({0: -9, 3: -9}, 2, {}, hosts) is None
-    found = verdict({1: -9}, 1, {1: "Traceback\nboom\n"}, hosts)
+    hosts, begun = ["a", "b", "b", "b"], range(4)
+    assert verdict({}, 1, {}, hosts, begun) is None
+    assert verdict({0: -9, 3: -9}, 2, {}, hosts, begun) is None
+    found = verdict({1: -9}, 1, {1: "Traceback\nboom\n"}, hosts, begun)
     assert found is not None
     assert (found.rank, found.exit_code) == (-1, 137)
     assert found.message.startswith("Parameter server 1 on b died")
     assert " died of signal 9 (SIGKILL)" in found.message
     assert "boom" in found.message
     assert "--replicas 2 would have kept it" in found.message
-    lost = verdict({2: 1, 0: 0, 3: -9}, 2, {}, hosts)
+    lost = verdict({2: 1, 0: 0, 3: -9}, 2, {}, hosts, begun)
     assert lost is not None
     assert "Parameter server 1 on" in lost.message
     assert "no replica of it is left" in lost.message
+    early = verdict({3: -9}, 2, {}, hosts, {0, 1, 2})
+    assert early is not None
+    assert early.message.startswith("Parameter server 1, replica 1, on b died of signal 9 (SIGKILL)")
+    assert "start the job again" in early.message
     assert (name(3, 2), name(2, 2)) == ("parameter server 1, replica 1,", "parameter server 1")
     assert running([], {}) == ""
 
@@ -75,3 +80,16 @@ def test_without_a_replica_the_error_names_the_server(jobs: Marked) -> None:
     assert "farandole: Parameter server 0 on " in done.stderr
     assert "died of signal 9 (SIGKILL)" in done.stderr
     assert "what it held" in done.stderr.lower()
+
+
+@pytest.mark.slow
+def test_a_server_that_ends_while_it_starts_is_the_cause_at_once(
+    jobs: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks waited for its address until the start timeout, and said that it may be slow."""
+    (tmp_path / "sitecustomize.py").write_text("import os\nif os.environ.get('FARANDOLE_SERVER') == '1': os._exit(3)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    done = jobs.run("run", "-np", "2", "--replicas", "2", "--strategy", "ps", PY, "-c", PROGRAM, "30", seconds=25.0)
+    assert done.returncode == 3
+    assert "farandole: Parameter server 0, replica 1, on " in done.stderr
+    assert "start the job again" in done.stderr

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from farandole.config import Connection, Placement, Settings, variables
 from farandole.launch.contract import Allocation, Serving, Worker
@@ -42,19 +42,24 @@ def name(index: int, replicas: int) -> str:
 
 
 def verdict(
-    codes: Mapping[int, int], replicas: int, tails: Mapping[int, str], hosts: Sequence[str]
-) -> Verdict | None:  # fmt: skip
-    """Of the servers that have ended, by index: the cause of the job's failure if all replicas of one are among them.
-    Pure. ``tails``: the last lines on stderr; ``hosts``: of all."""
+    codes: Mapping[int, int], replicas: int, tails: Mapping[int, str], hosts: Sequence[str], begun: Container[int]
+) -> Verdict | None:
+    """Of the servers that have ended, by index: the cause of the job's failure if all replicas of one are among them,
+    or one that is not among those that have ``begun``, for which ranks would wait. Pure. ``tails``: the last lines on
+    stderr; ``hosts``: of all."""
     for index, code in codes.items():
         number = index // replicas
-        if all(place in codes for place in range(number * replicas, (number + 1) * replicas)):
+        early = index not in begun
+        if early or all(place in codes for place in range(number * replicas, (number + 1) * replicas)):
             text = f"{name(index, replicas)} on {hosts[index]} {describe(code)}"
             lines = [text[:1].upper() + text[1:]]
             if tail := tails.get(index, "").strip("\n"):
                 lines.append(f"Its last lines on stderr:\n{tail}")
-            kept = "--replicas 2 would have kept" if replicas == 1 else "no replica of it is left to keep"
-            lines.append(f"What it held of the model is lost: {kept} it.")
+            if early:
+                lines.append("Ranks did not have its address yet, and cannot begin without it: start the job again.")
+            else:
+                kept = "--replicas 2 would have kept" if replicas == 1 else "no replica of it is left to keep"
+                lines.append(f"What it held of the model is lost: {kept} it.")
             return Verdict(-1, 0.0, exit_status(code), "\n".join(lines))
     return None
 

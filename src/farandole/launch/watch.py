@@ -306,7 +306,8 @@ class Watch:
             first, tails = self._job.np, self._streams.tails()
             told = {rank - first: tail for rank, tail in tails.items() if rank >= first}
             hosts = [server.slot.host for server in self._servers]
-            if found := servers.verdict(self._served, self._job.settings.replicas, told, hosts):
+            begun = {number for number in self._served if self._store.get(keys.server("", number)) is not None}
+            if found := servers.verdict(self._served, self._job.settings.replicas, told, hosts, begun):
                 return found
         if not self._supervisor.failing:
             return None
