@@ -507,7 +507,7 @@ def test_parameter_servers_under_names_of_mxnet() -> None:
         import farandole.mxnet as hvd
 
         found = []
-        for strategy in ("dist_sync", "allreduce", "gossip:complete,gamma=1", "dist_async"):
+        for strategy in ("dist_sync", "dist_sync_device", "allreduce", "gossip:complete,gamma=1", "dist_async"):
             net = network()
             kind, options = OPTIMIZERS["sgd"]
             codec = "topk:1" if "gossip" in strategy else ""  # it leaves out nothing
@@ -524,7 +524,8 @@ def test_parameter_servers_under_names_of_mxnet() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(*alike, strict=True))
         return found
 
-    for servers, reduced, gossiped, _ in job(2, fn, store=True):
+    for servers, same, reduced, gossiped, _ in job(2, fn, store=True):
         for a, b, c in zip(servers, reduced, gossiped, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
             np.testing.assert_allclose(c, b, rtol=1e-4, atol=1e-6)
+        assert all(np.array_equal(a, b) for a, b in zip(servers, same, strict=True))

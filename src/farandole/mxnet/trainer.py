@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 _USED = 1 << 30  # told of a gradient that was computed: the predivide factor divides whole numbers, too, and truncates
 
 # MXNet's own names, of its key-value stores.
-KVSTORES = {"dist": "ps", "dist_sync": "ps", "dist_device_sync": "ps", "dist_async": "ps_async"}
+KVSTORES = {
+    "dist": "ps", "dist_sync": "ps", "dist_device_sync": "ps", "dist_sync_device": "ps", "dist_async": "ps_async"
+}  # fmt: skip
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has no types
