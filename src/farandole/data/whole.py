@@ -1,4 +1,4 @@
-"""Whole numbers that users give: of Python, or of numpy, as computed ones are."""
+"""Whole numbers and switches that users give: of Python, or of numpy, as computed ones are."""
 
 from __future__ import annotations
 
@@ -20,3 +20,10 @@ def whole(name: str, value: Any, least: int | None = None) -> int:
         rule = "" if least is None else f", at least {least}"
         raise SettingsError(f"{name}={value!r} must be a whole number{rule}")
     return found
+
+
+def switch(name: str, value: Any) -> bool:
+    """``value`` as True or False: any text would count as True, also "no". SettingsError for what is neither."""
+    if not isinstance(value, (bool, np.bool_, int, np.integer)) or value not in (0, 1):
+        raise SettingsError(f"{name}={value!r} must be True or False")
+    return bool(value)

@@ -124,7 +124,13 @@ def test_raw_bytes_are_read_where_they_lie(kind: Any) -> None:
             {},
             "fixed_size_binary[1] is no type that becomes an array: give decode={...: f",
         ),
-        (pa.array([{"a": 1}]), {}, "is no type that becomes an array: cast it to a number, or leave the column out"),
+        (pa.array([1], pa.date32()), {}, "is no type that becomes an array: cast it to a number, or leave the column"),
+        (pa.array([{"a": 1}]), {}, "that becomes an array: write its fields as columns of their own, or leave"),
+        (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), {}, "write its values as columns of their own, one"),
+        (pa.array([[{"a": 1}]]), {}, "that becomes an array: write a list of numbers instead for each field, or leave"),
+        (pa.array([["a"]]), {}, "that becomes an array: write a list of numbers instead, or leave the column out"),
+        (pa.array([1]), {"columns": []}, "columns=[] names no column; leave it out, and all are read"),
+        (pa.array([1]), {"features": []}, "features=[] names no column; leave it out, and all are read"),
         (pa.array([{**image(), "height": -1}]), {}, "row 0, column 'x': an image that Spark could not decode"),
         (pa.array([None, [1]]), {}, "row 0, column 'x': the first row is null: declare shapes={'x': (...)}"),
         (
@@ -285,6 +291,24 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         list(data.numpy(1, rank=0, size=1))
     with pytest.raises(DataError, match="has no rows"):
         from_parquet(written(tmp_path, pa.array([], pa.int64()), "none.parquet") + "/none.parquet").numpy(1)
+
+
+def test_columns_that_have_one_name(tmp_path: Path) -> None:
+    written(tmp_path, pa.array([1]), "a.parquet")
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["x", "x"])
+    pq.write_table(twice, tmp_path / "b.parquet")
+    for path in (tmp_path, tmp_path / "b.parquet"):  # Arrow refuses the first file of a folder, but not others
+        with pytest.raises(DataError, match=r"b\.parquet, column 'x': 2 columns have this name"):
+            from_parquet(str(path))
+
+
+def test_a_column_and_a_key_in_the_path_of_one_name(tmp_path: Path) -> None:
+    (tmp_path / "x=2024").mkdir()
+    written(tmp_path / "x=2024", pa.array(["January"]))
+    with pytest.raises(
+        DataError, match=r"part\.parquet, column 'x': its type is string in the file, and the folder x="
+    ):
+        from_parquet(str(tmp_path))
 
 
 def test_a_store_knows_what_is_parquet(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from farandole.data.extras import need
 from farandole.data.parquet.casts import cast, is_number, rule
+from farandole.data.parquet.kinds import cure, innermost, is_bytes, is_list, number_dtype
 from farandole.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], w
     if types.is_dictionary(kind):
         kind = kind.value_type
     fields = {kind.field(number).name for number in range(kind.num_fields)} if types.is_struct(kind) else set()
-    if _bytes(types, kind) and (decode is not None or shape is not None):
+    if is_bytes(types, kind) and (decode is not None or shape is not None):
         if decode is None:
             return Column(name, "bytes", _dtype(wanted, name, "uint8"), shape or (), fill)
         return _encoded(name, decode, first, wanted, where)
@@ -101,22 +102,20 @@ def _column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], w
                 raise where.error(name, 0, UNDECODED)
             shape = (value["height"], value["width"], value["nChannels"])
         return Column(name, "image", _dtype(wanted, name, "uint8"), shape, fill)
-    inner = _innermost(types, kind)
-    found = _number(types, inner)
+    inner = innermost(types, kind)
+    found = number_dtype(types, inner)
     dtype = found and _numeric(wanted, name, found, kind, where)
     if dtype and inner is kind:
         return Column(name, "number", dtype, (), fill)
     if dtype:
         return Column(name, "list", dtype, shape or _lengths(name, kind, first, where), fill)
-    raise where.error(
-        name, None, f"{kind} is no type that becomes an array: {_BINARY if _bytes(types, kind) else _CURE}"
-    )
+    hint = _BINARY if is_bytes(types, kind) else cure(types, kind)
+    raise where.error(name, None, f"{kind} is no type that becomes an array: {hint}")
 
 
 UNDECODED = (
     "an image that Spark could not decode; leave such rows out (option('dropInvalid', True) of its image source)"
 )
-_CURE = "cast it to a number, or leave the column out"
 _BINARY = "give decode={...: function of the bytes}, or shapes={...: shape} for raw bytes"
 
 
@@ -205,27 +204,6 @@ def fitting(found: Array, column: Column) -> Array:
     return made
 
 
-def _bytes(types: Any, kind: Any) -> bool:
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
-
-
-def _number(types: Any, kind: Any) -> str:
-    """The dtype of an Arrow number, "" for what is none."""
-    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-        return str(np.dtype(kind.to_pandas_dtype()).name)
-    return "float64" if types.is_decimal(kind) else ""
-
-
-def _is_list(types: Any, kind: Any) -> bool:
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-def _innermost(types: Any, kind: Any) -> Any:
-    while _is_list(types, kind):
-        kind = kind.value_type
-    return kind
-
-
 def _present(name: str, value: Any, where: Where) -> Any:
     if value is None:
         raise where.error(name, 0, f"the first row is null: declare shapes={{{name!r}: (...)}}")
@@ -241,7 +219,7 @@ def _lengths(name: str, kind: Any, first: Callable[[], Any], where: Where) -> tu
     """The shape of lists: of fixed ones from their type, otherwise that of the first row."""
     lengths, value = [], None
     types = need("pyarrow", _PURPOSE).types
-    while _is_list(types, kind):
+    while is_list(types, kind):
         if types.is_fixed_size_list(kind):
             lengths.append(kind.list_size)
             value = value[0] if value else None
@@ -338,8 +316,8 @@ def _lists(array: Any, column: Column, where: Where) -> Array:
 def _nested(array: Any, shape: tuple[int, ...], column: Column, where: Where, row_of: RowOf) -> Array:
     """Lists of lists. ``row_of``: the row of each of the array's elements."""
     pa, pc = need("pyarrow", _PURPOSE), need("pyarrow.compute", _PURPOSE)
-    if not shape or not _is_list(pa.types, array.type):
-        if shape or _is_list(pa.types, array.type):
+    if not shape or not is_list(pa.types, array.type):
+        if shape or is_list(pa.types, array.type):
             raise where.error(column.name, None, f"its lists are not nested as shape {column.shape} says")
         if array.null_count and column.fill is None:
             row = row_of(first_null(array))
@@ -351,7 +329,7 @@ def _nested(array: Any, shape: tuple[int, ...], column: Column, where: Where, ro
     else:
         lengths = plain(pc.list_value_length(array).fill_null(0))
     expected = shape[0]
-    flat_list = len(shape) > 1 and not _is_list(pa.types, inner.type)
+    flat_list = len(shape) > 1 and not is_list(pa.types, inner.type)
     if flat_list:  # (28, 28) declared of flat lists with 784 values
         expected, shape = int(np.prod(shape)), (int(np.prod(shape)),)
     wrong = np.flatnonzero((lengths > expected) if column.fill is not None else (lengths != expected))

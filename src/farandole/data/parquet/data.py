@@ -93,6 +93,9 @@ class ParquetData:
         self.storage_options = dict(storage_options) if storage_options else None
         self._columns = None if columns is None else tuple(columns)
         self._wanted = Wanted(dict(shapes or {}), dict(dtypes or {}), dict(fill or {}), dict(decode or {}))
+        for option, names in (("columns", self._columns), ("features", self.features)):
+            if names == ():
+                raise DataError(f"{option}=[] names no column; leave it out, and all are read")
         if columns is not None and features is not None:
             raise DataError(f"columns={list(columns)} and features={features!r} say the same: give one of them")
 
@@ -245,10 +248,12 @@ def fragments(
         files = sorted(dataset.get_fragments(), key=lambda each: str(each.path))
         for each in files:
             _metadata(each)
+            _check_once(each)
     except FileNotFoundError as error:
         cure = "; patterns (*) are not expanded: name the folder" if "*" in str(path) else ""
         raise DataError(f"{path} cannot be read as Parquet: there is no such file or folder{cure}") from error
     except (pa.ArrowException, OSError) as error:
+        _check_apart(inside, found[0][0])
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
     if not files:
         raise DataError(f"{path} holds no Parquet files")
@@ -271,6 +276,30 @@ def _metadata(file: Any) -> None:
         file.ensure_complete_metadata()
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file.path} cannot be read as Parquet: {error}") from error
+
+
+def _check_once(file: Any) -> None:
+    """DataError for a file in which two columns have one name."""
+    names = file.physical_schema.names
+    if len({*names}) < len(names):
+        name = next(each for each in names if names.count(each) > 1)
+        text = f"{names.count(name)} columns have this name, so it does not tell which one is meant"
+        raise Where(str(file.path)).error(name, None, f"{text}: write the file anew with a name for each")
+
+
+def _check_apart(inside: Any, system: Any) -> None:
+    """DataError for files whose columns Arrow cannot bring together, with each other or with the keys in their paths,
+    for it names neither file nor cure. It does not look at schemas where it is told one."""
+    ds, pa = need("pyarrow.dataset", _PURPOSE), need("pyarrow", _PURPOSE)
+    with contextlib.suppress(pa.ArrowException, OSError):  # files that are no Parquet: the first error tells
+        for file in ds.dataset(inside, filesystem=system, format="parquet", schema=pa.schema([])).get_fragments():
+            _check_once(file)
+            for name in file.physical_schema.names:
+                if key := next((part for part in file.path.split("/")[:-1] if part.startswith(f"{name}=")), None):
+                    kind = file.physical_schema.field(name).type
+                    text = f"its type is {kind} in the file, and the folder {key} has a value of another type"
+                    cure = "write the files without the column, or name the folders otherwise"
+                    raise Where(file.path).error(name, None, f"{text}: {cure}")
 
 
 def keys(file: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from farandole.data.parquet.chunks import Arrays, Chunks
 from farandole.data.parquet.columns import Column, Where, decoded, fitting
 from farandole.data.parquet.data import Files, ParquetData, RowGroup
 from farandole.data.steps import EVEN, Step, Steps
-from farandole.data.whole import whole
+from farandole.data.whole import switch, whole
 from farandole.errors import DataError, SettingsError
 from farandole.log import logger
 
@@ -57,7 +57,7 @@ class Reader:
         if even not in EVEN:
             raise SettingsError(f"even={even!r} is not a way to deal rows; choose one of {', '.join(EVEN)}")
         batch_size, threads = whole("batch_size", batch_size, 1), whole("threads", threads, 0)
-        seed, least = whole("seed", seed), whole("least", least, 1)
+        seed, least, memory = whole("seed", seed), whole("least", least, 1), whole("memory", memory, 0)
         if (rank is None) != (size is None) or (rank is not None and not 0 <= rank < (size or 0)):
             raise SettingsError(f"rank={rank} and size={size} come together, and rank is from 0 to size - 1")
         scan = data.scan
@@ -66,7 +66,7 @@ class Reader:
         self.data, self.batch_size = data, batch_size
         self.epoch = 0
         self.position = 0  # where the next iteration begins, in rows of all ranks
-        self._shuffle, self._seed, self._even, self._threads = shuffle, seed, even, threads
+        self._shuffle, self._seed, self._even, self._threads = switch("shuffle", shuffle), seed, even, threads
         self._least = least
         self._told = None if rank is None or size is None else (rank, size)
         self._whole = scan.bytes * 2 <= memory  # read once, and then kept

@@ -147,6 +147,10 @@ def _unusable(kind: Any, readable: set[str], name: str) -> str:
         return ""
     if isinstance(kind, T.BinaryType):
         return "" if name in readable else f"give data_options={{'decode': {{{name!r}: function of the bytes}}}}"
+    if isinstance(kind, T.StructType):
+        return "make columns of its fields, as F.col('column.field') is, or leave it out"
+    if isinstance(kind, T.MapType):
+        return "make columns of its values, as F.col('column')['key'] is, or leave it out"
     return _TEXT if isinstance(kind, T.StringType) else "cast it to a number or an array, or leave it out"
 
 

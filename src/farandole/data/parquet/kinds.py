@@ -1,0 +1,42 @@
+"""What Arrow's types hold: ``types`` is ``pyarrow.types``, which who asks has imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def is_bytes(types: Any, kind: Any) -> bool:
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+
+
+def number_dtype(types: Any, kind: Any) -> str:
+    """The dtype of an Arrow number, "" for what is none."""
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        return str(np.dtype(kind.to_pandas_dtype()).name)
+    return "float64" if types.is_decimal(kind) else ""
+
+
+def is_list(types: Any, kind: Any) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def innermost(types: Any, kind: Any) -> Any:
+    while is_list(types, kind):
+        kind = kind.value_type
+    return kind
+
+
+def cure(types: Any, kind: Any) -> str:
+    """What to do with a column of this type, which no cast makes an array."""
+    if types.is_struct(kind):
+        made = "write its fields as columns of their own"
+    elif types.is_map(kind):
+        made = "write its values as columns of their own, one for each key, or as a list"
+    elif is_list(types, kind):
+        struct = types.is_struct(innermost(types, kind))
+        made = "write a list of numbers instead" + (" for each field" if struct else "")
+    else:
+        made = "cast it to a number"
+    return f"{made}, or leave the column out"
