@@ -13,6 +13,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
+from pyspark import StorageLevel
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
@@ -24,7 +25,7 @@ from farandole.data import Store
 from farandole.data import spark as spark_data
 from farandole.errors import DataError, SettingsError
 from farandole.estimators import TorchEstimator, TorchModel
-from farandole.estimators.spark.frames import prepared
+from farandole.estimators.spark.frames import computed_once, prepared, split
 from farandole.estimators.spark.persistence import public
 from farandole.estimators.spark.prepare import prepare_data
 from farandole.estimators.spark.recomputed import kept, varies
@@ -264,6 +265,32 @@ def test_rows_that_spark_draws_anew_each_time_are_on_one_side(spark: Any, scratc
     assert not spark.sparkContext._jsc.getPersistentRDDs()
 
 
+def test_nan_in_the_column_of_validation_is_not_above_0(spark: Any) -> None:
+    rows = spark.createDataFrame([(1.0, 1.0), (2.0, float("nan")), (3.0, None), (4.0, 0.5)], "y double, held double")
+    train, held = split(rows, ["y"], "held", 0)
+    assert [sorted(row.y for row in side.collect()) for side in (train, held)] == [[2.0, 3.0], [1.0, 4.0]]
+
+
+def test_fits_at_once_keep_the_rows_until_the_last_has_ended(spark: Any) -> None:
+    drawn = F.udf(lambda: random.random(), "double").asNondeterministic()
+    rows = spark.range(0, 50, 1, 2).withColumn("x", drawn())
+    first, second = (computed_once(rows, ("x",), 0.4) for _ in range(2))
+    with second as same:
+        with first:
+            found = sorted(same.collect())
+        assert sorted(same.filter("x >= 0").collect()) == found
+    assert not spark.sparkContext._jsc.getPersistentRDDs()
+
+
+def test_what_a_program_keeps_stays_kept(spark: Any) -> None:
+    rows = spark.range(0, 50, 1, 2).withColumn("x", F.rand())
+    own = rows.select("x").persist()
+    with computed_once(rows, ("x",), 0.4):
+        pass
+    assert own.storageLevel.useMemory
+    own.unpersist()
+
+
 def test_what_comes_out_otherwise_a_second_time(spark: Any, tmp_path: Path) -> None:
     """A sum of floating numbers depends on the order in which an exchange has them, in the last bit, by which rows
     would fall to both sides, or to none; on a cluster each computation has an order of its own."""
@@ -290,7 +317,7 @@ def test_what_comes_out_otherwise_a_second_time(spark: Any, tmp_path: Path) -> N
 
 def test_a_session_that_keeps_nothing_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
     """As Databricks' serverless ones; they have no plan here, either."""
-    frame = Mock(spec=["persist"])
+    frame = Mock(spec=["persist", "storageLevel"], storageLevel=StorageLevel.NONE)
     frame.persist.side_effect = RuntimeError("[NOT_SUPPORTED_WITH_SERVERLESS] PERSIST TABLE")
     assert varies(frame)
     with kept(frame) as found:

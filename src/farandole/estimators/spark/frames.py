@@ -82,7 +82,7 @@ def split(frame: Any, names: Sequence[str], validation: float | str | None, seed
     if not validation:
         return frame.select(*quoted), None
     if isinstance(validation, str):
-        held = F.col(quote(validation)).cast("double") > 0
+        held = F.nanvl(F.col(quote(validation)).cast("double"), F.lit(0.0)) > 0  # to Spark, NaN is above all numbers
         return frame.filter(~held | held.isNull()).select(*quoted), frame.filter(held).select(*quoted)
     place = F.pmod(F.xxhash64(F.lit(seed), *found), F.lit(_PARTS))
     held = place < F.lit(int(validation * _PARTS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,11 +31,22 @@ def varies(frame: Any) -> bool:
         return True
 
 
+_lock = threading.Lock()
+_kept: list[_Kept] = []
+
+
+class _Kept:
+    """A DataFrame that Spark keeps for one or several blocks."""
+
+    def __init__(self, frame: Any) -> None:
+        self.frame, self.blocks = frame, 0
+
+
 @contextlib.contextmanager
 def kept(frame: Any) -> Iterator[Any]:
     """The DataFrame, computed once, until the ``with`` block ends."""
     try:
-        found = frame.persist()
+        held = _take(frame)
     except Exception as error:  # of Databricks' serverless sessions, say
         logger.warning(
             "Spark computes the DataFrame twice, for training and for validation, and cannot keep it meanwhile (%s): "
@@ -45,6 +57,38 @@ def kept(frame: Any) -> Iterator[Any]:
         yield frame
         return
     try:
-        yield found
+        yield frame
     finally:
-        found.unpersist()
+        if held is not None:
+            _leave(held)
+
+
+def _take(frame: Any) -> _Kept | None:
+    """Have Spark keep it. It does so by plan, for all who have the same one: blocks of other threads count, and None is
+    what the program keeps itself."""
+    with _lock:
+        held = next((each for each in _kept if _same(each.frame, frame)), None)
+        if held is None:
+            level = frame.storageLevel
+            if level.useMemory or level.useDisk:
+                return None
+            frame.persist()
+            held = _Kept(frame)
+            _kept.append(held)
+        held.blocks += 1
+        return held
+
+
+def _leave(held: _Kept) -> None:
+    with _lock:
+        held.blocks -= 1
+        if held.blocks:
+            return
+        _kept.remove(held)
+        held.frame.unpersist()
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two DataFrames have the same plan. Spark Connect cannot compare those of two sessions."""
+    alike = hasattr(one, "_jdf") or one.sparkSession is other.sparkSession
+    return bool(alike and one.sameSemantics(other))
