@@ -233,6 +233,13 @@ def test_a_mean_over_what_counts_is_that_of_one_process(case: str, tmp_path: Pat
         assert own["validation"]["loss"] == pytest.approx(other["validation"]["loss"], rel=1e-5)
 
 
+def test_metrics_of_one_name_have_numbers(tmp_path: Path) -> None:
+    metrics = [lambda output, label: output.mean() * 0 + 1, lambda output, label: output.mean() * 0 + 2]
+    found = estimator(net(), metrics=metrics, epochs=1, backend=Pool(1)).fit_on_parquet(written(tmp_path))
+    numbers = found.getHistory()[-1]["train"]
+    assert (numbers["<lambda>"], numbers["<lambda>_1"], numbers["all_metrics"]) == (1.0, 2.0, [[1.0, 2.0]])
+
+
 def test_several_inputs_outputs_losses_and_metrics(tmp_path: Path) -> None:
     path, model = written(tmp_path), TwoInputs()
     made = estimator(

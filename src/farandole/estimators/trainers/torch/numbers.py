@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -38,6 +39,13 @@ class Numbers:
         groups: list[list[float]] = [[] for _ in self._objective.metrics]
         for (place, function), mean in zip(self._functions, others, strict=True):
             name = getattr(function, "__name__", type(function).__name__)
-            found[name if len(groups) == 1 else f"{self._objective.labels[place]}_{name}"] = mean
+            name = name if len(groups) == 1 else f"{self._objective.labels[place]}_{name}"
+            number = next(number for number in itertools.count() if _numbered(name, number) not in found)
+            found[_numbered(name, number)] = mean
             groups[place].append(mean)
         return {**found, "all_metrics": groups}
+
+
+def _numbered(name: str, number: int) -> str:
+    """Of several metrics with one name (lambdas, "loss"), the first has it; the others have a number, too."""
+    return f"{name}_{number}" if number else name
