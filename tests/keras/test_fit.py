@@ -54,6 +54,25 @@ def test_metrics_are_those_of_all_samples(backend: str) -> None:
     assert any("different numbers of steps in an epoch (2, 3)" in each for each in said)
 
 
+def test_counts_are_those_of_all_samples(backend: str) -> None:
+    """On PyTorch the result of such a metric is a view of its variable, which is overwritten after the epoch's end."""
+
+    def train(rank: int) -> list[float]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(40, classes=2)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=True)
+        model.compile(optimizer, "binary_crossentropy", metrics=[keras.metrics.TruePositives(0.0, name="ones")])
+        return [model.fit(x, y.reshape(-1, 1), batch_size=10, verbose=0).history["ones"][0], float(y.sum())]
+
+    for found, expected in on(backend, 2, train):
+        assert found == expected
+
+
 def test_all_ranks_know_what_one_of_them_validates() -> None:
     pytest.importorskip("keras")
 

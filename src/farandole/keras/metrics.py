@@ -88,10 +88,9 @@ def _results(model: Any, states: list[Array], now: list[Array]) -> dict[str, Arr
         return {}
     _assign(variables, states)
     try:
-        found = model.get_metrics_result()
+        return _numbers(_flat(model.get_metrics_result()))
     finally:
         _assign(variables, now)
-    return _numbers(_flat(found))
 
 
 def _flat(results: dict[str, Any]) -> dict[str, Any]:
@@ -107,9 +106,10 @@ def _assign(variables: Sequence[Any], states: Sequence[Array]) -> None:
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Array]:
-    """Those of ``values`` that are numbers or arrays of numbers, such as the score of each class."""
+    """Copies of those of ``values`` that are numbers or arrays of numbers, such as the score of each class. A metric's
+    result may be a view of its variable (PyTorch), which is overwritten soon."""
     arrays = {
-        name: np.asarray(keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value)
+        name: np.array(keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value)
         for name, value in values.items()
     }
     return {name: array for name, array in arrays.items() if array.dtype.kind in "biuf"}
