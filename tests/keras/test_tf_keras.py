@@ -344,6 +344,28 @@ def test_metrics_are_averaged_and_states_go_back() -> None:
 
 
 @pytest.mark.parametrize("old", [True, False])
+def test_a_state_of_before_the_first_step_has_the_momentum_of_then(old: bool) -> None:
+    def body(rank: int) -> None:
+        import tf_keras
+
+        model = make(0)
+        model.build((None, 3))
+        optimizers = tf_keras.optimizers.legacy if old else tf_keras.optimizers
+        model.compile(hvd.DistributedOptimizer(optimizers.SGD(0.1, momentum=0.9)), "mse")
+        state = hvd.elastic.TensorFlowKerasState(model)
+        state.sync()
+        rows = np.eye(3, dtype=np.float32)
+        found = []
+        for _ in range(2):
+            model.fit(rows, model.predict(rows, verbose=0) + rank + 1, epochs=3, verbose=0, shuffle=False)
+            found.append([each.tolist() for each in model.get_weights()])
+            state.restore()
+        assert found[0] == found[1]
+
+    job(2, body)
+
+
+@pytest.mark.parametrize("old", [True, False])
 def test_learning_rates_and_momentum(old: bool) -> None:
     """Warm-up over two epochs, then a tenth: after each batch the weight is where the formulas say."""
 

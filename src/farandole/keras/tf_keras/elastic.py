@@ -11,6 +11,7 @@ from farandole.frontend.elastic import run
 from farandole.frontend.objects import broadcast_object
 from farandole.frontend.state import ObjectState
 from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
+from farandole.keras.tf_keras.optimizer import make_slots
 from farandole.tensorflow.broadcasting import broadcast_variables
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
@@ -23,6 +24,8 @@ class KerasState(ObjectState):
         if not model.built:
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         self.model, self.optimizer = model, optimizer or model.optimizer
+        if self.optimizer is not None:  # what it makes in its first step would not go back
+            make_slots(self.optimizer, model.trainable_variables)
         super().__init__(broadcast_object, context.rank, **kwargs)
         self._save_variables()
 
