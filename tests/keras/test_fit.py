@@ -55,7 +55,7 @@ def test_metrics_are_those_of_all_samples(backend: str) -> None:
 
 
 def test_counts_are_those_of_all_samples(backend: str) -> None:
-    """On PyTorch the result of such a metric is a view of its variable, which is overwritten after the epoch's end."""
+    """On PyTorch the result of such a metric is a view of its variable, which is overwritten later."""
 
     def train(rank: int) -> list[float]:
         import keras
@@ -67,10 +67,14 @@ def test_counts_are_those_of_all_samples(backend: str) -> None:
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), shard=True)
         model.compile(optimizer, "binary_crossentropy", metrics=[keras.metrics.TruePositives(0.0, name="ones")])
-        return [model.fit(x, y.reshape(-1, 1), batch_size=10, verbose=0).history["ones"][0], float(y.sum())]
+        y = y.reshape(-1, 1)
+        plain = model.fit(x, y, batch_size=10, verbose=0).history["ones"]
+        validated = model.fit(x, y, batch_size=10, verbose=0, validation_data=(x[:8], y[:8])).history
+        return [*plain, *validated["ones"], *validated["val_ones"], float(y.sum()), float(y[:8].sum())]
 
-    for found, expected in on(backend, 2, train):
-        assert found == expected
+    for plain, training, validation, ones, first in on(backend, 2, train):
+        assert (plain, training) == (ones, ones)
+        assert validation == first
 
 
 def test_all_ranks_know_what_one_of_them_validates() -> None:

@@ -10,8 +10,11 @@ import numpy as np
 from farandole.errors import SettingsError
 
 
-def whole(name: str, value: Any, least: int | None = None) -> int:
-    """``value`` as Python's own int: numpy's overflow. SettingsError if it is none, or less than ``least``."""
+def whole(name: str, value: Any, least: int | None = None, *, floats: bool = False) -> int:
+    """``value`` as Python's own int: numpy's overflow. SettingsError if it is none, or less than ``least``. ``floats``:
+    a float will do, if it is whole, like 1e9."""
+    if floats and isinstance(value, float) and value.is_integer():
+        value = int(value)
     try:
         found = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:

@@ -71,14 +71,20 @@ def states_of(model: Any) -> list[Array]:
 
 
 def _tally(model: Any, logs: dict[str, Array], states: list[Array], now: list[Array]) -> Tally:
-    """``computed`` are the logs that the states give; a ``train_step`` of the user's may have put in others."""
-    results = _results(model, states, now) if logs else {}
+    """``computed`` are the logs that the states give; a ``train_step`` of the user's may have put in others. A log of
+    training may be a view of its variable (PyTorch), and show what validation has put there."""
+    found = [_results(model, each, now) for each in ([states] if states is now else [states, now])] if logs else []
     same = {
-        name for name, value in logs.items()
-        if name in results and results[name].size == value.size
-        and np.allclose(results[name].ravel(), value.ravel(), rtol=1e-4, atol=1e-7, equal_nan=True)
-    }  # fmt: skip
+        name
+        for name, value in logs.items()
+        if any(name in results and _same(results[name], value) for results in found)
+    }
     return Tally(logs, states, frozenset(same))
+
+
+def _same(one: Array, other: Array) -> bool:
+    alike = one.size == other.size
+    return alike and bool(np.allclose(one.ravel(), other.ravel(), rtol=1e-4, atol=1e-7, equal_nan=True))
 
 
 def _results(model: Any, states: list[Array], now: list[Array]) -> dict[str, Array]:

@@ -287,6 +287,7 @@ def test_batches_are_tuples_where_labels_are_named(folder: Path) -> None:
         ({"seed": None}, "seed=None must be a whole number"),
         ({"memory": -5}, "memory=-5 must be a whole number, at least 0"),
         ({"memory": "1 GB"}, "memory='1 GB' must be a whole number, at least 0"),
+        ({"memory": 0.5}, "memory=0.5 must be a whole number, at least 0"),
         ({"shuffle": "no"}, "shuffle='no' must be True or False"),
         ({"shuffle": None}, "shuffle=None must be True or False"),
         ({"rank": 1}, "rank=1 and size=None come together"),

@@ -57,7 +57,8 @@ class Reader:
         if even not in EVEN:
             raise SettingsError(f"even={even!r} is not a way to deal rows; choose one of {', '.join(EVEN)}")
         batch_size, threads = whole("batch_size", batch_size, 1), whole("threads", threads, 0)
-        seed, least, memory = whole("seed", seed), whole("least", least, 1), whole("memory", memory, 0)
+        seed, least = whole("seed", seed), whole("least", least, 1)
+        memory = whole("memory", memory, 0, floats=True)
         if (rank is None) != (size is None) or (rank is not None and not 0 <= rank < (size or 0)):
             raise SettingsError(f"rank={rank} and size={size} come together, and rank is from 0 to size - 1")
         scan = data.scan
