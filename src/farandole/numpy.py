@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class _Arrays(Collectives[Any, Any]):
         return super().allreduce_(_writable(tensor), *args, **options)
 
     @like(Collectives.grouped_allreduce_async_)
-    def grouped_allreduce_async_(self, tensors: Sequence[Any], *args: Any, **options: Any) -> int:
+    def grouped_allreduce_async_(self, tensors: Iterable[Any], *args: Any, **options: Any) -> int:
         return super().grouped_allreduce_async_([_writable(tensor) for tensor in tensors], *args, **options)
 
     @like(Collectives.broadcast_)

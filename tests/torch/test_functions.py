@@ -240,6 +240,32 @@ def test_handles_are_numbers_and_order_does_not_matter() -> None:
     job(2, check)
 
 
+def test_groups_are_any_iterable() -> None:
+    """``grouped_allreduce_(p.grad for p in model.parameters())`` is a natural thing to write."""
+
+    def check(rank: int) -> None:
+        import farandole.torch as hvd
+
+        def group(**options: Any) -> Any:
+            return (torch.full((2, 1), rank + number, **options) for number in (1.0, 2.0))
+
+        whole, parts = [[[3.0], [3.0]], [[5.0], [5.0]]], [[[3.0]], [[5.0]]]
+        for options in ({}, {"requires_grad": True}):
+            assert [each.tolist() for each in hvd.grouped_allreduce(group(**options), op=hvd.Sum)] == whole
+            assert [each.tolist() for each in hvd.grouped_reducescatter(group(**options), op=hvd.Sum)] == parts
+            rows = [[[1.0], [1.0], [2.0], [2.0]], [[2.0], [2.0], [3.0], [3.0]]]
+            assert [each.tolist() for each in hvd.grouped_allgather(group(**options))] == rows
+        assert [each.tolist() for each in hvd.grouped_allreduce_(group(), op=hvd.Sum)] == whole
+        handle = hvd.grouped_allreduce_async(group(), op=hvd.Sum)
+        assert [each.tolist() for each in hvd.synchronize(handle)] == whole
+        given = list(group())
+        handle = hvd.grouped_allreduce_async_(given, op=hvd.Sum)
+        given.clear()  # the caller's list is the caller's
+        assert [each.tolist() for each in hvd.synchronize(handle)] == whole
+
+    job(2, check)
+
+
 def test_average_the_old_way() -> None:
     def check(rank: int) -> None:
         import farandole.torch as hvd

@@ -8,7 +8,7 @@ over the verbs of ``frontend/ops``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -85,7 +85,7 @@ class Collectives(Verbs, Generic[Given, Made]):
 
     @collective("op")
     def grouped_allreduce(
-        self, tensors: Sequence[Given], average: bool | None = None, name: str | None = None,
+        self, tensors: Iterable[Given], average: bool | None = None, name: str | None = None,
         compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
         postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
     ) -> list[Made]:  # fmt: skip
@@ -99,11 +99,12 @@ class Collectives(Verbs, Generic[Given, Made]):
 
     @collective("op")
     def grouped_allreduce_async(
-        self, tensors: Sequence[Given], average: bool | None = None, name: str | None = None, op: int | None = None,
+        self, tensors: Iterable[Given], average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
     ) -> int:  # fmt: skip
         """Start ``grouped_allreduce``: one handle for all tensors."""
         engine = engine_of(process_set, "Allreduce")
+        tensors = list(tensors)
         entries = self._grouped(
             engine, Kind.ALLREDUCE, tensors, name, reduce_op(average, op), prescale_factor, postscale_factor, fresh=True
         )
@@ -111,7 +112,7 @@ class Collectives(Verbs, Generic[Given, Made]):
 
     @collective("op")
     def grouped_allreduce_(
-        self, tensors: Sequence[Made], average: bool | None = None, name: str | None = None, op: int | None = None,
+        self, tensors: Iterable[Made], average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
     ) -> list[Made]:  # fmt: skip
         """``grouped_allreduce`` in place: overwrites ``tensors``, and returns them as a list."""
@@ -121,11 +122,12 @@ class Collectives(Verbs, Generic[Given, Made]):
 
     @collective("op")
     def grouped_allreduce_async_(
-        self, tensors: Sequence[Made], average: bool | None = None, name: str | None = None, op: int | None = None,
+        self, tensors: Iterable[Made], average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
     ) -> int:  # fmt: skip
         """Start ``grouped_allreduce_``: one handle for all tensors, which must not be touched until ``synchronize``."""
         engine = engine_of(process_set, "Allreduce")
+        tensors = list(tensors)
         entries = self._grouped(
             engine, Kind.ALLREDUCE, tensors, name, reduce_op(average, op), prescale_factor, postscale_factor
         )
@@ -151,17 +153,18 @@ class Collectives(Verbs, Generic[Given, Made]):
 
     @collective("rows")
     def grouped_allgather(
-        self, tensors: Sequence[Given], name: str | None = None, process_set: ProcessSet = WORLD
+        self, tensors: Iterable[Given], name: str | None = None, process_set: ProcessSet = WORLD
     ) -> list[Made]:
         """``allgather`` of several tensors as one unit. A list of new tensors."""
         return self.synchronize(self.grouped_allgather_async(tensors, name, process_set))
 
     @collective("rows")
     def grouped_allgather_async(
-        self, tensors: Sequence[Given], name: str | None = None, process_set: ProcessSet = WORLD
+        self, tensors: Iterable[Given], name: str | None = None, process_set: ProcessSet = WORLD
     ) -> int:
         """Start ``grouped_allgather``: one handle for all tensors."""
         engine = engine_of(process_set, "Allgather")
+        tensors = list(tensors)
         entries = self._grouped(engine, Kind.ALLGATHER, tensors, name)
         return self._start(engine, self._gathered, tensors, entries, True)
 
@@ -297,7 +300,7 @@ class Collectives(Verbs, Generic[Given, Made]):
 
     @collective("op", "rows", op="Average (the default) or Sum.")
     def grouped_reducescatter(
-        self, tensors: Sequence[Given], name: str | None = None,
+        self, tensors: Iterable[Given], name: str | None = None,
         compression: Compressing = NoneCompressor, op: int | None = None, process_set: ProcessSet = WORLD,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     ) -> list[Made]:  # fmt: skip
@@ -311,11 +314,12 @@ class Collectives(Verbs, Generic[Given, Made]):
 
     @collective("op", "rows", op="Average (the default) or Sum.")
     def grouped_reducescatter_async(
-        self, tensors: Sequence[Given], name: str | None = None, op: int | None = None,
+        self, tensors: Iterable[Given], name: str | None = None, op: int | None = None,
         process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     ) -> int:  # fmt: skip
         """Start ``grouped_reducescatter``: one handle for all tensors."""
         engine = engine_of(process_set, "Reducescatter")
+        tensors = list(tensors)
         entries = self._grouped(
             engine, Kind.REDUCESCATTER, tensors, name, reduce_op(None, op), prescale_factor, postscale_factor
         )

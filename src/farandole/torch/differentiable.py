@@ -8,7 +8,7 @@ allgather and broadcast are averaged over the ranks, and those of reducescatter 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
 import torch
@@ -52,11 +52,12 @@ def allreduce(
 
 @like(functions.grouped_allreduce)
 def grouped_allreduce(
-    tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
+    tensors: Iterable[torch.Tensor], average: bool | None = None, name: str | None = None,
     compression: Compressing = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, process_set: ProcessSet = WORLD,
 ) -> list[torch.Tensor]:  # fmt: skip
     """``allreduce`` of several tensors as one unit."""
+    tensors = list(tensors)
     if not _tracked(*tensors):
         return functions.grouped_allreduce(
             tensors, average, name, compression, op, prescale_factor, postscale_factor, process_set
@@ -81,9 +82,10 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
 
 @like(functions.grouped_allgather)
 def grouped_allgather(
-    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = WORLD
+    tensors: Iterable[torch.Tensor], name: str | None = None, process_set: ProcessSet = WORLD
 ) -> list[torch.Tensor]:
     """``allgather`` of several tensors as one unit."""
+    tensors = list(tensors)
     if not _tracked(*tensors):
         return list(functions.grouped_allgather(tensors, name, process_set))
     return list(_Allgather.apply(name, process_set, True, *tensors))
@@ -137,10 +139,11 @@ def reducescatter(
 
 @like(functions.grouped_reducescatter)
 def grouped_reducescatter(
-    tensors: Sequence[torch.Tensor], name: str | None = None, compression: Compressing = NoneCompressor,
+    tensors: Iterable[torch.Tensor], name: str | None = None, compression: Compressing = NoneCompressor,
     op: int | None = None, process_set: ProcessSet = WORLD, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:  # fmt: skip
     """``reducescatter`` of several tensors as one unit."""
+    tensors = list(tensors)
     if not _tracked(*tensors):
         return functions.grouped_reducescatter(
             tensors, name, compression, op, process_set, prescale_factor, postscale_factor
