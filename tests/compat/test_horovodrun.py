@@ -185,6 +185,7 @@ def test_what_has_no_effect_is_said_in_a_line_each(started: list[Job], capsys: p
         ("-np 2 -H a:1 --hostfile f true", "--hosts and --hostfile exclude each other"),
         ("-np 2 --gloo --mpi true", "--gloo and --mpi exclude each other"),
         ("-np 2 --jsrun true", "Horovod did not detect an LSF job."),
+        ("-np 2 --jsrun true", "leave --jsrun out, and name the hosts with -H"),
         ("-np 2 -H nonsense true", "Invalid host input, please make sure it has format as : worker-0:2,worker-1:2."),
         ("-np 5 -H localhost:4 true", "Requested more processes (5) than there are available slots (4)"),
         ("-np 2 --hostfile /no/such/file true", "'/no/such/file' cannot be read"),
@@ -274,6 +275,14 @@ logging: {level: INFO, hide_timestamp: true}
 def test_version() -> None:
     done = tools.horovodrun("--version")
     assert (done.returncode, done.stdout) == (0, f"{HOROVOD}\n")
+
+
+def test_the_module_is_the_command_too() -> None:
+    """``python -m horovod.runner.launch -np 16 python ...`` stands in scripts."""
+    code = "import farandole.numpy as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
+    done = tools.python("-m", "horovod.runner.launch", "-np", "2", sys.executable, "-c", code)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0]<stdout>:0 2", "[1]<stdout>:1 2"])
+    assert tools.python("-m", "horovod.runner.launch", "-np", "1", "false").returncode == 1
 
 
 def test_the_table_of_what_there_is() -> None:

@@ -71,7 +71,8 @@ def job(options: argparse.Namespace) -> Job:
             raise missing(f"horovodrun --{name.replace('_', '-')}")
     if options.use_jsrun:
         where = "" if "LSB_JOBID" in os.environ else f"{_NO_LSF} "
-        raise SettingsError(f"--jsrun: {where}This version of Farandole starts ranks on this machine only")
+        cure = "Farandole does not start ranks by jsrun: leave --jsrun out, and name the hosts with -H"
+        raise SettingsError(f"--jsrun: {where}{cure}")
     if options.num_proc is None:
         raise SettingsError(f"-np is missing: how many processes? Usage: {flags.USAGE}")
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
