@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import linecache
 import random
+import re
 import signal
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,6 +50,19 @@ class TestExplain:
     def test_nothing_happened(self) -> None:
         assert explain([], HOSTS) is None
         assert explain([Event(0, code=0), Event(1, outcome=Outcome(status="ok"))], HOSTS) is None
+
+    @pytest.mark.parametrize(
+        ("module", "cure"), [("farandole", f"That of this command is {sys.executable}"), ("horovod", "./compat")]
+    )
+    def test_a_python_that_lacks_us(self, module: str, cure: str) -> None:
+        """A newcomer's first mistake: the environment of ``farandole`` is not the one of ``python``."""
+        tail = f"Traceback ...\nModuleNotFoundError: No module named '{module}'\n"
+        verdict = explain([Event(0, code=1), Event(1, code=1)], HOSTS[:2], {0: tail, 1: tail})
+        assert verdict is not None
+        assert re.search(f"No module named '{module}'\n.*{re.escape(cure)}.*\nRank 1 failed", verdict.message)
+        verdict = explain([Event(0, code=1)], HOSTS[:1], {0: tail.replace(module, f"{module}.nonsense")})
+        assert verdict is not None
+        assert cure not in verdict.message
 
     def test_an_error(self) -> None:
         verdict = explain([Event(2, outcome=ERROR), Event(2, code=1), Event(0, outcome=VICTIM)], HOSTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -124,6 +125,7 @@ def _blame(
         lines.append(shown.rstrip("\n"))
     elif tail:
         lines.append(f"Its last lines on stderr:\n{tail}")
+        lines += [cure for missing, cure in _MISSING.items() if missing in tail]
     same = [rank.rank for rank in ranks if rank.rank != cause.rank and _alike(rank, cause, tails)]
     victims = [rank.rank for rank in ranks if rank.standing == "victim"]
     early = [rank.rank for rank in ranks if rank.standing == "finished"]
@@ -250,6 +252,18 @@ def _lost_each_other(victims: Sequence[_Rank], hosts: Sequence[str]) -> str:
     whom = f"rank {lost} on {hosts[lost]}" if 0 <= lost < len(hosts) and lost != only.rank else "the other ranks"
     return f"Rank {only.rank} on {hosts[only.rank]} lost the connection to {whom}"
 
+
+# What the program's Python does not have, though this command's does: another one stands first on the PATH.
+_MISSING = {
+    "No module named 'farandole'": (
+        f"The Python that ran the program has no farandole. That of this command is {sys.executable}: write it in the "
+        "place of python, or activate its environment"
+    ),
+    "No module named 'horovod'": (
+        "The import name horovod comes with the distribution farandole-horovod: in a clone of Farandole, pip install "
+        "./compat for the Python that runs the program; or write import farandole.torch as hvd"
+    ),
+}
 
 # Patterns here are text: a job that ends well compiles none of them.
 _FRAME = r'(?m)^  File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<where>.+))?\n(?:    (?P<code>.+)\n)?'
