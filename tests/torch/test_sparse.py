@@ -23,6 +23,7 @@ def test_sparse_tensors_are_added_up() -> None:
         waits = [hvd.sparse_allreduce_async(mine, f"s{number}", hvd.Average) for number in range(3)]
         for wait in reversed(waits):
             assert torch.equal(wait().to_dense(), wanted / 2)
+            assert wait() is wait(), "a second call gives the result again"
         assert torch.equal(hvd.sparse_allreduce_async(mine.to_dense(), op=hvd.Sum)().to_dense(), wanted)
         nothing = torch.zeros(4, 2).to_sparse(1)
         only = hvd.sparse_allreduce_async(mine if rank else nothing, "only", op=hvd.Sum)()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,7 @@ def sparse_allreduce_async(
     handle = gather_rows_async(parts, own.shape, name, process_set)
     size = context.engine(process_set).size
 
+    @functools.cache  # the handle gives its rows once
     def finish() -> Any:
         indices, values = synchronize(handle)
         if op == ReduceOp.AVERAGE:
