@@ -22,7 +22,10 @@ _XGBOOST = ("XGBoost", "xgboost.spark.SparkXGBClassifier and SparkXGBRegressor, 
 
 # Module -> its purpose, and its substitute today. A module's submodules share its fate.
 LATER: dict[str, tuple[str, str]] = {
-    "horovod.ray": ("running on Ray (RayExecutor)", "horovodrun and horovod.run start ranks on this machine"),
+    "horovod.ray": (
+        "running on Ray (RayExecutor)",
+        "horovodrun and horovod.run start ranks on this machine, and by ssh on others (-H, hosts=)",
+    ),
     "horovod.spark.data_loaders": (
         "the data loaders of Spark's Estimators",
         "horovod.data has loaders for plain loops",
