@@ -36,7 +36,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Those of a module, and of the choice between Keras 2 and 3."""
     for node in body:
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("keras_2()"):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith(("keras_2()", "== '__main__'")):
             yield from (*node.body, *node.orelse)
         else:
             yield node
