@@ -389,7 +389,8 @@ class KeptExchange:
         if state["strategy"] != self.strategy.spec:
             raise ValueError(
                 f"the checkpoint is of strategy {state['strategy']!r}, and this optimizer has {self.strategy.spec!r}: "
-                "give it the same one, or load the checkpoint without what the strategy kept, to begin anew"
+                "give it the same one, or load the checkpoint without what the strategy kept (in PyTorch "
+                "state_dict.pop('farandole', None)), to begin anew"
             )
         self.exchange.begin_anew()
         slots = state["slots"][: len(self.exchange.kinds)]
