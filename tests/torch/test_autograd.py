@@ -156,6 +156,31 @@ def test_compression_sets_and_second_derivatives() -> None:
     job(3, fn, dynamic_process_sets=True)
 
 
+def test_what_backward_has_saved_is_not_overwritten_without_a_word() -> None:
+    """As with in-place operations of torch's own. What it has not saved may be."""
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        for change in (
+            lambda tensor: hvd.allreduce_(tensor, op=hvd.Sum),
+            lambda tensor: hvd.broadcast_(tensor, 0),
+            lambda tensor: hvd.synchronize(hvd.grouped_allreduce_async_([tensor])),
+        ):
+            x = torch.ones(2, requires_grad=True)
+            saved = x.exp()
+            change(saved)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                saved.sum().backward()
+            loss = (x * 3).sum()
+            change(loss)
+            loss.backward()
+            assert x.grad is not None
+            assert x.grad.tolist() == [3.0, 3.0]
+
+    job(2, fn)
+
+
 def test_nothing_is_recorded_where_nothing_is_asked_for() -> None:
     def fn(rank: int) -> None:
         import farandole.torch as hvd

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
 from farandole.types import Buffer, DeviceBuffer, DType
 
@@ -52,6 +53,8 @@ class TorchBinding:
         if isinstance(buffer, StagedBuffer):
             with torch.no_grad():
                 tensor.copy_(self.tensor(buffer.out, tensor.shape, _HOST.get(tensor.dtype)))
+        elif tensor.grad_fn is not None:  # backward may have saved what stood there: torch says so then
+            increment_version(tensor)
 
     def tensor(self, array: Array, shape: Sequence[int], like: Any = None) -> Any:
         if like is None:
@@ -108,6 +111,8 @@ class DeviceBinding(TorchBinding):
         if out.data_ptr() != tensor.data_ptr() or tensor.is_neg():
             with torch.no_grad():
                 tensor.copy_(out.view(tensor.shape))
+        elif tensor.grad_fn is not None:
+            increment_version(tensor)
 
     def tensor(self, array: Array, shape: Sequence[int], like: Any = None) -> Any:
         if type(array) is np.ndarray:
