@@ -280,7 +280,7 @@ def test_how_far_ranks_go() -> None:
         assert isinstance(codec, Consensus)
         found[spec] = codec.gamma
     assert found == {
-        "fp16": 1.0, "bf16": 1.0, "int8": 1.0, "onebit": 0.5, "topk:0.2": 0.1, "topk:0.01": 0.1, "randomk:0.2": 0.1,
+        "fp16": 1.0, "bf16": 1.0, "int8": 1.0, "onebit": 0.5, "topk:0.2": 0.1, "topk:0.01": 0.02, "randomk:0.2": 0.1,
         "randomk:0.01": 0.005, "threshold:0.05": 0.5, "powersgd:1": 0.05, "powersgd:4": 0.1,
     }  # fmt: skip
     assert Gossip("ring", gamma="0.25").spec == "gossip:ring,every=1,gamma=0.25"

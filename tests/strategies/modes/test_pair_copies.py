@@ -147,6 +147,23 @@ def test_the_sum_stays_and_ranks_come_to_one_mind_whatever_gets_lost(spec: str) 
     assert all(codec.sent > 0 and not codec.state_dict() for _, _, codec in ranks)
 
 
+@pytest.mark.parametrize("spec", ["topk:0.02", "topk:0.004", "randomk:0.02"])
+def test_ranks_do_not_come_apart_where_little_is_sent(spec: str) -> None:
+    codecs, random = [codec_of(spec) for _ in range(2)], np.random.default_rng(3)
+    shared = [SharedWeights([random.standard_normal(1000)]) for _ in range(2)]
+    ranks = [
+        (one, CodedAverages(one, codec, ["a"], rank), codec)  # type: ignore[arg-type]
+        for rank, (one, codec) in enumerate(zip(shared, codecs, strict=True))
+    ]
+    away = [np.linalg.norm(shared[1].trained[0] - shared[0].trained[0])]
+    for turn in range(1, 501):
+        average(ranks, 0, 1)
+        if turn % 100 == 0:
+            away.append(np.linalg.norm(shared[1].trained[0] - shared[0].trained[0]))
+    assert max(away[1:]) < away[0], away
+    assert away[-1] < away[0] / 2, away
+
+
 def test_weights_that_became_no_numbers_are_replaced_when_they_are_numbers_again() -> None:
     ranks = ranks_of("topk:0.3", 2)
     for _ in range(3):

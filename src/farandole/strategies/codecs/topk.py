@@ -24,6 +24,7 @@ class TopK(Sparse):
     def __init__(self, ratio: str | float) -> None:
         super().__init__(str(ratio))
         self._ratio = number(self.name, ratio, float, "the share of numbers to send", 0, 1)
+        self.gamma = min(self.gamma, 2 * self._ratio)
 
     def select(self, values: Array) -> Array:
         count = math.ceil(self._ratio * len(values))
