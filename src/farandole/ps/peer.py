@@ -106,6 +106,11 @@ class PeerGroup:
         self.meet(addresses)
         server.add(self)
 
+    @property
+    def trained(self) -> Sequence[Array]:
+        """See ``SharedWeights.trained``; once it is closed."""
+        return self._shared.trained
+
     def meet(self, addresses: Sequence[str]) -> None:
         """Take on addresses that nobody knew before."""
         for place, (rank, address) in enumerate(zip(self._ranks, addresses, strict=True)):

@@ -47,7 +47,8 @@ class Copies:
         for weight, copy in zip(weights, own, strict=True):
             if not _finite(copy):  # no difference brings it back
                 np.copyto(copy, weight)
-        whole = joined(own) if _digest(own) != self._known else _NOTHING
+        is_new = _digest(own) != self._known
+        whole = joined(own) if is_new else _NOTHING
         if whole.size:
             for _ in range(times):  # bytes that weights without a codec do not cost
                 self._codec.arrived(Packed(whole, {}, 0), taken=False)
@@ -60,7 +61,7 @@ class Copies:
             self._add([own[place] for place in places], payload)
             payloads.append(payload)
         self._known = _digest(own)
-        head = np.array([len(whole) > 0, *map(len, payloads)], dtype=np.int64)
+        head = np.array([is_new, *map(len, payloads)], dtype=np.int64)
         return np.concatenate([head.view(np.uint8), whole, *payloads])
 
     def lost(self) -> None:

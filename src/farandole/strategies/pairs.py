@@ -30,27 +30,37 @@ class Pairs:
         self._group: PeerGroup | None = None
         self._groups = 0  # so far
         self._held: list[tuple[Any, ...]] | None = None  # shape and type of what the group has
+        self._begun: Sequence[Array] = ()  # with what its weights began
         self._addresses: list[str] = []
         self._joins = -1  # of the engine, when addresses were exchanged
 
     def group(self, weights: Sequence[Array], statistics: Sequence[Array], names: Sequence[str]) -> PeerGroup:
         """What this rank shows; it begins with these. Collective at first, and when a rank that had joined is here for
-        the first time. Raises ValueError on all ranks if they have other weights."""
+        the first time. Raises ValueError on all ranks if they have other weights.
+
+        Where there were others before, those that stay (the same arrays) keep what averages have brought them since
+        the last exchange: partners have gone their part of the way already."""
         if not self._addresses or ("" in self._addresses and self._joins != self._engine.joins):
             self._meet(weights, names)
         held = [(array.shape, array.dtype) for array in (*weights, *statistics)]
         if self._group is None or held != self._held:  # weights were added
             from farandole.ps.peer import PeerGroup  # here: other strategies need no sockets
 
-            self.close()
-            self._held, self._groups = held, self._groups + 1
+            shown = self._ended()
+            self._held, self._begun, self._groups = held, weights, self._groups + 1
             name = f"{self._name}.{self._groups}/{','.join(map(str, self._ranks))}"
-            first = [*weights, *statistics]
+            first = [*(shown.get(id(weight), weight) for weight in weights), *statistics]
             server = context.peer_server()
             self._group = PeerGroup(
                 server, name, self._addresses, self._ranks, first, len(statistics), self._tell, self._averages(names)
             )  # fmt: skip
         return self._group
+
+    def _ended(self) -> dict[int, Array]:
+        """By the id of what they began with, the weights as they were shown in the end."""
+        group = self._group
+        self.close()
+        return {} if group is None else {id(one): view for one, view in zip(self._begun, group.trained, strict=True)}
 
     def _averages(self, names: Sequence[str]) -> Callable[[SharedWeights], Averages]:
         from farandole.ps.pairs import WholeAverages

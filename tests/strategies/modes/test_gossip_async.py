@@ -168,6 +168,51 @@ def test_ranks_end_and_join_when_they_like_sets_are_apart_and_states_begin_anew(
     job(4, fn, store=True, dynamic_process_sets=True)
 
 
+def test_what_averages_have_brought_stays_where_weights_are_added() -> None:
+    """One rank has gone on from an average, and the other one has not, when another weight comes."""
+
+    def fn(rank: int) -> None:
+        import farandole.numpy as hvd
+
+        kept = KeptExchange("test", GradientOptions(), AsyncGossip())
+        weights, learned = [np.zeros(3)], 0
+
+        def step() -> None:
+            nonlocal learned
+            kept.begin(weights, np.copy, stepping=True)
+            weights[0] += 1.0 + rank
+            learned += 1
+            kept(weights, learned)
+            rested(kept.exchange)
+
+        step()
+        hvd.barrier()
+        if rank == 0:
+            step()
+        hvd.barrier()
+        weights.append(np.full(3, 7.0))
+        step()
+        weights[0] = weights[1] * 2  # a weight of the same shape stands in its place
+        kept.moved([None, 1])
+        step()
+        kept.average(weights)
+        assert np.allclose(weights[0], 14 + 1.5)
+
+        weights[0][:] = 0.0
+        kept.begin_anew()
+        step()
+        hvd.barrier()
+        if rank == 0:
+            step()
+        hvd.barrier()
+        weights.append(np.full(3, 7.0))
+        step()
+        kept.average(weights)
+        assert np.allclose(weights[0], (3 * 1.0 + 2 * 2.0) / 2)
+
+    job(2, fn, store=True)
+
+
 @pytest.mark.parametrize(
     ("spec", "full"),
     [

@@ -178,6 +178,15 @@ def test_weights_that_became_no_numbers_are_replaced_when_they_are_numbers_again
     assert all(np.allclose(shared.trained[0], 2.0, atol=0.05) for shared, _, _ in ranks)
 
 
+def test_ranks_without_numbers_average_their_statistics() -> None:
+    codec, found = codec_of("int8"), []
+    for rank in range(2):
+        shared = SharedWeights([np.zeros(0), np.full(2, float(rank))], statistics=1)
+        found.append((shared, CodedAverages(shared, codec, ["a"], rank), codec))  # type: ignore[arg-type]
+    average(found, 0, 1)
+    assert all(shared.statistics[0].tolist() == [0.5, 0.5] for shared, _, _ in found)
+
+
 def test_messages_that_do_not_fit() -> None:
     ranks = ranks_of("int8", 2)
     asking, answering, other = ranks[0][1], ranks[1][1], ranks_of("topk:0.1", 1)[0][1]
