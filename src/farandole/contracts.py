@@ -305,9 +305,9 @@ class Codec(Protocol):
 class Consensus(Protocol):
     """A codec that says how far ranks may go towards what they hear of their neighbours by it."""
 
-    @property
-    def gamma(self) -> float:
-        """The consensus step size of CHOCO-SGD, above 0 and up to 1: the less, the more the codec leaves out."""
+    def consensus_step(self, shapes: Sequence[tuple[int, ...]]) -> float:
+        """The consensus step size of CHOCO-SGD for weights of these shapes, above 0 and up to 1: the less, the more the
+        codec leaves out."""
 
 
 @runtime_checkable
@@ -390,14 +390,21 @@ class Peers(Protocol):
         """The centre, as it is. Not collective."""
 
     def average_async(
-        self, anchors: Sequence[Array], changes: Sequence[Array], others: Sequence[int], *, damp: bool = False
+        self,
+        anchors: Sequence[Array],
+        changes: Sequence[Array],
+        others: Sequence[int],
+        *,
+        damp: bool = False,
+        gamma: float | None = None,
     ) -> int:
         """Add ``changes`` to the weights that this rank shows to others, which begin as ``anchors``, and take those in
         their place; then begin to average them with the first of ``others`` that is not busy, in the background. The
         number of averages with other ranks since the last call; with ``damp``, changes are divided by it. Not
-        collective, but for the first time. ``others``: higher ranks alone, so that two never refuse each other."""
+        collective, but for the first time. ``others``: higher ranks alone, so that two never refuse each other.
+        ``gamma``: how much of the way to their mean two ranks go, see ``average_with``."""
 
-    def average_shown(self, anchors: Sequence[Array], changes: Sequence[Array]) -> None:
+    def average_shown(self, anchors: Sequence[Array], changes: Sequence[Array], *, gamma: float | None = None) -> None:
         """As ``average_async``, but with all ranks: take the mean of what they show, with their changes."""
 
 

@@ -90,11 +90,12 @@ class SharedWeights:
         for flat, copy in zip(self.flat, into, strict=True):
             copy[:] = flat
 
-    def halve(self, theirs: Sequence[Array]) -> None:
-        """Go half of the way to what a partner has lent; the way that is left to it stands in its place then."""
+    def halve(self, theirs: Sequence[Array], gamma: float = 1.0) -> None:
+        """Go half of the way, times ``gamma``, to what a partner has lent; the way that is left to it stands in its
+        place then."""
         for flat, other in zip(self.flat, theirs, strict=True):
             np.subtract(flat, other, out=other)
-            other *= 0.5
+            other *= 0.5 * gamma
             flat -= other
         self.averages += 1
 
@@ -147,10 +148,10 @@ class Averages(Protocol):
 
 
 class WholeAverages:
-    """All of the numbers travel, both ways."""
+    """All of the numbers travel, both ways. ``gamma``: how much of the way to their mean two ranks go."""
 
-    def __init__(self, shared: SharedWeights) -> None:
-        self._shared, self._memory = shared, [flat.copy() for flat in shared.flat]
+    def __init__(self, shared: SharedWeights, gamma: float = 1.0) -> None:
+        self._shared, self._memory, self._gamma = shared, [flat.copy() for flat in shared.flat], gamma
 
     def greeting(self, rank: int) -> dict[str, Any]:
         return {}
@@ -166,7 +167,7 @@ class WholeAverages:
         return self._memory
 
     def halve(self, rank: int, lent: Sequence[Array]) -> Sequence[Array]:
-        self._shared.halve(lent)
+        self._shared.halve(lent, self._gamma)
         return lent
 
     def undo(self, rank: int) -> None:

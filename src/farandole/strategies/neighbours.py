@@ -33,10 +33,14 @@ class Copies:
     """Of one optimizer's weights, on one rank: those of neighbours are kept here; its own one belongs to the caller."""
 
     def __init__(self, codec: PushCodec, rank: int) -> None:
-        self.gamma = codec.gamma if isinstance(codec, Consensus) else _GAMMA
         self._codec, self._rank = codec, rank
         self._known = 0  # digest of the own copy, as neighbours have it
         self._of: dict[int, list[Array]] = {}
+
+    def gamma(self, weights: Sequence[Array]) -> float:
+        """How much of the way a rank goes, for weights like these."""
+        codec = self._codec
+        return codec.consensus_step([weight.shape for weight in weights]) if isinstance(codec, Consensus) else _GAMMA
 
     def message(self, weights: Sequence[Array], own: Sequence[Array], keys: Sequence[str], times: int) -> Array:
         """What goes to ``times`` neighbours, as uint8. Brings the own copy forward, as it will be there.

@@ -38,11 +38,13 @@ class CodedAverages:
     """See ``ps.pairs.Averages``. Statistics travel whole.
 
     ``codec``: its bytes are counted there; what it keeps is kept here, for it works in the background. ``keys``: of the
-    weights; ``rank``: this rank's number in the job.
+    weights; ``rank``: this rank's number in the job; ``gamma``: None is what suits the codec.
     """
 
-    def __init__(self, shared: SharedWeights, codec: PushCodec, keys: Sequence[str], rank: int) -> None:
-        self._shared, self._keys, self._rank = shared, keys, rank
+    def __init__(
+        self, shared: SharedWeights, codec: PushCodec, keys: Sequence[str], rank: int, gamma: float | None = None
+    ) -> None:  # fmt: skip
+        self._shared, self._keys, self._rank, self._gamma = shared, keys, rank, gamma
         self._told, self._codec = codec, copy.deepcopy(codec)
         self._codec.sent = self._codec.saved = 0
         self._pairs: dict[int, _Pair] = {}
@@ -117,5 +119,5 @@ class CodedAverages:
     def _ways_to(self, rank: int, theirs: Sequence[Array]) -> list[Array]:
         """Towards a partner, half of the way between the copies at most."""
         pair = self._pair(rank)
-        half = pair.copies.gamma / 2
+        half = (pair.copies.gamma(self._shared.trained) if self._gamma is None else self._gamma) / 2
         return [own.dtype.type(half) * (other - own) for own, other in zip(pair.own, theirs, strict=True)]

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 class Pairs:
     """``name``: of the optimizer, the same on all ranks; ``ranks``: the numbers in the job of the engine's; ``tell``:
-    an activity that is over, its begin and its end; on any thread. ``codec``: None, or what compresses averages."""
+    an activity that is over, its begin and its end; on any thread. ``codec``: None, or what compresses averages;
+    ``gamma``: how much of the way two ranks go, None: all of it, or what suits the codec."""
 
     def __init__(
         self, engine: Engine, name: str, ranks: Sequence[int], tell: Callable[[str, float, float], None],
-        codec: PushCodec | None = None,
+        codec: PushCodec | None = None, gamma: float | None = None,
     ) -> None:  # fmt: skip
-        self._codec = codec
+        self._codec, self._gamma = codec, gamma
         self._engine, self._name, self._ranks, self._tell = engine, name, ranks, tell
         self._group: PeerGroup | None = None
         self._groups = 0  # so far
@@ -65,12 +66,12 @@ class Pairs:
     def _averages(self, names: Sequence[str]) -> Callable[[SharedWeights], Averages]:
         from farandole.ps.pairs import WholeAverages
 
-        if self._codec is None:
-            return WholeAverages
+        codec, gamma, rank = self._codec, self._gamma, self._ranks[self._engine.rank]
+        if codec is None:
+            return lambda shared: WholeAverages(shared, 1.0 if gamma is None else gamma)
         from farandole.strategies.pair_copies import CodedAverages
 
-        codec, rank = self._codec, self._ranks[self._engine.rank]
-        return lambda shared: CodedAverages(shared, codec, names, rank)
+        return lambda shared: CodedAverages(shared, codec, names, rank, gamma)
 
     def other_weights(self) -> None:
         """Those of the next call are others, maybe of the same shapes."""

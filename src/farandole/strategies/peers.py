@@ -102,7 +102,7 @@ class EnginePeers:
     ) -> None:
         own, way = arrays, 1.0
         if self._copies is not None and len(self.sent) == len(arrays):
-            own, way = self.sent, self._copies.gamma
+            own, way = self.sent, self._copies.gamma(arrays)
             heard = self._swap_coded(self._copies, arrays, ever or to)
         else:
             heard = self.swap(arrays, to)
@@ -184,17 +184,20 @@ class EnginePeers:
             self._centre.pull([*into, *self._pushed])
 
     def average_async(
-        self, anchors: Sequence[Array], changes: Sequence[Array], others: Sequence[int], *, damp: bool = False
+        self, anchors: Sequence[Array], changes: Sequence[Array], others: Sequence[int], *, damp: bool = False,
+        gamma: float | None = None,
     ) -> int:  # fmt: skip
         statistics, self.statistics = self.statistics, ()
-        group = self._shown(anchors, statistics)
+        group = self._shown(anchors, statistics, gamma)
         stale = group.take([*changes, *statistics], damp)
         group.ask(others)
         return stale
 
-    def average_shown(self, anchors: Sequence[Array], changes: Sequence[Array]) -> None:
+    def average_shown(
+        self, anchors: Sequence[Array], changes: Sequence[Array], *, gamma: float | None = None
+    ) -> None:  # fmt: skip
         statistics, self.statistics = self.statistics, ()
-        group = self._shown(anchors, statistics)
+        group = self._shown(anchors, statistics, gamma)
         group.take([*changes, *statistics])
         group.rest()
         self.barrier()  # nobody asks any more
@@ -221,10 +224,11 @@ class EnginePeers:
         if self._pairs is not None:
             self._pairs.other_weights()
 
-    def _shown(self, anchors: Sequence[Array], statistics: Sequence[Array]) -> PeerGroup:
+    def _shown(self, anchors: Sequence[Array], statistics: Sequence[Array], gamma: float | None) -> PeerGroup:
         if self._pairs is None:
             changes = context.changes_before(self._set)  # a process set that is made anew has the same numbers
-            self._pairs = Pairs(self.engine, f"{self.name}.{changes}", self._ranks, self._tell, self._of_pushes)
+            name = f"{self.name}.{changes}"
+            self._pairs = Pairs(self.engine, name, self._ranks, self._tell, self._of_pushes, gamma)
         return self._pairs.group(anchors, statistics, self.names_of(anchors))
 
     def names_of(self, weights: Sequence[Array]) -> Sequence[str]:

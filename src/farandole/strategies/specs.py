@@ -85,6 +85,16 @@ def real(strategy: str, option: str, value: Any, fits: Callable[[float], bool], 
     return found if fits(found) else refuse(strategy, option, value, rule)
 
 
+def share(strategy: str, option: str, value: Any) -> float | None:
+    """A part of the way: more than 0 and at most 1; or None."""
+    return None if value is None else real(strategy, option, value, lambda it: 0 < it <= 1, "more than 0 and at most 1")
+
+
+def of_way(gamma: float | None) -> str:
+    """``gamma`` as it stands in the spec of a strategy."""
+    return "" if gamma is None else f",gamma={gamma:g}"
+
+
 def switch(strategy: str, option: str, value: bool | str) -> bool:
     if str(value).lower() not in ("0", "1", "false", "true"):
         refuse(strategy, option, value, "0 or 1")

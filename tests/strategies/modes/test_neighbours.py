@@ -278,10 +278,10 @@ def test_how_far_ranks_go() -> None:
     for spec in [*CODECS, "randomk:0.01", "powersgd:4", "topk:0.01"]:
         codec = codec_of(spec)
         assert isinstance(codec, Consensus)
-        found[spec] = codec.gamma
+        found[spec] = codec.consensus_step([(3, 300, 2), (64, 100), (300, 1), (7,)])
     assert found == {
         "fp16": 1.0, "bf16": 1.0, "int8": 1.0, "onebit": 0.5, "topk:0.2": 0.1, "topk:0.01": 0.02, "randomk:0.2": 0.1,
-        "randomk:0.01": 0.005, "threshold:0.05": 0.5, "powersgd:1": 0.05, "powersgd:4": 0.1,
+        "randomk:0.01": 0.005, "threshold:0.05": 0.5, "powersgd:1": 1 / 64, "powersgd:4": 4 / 64,
     }  # fmt: skip
     assert Gossip("ring", gamma="0.25").spec == "gossip:ring,every=1,gamma=0.25"
     assert Gossip.parse("ring,gamma=1").gamma == 1.0

@@ -46,7 +46,6 @@ class PowerSgd(Pushable):
     def __init__(self, rank: str | int = "2") -> None:
         super().__init__(str(rank))
         self._rank: int = number(self.name, rank, int, "the rank, a whole number", 0)
-        self.gamma = min(self.gamma, 0.05 * self._rank)
 
     def add_up(self, values: Array, parts: Sequence[Part], transport: Transport) -> Array:
         matrices = self._matrices(values, parts)
@@ -65,6 +64,13 @@ class PowerSgd(Pushable):
             _product(basis.T, right, matrix.of(total))
             self.keep("q", matrix.key, _next_start(right, matrix.key).reshape(-1))
         return total
+
+    def consensus_step(self, shapes: Sequence[tuple[int, ...]]) -> float:
+        """See ``contracts.Consensus``. Of a matrix without structure, so many directions hold a share of about their
+        number by its shorter side."""
+        sides = [_sides(shape, math.prod(shape)) for shape in shapes]
+        shorter = [min(rows, columns) for rows, columns in sides if (rows + columns) * self._rank < rows * columns]
+        return min(self.gamma, self._rank / max(shorter, default=1))
 
     def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
         """The number of matrices, the place and sides of each, two factors of each, and the rest."""

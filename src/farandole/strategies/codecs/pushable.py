@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 class Pushable(FlatCodec):
     """What is not sent of a push is kept as it is of an allreduce, once the push has arrived."""
 
-    gamma: float = 0.1  # see ``contracts.Consensus``: ranks come apart with more where few of the numbers are sent
+    gamma: float = 0.1  # see ``consensus_step``: ranks come apart with more where few of the numbers are sent
 
     def payload(self, values: Array, parts: Sequence[Part], rank: int) -> Array:
         """What is sent of ``values`` (flat), as uint8. With ``feedback``, leaves in ``values`` what is not."""
         raise NotImplementedError
+
+    def consensus_step(self, shapes: Sequence[tuple[int, ...]]) -> float:
+        """See ``contracts.Consensus``."""
+        return self.gamma
 
     def unpack(self, payload: Array, out: Array) -> None:
         """See ``contracts.PushCodec``."""

@@ -7,7 +7,7 @@ from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 from farandole.contracts import Peers
-from farandole.strategies.specs import number, parsed, real, refuse
+from farandole.strategies.specs import number, of_way, parsed, refuse, share
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -70,8 +70,7 @@ class Gossip:
         if graph not in GRAPHS:
             refuse(self.name, "graph", graph, ", ".join(GRAPHS))
         self.graph, self.every = graph, number(self.name, "every", every, at_least=1)
-        rule = "more than 0 and at most 1"
-        self.gamma = None if gamma is None else real(self.name, "gamma", gamma, lambda it: 0 < it <= 1, rule)
+        self.gamma = share(self.name, "gamma", gamma)
 
     @classmethod
     def parse(cls, argument: str) -> Gossip:
@@ -80,7 +79,7 @@ class Gossip:
 
     @property
     def spec(self) -> str:
-        return f"{self.name}:{self.graph},every={self.every}" + (f",gamma={self.gamma:g}" if self.gamma else "")
+        return f"{self.name}:{self.graph},every={self.every}" + of_way(self.gamma)
 
     def due(self, step: Any) -> Any:
         return step % self.every == 0

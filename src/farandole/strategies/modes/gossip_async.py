@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from farandole.contracts import Peers
 from farandole.strategies.modes.gossip import GRAPHS
-from farandole.strategies.specs import number, parsed, refuse, switch
+from farandole.strategies.specs import number, of_way, parsed, refuse, share, switch
 from farandole.strategies.ways import Staleness, go_on_from, ways_of
 
 if TYPE_CHECKING:
@@ -35,20 +35,24 @@ class AsyncGossip:
     After every ``every``-th step a rank adds what it has learned to the weights that it shows to others, goes on from
     those, and begins an average with one neighbour, unless its last one is late. Each average keeps the sum of both.
     ``damp``: what a rank has learned is divided by the number of averages since its last exchange (Zhang et
-    al., "Staleness-aware Async-SGD", 2016). ``staleness``: what this rank has seen of those. With a codec the two of a
-    pair go a part of the way (the codec's ``gamma``) to what they know of each other's weights, as in CHOCO-SGD
-    (Koloskova et al., 2019), and keep copies of both for each neighbour.
+    al., "Staleness-aware Async-SGD", 2016). ``staleness``: what this rank has seen of those. ``gamma``: how
+    much of the way to their mean the two of a pair go, more than 0 and at most 1; None: all of it. With a codec they go
+    to what they know of each other's weights, as in CHOCO-SGD (Koloskova et al., 2019), None is what suits the codec,
+    and they keep copies of both for each neighbour.
     Raises ValueError for options that make no sense.
     """
 
     name = "gossip_async"
     epochs, common, slots = False, "pairs", ("weights",)
 
-    def __init__(self, graph: str = "exponential", *, every: int | str = 1, damp: bool | str = False) -> None:
+    def __init__(
+        self, graph: str = "exponential", *, every: int | str = 1, damp: bool | str = False,
+        gamma: float | str | None = None,
+    ) -> None:  # fmt: skip
         if graph not in GRAPHS:
             refuse(self.name, "graph", graph, ", ".join(GRAPHS))
         self.graph, self.every = graph, number(self.name, "every", every, at_least=1)
-        self.damp = switch(self.name, "damp", damp)
+        self.damp, self.gamma = switch(self.name, "damp", damp), share(self.name, "gamma", gamma)
         self.staleness = Staleness()
 
     @classmethod
@@ -59,7 +63,7 @@ class AsyncGossip:
     @property
     def spec(self) -> str:
         """In full: two ranks with other options have another one."""
-        return f"{self.name}:{self.graph},every={self.every}{',damp=1' * self.damp}"
+        return f"{self.name}:{self.graph},every={self.every}{',damp=1' * self.damp}" + of_way(self.gamma)
 
     def due(self, step: Any) -> Any:
         return step % self.every == 0
@@ -68,12 +72,12 @@ class AsyncGossip:
         (anchors,) = slots
         shown = ways_of(weights, anchors)
         others = asked(self.graph, peers.rank, peers.size, step // self.every)
-        self.staleness.see(peers.average_async(anchors, shown, others, damp=self.damp))
+        self.staleness.see(peers.average_async(anchors, shown, others, damp=self.damp, gamma=self.gamma))
         go_on_from(weights, anchors, shown)
 
     def settle(self, weights: Sequence[Array], slots: Sequence[Sequence[Array]], peers: Peers) -> None:
         """The mean of what all ranks have learned."""
         (anchors,) = slots
         shown = ways_of(weights, anchors)
-        peers.average_shown(anchors, shown)
+        peers.average_shown(anchors, shown, gamma=self.gamma)
         go_on_from(weights, anchors, shown)
