@@ -6,6 +6,7 @@ Nothing here imports numpy: the launcher uses these nouns too, and must start in
 from __future__ import annotations
 
 from enum import Enum, IntEnum
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -70,6 +71,18 @@ class ReduceOp(IntEnum):
     BAND = 6
     BOR = 7
     BXOR = 8
+
+    @classmethod
+    def given(cls, op: Any) -> ReduceOp:
+        """What a program gave as ``op=``, by these numbers. Raises ValueError if it is none of them.
+
+        Enumerations of others compare equal to their own numbers: torch.distributed.ReduceOp.SUM is 0 there.
+        """
+        if isinstance(op, Integral) and not isinstance(op, bool) and op in tuple(cls):
+            return cls(int(op))
+        raise ValueError(
+            f"op={op!r} is not a reduction; use Average, Sum, Adasum, Min, Max or Product, as hvd has them (hvd.Sum)"
+        )
 
 
 class Kind(IntEnum):

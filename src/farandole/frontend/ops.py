@@ -169,10 +169,20 @@ def engine_of(process_set: ProcessSet, operation: str) -> Engine:
     """The engine of a set; the error says which operation could not have it."""
     if process_set is WORLD:
         return context.engine()
+    check_process_set(process_set)
     try:
         return context.engine(process_set)
     except RequestError as error:
         raise RequestError(f"{operation}: {error}") from None
+
+
+def check_process_set(process_set: ProcessSet) -> None:
+    """Raise TypeError for what is no set of ranks."""
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(
+            f"process_set={process_set!r} is not a ProcessSet: give the one that all ranks made, by "
+            "hvd.init(process_sets=[...]) or hvd.add_process_set([0, 1])"
+        )
 
 
 def place_of(root: int, process_set: ProcessSet, operation: str = "broadcast") -> int:
@@ -206,6 +216,11 @@ def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
     if op is None:
         if average is None:
             return _AVERAGE
+        if isinstance(average, ReduceOp):  # Average is 0, which would be a sum, and all others would be an average
+            raise ValueError(
+                f"average={average!r}: an operation goes by its name, op=hvd.{average.name.capitalize()}. The argument "
+                "in its place is the deprecated average, which is True or False"
+            )
         warnings.warn("Parameter `average` has been replaced with `op`.", DeprecationWarning, stacklevel=3)
         return _AVERAGE if average else _SUM
     if average is not None:
@@ -213,12 +228,7 @@ def reduce_op(average: bool | None, op: int | None) -> ReduceOp:
             "The op parameter supersedes average. Please provide only one of them. "
             f"(got op={op!r} and average={average!r}; leave average out)"
         )
-    if type(op) is not ReduceOp:
-        try:
-            op = ReduceOp(op)
-        except ValueError:
-            raise ValueError(f"op={op!r} is not a reduction; use Average, Sum, Adasum, Min, Max or Product") from None
-    return op
+    return op if type(op) is ReduceOp else ReduceOp.given(op)
 
 
 def factor(value: Any, what: str) -> float:

@@ -11,7 +11,7 @@ from farandole.config import Settings
 from farandole.context import ProcessSet
 from farandole.contracts import Codec, Strategy
 from farandole.frontend.compression import CastCompressor, NoneCompressor
-from farandole.frontend.ops import WORLD
+from farandole.frontend.ops import WORLD, check_process_set
 from farandole.frontend.ops import factor as number
 from farandole.strategies.codecs import codec as codec_of
 from farandole.strategies.specs import ADASUM, strategy_of, unfit
@@ -92,6 +92,10 @@ def gradient_options(
     ``stacklevel``: from here to the program, for warnings.
     Raises ValueError for arguments that make no sense, alone or together.
     """
+    op = ReduceOp.given(op)
+    check_process_set(process_set)
+    if not hasattr(compression, "compress"):
+        raise ValueError(f"compression={compression!r} is no compressor: use hvd.Compression.fp16, .bf16 or .none")
     factors = predivided(op, gradient_predivide_factor)
     chosen = strategy_of(_of_job() if strategy is None else strategy)
     if chosen == ADASUM and op == ReduceOp.AVERAGE:
@@ -118,7 +122,7 @@ def gradient_options(
     check_groups(groups, tensor)
     check_passes(backward_passes_per_step)
     return GradientOptions(
-        ReduceOp(op), *factors, process_set, compression, backward_passes_per_step, average_aggregated_gradients,
+        op, *factors, process_set, compression, backward_passes_per_step, average_aggregated_gradients,
         groups or (), sparse_as_dense, scale_local_gradients, None if isinstance(chosen, str) else chosen,
         _codec(codec, op, compression, chosen), None if instead or isinstance(codec, str | None) else object(),
     )  # fmt: skip
@@ -182,6 +186,12 @@ def check_groups(groups: Any, tensor: str) -> None:
 
 def check_passes(passes: int) -> None:
     """Raise ValueError for a ``backward_passes_per_step`` that is not positive."""
+    try:
+        whole = passes == int(passes)  # 64 / 16 will do
+    except (TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise ValueError(f"backward_passes_per_step must be a whole number, not {passes!r}")
     if passes <= 0:
         raise ValueError(f"backward_passes_per_step must be > 0, not {passes}: 1 exchanges gradients in every pass")
 
