@@ -65,6 +65,25 @@ def test_alike_no_more() -> None:
     assert "some ranks skipped optimizer.step() (steps since then: 3 on rank 1, 4 on rank 0)" in text
 
 
+def test_a_state_that_some_ranks_have_alone() -> None:
+    cures = CURES._replace(state="CALL STATE")
+    reports = [Report((1, 2), {"lr": "0.1"}, 4), Report((1, 3), {"lr": "0.1"}, 4)]
+    (found,) = findings(reports, NAMES, History(alike_at=1), 2, cures)
+    assert "or an optimizer's state that some ranks have alone (a checkpoint's momentum)" in found.text
+    assert found.text.endswith("To make them alike again: CALL BROADCAST and CALL STATE")
+
+
+def test_parameters_that_came_later() -> None:
+    """The others were alike, and are; a checkpoint that ranks loaded is no cause of it."""
+    history = History()
+    assert told(Report((1,)), Report((1,)), history=history, step=2) == ""
+    text = told(Report((2, 3)), Report((2, 4)), history=history, step=4)
+    assert "in 1 of 2 parameters, first in second. These parameters came after step 2, and ranks began to train" in text
+    assert text.endswith("When they are made, before the next step, call CALL BROADCAST")
+    history.told.clear()
+    assert "They were alike at step 2" in told(Report((2, 3)), Report((5, 4)), history=history, step=8)
+
+
 def test_settings_are_the_cause_of_what_follows_from_them() -> None:
     history = History(alike_at=1)
     reports = [Report((1, 2), {"lr": "0.1"}), Report((1, 3), {"lr": "0.2"}), Report((1, 2), {"lr": "0.1"})]
@@ -93,6 +112,12 @@ def test_same_data_is_believed_the_second_time() -> None:
     assert "all 4 ranks computed the same gradients" in found.text
     assert found.text.endswith("DEAL DATA")
     assert same_gradients(history, True, 4, CURES) == []
+    history = History()
+    same_gradients(history, True, 4, CURES)
+    (found,) = same_gradients(history, True, 4, CURES._replace(reduced="THE TAPE"))
+    assert found.text.endswith(
+        "Or is it that these were reduced before? With THE TAPE give them to the plain optimizer"
+    )
     history = History()
     for same in (True, False, True, None, False, None):  # a batch of zeros to warm up, say
         assert same_gradients(history, same, 4, CURES) == []

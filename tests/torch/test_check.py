@@ -348,6 +348,13 @@ def test_what_ranks_may_have_of_their_own() -> None:
             last = hvd.join()
             hvd.broadcast_parameters(model.state_dict(), root_rank=last)
 
+    def left_alone(rank: int) -> None:
+        """The one rank that has data left has the same gradients as all that look with it."""
+        import farandole.torch as hvd
+
+        train(rank, broadcast(model_of(rank)), 2 if rank else 20)
+        hvd.join()
+
     def gradients_of_zeros(rank: int) -> None:
         import farandole.torch as hvd
 
@@ -358,7 +365,7 @@ def test_what_ranks_may_have_of_their_own() -> None:
             (model(batch_of(rank)[0]) * 0.0).sum().backward()
             optimizer.step()
 
-    programs = frozen, batch_norm, alone, joined, gradients_of_zeros
+    programs = frozen, batch_norm, alone, joined, left_alone, gradients_of_zeros
     assert heard(3, *programs, dynamic_process_sets=True) == [[[]] * len(programs)] * 3
 
 

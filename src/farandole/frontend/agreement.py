@@ -98,8 +98,9 @@ class Agreement:
             digest_of_text(repr(sorted(settings.items()))) if settings else None,
             gradients,
             self._calls.digest(self._ordered) if self._calls is not None else None,
+            self._engine.rank,  # the same on all only where the others have joined: one rank equals itself
         ]
-        same_weights, same_settings, same, same_calls = all_equal(self._engine, f"{self._label}.equal", values)
+        same_weights, same_settings, same, same_calls, alone = all_equal(self._engine, f"{self._label}.equal", values)
         found: list[Finding] = []
         if same_weights is False or same_settings is False:
             since = -1 if steps < 0 else steps - self._steps
@@ -109,6 +110,8 @@ class Agreement:
         else:
             if same_weights:
                 self._history.alike_at, self._steps = self._step, max(steps, 0)
+                self._history.alike = len(weights or ())
+            same = None if alone else same
             found = same_gradients(self._history, same, self._engine.size, self.replica.cures)
         tell(self._engine, [*found, *self._order(same_calls)])
 

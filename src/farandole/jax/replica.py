@@ -11,7 +11,12 @@ import numpy as np
 
 from farandole.observe.replicas import Cures, digest, stride
 
-CURES = Cures("params = hvd.broadcast_parameters(params, root_rank=0)", "data[hvd.rank() :: hvd.size()]")
+CURES = Cures(
+    "params = hvd.broadcast_parameters(params, root_rank=0)",
+    "data[hvd.rank() :: hvd.size()]",
+    state="state = hvd.broadcast_parameters(state, root_rank=0)",
+    reduced="hvd.value_and_grad or hvd.grad",
+)
 
 
 class ArraysReplica:

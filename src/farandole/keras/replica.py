@@ -13,6 +13,7 @@ CURES = Cures(
     "hvd.broadcast_global_variables(0, model) (model.fit does so by itself)",
     "DistributedOptimizer(optimizer, shard=True), or model.fit(*hvd.shard(x, y), ...), or "
     "dataset.shard(hvd.size(), hvd.rank())",
+    reduced="hvd.DistributedGradientTape",
 )
 
 

@@ -29,6 +29,8 @@ class Cures(NamedTuple):
     broadcast: str  # makes all ranks begin alike
     share: str  # gives each rank its part of the data
     certain: str = ""  # why ranks must differ, if that is known
+    state: str = ""  # gives all ranks one optimizer's state, where ``broadcast`` does not
+    reduced: str = ""  # what gives gradients of all ranks, which are the same on all, to an optimizer that reduces them
 
 
 class Report(NamedTuple):
@@ -59,6 +61,7 @@ class History:
     def __init__(self, *, patient: bool = False, alike_at: int = 0, told: Iterable[str] = ()) -> None:
         self.patient = patient
         self.alike_at = alike_at  # the last step at which all ranks held the same weights; 0: never
+        self.alike = 0  # how many parameters these were
         self.different = 0  # looks that found different weights
         self.same_gradients = 0  # looks in a row that found the same gradients on all ranks
         self.told = set(told)
@@ -161,7 +164,10 @@ def same_gradients(history: History, same: bool | None, size: int, cures: Cures)
     if history.same_gradients < 2 or "data" in history.told:
         return []
     history.told.add("data")
-    return [same_data(size, "computed the same gradients", cures)]
+    (kind, text) = same_data(size, "computed the same gradients", cures)
+    if cures.reduced:
+        text += f". Or is it that these were reduced before? With {cures.reduced} give them to the plain optimizer"
+    return [Finding(kind, text)]
 
 
 def same_data(size: int, how: str, cures: Cures) -> Finding:
@@ -198,7 +204,8 @@ def _weights(
     columns = list(zip(*known.values(), strict=False))
     different = [number for number, column in enumerate(columns) if 0 not in column and len(set(column)) > 1]
     if not different:
-        history.alike_at = step if columns else history.alike_at
+        if columns:
+            history.alike_at, history.alike = step, len(columns)
         return None
     history.different += 1
     if history.different == 1 and history.patient and not history.alike_at:
@@ -210,6 +217,13 @@ def _weights(
     where = f"{_odd(list(groups.values()))} in {count}, first in {names[different[0]]}"
     if not history.alike_at:
         return Finding("start", _never_alike(present, where, cures))
+    if history.alike and different[0] >= history.alike:  # those of a group that was added
+        text = (
+            f"the ranks hold different weights, and train different models from now on: {where}. These parameters came "
+            f"after step {history.alike_at}, and ranks began to train them with different weights. When they are made, "
+            f"before the next step, call {cures.broadcast}"
+        )
+        return Finding("drift", text)
     return Finding("drift", _alike_no_more(present, where, history, step, cures))
 
 
@@ -251,7 +265,11 @@ def _alike_no_more(present: Mapping[int, Report], where: str, history: History, 
         causes.append("a step that some ranks skipped")
     if not all(report.settings for report in present.values()):
         causes.append("another learning rate")
-    return text + f"The likely cause: {' or '.join(causes)}. To make them alike again: {cures.broadcast}"
+    again = cures.broadcast
+    if cures.state:
+        causes.append("an optimizer's state that some ranks have alone (a checkpoint's momentum)")
+        again += f" and {cures.state}"
+    return text + f"The likely cause: {' or '.join(causes)}. To make them alike again: {again}"
 
 
 def _odd(groups: Sequence[Sequence[int]]) -> str:

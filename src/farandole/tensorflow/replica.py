@@ -11,7 +11,10 @@ from farandole.frontend.agreement import Replica
 from farandole.observe.replicas import Cures, digest, numbers, stride
 
 CURES = Cures(
-    "hvd.broadcast_variables(model.variables, root_rank=0)", "dataset.shard(hvd.size(), hvd.rank()), before shuffling"
+    "hvd.broadcast_variables(model.variables, root_rank=0)",
+    "dataset.shard(hvd.size(), hvd.rank()), before shuffling",
+    state="hvd.broadcast_variables(optimizer.variables, root_rank=0)",
+    reduced="hvd.DistributedGradientTape",
 )
 _OLD = ("learning_rate", "lr", "momentum", "beta1", "beta2", "epsilon", "decay", "rho")
 

@@ -410,7 +410,8 @@ class OptimizerState:
         text = (
             f"{type(self._optimizer()).__name__} has taken {IDLE_STEPS} steps, and none of its {trainable} "
             "parameters ever had a gradient, on any rank: it trains nothing. Was the model made, copied, or loaded "
-            "with assign=True after the optimizer? Make and wrap the optimizer of the model that computes the loss"
+            "with assign=True after the optimizer? Make and wrap the optimizer of the model that computes the loss. Or "
+            "does zero_grad() stand between backward() and step()? It belongs before backward()"
         )
         tell(context.engine(self._options.process_set), [Finding("idle", text)])
 

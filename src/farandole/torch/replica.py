@@ -14,6 +14,7 @@ from farandole.torch.binding import is_dense
 CURES = Cures(
     "hvd.broadcast_parameters(model.state_dict(), root_rank=0)",
     "torch.utils.data.DistributedSampler(dataset, hvd.size(), hvd.rank()), or data[hvd.rank() :: hvd.size()]",
+    state="hvd.broadcast_optimizer_state(optimizer, root_rank=0)",
 )
 _NO_MATTER = ("foreach", "fused", "capturable", "differentiable")  # how a step is computed
 
