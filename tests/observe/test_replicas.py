@@ -18,6 +18,7 @@ from farandole.observe.replicas import (
     gradient_digest,
     ranks_named,
     same_gradients,
+    same_gradients_of_some,
     stride,
 )
 
@@ -121,6 +122,17 @@ def test_same_data_is_believed_the_second_time() -> None:
     history = History()
     for same in (True, False, True, None, False, None):  # a batch of zeros to warm up, say
         assert same_gradients(history, same, 4, CURES) == []
+
+
+def test_some_ranks_read_the_same_data() -> None:
+    history = History()
+    assert same_gradients_of_some(history, [7, 8, 7, 8], CURES) == []
+    (found,) = same_gradients_of_some(history, [5, 6, 5, 6], CURES)
+    assert "rank 2 computed the same gradients as rank 0, and so did 1 more of 4: it seems that they" in found.text
+    assert found.text.endswith("by rank() and size(), not by local_rank(): DEAL DATA")
+    for looks in ([[7, 7, 8], [7, 8, 8]], [[0, 0, 1], [0, 0, 1]], [[1, 2, 3], [4, 4, 4]]):  # by chance; unknown; once
+        history = History()
+        assert [same_gradients_of_some(history, digests, CURES) for digests in looks] == [[], []]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5), st.integers(0, 4))

@@ -237,6 +237,18 @@ def test_mistakes_of_one_rank() -> None:
     assert "SGD has taken 10 steps, and none of its 4 parameters ever had a gradient, on any rank" in idle[0]
 
 
+def test_ranks_of_two_hosts_that_deal_by_local_rank() -> None:
+    """Ranks 0 and 2 read one part, rank 1 another."""
+
+    def local(rank: int) -> None:
+        train(rank % 2, broadcast(model_of(rank)), 5)
+
+    said, *others = heard(3, local, all_is_well)
+    assert others == [[[], []]] * 2
+    assert [len(texts) for texts in said] == [1, 0], said
+    assert "rank 2 computed the same gradients as rank 0: it seems that they read the same data" in said[0][0]
+
+
 def test_unnamed_collectives_in_another_order_are_told_and_branches_are_not() -> None:
     def one() -> None:
         import farandole.torch as hvd

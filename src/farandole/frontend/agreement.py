@@ -29,6 +29,7 @@ from farandole.observe.replicas import (
     digest_of_text,
     findings,
     same_gradients,
+    same_gradients_of_some,
 )
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
@@ -113,7 +114,17 @@ class Agreement:
                 self._history.alike = len(weights or ())
             same = None if alone else same
             found = same_gradients(self._history, same, self._engine.size, self.replica.cures)
+            if same is False and self._history.compared < 2 < self._engine.size:
+                found = same_gradients_of_some(self._history, self._everyones(gradients or 0), self.replica.cures)
         tell(self._engine, [*found, *self._order(same_calls)])
+
+    def _everyones(self, gradients: int) -> list[int]:
+        """Every rank's digest of its gradients; 0 for those that have joined."""
+        table = np.zeros(self._engine.size, dtype=np.int64)
+        table[self._engine.rank] = gradients
+        _reduce(self._engine, f"{self._label}.gradients", table, DType.INT64, ReduceOp.SUM)
+        digests: list[int] = table.tolist()
+        return digests
 
     def _order(self, same: bool | None) -> list[Finding]:
         """Collectives without a name that ranks call in another order."""

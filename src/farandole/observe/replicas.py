@@ -64,6 +64,8 @@ class History:
         self.alike = 0  # how many parameters these were
         self.different = 0  # looks that found different weights
         self.same_gradients = 0  # looks in a row that found the same gradients on all ranks
+        self.compared = 0  # looks that compared the gradients of each with those of each
+        self.same_as: list[tuple[int, int]] = []  # in all of these: pairs of ranks with the same gradients
         self.told = set(told)
 
 
@@ -168,6 +170,26 @@ def same_gradients(history: History, same: bool | None, size: int, cures: Cures)
     if cures.reduced:
         text += f". Or is it that these were reduced before? With {cures.reduced} give them to the plain optimizer"
     return [Finding(kind, text)]
+
+
+def same_gradients_of_some(history: History, digests: Sequence[int], cures: Cures) -> list[Finding]:
+    """Ranks that share their data with some of the others, as where parts are dealt out by ``local_rank()``. Believed
+    when two looks find the same ranks. ``digests``: by rank, of gradients of its own data; 0 if unknown."""
+    first = {digest: rank for rank, digest in reversed(list(enumerate(digests)))}
+    pairs = [(first[digest], rank) for rank, digest in enumerate(digests) if digest and first[digest] < rank]
+    history.compared += 1
+    history.same_as = pairs if history.compared == 1 else [pair for pair in history.same_as if pair in pairs]
+    if history.compared < 2 or not history.same_as or "data" in history.told:
+        return []
+    history.told.add("data")
+    one, other = history.same_as[0]
+    several = len(history.same_as)
+    and_so = f", and so did {several - 1} more of {len(digests)}" if several > 1 else ""
+    text = (
+        f"rank {other} computed the same gradients as rank {one}{and_so}: it seems that they read the same data. Give "
+        f"each rank of the job its part, by rank() and size(), not by local_rank(): {cures.share}"
+    )
+    return [Finding("data", text)]
 
 
 def same_data(size: int, how: str, cures: Cures) -> Finding:
