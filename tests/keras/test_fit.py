@@ -200,6 +200,7 @@ def test_what_is_wrong_is_said(backend: str) -> None:
         fit("same arrays", wrap(SGD(0.1)), x, y)
         fit("epochs", wrap(SGD(0.1)), mine, theirs, epochs=1 + rank)
         fit("shards", wrap(SGD(0.1), shard=True), x, y)
+        fit("shards of shards", wrap(SGD(0.1), shard=True), mine, theirs)
 
         def batches() -> object:
             for begin in range(0, 32, 8):
@@ -228,6 +229,7 @@ def test_what_is_wrong_is_said(backend: str) -> None:
         "plain": "exchanged nothing, so the 2 ranks of this job train 2 models apart, or the same one 2 times if all",
         "plain with callback": "SGD does not exchange gradients: compile with hvd.DistributedOptimizer",
         "same arrays": "were given the same arrays",
+        "shards of shards": "the ranks were given different arrays, and with shard=True fit deals out those that",
         "same batches": "computed the same gradients",
         "epochs": "epochs must be the same on all ranks, but they have [1, 2]",
         "no broadcast": "began to train with different weights",

@@ -47,7 +47,7 @@ from farandole.keras.optimizer import (
     reducers_of,
 )
 from farandole.keras.replica import CURES
-from farandole.observe.replicas import same_data
+from farandole.observe.replicas import Finding, same_data
 
 
 def install() -> None:
@@ -88,9 +88,10 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     process_set = process_set_of(self)
     _look_for_synchronized(self, process_set)
     sharded = gradients is not None and gradients.shard
+    given = digest_of_data((bound.arguments.get("x"), bound.arguments.get("y")))
     if sharded:
         sharded_arguments(bound.arguments, process_set)
-    paths = _agree(bound.arguments, users, process_set, sharded, None if gradients is None else gradients.told)
+    paths = _agree(bound.arguments, users, process_set, sharded, given, None if gradients is None else gradients.told)
     told = next((callback for callback in users if isinstance(callback, BroadcastGlobalVariablesCallback)), None)
     broadcast = told or BroadcastGlobalVariablesCallback(root_of(process_set))
     training = Training(process_set, users, paths, broadcast)
@@ -139,11 +140,20 @@ class _Plan(NamedTuple):
     seeds: list[tuple[int, int]]  # of what is dealt out
 
 
+_DEALT_TWICE = Finding(
+    "data",
+    "the ranks were given different arrays, and with shard=True fit deals out those that all ranks are given alike. If "
+    "they were dealt out before (by hvd.shard, say), each rank trains with a part of its part: leave out shard=True. "
+    "If each rank shuffled or split them by a seed of its own, some rows come twice and others never: use one seed",
+)
+
+
 def _agree(
-    arguments: dict[str, Any], users: list[Any], process_set: ProcessSet, sharded: bool, told: set[str] | None
-) -> list[list[str | None]]:
-    """The paths that callbacks of each rank write to. Raises ValueError on all ranks that want different epochs."""
-    data = None if sharded else digest_of_data((arguments.get("x"), arguments.get("y")))
+    arguments: dict[str, Any], users: list[Any], process_set: ProcessSet, sharded: bool, data: int | None,
+    told: set[str] | None,
+) -> list[list[str | None]]:  # fmt: skip
+    """The paths that callbacks of each rank write to. Raises ValueError on all ranks that want different epochs.
+    ``data``: a digest of what the program passes."""
     paths = [path_of(callback) for callback in users]
     seeds = seeds_of(arguments.get("x")) if sharded else []
     mine = _Plan(int(arguments.get("epochs", 1)), int(arguments.get("initial_epoch", 0)), data, paths, seeds)
@@ -155,9 +165,10 @@ def _agree(
     if process_set.rank() == 0 and any(plan.seeds != mine.seeds for plan in everybody):
         warnings.shuffled()
     digests = {plan.data for plan in everybody}
-    if len(digests) == 1 and None not in digests and told is not None and "data" not in told:
+    if (len(digests) > 1) is sharded and None not in digests and told is not None and "data" not in told:
         told.add("data")
-        tell(context.engine(process_set), [same_data(len(everybody), "were given the same arrays", CURES)])
+        found = _DEALT_TWICE if sharded else same_data(len(everybody), "were given the same arrays", CURES)
+        tell(context.engine(process_set), [found])
     return [plan.paths for plan in everybody]
 
 
