@@ -100,8 +100,10 @@ class Agreement:
             gradients,
             self._calls.digest(self._ordered) if self._calls is not None else None,
             self._engine.rank,  # the same on all only where the others have joined: one rank equals itself
+            self._history.compared,  # less on a rank that had joined
         ]
-        same_weights, same_settings, same, same_calls, alone = all_equal(self._engine, f"{self._label}.equal", values)
+        told = all_equal(self._engine, f"{self._label}.equal", values)
+        same_weights, same_settings, same, same_calls, alone, in_step = told
         found: list[Finding] = []
         if same_weights is False or same_settings is False:
             since = -1 if steps < 0 else steps - self._steps
@@ -114,7 +116,7 @@ class Agreement:
                 self._history.alike = len(weights or ())
             same = None if alone else same
             found = same_gradients(self._history, same, self._engine.size, self.replica.cures)
-            if same is False and self._history.compared < 2 < self._engine.size:
+            if same is False and in_step and self._history.compared < 2 < self._engine.size:
                 found = same_gradients_of_some(self._history, self._everyones(gradients or 0), self.replica.cures)
         tell(self._engine, [*found, *self._order(same_calls)])
 

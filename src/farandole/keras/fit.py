@@ -144,7 +144,8 @@ _DEALT_TWICE = Finding(
     "data",
     "the ranks were given different arrays, and with shard=True fit deals out those that all ranks are given alike. If "
     "they were dealt out before (by hvd.shard, say), each rank trains with a part of its part: leave out shard=True. "
-    "If each rank shuffled or split them by a seed of its own, some rows come twice and others never: use one seed",
+    "If each rank shuffled or split them by a seed of its own, some rows come twice and others never: use one seed. If "
+    "each has the same rows, changed by chance (augmented), all is well",
 )
 
 
