@@ -366,6 +366,68 @@ def test_a_state_of_before_the_first_step_has_the_momentum_of_then(old: bool) ->
 
 
 @pytest.mark.parametrize("old", [True, False])
+def test_a_state_has_the_gradients_that_wait_for_a_step(old: bool) -> None:
+    """Of three passes one is done at the commit; those after it must not count twice."""
+
+    def body(rank: int) -> None:
+        import tf_keras
+
+        optimizers = tf_keras.optimizers.legacy if old else tf_keras.optimizers
+        rows = np.eye(3, dtype=np.float32)
+
+        def made() -> Any:
+            model = make(0)
+            model.build((None, 3))
+            optimizer = hvd.DistributedOptimizer(optimizers.SGD(0.1), backward_passes_per_step=3, sparse_as_dense=True)
+            model.compile(optimizer, "mse")
+            return model
+
+        def train(model: Any, *passes: int) -> list[Any]:
+            for number in passes:
+                model.train_on_batch(rows * (number + 1), np.ones((3, 2)) * (rank + number))
+            return [each.tolist() for each in model.get_weights()]
+
+        expected, model = train(made(), 0, 1, 2), made()
+        state = hvd.elastic.TensorFlowKerasState(model)
+        train(model, 0, 1)
+        state.restore()  # to before the first of all
+        train(model, 0)
+        state.commit()
+        train(model, 1)
+        state.restore()
+        assert train(model, 1, 2) == expected
+        state.restore()
+        assert train(model, 1, 2) == expected
+
+    job(2, body)
+
+
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize("outside", [True, False])
+def test_local_layers_stay_local_with_scaled_losses(old: bool, outside: bool) -> None:
+    def body(rank: int) -> list[float]:
+        import tf_keras
+
+        from farandole.keras.tf_keras import PartialDistributedOptimizer, callbacks
+
+        layers = [tf_keras.layers.Dense(1, input_shape=(3,)), tf_keras.layers.Dense(1)]
+        model = tf_keras.Sequential(layers)
+        model.set_weights([np.full_like(each, rank + 1) for each in model.get_weights()])
+        kind = (tf_keras.optimizers.legacy if old else tf_keras.optimizers).SGD
+        scaled = tf_keras.mixed_precision.LossScaleOptimizer
+        if outside:
+            optimizer = PartialDistributedOptimizer(scaled(kind(0.0)), local_layers=layers[0])
+        else:
+            optimizer = scaled(PartialDistributedOptimizer(kind(0.0), local_layers=layers[0]))
+        model.compile(optimizer, "mse")
+        rows = np.ones((2, 3), np.float32)
+        model.fit(rows, rows[:, :1], verbose=0, callbacks=[callbacks.BroadcastGlobalVariablesCallback(0)])
+        return [float(each.ravel()[0]) for each in model.get_weights()]
+
+    assert job(2, body) == [[1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 1.0, 1.0]]
+
+
+@pytest.mark.parametrize("old", [True, False])
 def test_learning_rates_and_momentum(old: bool) -> None:
     """Warm-up over two epochs, then a tenth: after each batch the weight is where the formulas say."""
 

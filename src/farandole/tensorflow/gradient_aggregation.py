@@ -46,6 +46,11 @@ class LocalGradientAggregationHelper:
         """Leave ``var`` to each rank: ``allreduce_func`` is not asked about it."""
         self._local.append(var)
 
+    @property
+    def variables(self) -> list[Any]:
+        """The number of passes since the last step, and their sums; none before the first pass."""
+        return [] if self.counter is None else [self.counter, *self._sums.values()]
+
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
         """Add up; the gradients to apply, if this is the last pass (zeros otherwise). None stays None."""
         if self.backward_passes_per_step == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
 import tf_keras
 
 from farandole import context
@@ -11,7 +12,7 @@ from farandole.frontend.elastic import run
 from farandole.frontend.objects import broadcast_object
 from farandole.frontend.state import ObjectState
 from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
-from farandole.keras.tf_keras.optimizer import make_slots
+from farandole.keras.tf_keras.optimizer import make_slots, state_of
 from farandole.tensorflow.broadcasting import broadcast_variables
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
@@ -34,6 +35,8 @@ class KerasState(ObjectState):
         super().save()
 
     def restore(self) -> None:
+        for variable in self._accumulated():  # some may have been made since
+            variable.assign(tf.zeros_like(variable))
         for variable, value in getattr(self, "_copies", ()):
             variable.assign(value)
         super().restore()
@@ -44,11 +47,16 @@ class KerasState(ObjectState):
         super().sync()
 
     def _save_variables(self) -> None:
-        self._copies = [(variable, variable.numpy()) for variable in self._variables()]
+        self._copies = [(variable, variable.numpy()) for variable in [*self._variables(), *self._accumulated()]]
 
     def _variables(self) -> list[Any]:
         of_optimizer = getattr(self.optimizer, "variables", [])
         return [*self.model.variables, *(of_optimizer() if callable(of_optimizer) else of_optimizer)]
+
+    def _accumulated(self) -> list[Any]:
+        """What waits on this rank for the last of ``backward_passes_per_step`` passes. It is no other rank's."""
+        state = None if self.optimizer is None else state_of(self.optimizer)
+        return [] if state is None else state.helper.variables
 
 
 class CommitStateCallback(CommitState, tf_keras.callbacks.Callback):  # type: ignore[misc]

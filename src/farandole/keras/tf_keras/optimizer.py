@@ -84,8 +84,10 @@ def PartialDistributedOptimizer(
 
 
 def state_of(optimizer: Any) -> _OptimizerState | None:
-    """The facts of a distributed optimizer, or of one around it; None if it is not distributed."""
-    return getattr(optimizer, "inner_optimizer", optimizer).__dict__.get("_farandole")  # type: ignore[no-any-return]
+    """The facts of a distributed optimizer, or of the one that it wraps; None if neither is distributed."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # a LossScaleOptimizer may be on either side
+    state: _OptimizerState | None = optimizer.__dict__.get("_farandole", inner.__dict__.get("_farandole"))
+    return state
 
 
 def local_of(optimizer: Any) -> list[Any]:
