@@ -204,6 +204,39 @@ def test_gradients_of_a_step_that_fit_left_undone_stay_each_ranks(backend: str) 
     check(on(backend, 2, train), 1)
 
 
+def test_a_file_of_an_unfinished_accumulation_has_the_gradients_of_all_ranks(backend: str) -> None:
+    """An epoch has 4 batches and a step 3: who goes on from the file takes the steps that the job would have taken."""
+
+    def train(rank: int) -> dict[str, list[np.ndarray]]:
+        import tempfile
+        from pathlib import Path
+
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(64)
+        optimizer = keras.optimizers.SGD(0.2, momentum=0.9, gradient_accumulation_steps=3)
+        model, found = p.dense(0), {}
+        model.compile(hvd.DistributedOptimizer(optimizer), p.loss())
+        model.fit(*hvd.shard(x, y), batch_size=8, shuffle=False, verbose=0)
+        if rank == 0:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "model.keras"
+                model.save(path)
+                alone = keras.models.load_model(path, custom_objects={"loss": p.loss()})
+            for begin in (0, 16):
+                alone.train_on_batch(x[begin : begin + 16], y[begin : begin + 16])
+            found["again alone"] = p.weights(alone)
+        for begin in (0, 16):
+            model.train_on_batch(x[begin + rank : begin + 16 : 2], y[begin + rank : begin + 16 : 2])
+        found["again"] = p.weights(model)
+        return found
+
+    check(on(backend, 2, train), 1)
+
+
 def test_fit_called_again_goes_on_as_fit_does(backend: str) -> None:
     """Where ranks exchange weights, each has the momentum of its own steps."""
 

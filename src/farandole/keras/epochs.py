@@ -20,7 +20,8 @@ from farandole.keras.optimizer import optimizers_of, reducers_of
 from farandole.keras.pooling import any_rank, wait_for_all
 from farandole.keras.reducer import counter, name_of
 from farandole.keras.replica import CURES, KerasReplica
-from farandole.keras.weights import broadcast_states, digests, local_of, numpy_of, shared_variables
+from farandole.keras.values import allreduce
+from farandole.keras.weights import accumulated, broadcast_states, digests, local_of, numpy_of, shared_variables
 from farandole.observe.replicas import combined
 from farandole.report import pace
 
@@ -170,6 +171,7 @@ class BeforeUserCallbacks(SynchronizingCallback):
         self.watch.pool(model, [report[0] for report in everybody], logs)
         _even_out(model, [report[1] for report in everybody], process_set, self.training.local(model))
         _average(statistics, [report[2] for report in everybody], process_set)
+        _share_accumulated(model, process_set)
         self.training.epoch_ended(model)
 
 
@@ -256,6 +258,15 @@ def _average(variables: list[Any], digests: Sequence[Sequence[int]], process_set
     values = allgather_object([numpy_of(variable) for variable in different], process_set=process_set)
     for variable, *theirs in zip(different, *values, strict=True):
         variable.assign(np.mean(np.asarray(theirs, dtype=np.float64), axis=0).astype(theirs[0].dtype))
+
+
+def _share_accumulated(model: Any, process_set: ProcessSet) -> None:
+    """The mean of the gradients that wait for the end of an accumulation. The step becomes what it would be, and a file
+    that is written meanwhile has those of all ranks."""
+    for optimizer, reducer in reducers_of(model):
+        if reducer.exchange is None:
+            for variable in accumulated(optimizer, reducer.local()):
+                variable.assign(allreduce(variable.value, process_set=process_set))
 
 
 def _exchange_weights(model: Any, *, uneven: bool) -> None:

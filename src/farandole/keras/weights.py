@@ -109,9 +109,19 @@ def _own(optimizer: Any, reducer: KerasReducer | None) -> list[tuple[Any, Array]
     if reducer is not None and reducer.exchange is not None and _batches(optimizer):
         common = [id(counter(optimizer)), id(getattr(optimizer, "_learning_rate", None))]
         found = [variable for variable in optimizer.variables if id(variable) not in common]
-    elif (passes := getattr(optimizer, "gradient_accumulation_steps", None)) and _batches(optimizer) % passes:
-        found = getattr(optimizer, "_accumulated_gradients", ())
+    else:
+        found = accumulated(optimizer)
     return [(variable, np.array(numpy_of(variable))) for variable in found]
+
+
+def accumulated(optimizer: Any, local: Sequence[Any] = ()) -> list[Any]:
+    """The gradients that wait for the end of an accumulation, but for those of ``local`` variables."""
+    optimizer = _innermost(optimizer)
+    passes = getattr(optimizer, "gradient_accumulation_steps", None)
+    if not passes or not _batches(optimizer) % passes:
+        return []
+    pairs = zip(optimizer._trainable_variables, optimizer._accumulated_gradients, strict=True)
+    return [sums for variable, sums in pairs if sums is not None and not any(variable is other for other in local)]
 
 
 def _innermost(optimizer: Any) -> Any:
