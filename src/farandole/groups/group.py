@@ -22,6 +22,23 @@ _FORKED = (
 )
 
 
+class Members:
+    """How messages speak of a group's members. A group's parts have it rather than the group, which has them: with no
+    cycle, its memory goes with the last reference, not when Python looks for garbage. ``where``: see ``Group``."""
+
+    def __init__(self, ranks: Sequence[int], where: Callable[[Sequence[int]], str]) -> None:
+        self.ranks, self._where = list(ranks), where
+
+    def name_of(self, rank: int) -> str:
+        """A member, for messages."""
+        number = self.ranks[rank]
+        return f"rank {number}" if number == rank else f"rank {number} ({rank} of the group)"
+
+    def where(self, ranks: Sequence[int]) -> str:
+        """Where members stand: lines for messages, empty if it is not known. It may take seconds."""
+        return self._where([self.ranks[rank] for rank in ranks])
+
+
 class Group:
     """This rank's place in a group. ``ranks``: its members, as the job numbers them; ``timeout``: in seconds, for what
     does not bring one. The transport is the group's own. ``where``: says where ranks of the job stand. Collective."""
@@ -31,10 +48,11 @@ class Group:
         where: Callable[[Sequence[int]], str] = lambda ranks: "",
     ) -> None:  # fmt: skip
         self.rank, self.size = transport.rank, transport.size
-        self.ranks, self.name, self.timeout = list(ranks), name, timeout
+        members = Members(ranks, where)
+        self.ranks, self.name, self.timeout = members.ranks, name, timeout
+        self.name_of, self.where = members.name_of, members.where
         self._transport = transport
         self.collectives = Checked(transport, name, self.name_of)
-        self._where = where
         self.messages = Messages(cast(Streaming, transport).streams(), self.name_of, self.where)
         self.calls = Calls(f"farandole-{name}")
         self.told = Calls(f"farandole-{name}-told", behind=_BEHIND)  # callbacks that are to come later than their calls
@@ -45,15 +63,6 @@ class Group:
         self._closing = threading.Lock()
         self._closed = self._disowned = False
         transport.report_waits(self._hear_of_wait)
-
-    def name_of(self, rank: int) -> str:
-        """A member, for messages."""
-        number = self.ranks[rank]
-        return f"rank {number}" if number == rank else f"rank {number} ({rank} of the group)"
-
-    def where(self, ranks: Sequence[int]) -> str:
-        """Where members stand: lines for messages, empty if it is not known. It may take seconds."""
-        return self._where([self.ranks[rank] for rank in ranks])
 
     def run(self, what: str, work: Callable[[], None], timeout: float, *, wait: bool, held_by: int = 0) -> Call:
         """Have ``work`` run in its turn. With ``wait`` it is done when this returns; ``held_by``: see ``Calls.start``;
@@ -93,6 +102,7 @@ class Group:
         self.told.close()
         self.messages.close(0.0 if self.failure is not None else _GRACE)
         self._transport.close()
+        self._transport.report_waits(_ignore)  # it held this group, which holds it: see ``Members``
 
     def _run(self, what: str, work: Callable[[], None], timeout: float) -> None:
         if self.failure is not None:
@@ -139,3 +149,7 @@ class Group:
                 f"{self._what} on {self.name}: {self.name_of(self.rank)} waited past the timeout of {self._limit:g} s "
                 f"for {missing}: stopped, or does not make this call{self.where(ranks)}"
             )
+
+
+def _ignore(ranks: Sequence[int], seconds: float) -> None:
+    """A report of a wait that nobody is interested in."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
+import weakref
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -391,6 +393,35 @@ def life_of_groups(rank: int) -> None:
 def test_groups_begin_end_and_begin_again() -> None:
     for _ in range(2):
         members(3, life_of_groups)
+
+
+def memory_of_groups(rank: int) -> None:
+    """On 2 ranks: what a group held goes when it ends, not when Python looks for garbage."""
+    import torch
+    from torch import distributed as dist
+
+    gc.disable()
+    try:
+        for _ in range(2):
+            group = dist.new_group()
+            tensor = torch.ones(1000)
+            dist.all_reduce(tensor, group=group)
+            dist.all_reduce(tensor, group=group, async_op=True).wait()
+            if rank == 0:
+                dist.send(tensor, 1, group=group)
+            else:
+                dist.recv(tensor, 0, group=group)
+            held = [weakref.ref(each) for each in (group.state, group.state._transport)]
+            dist.destroy_process_group(group)
+            del group
+            assert [each() for each in held] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("wire", ["auto", "tcp"])
+def test_a_group_that_was_destroyed_holds_nothing(wire: str) -> None:
+    members(2, memory_of_groups, wire=wire)
 
 
 def too_late(rank: int, what: str) -> str:
