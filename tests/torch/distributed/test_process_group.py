@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
+import farandole
 from tests import pool
 from tests.pool import Died
 from tests.torch.distributed.tools import members
@@ -422,6 +423,32 @@ def memory_of_groups(rank: int) -> None:
 @pytest.mark.parametrize("wire", ["auto", "tcp"])
 def test_a_group_that_was_destroyed_holds_nothing(wire: str) -> None:
     members(2, memory_of_groups, wire=wire)
+
+
+def default_groups() -> float:
+    """Rank 0 ends each later than the others, which are at the next one then."""
+    import time
+
+    import torch
+    from torch import distributed as dist
+
+    import farandole.torch.distributed  # noqa: F401
+
+    total = 0.0
+    for _ in range(5):
+        dist.init_process_group("farandole")
+        rank, tensor = dist.get_rank(), torch.ones(1)
+        dist.all_reduce(tensor)
+        total += tensor.item()
+        time.sleep(0.0 if rank else 0.05)
+        dist.destroy_process_group()
+        time.sleep(0.0 if rank else 0.1)
+    return total
+
+
+def test_one_default_group_after_the_other() -> None:
+    """No rank is cut off by the end of the store that rank 0 serves."""
+    assert farandole.run(default_groups, np=2) == [10.0, 10.0]
 
 
 def too_late(rank: int, what: str) -> str:

@@ -90,6 +90,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._whereabouts = None if ranks or size == 1 else rendezvous.whereabouts(store, meeting, rank)
         if self._whereabouts is not None:
             _asked.append(self._whereabouts)
+            rendezvous.keep_served(store, rank)
         try:
             self.state = Group(meeting.transport, ranks or range(size), title, timeout, _where)
         except BaseException:

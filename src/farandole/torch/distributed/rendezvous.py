@@ -24,7 +24,8 @@ from farandole.groups.whereabouts import Whereabouts
 from farandole.handshake import new_secret
 from farandole.transports import shm
 
-_WIRE, _COMES = "farandole/wire", "farandole/comes"  # the latter: how often each rank has come
+_WIRE, _COMES = "farandole/wire", "farandole/comes"  # the latter: how often each rank of as many has come
+_served: dict[str, Any] = {}  # by MASTER_PORT: a reference to what serves there, see keep_served
 
 
 class Meeting(NamedTuple):
@@ -47,14 +48,15 @@ def meet(store: Any, rank: int, size: int, timeout: float) -> Meeting:
     patient = min(max(timeout, 0.001), 1e9)  # the range of --start-timeout
     settings, own = Settings.from_env().replace(start_timeout=patient), Connection.from_env().secret
     client = GroupStore(store)
-    wire = f"{_WIRE}/{store.add(f'{_COMES}/{rank}', 1)}"  # a store may outlive a group, and serve the next one
+    comes = f"{_COMES}/{size}/{rank}"  # a store may outlive a group, and serve the next one, of other ranks
+    wire = f"{_WIRE}/{size}/{store.add(comes, 1)}"
     if rank == 0:
         told = {"scope": secrets.token_hex(8), "secret": "" if own else new_secret(tls=settings.tls)}
         client.set(wire, json.dumps(told).encode())
     try:
         told = json.loads(client.get(wire, timeout))
     except RendezvousError as error:
-        store.add(f"{_COMES}/{rank}", -1)  # of a store that has gone, this tells
+        store.add(comes, -1)  # of a store that has gone, this tells
         raise _late([0], size, timeout) from error
     if bool(own) == bool(told["secret"]):  # who reaches the store can write to it: it never replaces the job's secret
         ours, others = (f"rank {rank}", "rank 0") if own else ("rank 0", f"rank {rank}")
@@ -102,6 +104,20 @@ def whereabouts(store: Any, meeting: Meeting, rank: int) -> Whereabouts | None:
     return None
 
 
+def keep_served(store: Any, rank: int) -> None:
+    """Of the default group. What serves torch.distributed's store on rank 0 would end with that group, while other
+    ranks may be on their way to the next one: so it stays until the process ends. torchrun's outlives both."""
+    port = os.environ.get("MASTER_PORT", "")
+    if rank or not port or port in _served or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return
+    store = _innermost(store)
+    if isinstance(store, distributed.TCPStore) and str(store.port) == port:
+        with contextlib.suppress(distributed.DistError, RuntimeError):  # the program made it, for itself alone
+            _served[port] = distributed.TCPStore(
+                store.host, store.port, None, True, wait_for_workers=False, multi_tenant=True
+            )
+
+
 class GroupStore:
     """A store of torch.distributed, with what wires need of ``farandole.store.StoreClient``."""
 
@@ -137,14 +153,18 @@ class GroupStore:
 
 def _own_address(store: Any) -> str:
     """This host's address towards the store: the one to offer to others first."""
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    address = _route_to(getattr(store, "host", "") or os.environ.get("MASTER_ADDR", ""))
+    address = _route_to(getattr(_innermost(store), "host", "") or os.environ.get("MASTER_ADDR", ""))
     several = os.environ.get("WORLD_SIZE", "") != os.environ.get("LOCAL_WORLD_SIZE", "")
     if network.is_loopback(address) and several:  # a host may know itself by such an address; others do not
         outside: Sequence[network.Interface] = network.chosen(network.interfaces())
         return outside[0].address if outside else address
     return address
+
+
+def _innermost(store: Any) -> Any:
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
 
 
 def _route_to(host: str) -> str:
