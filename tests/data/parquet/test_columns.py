@@ -132,6 +132,11 @@ def test_raw_bytes_are_read_where_they_lie(kind: Any) -> None:
         (pa.array([1]), {"columns": []}, "columns=[] names no column; leave it out, and all are read"),
         (pa.array([1]), {"features": []}, "features=[] names no column; leave it out, and all are read"),
         (pa.array([{**image(), "height": -1}]), {}, "row 0, column 'x': an image that Spark could not decode"),
+        (
+            pa.array([[1, 2]]),
+            {"shapes": {"x": (2, -1)}},
+            "column 'x': shapes={'x': (2, -1)} leaves a length open: give",
+        ),
         (pa.array([None, [1]]), {}, "row 0, column 'x': the first row is null: declare shapes={'x': (...)}"),
         (
             pa.array([b"abcd"]),

@@ -78,8 +78,7 @@ def column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], wh
 def _column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], where: Where) -> Column:
     pa = need("pyarrow", _PURPOSE)
     types, fill, decode = pa.types, wanted.fill.get(name), wanted.decode.get(name)
-    declared = wanted.shapes.get(name)
-    shape = None if declared is None else tuple(int(length) for length in declared)
+    shape = _declared(wanted, name, where)
     if types.is_dictionary(kind):
         kind = kind.value_type
     fields = {kind.field(number).name for number in range(kind.num_fields)} if types.is_struct(kind) else set()
@@ -113,6 +112,19 @@ def _column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], w
     raise where.error(name, None, f"{kind} is no type that becomes an array: {hint}")
 
 
+def _declared(wanted: Wanted, name: str, where: Where) -> tuple[int, ...] | None:
+    """The shape that the user gave for a row of this column."""
+    if wanted.shapes.get(name) is None:
+        return None
+    shape = tuple(int(length) for length in wanted.shapes[name])
+    if any(length < 0 for length in shape):
+        raise where.error(
+            name, None, f"shapes={{{name!r}: {shape}}} leaves a length open: give the length of each axis of one row, "
+            "without an axis for the rows"
+        )  # fmt: skip
+    return shape
+
+
 UNDECODED = (
     "an image that Spark could not decode; leave such rows out (option('dropInvalid', True) of its image source)"
 )
@@ -122,8 +134,8 @@ _BINARY = "give decode={...: function of the bytes}, or shapes={...: shape} for 
 def _encoded(name: str, decode: Any, first: Callable[[], Any], wanted: Wanted, where: Where) -> Column:
     """A column whose bytes ``decode`` makes arrays of: the first row's shows the shape."""
     value = first()
-    fill, shape = wanted.fill.get(name), wanted.shapes.get(name)
-    column = Column(name, "encoded", _dtype(wanted, name, "uint8"), tuple(shape or ()), fill, decode)
+    fill, shape = wanted.fill.get(name), _declared(wanted, name, where)
+    column = Column(name, "encoded", _dtype(wanted, name, "uint8"), shape or (), fill, decode)
     value = fill if value is None else value
     if value is None:
         return column
