@@ -240,6 +240,19 @@ def test_metrics_of_one_name_have_numbers(tmp_path: Path) -> None:
     assert (numbers["<lambda>"], numbers["<lambda>_1"], numbers["all_metrics"]) == (1.0, 2.0, [[1.0, 2.0]])
 
 
+@pytest.mark.parametrize(
+    ("metric", "told"),
+    [(lambda output, label: output - label.reshape(-1, 5), "shape"), (lambda output, label: output, "Scalar")],
+)
+def test_a_metric_that_gives_no_number_is_named_with_its_label(tmp_path: Path, metric: Any, told: str) -> None:
+    training = estimator(net(), metrics=[metric], epochs=1, backend=Pool(1))
+    with pytest.raises(
+        Exception, match=r"the metric <lambda> must give one number for .*label y torch.float32\[1\]: "
+    ) as error:
+        training.fit_on_parquet(written(tmp_path))
+    assert told in str(error.value)
+
+
 def test_several_inputs_outputs_losses_and_metrics(tmp_path: Path) -> None:
     path, model = written(tmp_path), TwoInputs()
     made = estimator(

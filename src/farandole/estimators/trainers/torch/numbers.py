@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from farandole.errors import DataError
 from farandole.estimators.trainers.means import sums
+from farandole.estimators.trainers.misfits import described
 from farandole.estimators.trainers.torch.losses import Objective
 
 
@@ -26,10 +28,22 @@ class Numbers:
             return
         with torch.no_grad():
             outputs, labels = self._objective.matched(outputs, labels)
-            values = [loss, *(function(outputs[place], labels[place]) for place, function in self._functions)]
-            numbers = torch.stack([torch.as_tensor(value).detach().double().cpu() for value in values])
+            values = [self._value(*each, outputs, labels) for each in self._functions]
+            numbers = torch.tensor([_plain(loss), *values], dtype=torch.float64)
         self._rows += rows
         self._sums = self._sums + numbers * rows
+
+    def _value(self, place: int, function: Any, outputs: Any, labels: Any) -> float:
+        """What a metric gives. DataError, with its name and its label's, if that is no number."""
+        output, label = outputs[place], labels[place]
+        try:
+            return _plain(function(output, label))
+        except Exception as error:  # the user's function
+            column = described([self._objective.labels[place]], [label])
+            raise DataError(
+                f"the metric {_name(function)} must give one number for an output of shape {tuple(output.shape[1:])} "
+                f"and the label {column}: {type(error).__name__}: {error}"
+            ) from error
 
     def everybody(self) -> dict[str, Any]:
         """Means over the rows of all ranks."""
@@ -38,12 +52,20 @@ class Numbers:
         found: dict[str, Any] = {"loss": loss}
         groups: list[list[float]] = [[] for _ in self._objective.metrics]
         for (place, function), mean in zip(self._functions, others, strict=True):
-            name = getattr(function, "__name__", type(function).__name__)
+            name = _name(function)
             name = name if len(groups) == 1 else f"{self._objective.labels[place]}_{name}"
             number = next(number for number in itertools.count() if _numbered(name, number) not in found)
             found[_numbered(name, number)] = mean
             groups[place].append(mean)
         return {**found, "all_metrics": groups}
+
+
+def _plain(value: Any) -> float:
+    return float(torch.as_tensor(value).detach().item())
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _numbered(name: str, number: int) -> str:
