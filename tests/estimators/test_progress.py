@@ -116,6 +116,9 @@ def test_a_run_that_has_ended_is_not_the_answer_of_another_training(
     found = again.begin()
     assert found is not None
     assert (again.first, found.steps, found.fingerprint) == (2, 10, spec.fingerprint)
+    assert not caplog.text
+    progress.Progress(spec._replace(epochs=1), 0, 61, 5).begin()
+    assert "run 'run' has 2 epochs, and epochs=1: the model comes from all of them; for a training" in caplog.text
     other = spec._replace(fingerprint={"rows": 61, "lr": 0.2})
     with pytest.raises(DataError, match=r"run 'run' has ended, and was another training: lr was 0.1 and is 0.2"):
         progress.Progress(other, 0, 61, 5).begin()

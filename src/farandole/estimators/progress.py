@@ -79,6 +79,7 @@ class Progress:
                 self._best, self._best_weights = Best(self._spec.watching), None
             self._first, self._steps = found.epoch + 1, found.steps
             self._compare(found.fingerprint)
+            self._tell_more()
         self._began = self._epoch_began = time.monotonic()
         return found
 
@@ -97,6 +98,14 @@ class Progress:
             )
         if self._rank == 0:
             logger.warning("run %s goes on from a checkpoint of another training: %s", self._spec.run_id, told)
+
+    def _tell_more(self) -> None:
+        """A warning where the checkpoint has more epochs than were asked for."""
+        if self._first > self._spec.epochs and self._rank == 0:
+            logger.warning(
+                "run %r has %d epochs, and epochs=%d: the model comes from all of them; for a training of fewer epochs "
+                "give another run_id (or none)", self._spec.run_id, self._first, self._spec.epochs,
+            )  # fmt: skip
 
     @property
     def first(self) -> int:
