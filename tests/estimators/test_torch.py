@@ -253,6 +253,34 @@ def test_a_metric_that_gives_no_number_is_named_with_its_label(tmp_path: Path, m
     assert told in str(error.value)
 
 
+class Freeing(Callback):
+    """The first layer is trained from the second epoch on."""
+
+    def __init__(self, group: bool) -> None:
+        self.group = group
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        if epoch == 1:
+            self.model[0].requires_grad_(True)
+            if self.group:
+                self.optimizer.add_param_group({"params": [*self.model[0].parameters()], "lr": RATE})
+
+
+def test_a_callback_frees_layers_of_which_the_optimizer_knows(tmp_path: Path) -> None:
+    model, path = net(), written(tmp_path)
+    model[0].requires_grad_(False)
+    one, two = (
+        estimator(model, callbacks=[Freeing(False)], batch_size=16 // ranks, backend=Pool(ranks)).fit_on_parquet(path)
+        for ranks in (1, 2)
+    )
+    assert not np.allclose(weights(model), weights(one.getModel()))
+    np.testing.assert_allclose(weights(two.getModel()), weights(one.getModel()), rtol=1e-5, atol=1e-6)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=RATE)
+    other = estimator(model, optimizer=optimizer, callbacks=[Freeing(True)])
+    with pytest.raises(Exception, match=r"has 2 groups of parameters, and had 1 when training began: .*requires_grad_"):
+        other.fit_on_parquet(path)
+
+
 def test_several_inputs_outputs_losses_and_metrics(tmp_path: Path) -> None:
     path, model = written(tmp_path), TwoInputs()
     made = estimator(

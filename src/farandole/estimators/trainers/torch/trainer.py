@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import farandole.torch as hvd
+from farandole.errors import SettingsError
 from farandole.estimators.batches import Batch, Batches
 from farandole.estimators.loaders.torch import naming
 from farandole.estimators.progress import flat
@@ -117,6 +118,13 @@ class TorchTraining(Training):
 
     def weights(self) -> bytes:
         optimizer = self.plain.state_dict()
+        now, first = len(optimizer["param_groups"]), len(self.rates)
+        if now != first:
+            raise SettingsError(
+                f"the optimizer has {now} groups of parameters, and had {first} when training began: the optimizer of "
+                "the model that comes back, and of a run that goes on, has those of the beginning. Give it all "
+                "parameters, and let callbacks freeze and free them with requires_grad_()"
+            )
         groups = [
             {**group, "lr": rate if group["lr"] == rate * self.factor else group["lr"] / self.factor}
             for group, rate in zip(optimizer["param_groups"], self.rates, strict=True)
