@@ -326,6 +326,33 @@ def test_the_ranks_that_differ_are_named_and_all_can_raise() -> None:
     assert "rank 2 differs from ranks 0, 1 and 3 in 1 of 4 parameters, first in 2.bias" in texts[0]
 
 
+def test_ranks_with_other_optimizers_or_frozen_parameters() -> None:
+    """Where a rank has frozen a parameter, weights stay alike: by gradients that others make smaller."""
+
+    def frozen(rank: int) -> None:
+        model = broadcast(model_of(0))
+        model[0].weight.requires_grad_(rank == 0)
+        train(rank, model, 2)
+
+    def another(rank: int) -> None:
+        import farandole.torch as hvd
+
+        model = broadcast(model_of(0))
+        kind = torch.optim.Adam if rank else torch.optim.SGD
+        optimizer = hvd.DistributedOptimizer(kind(model.parameters(), lr=0.1))
+        for step in range(2):
+            optimizer.zero_grad()
+            images, labels = batch_of(10 * step + rank)
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+
+    freezing, other = heard(2, frozen, another)[0]
+    assert [text for text in freezing if "the number of frozen parameters is 0 on rank 0, 1 on rank 1" in text], (
+        freezing
+    )
+    assert [text for text in other if "the optimizer is SGD on rank 0, Adam on rank 1" in text], other
+
+
 def test_what_ranks_may_have_of_their_own() -> None:
     """Statistics of batches, frozen parameters, sets of ranks that train apart, ranks with less data."""
 

@@ -23,6 +23,9 @@ _BITS = 62  # of a digest: it and its negative are int64
 _NAMED = 8  # ranks that a message counts up
 
 
+KIND, FROZEN = "the optimizer", "number of frozen parameters"  # names of settings that are told in words of their own
+
+
 class Cures(NamedTuple):
     """The cure of each mistake, in a framework's own names."""
 
@@ -203,13 +206,19 @@ def same_data(size: int, how: str, cures: Cures) -> Finding:
 
 def _settings(present: Mapping[int, Report]) -> Finding | None:
     reports = list(present.values())
-    for name in sorted({name for report in reports for name in report.settings}):
+    for name in sorted({name for report in reports for name in report.settings}, key=lambda name: (name != KIND, name)):
         values: dict[str, list[int]] = {}
         for rank, report in present.items():
             if report.settings:
                 values.setdefault(report.settings.get(name, "not there"), []).append(rank)
         if len(values) > 1:
             told = ", ".join(f"{value} on {ranks_named(ranks)}" for value, ranks in values.items())
+            if name == FROZEN:
+                return Finding(
+                    "settings",
+                    f"the ranks train different parameters: the {name} is {told}. The gradient of one that some ranks "
+                    "have frozen is the mean of the others' and of zeros. Freeze the same ones on all ranks",
+                )
             return Finding(
                 "settings",
                 f"the ranks step with different settings: {name} is {told}. So their weights drift apart although they "

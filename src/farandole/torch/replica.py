@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from farandole.observe.replicas import Cures, digest_of_bytes, stride
+from farandole.observe.replicas import FROZEN, KIND, Cures, digest_of_bytes, stride
 from farandole.torch.binding import is_dense
 
 CURES = Cures(
@@ -41,12 +41,14 @@ class TorchReplica:
         if optimizer is None:
             return {}
         several = len(optimizer.param_groups) > 1
-        return {
+        frozen = sum(not parameter.requires_grad for _, parameter in self.parameters)
+        of_groups = {
             f"{key} of parameter group {number}" if several else key: text
             for number, group in enumerate(optimizer.param_groups)
             for key in sorted(optimizer.defaults)
             if key not in _NO_MATTER and (text := _number(group.get(key)))
         }
+        return {KIND: type(optimizer).__name__, FROZEN: str(frozen), **of_groups}
 
 
 def _number(value: Any) -> str:
