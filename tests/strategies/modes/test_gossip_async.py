@@ -185,13 +185,16 @@ def test_what_averages_have_brought_stays_where_weights_are_added() -> None:
             kept(weights, learned)
             rested(kept.exchange)
 
-        step()
-        hvd.barrier()
-        if rank == 0:
+        def grow() -> None:
             step()
-        hvd.barrier()
-        weights.append(np.full(3, 7.0))
-        step()
+            hvd.barrier()
+            if rank == 0:
+                step()
+            hvd.barrier()
+            weights.append(np.full(3, 7.0))
+            step()
+
+        grow()
         weights[0] = weights[1] * 2  # a weight of the same shape stands in its place
         kept.moved([None, 1])
         step()
@@ -200,13 +203,7 @@ def test_what_averages_have_brought_stays_where_weights_are_added() -> None:
 
         weights[0][:] = 0.0
         kept.begin_anew()
-        step()
-        hvd.barrier()
-        if rank == 0:
-            step()
-        hvd.barrier()
-        weights.append(np.full(3, 7.0))
-        step()
+        grow()
         kept.average(weights)
         assert np.allclose(weights[0], (3 * 1.0 + 2 * 2.0) / 2)
 
