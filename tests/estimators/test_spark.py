@@ -194,7 +194,7 @@ def test_a_parameter_that_does_not_exist_or_fit_is_named(call: Any, says: str) -
     [
         (("x", "y", "k"), {"label_cols": ["q"]}, r"Label column q does not exist in the DataFrame \(it has x, y, k\)"),
         (("x", "string(y) as y"), {}, "label column 'y' is of type string: index it first"),
-        (("x", "map('a', y) as y"), {}, "label column 'y' is of type map<string,double>: cast it"),
+        (("x", "map('a', y) as y"), {}, "label column 'y' is of type map<string,double>: make columns of its values"),
         (("x", "if(z > 1, null, y) as y"), {}, r"column 'y': null"),
         (("if(z > 1, slice(x, 1, 2), x) as x", "y"), {}, "lists of column 'x' have from 2 to 3 elements"),
         (("if(z > 1, null, x) as x", "y"), {}, "column 'x'( holds null in |: the first row is null)"),

@@ -261,7 +261,7 @@ def test_synchronous_parameter_servers_are_an_average_of_gradients(backend: str)
     close(one[0], one[1])
     close(one[4], one[1])
     close(one[6], one[1])
-    close(one[7], [np.array([-(3 + 14) / 2])])  # what both have learned
+    close(one[-1], [np.array([-(3 + 14) / 2])])  # what both have learned
 
 
 def test_the_best_weights_that_a_callback_puts_back_are_no_way_from_a_centre(backend: str) -> None:

@@ -81,9 +81,14 @@ def test_the_batch_file_of_the_page_goes_on_after_its_time_limit(slurm_cluster: 
 
     out = tmp_path / "out"
     assert wait_until(turns, 150)
-    slurm_cluster.run(["scancel", "--signal=USR1", job])
-    # Slurm lets a job wait for two minutes before its next turn.
-    assert wait_until(lambda: slurm_cluster.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout == "PENDING\n", 150)
+    told = slurm_cluster.run(["scancel", "--signal=USR1", job])
+    assert told.returncode == 0, told.stderr
+
+    def waits() -> bool:
+        """Slurm lets a job wait for two minutes before its next turn."""
+        return slurm_cluster.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout == "PENDING\n"
+
+    assert wait_until(waits, 150), out.read_text() + slurm_cluster.run(["scontrol", "show", "job", job]).stdout
     slurm_cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
     assert wait_until(lambda: len(turns()) == 2, 150), out.read_text()
     slurm_cluster.run(["scancel", job])

@@ -569,7 +569,7 @@ def with_another_secret(_: int) -> None:
         for own, told, started in (("a" * 64, "b" * 64, "rank 1"), ("", "", "rank 0")):
             os.environ["FARANDOLE_SECRET"] = own
             store = dist.HashStore()
-            store.set("farandole/wire/1", json.dumps({"scope": "s", "secret": told}))
+            store.set("farandole/wire/2/1", json.dumps({"scope": "s", "secret": told}))
             with pytest.raises(SettingsError, match=f"{started} of this group was started by Farandole"):
                 meet(store, 1, 2, 5.0)
     finally:
