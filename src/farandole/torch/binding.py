@@ -34,7 +34,10 @@ class TorchBinding:
             raise _unsupported(tensor) from None
         if tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous():
             try:
-                array = _flat(tensor.detach() if tensor.requires_grad else tensor, dtype)
+                if tensor.requires_grad:
+                    array = _flat(tensor.detach(), dtype)
+                    return TrackedBuffer(array, array, dtype)
+                array = _flat(tensor, dtype)
                 return Buffer(array, array, dtype)
             except RuntimeError as error:  # is_neg() alone would let other threads in, which costs more than the rest
                 if not tensor.is_neg():
@@ -50,6 +53,8 @@ class TorchBinding:
         return None
 
     def write_back(self, tensor: Any, buffer: Buffer) -> None:
+        if type(buffer) is Buffer:
+            return
         if isinstance(buffer, StagedBuffer):
             with torch.no_grad():
                 tensor.copy_(self.tensor(buffer.out, tensor.shape, _HOST.get(tensor.dtype)))
@@ -73,6 +78,12 @@ class TorchBinding:
 
 class StagedBuffer(Buffer):
     """A copy on the host of what numpy cannot look at."""
+
+    __slots__ = ()
+
+
+class TrackedBuffer(Buffer):
+    """The memory of a tensor that autograd follows."""
 
     __slots__ = ()
 
