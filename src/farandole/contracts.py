@@ -390,14 +390,9 @@ class Peers(Protocol):
         """The centre, as it is. Not collective."""
 
     def average_async(
-        self,
-        anchors: Sequence[Array],
-        changes: Sequence[Array],
-        others: Sequence[int],
-        *,
-        damp: bool = False,
+        self, anchors: Sequence[Array], changes: Sequence[Array], others: Sequence[int], *, damp: bool = False,
         gamma: float | None = None,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Add ``changes`` to the weights that this rank shows to others, which begin as ``anchors``, and take those in
         their place; then begin to average them with the first of ``others`` that is not busy, in the background. The
         number of averages with other ranks since the last call; with ``damp``, changes are divided by it. Not

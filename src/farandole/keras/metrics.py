@@ -43,7 +43,10 @@ class Watch:
         numbers = _numbers(logs)
         own = {name: value for name, value in numbers.items() if not self._of_validation(name)}
         other = {name.removeprefix("val_"): value for name, value in numbers.items() if self._of_validation(name)}
-        return _tally(model, own, training, now), _tally(model, other, now, now)
+        of_now = _results(model, now, now) if numbers else {}
+        of_training = of_now if training is now or not own else _results(model, training, now)
+        # a log of training may be a view of its variable (PyTorch), and show what validation has put there
+        return _tally(own, training, of_training, of_now), _tally(other, now, of_now)
 
     def pool(self, model: Any, everybody: Sequence[tuple[Tally, Tally]], logs: dict[str, Any]) -> None:
         """Put the numbers of all ranks into ``logs``, also those that this rank has none of: where one rank alone
@@ -70,15 +73,12 @@ def states_of(model: Any) -> list[Array]:
     return [np.array(numpy_of(variable)) for variable in model.metrics_variables]
 
 
-def _tally(model: Any, logs: dict[str, Array], states: list[Array], now: list[Array]) -> Tally:
-    """``computed`` are the logs that the states give; a ``train_step`` of the user's may have put in others. A log of
-    training may be a view of its variable (PyTorch), and show what validation has put there."""
-    found = [_results(model, each, now) for each in ([states] if states is now else [states, now])] if logs else []
+def _tally(logs: dict[str, Array], states: list[Array], *results: dict[str, Array]) -> Tally:
+    """``computed`` are the logs that one of ``results`` has; a ``train_step`` of the user's may have put in others."""
     same = {
-        name
-        for name, value in logs.items()
-        if any(name in results and _same(results[name], value) for results in found)
-    }
+        name for name, value in logs.items()
+        if any(name in found and _same(found[name], value) for found in results)
+    }  # fmt: skip
     return Tally(logs, states, frozenset(same))
 
 

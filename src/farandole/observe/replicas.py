@@ -21,8 +21,6 @@ SAMPLE = 1024  # elements of a parameter that are looked at
 _RAREST = 1024  # steps between two looks, at most
 _BITS = 62  # of a digest: it and its negative are int64
 _NAMED = 8  # ranks that a message counts up
-
-
 KIND, FROZEN = "the optimizer", "number of frozen parameters"  # names of settings that are told in words of their own
 
 

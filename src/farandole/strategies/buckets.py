@@ -206,26 +206,21 @@ class GroupedBucket(Bucket):
 
     def _entries(self, again: bool) -> Sequence[Entry]:
         self._again = again
-        reduced = self.options.of_reduced()
+        reduced = self.options.of_reduced() if again else self.options
         buffers = [buffer for buffer in self._buffers if buffer is not None]
         buffers.append(Buffer(self._flags, self._flags, DType.FLOAT32))
-        entries = [
-            Entry(
-                Request(
-                    f"{self.name}_{number}of{self._members}", Kind.ALLREDUCE, buffer.dtype, buffer.data.shape,
-                    *_order(self.options if self._first_time(slot) else reduced), (), self.name, self._members,
-                    buffer.device,
-                ),
-                buffer,
-            )
-            for number, (slot, buffer) in enumerate(enumerate(buffers), 1)
-        ]  # fmt: skip
-        if self._codec is None:
-            return entries
-        return [
-            self._coded(entry, slot, self._codec) if slot < len(self.gradients) and self._first_time(slot) else entry
-            for slot, entry in enumerate(entries)
-        ]
+        entries = []
+        for slot, buffer in enumerate(buffers):
+            first = self._first_time(slot)
+            request = Request(
+                f"{self.name}_{slot + 1}of{self._members}", Kind.ALLREDUCE, buffer.dtype, buffer.data.shape,
+                *_order(self.options if first else reduced), (), self.name, self._members, buffer.device,
+            )  # fmt: skip
+            entry = Entry(request, buffer)
+            if self._codec is not None and first and slot < len(self.gradients):
+                entry = self._coded(entry, slot, self._codec)
+            entries.append(entry)
+        return entries
 
     def _first_time(self, slot: int) -> bool:
         """Has it not been reduced yet? What has is the same on all ranks, and no codec makes it smaller."""

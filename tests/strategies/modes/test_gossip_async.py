@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,36 +29,46 @@ def rested(exchange: WeightExchange) -> None:
     pairs._group.rest()
 
 
+def take_turns(
+    rank: int, exchange: WeightExchange, weights: list[Any], slots: Any, statistics: list[Any],
+    drift: Callable[[int, int], list[Any]], then: Callable[[int], None] = lambda place: None,
+) -> None:  # fmt: skip
+    """The steps of all ranks, one after the other in ``ORDER``, and exchanges that are due; ``then``: after each."""
+    import farandole.numpy as hvd
+    from farandole.ps import peer
+
+    step, patience = 0, peer.BUSY
+    peer.BUSY = 30.0  # nobody goes on to another neighbour while one comes to the end of an average
+    for place, turn in enumerate(ORDER):
+        if turn == rank:
+            step += 1
+            for weight, change in zip(weights, drift(rank, place), strict=True):
+                weight += change
+            statistics[0] += rank
+            if exchange.strategy.due(step):
+                exchange(weights, slots, step, statistics=statistics)
+                rested(exchange)
+        hvd.barrier()
+        then(place)
+    peer.BUSY = patience
+
+
 def test_ranks_are_their_model() -> None:
     def fn(rank: int) -> list[Any]:
-        import farandole.numpy as hvd
-        from farandole.ps import peer
-
-        found, patience = [], peer.BUSY
-        peer.BUSY = 30.0  # nobody goes on to another neighbour while one comes to the end of an average
+        found = []
         for spec in SPECS:
             strategy = strategy_of(spec)
             assert isinstance(strategy, AsyncGossip)
             weights, statistics = [np.ones(shape) for shape in SHAPES], [np.full(2, float(rank))]
             exchange = WeightExchange("test", GradientOptions(), strategy)
-            slots, step = exchange.slots(weights), 0
+            slots = exchange.slots(weights)
             exchange.average(weights, slots, statistics=statistics)  # from now on each goes by itself
             assert statistics[0].tolist() == [1.0, 1.0]
-            for place, turn in enumerate(ORDER):
-                if turn == rank:
-                    step += 1
-                    for weight, change in zip(weights, drift(rank, place), strict=True):
-                        weight += change
-                    statistics[0] += rank
-                    if strategy.due(step):
-                        exchange(weights, slots, step, statistics=statistics)
-                        rested(exchange)
-                hvd.barrier()
+            take_turns(rank, exchange, weights, slots, statistics, drift)
             own = [weight.copy() for weight in weights]
             exchange.average(weights, slots, statistics=statistics)
             found.append((own, weights, strategy.staleness.mean, strategy.staleness.maximum, statistics[0].tolist()))
             exchange.begin_anew()
-        peer.BUSY = patience
         return found
 
     results = job(3, fn, store=True)

@@ -14,7 +14,7 @@ from farandole.strategies.options import GradientOptions
 from farandole.strategies.pair_copies import CodedAverages
 from farandole.strategies.weights import WeightExchange
 from tests.job import job
-from tests.strategies.modes.test_gossip_async import rested
+from tests.strategies.modes.test_gossip_async import take_turns
 from tests.strategies.modes.test_neighbours import CODECS, beginning, drift, flat, largest
 from tests.strategies.modes.test_parameter_servers import ORDER
 
@@ -49,28 +49,20 @@ class Model:
 
 
 @pytest.mark.parametrize("graph", ["ring", "complete"])
-def test_ranks_are_their_model(graph: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farandole.ps.peer.BUSY", 30.0)  # nobody goes on to another while one ends an average
+def test_ranks_are_their_model(graph: str) -> None:
     settled = len(ORDER) // 2
 
     def fn(rank: int) -> Any:
-        import farandole.numpy as hvd
-
         weights, statistics = beginning(rank), [np.zeros(2)]
         exchange = WeightExchange("test", GradientOptions(codec=f"topk:{SHARE}"), AsyncGossip(graph))
-        slots, step = exchange.slots(weights), 0
-        exchange.average(weights, slots, statistics=statistics)  # from now on each goes by itself
-        for place, turn in enumerate(ORDER):
-            if turn == rank:
-                step += 1
-                for weight, change in zip(weights, drift(rank, place), strict=True):
-                    weight += change
-                statistics[0] += rank
-                exchange(weights, slots, step, statistics=statistics)
-                rested(exchange)
-            hvd.barrier()
+        slots = exchange.slots(weights)
+
+        def settle(place: int) -> None:
             if place == settled:
                 exchange.average(weights, slots, statistics=statistics)
+
+        exchange.average(weights, slots, statistics=statistics)  # from now on each goes by itself
+        take_turns(rank, exchange, weights, slots, statistics, drift, settle)
         own = flat(weights)
         for weight in weights:
             weight += 1.0
