@@ -264,6 +264,20 @@ def test_the_row_is_that_of_the_file_whatever_the_order(tmp_path: Path) -> None:
             all_ranks(from_parquet(str(tmp_path / "d.parquet"), decode={"x": load}), size, 1 << 10)
 
 
+def test_an_error_of_the_interpreter_in_decode_is_tried_again(tmp_path: Path) -> None:
+    calls = []
+
+    def decode(value: bytes) -> Any:
+        calls.append(value)
+        if value == b"2" or len(calls) % 3:
+            raise SystemError("AST constructor recursion depth mismatch (before=42, after=41)")
+        return np.frombuffer(value, np.uint8)
+
+    assert read(tmp_path, pa.array([b"0", b"1"]), decode={"x": decode}).tolist() == [[48], [49]]
+    with pytest.raises(DataError, match="row 0, column 'x': decode failed on 1 bytes: SystemError: AST"):
+        read(tmp_path, pa.array([b"2"]), decode={"x": decode})
+
+
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="missing cannot be read as Parquet"):
         from_parquet(str(tmp_path / "missing"))

@@ -128,6 +128,7 @@ def _declared(wanted: Wanted, name: str, where: Where) -> tuple[int, ...] | None
 UNDECODED = (
     "an image that Spark could not decode; leave such rows out (option('dropInvalid', True) of its image source)"
 )
+_TRIES = 5  # after an error of the interpreter's own
 _BINARY = "give decode={...: function of the bytes}, or shapes={...: shape} for raw bytes"
 
 
@@ -149,14 +150,23 @@ def _encoded(name: str, decode: Any, first: Callable[[], Any], wanted: Wanted, w
 
 def decoded(value: bytes, column: Column) -> Array:
     """The array of one row's bytes. DataError, which does not know the place, if it fails or has another shape."""
-    assert column.decode is not None
     try:
-        found = np.asarray(column.decode(value))
+        found = np.asarray(_called(column, value))
     except Exception as error:  # the user's function
         raise DataError(f"decode failed on {len(value)} bytes: {type(error).__name__}: {error}") from error
     if column.shape and found.shape != column.shape:
         raise DataError(f"decode gives shape {found.shape}, where others have {column.shape}; resize in decode")
     return found
+
+
+def _called(column: Column, value: bytes) -> Any:
+    """What ``decode`` gives. Some Pythons (3.11.7 is one) miscount now and then when two threads parse at once, as
+    ``numpy.load`` does with each header (github.com/python/cpython/issues/106905): the next try counts anew."""
+    assert column.decode is not None
+    for _ in range(_TRIES):
+        with contextlib.suppress(SystemError):
+            return column.decode(value)
+    return column.decode(value)
 
 
 def _dtype(wanted: Wanted, name: str, found: str) -> str:
