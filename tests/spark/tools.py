@@ -86,19 +86,25 @@ class Clean:
             tracker = context.statusTracker()
             assert wait_until(lambda: not tracker.getActiveJobsIds(), LIMIT), "a Spark job is left"
         assert wait_until(lambda: threads() <= self.threads, LIMIT), f"threads are left: {threads() - self.threads}"
-        assert wait_until(lambda: files() <= self.files, LIMIT), f"{self.files} open files before, {files()} now"
+        assert wait_until(lambda: len(files()) <= len(self.files), LIMIT), (
+            f"open files before: {self.files}; now: {files()}"
+        )
 
 
-def files() -> int:
+def files() -> dict[int, str]:
     """Open files and sockets of this process, but for what connects it with Spark's JVM: one for each thread that
     called it, and one for accumulators."""
-    opened = len(os.listdir("/proc/self/fd"))
     gateway = SparkContext._gateway
-    if gateway is None:
-        return opened
-    theirs = {each.laddr.port for each in psutil.Process(gateway.proc.pid).net_connections("tcp")}
-    mine = psutil.Process().net_connections("tcp")
-    return opened - sum(each.raddr.port in theirs for each in mine if each.raddr)
+    theirs = psutil.Process(gateway.proc.pid).net_connections("tcp") if gateway else []
+    ports = {each.laddr.port for each in theirs}
+    sockets = {each.fd: each for each in psutil.Process().net_connections("tcp")}
+    found = {}
+    for number in map(int, os.listdir("/proc/self/fd")):
+        socket = sockets.get(number)
+        if not (socket and socket.raddr and socket.raddr.port in ports):
+            with contextlib.suppress(OSError):  # the folder that was read is one of them
+                found[number] = f"{os.readlink(f'/proc/self/fd/{number}')} {socket or ''}"
+    return found
 
 
 def threads() -> set[str]:
