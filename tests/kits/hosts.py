@@ -299,10 +299,17 @@ def _facts(
             ["ip", "link", "set", "lo", "up"], *(adding[family] for family in families),
             ["ip", "link", "set", "eth0", "up"],
             *([["tc", "qdisc", "add", "dev", "eth0", *_shape(speed)]] if speed else []),
-            *([[SSHD, "-f", str(folder / f"{names[index]}.sshd"), "-E", str(folder / f"{names[index]}.log")]] * ssh),
+            *(_sshd(folder, names[index]) if ssh else []),
         ],
         "remove": "",
     }  # fmt: skip
+
+
+def _sshd(folder: Path, name: str) -> list[list[str]]:
+    """The commands that start sshd, and wait until it listens: its command ends before, and its number is written
+    after that."""
+    listening = "for _ in $(seq 6000); do [ -s /run/sshd.pid ] && exit; sleep 0.01; done; exit 1"
+    return [[SSHD, "-f", str(folder / f"{name}.sshd"), "-E", str(folder / f"{name}.log")], ["sh", "-c", listening]]
 
 
 def _write(folder: Path, names: Sequence[str], ssh: bool, families: Sequence[int]) -> None:
