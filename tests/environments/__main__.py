@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +31,8 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS
 MAIN = "main"
 # Tests wait for processes more than they compute: two environments at once take little longer than one.
 AT_ONCE = 2
+# Failures with their cause in the closing summary, and the lines there of an error, or of what a test printed.
+SHOWN, MOST = 10, 20
 
 
 def names() -> list[str]:
@@ -78,7 +80,7 @@ def python_of(name: str) -> Path:
 
 
 def run(name: str) -> tuple[int, list[str]]:
-    """Run the tests of an environment: pytest's exit code, and its closing lines: what was skipped, and the count."""
+    """Run the tests of an environment: pytest's exit code, and what closes them: skipped, failed and why, the count."""
     source = os.pathsep.join([str(ROOT / "src"), str(ROOT / "compat" / "src")])
     own = {} if name == MAIN else {**QUIET, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
     command = [str(python_of(name)), "-m", "pytest", "-p", "no:cacheprovider", *paths(name)]
@@ -91,9 +93,39 @@ def run(name: str) -> tuple[int, list[str]]:
         lines.append(line.rstrip())
         say(name, lines[-1])
     code = process.wait()
-    closing = [line for line in lines if line.startswith(("SKIPPED", "FAILED", "ERROR"))]
+    closing = [line for line in lines if line.startswith(("FAILED", "ERROR "))]
     counts = [line for line in lines if re.search(r"\d+ (passed|failed|skipped|error)", line)][-1:]
-    return code, closing + (counts or ["no tests ran"])
+    skipped = [line for line in lines if line.startswith("SKIPPED")]
+    return code, [*skipped, *causes(lines), *closing, *(counts or lines[-MOST:] or ["no tests ran"])]
+
+
+def causes(lines: Sequence[str]) -> list[str]:
+    """What pytest says of the errors of the first failed tests, and the end of what these printed."""
+    found: list[str] = []
+    for title, report in list(reports(lines))[:SHOWN]:
+        printed = next((at for at, line in enumerate(report) if re.match(r"-+ Captured .+ -+$", line)), len(report))
+        errors = [line for line in report[:printed] if re.match(r"E  |\S+:\d+: ", line)]
+        found += [f"{title}:", *ends(errors), *report[printed:][-MOST:]]
+    return found
+
+
+def reports(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Title and lines of each failure in pytest's output."""
+    begin = next((index for index, line in enumerate(lines) if re.match(r"=+ (FAILURES|ERRORS) =+$", line)), len(lines))
+    title, report = "", []
+    for line in lines[begin:]:
+        next_title = re.match(r"_{3,} (.+) _{3,}$", line)
+        if next_title or re.match(r"=+ .+ =+$", line):
+            if title:
+                yield title, report
+            title, report = next_title[1] if next_title else "", []
+        else:
+            report.append(line)
+
+
+def ends(lines: Sequence[str]) -> list[str]:
+    """The first and the last lines of many."""
+    return [*lines] if len(lines) <= MOST else [*lines[: MOST // 2], "...", *lines[-MOST // 2 :]]
 
 
 def say(name: str, line: str) -> None:
@@ -109,7 +141,7 @@ def main(wanted: Sequence[str]) -> int:
     chosen = wanted or names()
     with ThreadPoolExecutor(AT_ONCE) as lanes:
         results = dict(zip(chosen, lanes.map(run, chosen), strict=True))
-    for name, (code, closing) in results.items():
+    for name, (code, closing) in sorted(results.items(), key=lambda item: item[1][0] != 0):  # failures stand last
         print(f"\n{name}: {'passed' if code == 0 else f'FAILED (pytest exited with {code})'}")
         print("\n".join(f"  {line}" for line in closing))
     return int(any(code for code, _ in results.values()))

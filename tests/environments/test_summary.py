@@ -1,0 +1,38 @@
+"""The closing summary of all environments says why a test failed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.environments.__main__ import MOST, causes
+
+FAILING = """
+import pytest
+
+@pytest.fixture
+def broken():
+    raise OSError("no room")
+
+def test_first(broken): ...
+
+@pytest.mark.parametrize("text", ["a b"])
+def test_second(text):
+    print("rank 1 was late")
+    assert text == "c", "\\n".join(f"said {number}" for number in range(1000))
+
+def test_third(): ...
+"""
+
+
+def test_the_error_of_each_failed_test_is_told_and_what_it_printed(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(FAILING)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-ra", "test_it.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    found = causes(done.stdout.splitlines())
+    assert found[:3] == ["ERROR at setup of test_first:", "E       OSError: no room", "test_it.py:6: OSError"]
+    assert found[3:5] == ["test_second[a b]:", "E       AssertionError: said 0"]
+    assert found[-3] == "test_it.py:13: AssertionError"
+    assert found[-1] == "rank 1 was late"
+    assert len(found) == 4 + MOST + 1 + 2
