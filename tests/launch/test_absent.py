@@ -17,7 +17,10 @@ import os, sys, time
 import numpy as np
 if {late} and os.environ["HOROVOD_RANK"] == "1":
     print("loading", flush=True)
+    open("loading", "w").close()
     time.sleep(100)
+while {late} and not os.path.exists("loading"):
+    time.sleep(0.01)
 from farandole import context
 from farandole.engine import Entry
 from farandole.types import Buffer, DType, Kind, Request
@@ -34,7 +37,7 @@ def run(tmp_path: Path, *flags: str, late: bool) -> subprocess.CompletedProcess[
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(late=late))
     command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", *flags, sys.executable, str(program)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ}, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path, check=False)
 
 
 def test_a_rank_that_stays_away_from_a_tensor_is_named_and_the_job_ends(tmp_path: Path) -> None:

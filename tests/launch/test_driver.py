@@ -400,22 +400,22 @@ for _ in range(3):
     assert done.stderr.count("a stranger at ('127.0.0.1'") == 1
 
 
-def test_a_status_line_on_a_terminal_only(jobs: Marked) -> None:
-    """The line comes after two seconds, with what rank 0 says of its steps."""
+def test_a_status_line_on_a_terminal_only(jobs: Marked, tmp_path: Path) -> None:
+    """The line comes after two seconds, with what rank 0 says of its steps. The ranks end when it has been seen."""
     import pty
 
     code = """
-import time
+import os, sys, time
 from farandole.report import pace
 counter = pace.counter()
 pace.epoch(1, 2, 10 ** 9)
-ends = time.monotonic() + 3.5
-while time.monotonic() < ends:
+while not os.path.exists(sys.argv[1]):
     counter.steps += 1
     time.sleep(0.01)
 """
     main, side = pty.openpty()
-    command = [PY, "-m", "farandole.cli", "run", "-np", "2", PY, "-c", code]
+    command = [PY, "-m", "farandole.cli", "run", "-np", "2", PY, "-c", code, str(tmp_path / "seen")]
+    steps = re.compile(rb"epoch 1/2, step \d+/1000000000, [\d.]+ steps/s, \d+:\d\d:\d\d left")
     env = {**jobs.env, "TERM": "xterm", "COLUMNS": "160"}
     with subprocess.Popen(command, env=env, stdin=side, stdout=side, stderr=side, start_new_session=True) as process:
         os.close(side)
@@ -428,8 +428,10 @@ while time.monotonic() < ends:
             if not piece:
                 break
             shown += piece
+            if steps.search(shown):
+                (tmp_path / "seen").touch()
         os.close(main)
         assert process.wait(60) == 0
     assert re.search(rb"2 of 2 ranks running.*, 0:0\d:\d\d", shown)
-    assert re.search(rb"epoch 1/2, step \d+/1000000000, [\d.]+ steps/s, \d+:\d\d:\d\d left", shown), shown
+    assert steps.search(shown), shown
     assert shown.endswith(b"\r\x1b[2K"), "taken away in the end"
