@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import signal
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ import pytest
 from farandole.log import logger
 from tests import pool
 from tests.kits import slurm
+from tests.kits.patience import PATIENT
 
 # Tests of a framework run where it is installed: `make test` runs them in the environments of tests/environments.
 FOLDERS = {name: name for name in ("torch", "tensorflow", "keras", "jax", "mxnet")} | {
@@ -28,6 +30,9 @@ if importlib.util.find_spec("hypothesis"):  # its own limits are of times, and a
     # Every run tries the same examples, so what fails is due to a change. --hypothesis-profile=default draws others.
     settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
     settings.load_profile("patient")
+
+
+os.environ.update(PATIENT)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -128,6 +128,7 @@ class TestRun:
     def test_being_a_rank_oneself_says_nothing_about_the_new_job(
         self, started: list[Job], monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.delenv("FARANDOLE_START_TIMEOUT")
         monkeypatch.setenv("FARANDOLE_RANK", "no number")
         monkeypatch.setenv("HOROVOD_SIZE", "neither")
         assert cli.main(["run", "-np", "1", "true"]) == 0, "it is not even read"

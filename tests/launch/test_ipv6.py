@@ -149,6 +149,6 @@ def test_hosts_with_both_kinds_of_addresses_one_of_which_leads_nowhere(lost: int
         for host, other in ((made[0], 1), (made[1], 0)):
             host.lose(dataclasses.replace(made[other], address=address_of(other, lost)))
         words = ("run", "-np", "3", "-H", "a:2,b:1", "--log-level", "info", sys.executable, "-c", REDUCE)
-        status, out, err = run(made, *words, options="-o ConnectTimeout=1")
+        status, out, err = run(made, *words, options="-o ConnectTimeout=5")
         assert (status, places(out)) == (0, TWO_AND_ONE), err
         assert f"TCP to the other hosts goes over {taken} (of 10.99.0.1/24, fd99::1/64)" in err

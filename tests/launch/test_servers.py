@@ -89,7 +89,7 @@ def test_a_server_that_ends_while_it_starts_is_the_cause_at_once(
     """Ranks waited for its address until the start timeout, and said that it may be slow."""
     (tmp_path / "sitecustomize.py").write_text("import os\nif os.environ.get('FARANDOLE_SERVER') == '1': os._exit(3)\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    done = jobs.run("run", "-np", "2", "--replicas", "2", "--strategy", "ps", PY, "-c", PROGRAM, "30", seconds=25.0)
+    done = jobs.run("run", "-np", "2", "--replicas", "2", "--strategy", "ps", PY, "-c", PROGRAM, "30")
     assert done.returncode == 3
     assert "farandole: Parameter server 0, replica 1, on " in done.stderr
     assert "start the job again" in done.stderr

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from farandole.launch import reaper
+from tests.kits.patience import PATIENT
 
 LIMIT = 40.0  # seconds after which nothing of a job may be left
 
@@ -38,7 +39,7 @@ class Marked:
     def env(self) -> dict[str, str]:
         name, _, value = self.mark.partition("=")
         clean = {key: text for key, text in os.environ.items() if not key.startswith(("FARANDOLE_", "HOROVOD_"))}
-        return {**clean, name: value, "OMP_NUM_THREADS": "1"}
+        return {**clean, **PATIENT, name: value, "OMP_NUM_THREADS": "1"}
 
     def left(self) -> list[int]:
         return list(reaper.marked(self.mark))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tests.kits.hosts import Hosts
+from tests.kits.patience import PATIENT
 
 OURS = ("FARANDOLE_", "HOROVOD_", "OMPI_", "PMI", "MPI_", "SLURM", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
 PROGRAM = """
@@ -61,7 +62,7 @@ def run(command: Sequence[str], folder: Path, *arguments: str, **env: str) -> su
     """The end of ``PROGRAM``, started by ``command``."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     return subprocess.run(
-        [*command, *program(folder, *arguments)], env={**clean, **env}, capture_output=True, text=True, timeout=200,
+        [*command, *program(folder, *arguments)], env={**clean, **PATIENT, **env}, capture_output=True, text=True, timeout=200,
         check=False,
     )  # fmt: skip
 
