@@ -16,6 +16,7 @@ from farandole.launch.contract import Request
 from farandole.launch.launchers.local import Local
 from farandole.launch.plan import plan
 from farandole.launch.processes import LocalWorker, start_ranks
+from tests.kits.opened import opened
 from tests.launch.tools import Marked, wait_until
 
 
@@ -183,10 +184,10 @@ def test_other_hosts_are_not_ours() -> None:
 
 
 def test_a_program_that_cannot_be_started_leaves_nothing(jobs: Marked) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = opened()
     with pytest.raises(SettingsError, match=r"2 ranks could not be started, only 0: .*nowhere"):
         Local().allocate(Request(2)).start(["/nowhere/at/all"], {"FARANDOLE_STORE": "x"})
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert opened() <= before
     assert not jobs.left()
 
 
@@ -199,12 +200,12 @@ def test_a_variable_without_a_name_is_left_out(jobs: Marked) -> None:
 
 def test_too_many_ranks_for_this_machine_leave_nothing(jobs: Marked) -> None:
     """The second is refused by the kernel, as with ``ulimit -u``: here for a command line that is too long."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = opened()
     slots = plan(None, 2)
     monster = slots[1]._replace(local_rank="x" * (1 << 18))  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=r"2 ranks could not be started, only 1: .*Argument list too long"):
         start_ranks([slots[0], monster], ["sleep", "1000"], dict([jobs.mark.split("=")]))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert opened() <= before
     assert wait_until(lambda: not jobs.left())
 
 

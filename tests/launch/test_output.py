@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import io
 import logging
-import os
 import random
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from farandole.errors import SettingsError
 from farandole.launch import output
 from farandole.launch.output import Streams
+from tests.kits.opened import opened
 
 
 class Terminal(io.StringIO):
@@ -217,10 +217,10 @@ class TestFiles:
 
     def test_a_directory_that_cannot_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        before = len(os.listdir("/proc/self/fd"))
+        before = opened()
         with pytest.raises(SettingsError, match=r"--output-dir=.*Not a directory"):
             make(2, tmp_path / "file")
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert opened() <= before
 
 
 class TestConsole:

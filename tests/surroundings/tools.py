@@ -62,8 +62,8 @@ def run(command: Sequence[str], folder: Path, *arguments: str, **env: str) -> su
     """The end of ``PROGRAM``, started by ``command``."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     return subprocess.run(
-        [*command, *program(folder, *arguments)], env={**clean, **PATIENT, **env}, capture_output=True, text=True, timeout=200,
-        check=False,
+        [*command, *program(folder, *arguments)], env={**clean, **PATIENT, **env}, capture_output=True,
+        text=True, timeout=200, check=False,
     )  # fmt: skip
 
 
