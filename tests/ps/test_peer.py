@@ -17,6 +17,7 @@ from farandole.ps import peer as peer_module
 from farandole.ps.dial import dial
 from farandole.ps.pairs import SharedWeights
 from farandole.ps.peer import PeerGroup, PeerServer
+from tests.kits.worlds import until
 from tests.pool import threads
 
 SHAPES = [(3, 4), (), (0,), (5,)]
@@ -142,11 +143,11 @@ def test_an_end_in_order_is_no_loss_and_another_one_is_told() -> None:
         ranks.ended.add(1)
         ranks.servers[1].close()
         groups[0].ask([1, 2])
-        groups[0].rest(10)
+        groups[0].rest(60)
         assert (groups[0].asked, groups[2].answered) == (1, 1)
         ranks.servers[2].close()  # it was not told that this one ended
         groups[0].ask([1, 2])
-        groups[0].rest(10)
+        groups[0].rest(60)
         with pytest.raises(PeerLostError, match=r"rank 2 cannot be reached any more, to average weights") as raised:
             groups[0].take([np.zeros(2)])
         assert raised.value.rank == 2
@@ -167,7 +168,7 @@ def test_a_partner_that_hangs_up_on_its_caller_is_called_again(monkeypatch: pyte
         ranks.servers[1].close()
         monkeypatch.setattr(peer_module, "dial", hangs_up_once)
         groups[0].ask([1])
-        groups[0].rest(10)
+        groups[0].rest(60)
         with pytest.raises(PeerLostError, match=r"rank 1 cannot be reached any more, to average weights"):
             groups[0].take([np.zeros(2)])
 
@@ -180,11 +181,11 @@ def test_a_partner_that_says_nothing_is_left_alone_and_one_with_another_model_is
         with groups[1]._changed, monkeypatch.context() as patch:  # it has accepted, and does nothing
             patch.setattr(peer_module, "SILENCE", 0.2)
             groups[0].ask([1])
-            groups[0].rest(10)
+            groups[0].rest(60)
         assert groups[0].asked == 0
         assert not groups[0]._partners[1].reachable()  # type: ignore[union-attr]
         groups[0].ask([1, 2])
-        groups[0].rest(10)
+        groups[0].rest(60)
         for place in (0, 2):
             with pytest.raises(ValueError, match=r"same model, but rank 0 has weights .* and rank 2 has \[\['<f8', 3"):
                 groups[place].take([np.zeros(2 + (place == 2))])
@@ -197,13 +198,13 @@ def test_one_that_is_engaged_is_busy_and_nothing_is_left_open() -> None:
         groups = [ranks.group(rank, [np.full(2, float(rank))]) for rank in range(2)]
         assert groups[1]._engage(0)
         groups[0].ask([1])
-        groups[0].rest(10)
+        groups[0].rest(60)
         assert (groups[0].asked, groups[0].refused) == (0, 1)
         groups[1]._release()
         groups[0].ask([1])
-        groups[0].rest(10)
+        groups[0].rest(60)
         assert groups[0].asked == 1
         given = [np.zeros(2)]
         assert groups[1].take(given) == 1
         assert given[0].tolist() == [0.5, 0.5]
-    assert not [thread for thread in threading.enumerate() if thread.name == "farandole-pairs"]
+    until(lambda: not [each for each in threading.enumerate() if each.name == "farandole-pairs"], "the end of threads")

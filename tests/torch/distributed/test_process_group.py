@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import signal
 import weakref
 from datetime import timedelta
@@ -488,11 +489,16 @@ def killed_together(rank: int) -> None:
     dist.all_reduce(torch.ones(4))
 
 
+def names_rank_2(text: str) -> bool:
+    """Beside rank 1, where that was late, too."""
+    return re.search(r"\branks? (1, )?2\b", text) is not None
+
+
 @pytest.mark.parametrize("wire", ["auto", "tcp"])
 def test_a_rank_that_does_not_come_is_named_on_all(wire: str) -> None:
     texts = members(3, lambda rank: too_late(rank, "elsewhere"), wire=wire)
     for text in texts:
-        assert "rank 2" in text  # on rank 2 too: it gets no result that the others do not have
+        assert names_rank_2(text), texts  # on rank 2 too: it gets no result that the others do not have
     stands = (" is at:\n", f"    {__file__}, line ", "error_of(lambda: dist.")
     told = any(all(part in text for part in stands) for text in texts)
     assert told or any("does not answer" in text for text in texts), texts  # on a machine that is too busy
@@ -522,8 +528,7 @@ def test_rank_0_that_does_not_come_is_named() -> None:
 @pytest.mark.slow
 def test_a_rank_that_stopped_is_named() -> None:
     texts = members(3, lambda rank: too_late(rank, "stopped"))[:2]
-    for text in texts:
-        assert "rank 2" in text
+    assert all(names_rank_2(text) for text in texts), texts
     assert any(" is stopped" in text or " is at:\n" in text for text in texts), texts  # it may be asked before it stops
 
 
