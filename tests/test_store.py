@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from farandole import liveness
 from farandole import store as module
 from farandole.errors import AuthenticationError, PeerLostError, RendezvousError, WireError
 from farandole.handshake import Session, authenticate, new_secret
-from farandole.store import StoreClient, StoreServer
+from farandole.store import StoreClient, StoreServer, ports
 from tests.launch.tools import wait_until
 
 SECRET = new_secret()
@@ -438,3 +439,19 @@ def _virtual() -> int:
     """Bytes of address space that this process has."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * 4096
+
+
+def test_a_port_for_later_is_none_that_the_kernel_gives_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.distributed listens on it when it has been imported; sockets of the job took it meanwhile, now and then."""
+    (tmp_path / "given").write_text("25000\t60999\n")
+    monkeypatch.setattr(ports, "_GIVEN", str(tmp_path / "given"))
+    monkeypatch.setattr(ports, "_ASIDE", range(24_990, 25_010))
+    with contextlib.ExitStack() as stack:
+        taken = set()
+        for _ in range(3):
+            taken.add(port := ports.free_port())
+            stack.enter_context(socket.socket()).bind(("", port))
+        assert len(taken) == 3
+        assert taken <= {*range(24_990, 25_000)}
+        (tmp_path / "given").write_text("1024\t65535\n")
+        assert ports.free_port() not in taken

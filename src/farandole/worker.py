@@ -28,7 +28,8 @@ from farandole.config import (
 )
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
 from farandole.report import keys
-from farandole.store import StoreClient, free_port
+from farandole.store import StoreClient
+from farandole.store.ports import free_port
 from farandole.types import Slot
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell says it

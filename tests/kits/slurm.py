@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from farandole.store.ports import free_port
+
 PACKAGES = ("slurmctld", "slurmd", "munge", "slurm-client")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/bin"])
@@ -79,9 +81,9 @@ class Cluster:
     def start(self) -> None:
         """AssertionError with the daemons' logs if the nodes are not idle within a minute."""
         facts = {"host": socket.gethostname().split(".")[0], "user": pwd.getpwuid(os.geteuid()).pw_name}
-        with contextlib.ExitStack() as stack:
-            sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-            ports = [sock.getsockname()[1] for sock in sockets]
+        ports: list[int] = []
+        while len(ports) < 3:  # nobody takes them until the daemons listen
+            ports += {free_port()} - set(ports)
         (self.folder / "slurm.conf").write_text(CONFIGURATION.format(folder=self.folder, ports=ports, **facts))
         (self.folder / "state").mkdir()
         key = self.folder / "munge.key"

@@ -20,7 +20,8 @@ from farandole.launch.plan import check_np
 from farandole.launch.watch import Interrupted, Watch
 from farandole.log import logger
 from farandole.report import keys, pickling
-from farandole.store import StoreServer, free_port
+from farandole.store import StoreServer
+from farandole.store.ports import free_port
 from farandole.types import Slot
 
 if TYPE_CHECKING:

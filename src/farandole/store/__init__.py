@@ -486,11 +486,3 @@ def clock_name() -> str:
             name = file.read().strip()
         name += os.readlink("/proc/self/ns/time")
     return name
-
-
-def free_port() -> int:
-    """A port of this host that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("", 0))
-        port: int = sock.getsockname()[1]
-        return port

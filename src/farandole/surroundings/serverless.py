@@ -20,7 +20,8 @@ from farandole.handshake import encrypted, new_secret
 from farandole.log import logger
 from farandole.report import keys
 from farandole.report.outcome import Outcome
-from farandole.store import Door, StoreClient, StoreServer, enter, free_port, reach
+from farandole.store import Door, StoreClient, StoreServer, enter, reach
+from farandole.store.ports import free_port
 from farandole.surroundings import origin
 from farandole.surroundings.siblings import LOOK, NOBODY, Siblings
 
