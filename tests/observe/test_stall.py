@@ -219,7 +219,7 @@ if hvd.rank() == 1:
 while True:
     hvd.allreduce(weights, name="weights")
 """
-    flags = ("--transport", wire, "--stall-check-shutdown-time-seconds", "1.5")
+    flags = ("--transport", wire, "--stall-check-shutdown-time-seconds", "5")
     code, text = run(tmp_path / "train.py", program, 3, *flags)
     assert code != 0
     assert "Rank 0 on localhost failed: StalledError: rank 1 stopped inside allreduce.weights" in text or (
