@@ -281,7 +281,7 @@ class TestStrangers:
             for _ in range(20):
                 with stranger(server) as sock:
                     sock.sendall(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" * 4)
-            assert wait_until(lambda: server.newcomers.refused == 20)
+            assert wait_until(lambda: server.newcomers.refused == 20 and caplog.records)
             self.check(server, client)
         assert len(caplog.records) == 1
         assert "stranger" in caplog.text
@@ -322,7 +322,7 @@ class TestStrangers:
         with caplog.at_level(logging.INFO, "farandole"):
             with stranger(server) as sock:
                 sock.sendall(b"x" * 32)
-            assert wait_until(lambda: server.newcomers.refused == 1)
+            assert wait_until(lambda: caplog.records)
         assert [record.levelname for record in caplog.records] == ["INFO"]
         assert "stranger" not in caplog.text
 
