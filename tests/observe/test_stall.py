@@ -159,7 +159,7 @@ def test_a_process_that_does_not_answer_is_looked_up() -> None:
         child.communicate()
         inquiry.close()
     assert answers[1].silent.startswith(f"its process {child.pid} is stopped (SIGSTOP")
-    assert answers[2].silent == "it does not answer: process 4 on far, or the network between"
+    assert answers[2].silent == "it stopped, process 4 on far, or the network between"
     assert process.state(child.pid) == "is gone"
 
 

@@ -46,7 +46,8 @@ JUMP = r"stdio forwarding failed|UNKNOWN port \d+"
 DROPPED = r"kex_exchange_identification: .*"
 EARLY = rf"{DROPPED}|Not allowed at this time"
 MANGLED = r"invalid literal for int\(\) with base 10: (b.*)"  # the first program, of the length of the next
-# What ssh says, and what that means. {host} and {line} are filled in; {0} is the part in brackets of the pattern.
+# What ssh says, and what that means. {host}, {login} (with the user) and {line} are filled in; {0} is the part in
+# brackets of the pattern.
 CAUSES: tuple[tuple[str, str], ...] = (
     (JUMP, "the way over the jump host (or ProxyCommand) fails: {line}"),  # before what ssh says of the jump host
     (EARLY, "it hung up before the login ({line}): too many begin at once (MaxStartups of sshd there), or it lets this "
@@ -54,10 +55,10 @@ CAUSES: tuple[tuple[str, str], ...] = (
     (r"Could not resolve hostname", "nobody knows a host of this name: check its spelling, DNS, /etc/hosts or "
      "~/.ssh/config"),
     (r"REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the one that is known: if it was set up anew, "
-     "ssh-keygen -R {host} and then ssh {host}; if not, somebody may be in between"),
+     "ssh-keygen -R {host} and then ssh {login}; if not, somebody may be in between"),
     (r"Host key verification failed|No \S+ host key is known",
-     "its host key is not known here: connect once by hand (ssh {host}) and confirm it"),
-    (r"Permission denied \(([^)]*)\)", "it does not accept our key (it takes: {0}): ssh-copy-id {host}, or "
+     "its host key is not known here: connect once by hand (ssh {login}) and confirm it"),
+    (r"Permission denied \(([^)]*)\)", "it does not accept our key (it takes: {0}): ssh-copy-id {login}, or "
      "--ssh-identity-file, or load the key into ssh-agent"),
     (r"Too many authentication failures", "ssh-agent has too many keys for it: name the right one by "
      "--ssh-identity-file, with --ssh-options '-o IdentitiesOnly=yes'"),
@@ -119,7 +120,8 @@ def reason(host: str, code: int, said: str) -> str:
         for pattern, text in CAUSES:
             found = re.search(pattern, said)
             if found:
-                return text.format(*found.groups(), host=host.rpartition("@")[2], line="".join(plain[-1:]))
+                named = {"host": host.rpartition("@")[2], "login": host, "line": "".join(plain[-1:])}
+                return text.format(*found.groups(), **named)
     mangled = re.search(MANGLED, said)
     if mangled:
         return (

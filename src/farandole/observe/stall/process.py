@@ -26,10 +26,10 @@ def here() -> bytes:
 def why_silent(where: bytes | None) -> str:
     """Why a rank does not answer, given what it said of itself with ``here``."""
     if where is None:
-        return "it does not answer"
+        return "where its process is, nobody was told"
     pid, host, space = json.loads(where)
     if space != _space():
-        return f"it does not answer: process {pid} on {host}, or the network between"
+        return f"it stopped, process {pid} on {host}, or the network between"
     return f"its process {pid} {state(pid)}"
 
 
