@@ -172,12 +172,13 @@ class RendezvousError(ConnectionError):
         self.missing = tuple(missing)
 
     @classmethod
-    def late(cls, missing: Sequence[int], timeout: float, host: str = "") -> RendezvousError:
-        """The error of a rank that waited in vain for others. ``host``: they are local ranks of that one."""
+    def late(cls, missing: Sequence[int], timeout: float, host: str = "", otherwise: str = "") -> RendezvousError:
+        """The error of a rank that waited in vain for others. ``host``: they are local ranks of that one;
+        ``otherwise``: a further cure, after a space."""
         return cls(
             f"{_ranks(missing, host)} did not reach init() within "
             f"{timeout:g} s. Every rank must call init(); if starting takes longer, raise --start-timeout "
-            "(FARANDOLE_START_TIMEOUT).",
+            f"(FARANDOLE_START_TIMEOUT).{otherwise}",
             () if host else missing,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
@@ -87,9 +88,20 @@ def test_a_launcher_that_does_not_say_who_is_where() -> None:
     assert lost({**pmi, **slurm, "SLURM_STEP_NUM_TASKS": "1"}) == ""
 
 
-def test_a_launcher_of_torch_distributed_that_is_not_torchrun() -> None:
-    """deepspeed, Kubeflow's PyTorchJob."""
-    torch = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+def test_a_launcher_that_does_not_say_where_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or nobody here can meet there."""
+    torch = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "10.0.0.1"}
     for own in (torch, {**torch, "SLURM_PROCID": "0"}):  # also in a batch script of Slurm
-        assert re.match(r"this process was started as rank 1 of 3 \(RANK, WORLD_SIZE\).* \(no TORCHELASTIC", lost(own))
+        assert re.match(r"this process was started as rank 1 of 3 \(RANK, WORLD_SIZE\).* \(no MASTER_PORT\)", lost(own))
     assert lost({**torch, "HOROVOD_SIZE": "1"}) == lost({**torch, "WORLD_SIZE": "1"}) == ""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "PyTorch is not installed here" in lost({**torch, "MASTER_PORT": "29500"})
+
+
+def test_a_clean_environment_below_a_rank_that_torch_distributed_knows(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    written(tmp_path, os.getpid(), 7, "")
+    written(tmp_path, 7, 6, "RANK=1\0WORLD_SIZE=3\0MASTER_ADDR=a\0MASTER_PORT=29500\0")
+    assert re.match(
+        r"process 7, above this one, is rank 1 of 3, but .* \(RANK, WORLD_SIZE, MASTER_\*\)", lost({}, tmp_path)
+    )

@@ -24,6 +24,7 @@ TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
     "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500",
 }  # fmt: skip
+KUBEFLOW = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
 
 
 @pytest.mark.parametrize("env", [OPEN_MPI, HYDRA], ids=["Open MPI", "Hydra"])
@@ -49,6 +50,21 @@ def test_a_process_of_torchrun() -> None:
     assert (found.cluster.name, found.placement.rank, found.placement.cross_size) == ("torchrun", 3, 2)
 
 
+def test_a_process_that_knows_what_torch_distributed_needs() -> None:
+    """Kubeflow's PyTorchJob, deepspeed, or by hand."""
+    pytest.importorskip("torch")
+    found = surroundings.find(KUBEFLOW)
+    assert found is not None
+    assert (found.cluster.name, found.placement.rank, found.placement.size) == ("torch", 3, 4)
+    assert (found.placement.local_rank, found.placement.local_size) == (
+        0,
+        1,
+    )  # all ranks tell
+    found = surroundings.find({**KUBEFLOW, "LOCAL_RANK": "1"})
+    assert found is not None
+    assert found.placement.local_rank == 1
+
+
 def test_mpirun_within_an_allocation_of_slurm_wins_over_it() -> None:
     """Its daemons are tasks of a step, and hand their variables on."""
     found = surroundings.find({**STEP, **OPEN_MPI})
@@ -62,7 +78,7 @@ def test_mpirun_within_an_allocation_of_slurm_wins_over_it() -> None:
         {},
         {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
         {name: value for name, value in STEP.items() if name != "SLURM_STEP_ID"},  # a batch script is no step
-        {name: value for name, value in TORCHRUN.items() if name != "TORCHELASTIC_RUN_ID"},  # anybody may set these
+        {name: value for name, value in KUBEFLOW.items() if name != "MASTER_ADDR"},
         {**HYDRA, "PMI_RANK": "x"},
     ],
     ids=["none", "alone", "batch", "RANK", "garbage"],

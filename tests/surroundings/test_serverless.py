@@ -24,6 +24,7 @@ class Told:
 
     name = "told"
     ends_together = False
+    otherwise = ""
 
     def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
         return text()

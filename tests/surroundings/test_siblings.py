@@ -141,6 +141,7 @@ class Told:
 
     name = "told"
     ends_together = False
+    otherwise = ""
 
     def __init__(self) -> None:
         self.text, self.there, self.seen = "", threading.Event(), dict[int, Ended]()

@@ -69,7 +69,8 @@ def lost(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
     return ""
 
 
-_NAMES = {"mpi": "OMPI_*, PMI*", "slurm": "SLURM_*", "torchrun": "RANK, WORLD_SIZE, TORCHELASTIC_*"}
+_NAMES = {"mpi": "OMPI_*, PMI*", "slurm": "SLURM_*", "torchrun": "RANK, WORLD_SIZE, TORCHELASTIC_*",
+          "torch": "RANK, WORLD_SIZE, MASTER_*"}  # fmt: skip
 _LOST = (
     "{} {}, but the variables that say who this process is ({}) are not in its environment: it trains alone, as rank 0 "
     "of 1. Keep them (sudo -E, a container's --env); or set FARANDOLE_SIZE=1 if it is to be alone"

@@ -15,7 +15,7 @@ from farandole.surroundings import mpi, slurm
 from farandole.surroundings.mpi import Mpi
 from farandole.surroundings.siblings import Siblings
 from farandole.surroundings.slurm import Slurm
-from farandole.surroundings.torchrun import Torchrun
+from farandole.surroundings.torchrun import WHERE, WHO, Torchrun, TorchVariables
 from farandole.surroundings.variables import numbers
 
 __all__ = ["CLUSTERS", "DAEMONS", "Cluster", "Found", "find", "half_told", "leave", "origin"]
@@ -25,6 +25,8 @@ class Cluster(Protocol):
     """A way to start processes, by which they can tell each other one text."""
 
     name: ClassVar[str]
+    otherwise: ClassVar[str]
+    """What to add where others do not come: why it waits for them, and what ends that; or ""."""
 
     @property
     def ends_together(self) -> bool:
@@ -44,14 +46,14 @@ class Cluster(Protocol):
         """
 
     def settled(self) -> None:
-        """On rank 0, when all ranks have been told."""
+        """On rank 0, when all ranks have been told, before any of them returns from ``join``."""
 
     def abort(self) -> None:
         """End all processes of the job. Called only where they end together."""
 
 
 # Later ones start the processes of earlier ones: mpirun in an allocation of Slurm starts its daemons with srun.
-CLUSTERS: tuple[Cluster, ...] = (Mpi(), Slurm(), Torchrun())
+CLUSTERS: tuple[Cluster, ...] = (Mpi(), Slurm(), Torchrun(), TorchVariables())
 
 
 # Programs that start processes on a host, and for whom.
@@ -92,14 +94,16 @@ def find(env: Mapping[str, str]) -> Found | None:
 
 def half_told(env: Mapping[str, str]) -> tuple[int, int, str, str] | None:
     """Rank, size, the variables that tell them, and what is missing, where a launcher tells too little for a cluster
-    here to make a job of that: PMI-1 alone (Flux, MPICH's gforker), or what torch.distributed needs (deepspeed,
-    Kubeflow)."""
+    here to make a job of that: PMI-1 alone (Flux, MPICH's gforker), or torch.distributed's variables without PyTorch or
+    a place to meet."""
     rank, size = numbers(env, ("PMI_RANK", "PMI_SIZE")) or (0, 1)
     if size > 1 and not any(cluster.surroundings(env) for cluster in CLUSTERS):
         return rank, size, "PMI_RANK, PMI_SIZE", "who is on which host (no MPI_LOCALRANKID)"
-    rank, size = numbers(env, ("RANK", "WORLD_SIZE")) or (0, 1)
-    if size > 1 and "MASTER_ADDR" in env and "TORCHELASTIC_RUN_ID" not in env:
-        return rank, size, "RANK, WORLD_SIZE", "which run of torchrun this is (no TORCHELASTIC_RUN_ID)"
+    rank, size = numbers(env, WHO) or (0, 1)
+    if size > 1 and any(name in env for name in WHERE) and find(env) is None:
+        lacks = [name for name in WHERE if not env.get(name)]
+        where = f"no {lacks[0]}" if lacks else "by torch.distributed, and PyTorch is not installed here"
+        return rank, size, ", ".join(WHO), f"where they meet ({where})"
     return None
 
 

@@ -36,6 +36,7 @@ if not select.select([0], [], [], float(sys.argv[1]))[0] and os.getppid() == par
 
 class Mpi:
     name: ClassVar[str] = "mpi"
+    otherwise: ClassVar[str] = ""
 
     def __init__(self) -> None:
         self._world: Any = None  # mpi4py's COMM_WORLD, once it was used

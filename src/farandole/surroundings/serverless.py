@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,13 +74,12 @@ def join(cluster: Cluster, placement: Placement, settings: Settings) -> tuple[Pl
         client.stay(f"rank/{placement.rank}")
         client.set(f"node/{placement.rank}", json.dumps([placement.hostname, placement.local_rank]).encode())
         if host:
-            host.deal(siblings)
-            cluster.settled()
+            host.deal(siblings, cluster.settled)
         facts = _facts(client, placement.rank, timeout + SLACK, siblings)
         if facts["ended"]:
             raise RendezvousError.ended(facts["ended"])
         if facts["missing"]:
-            raise RendezvousError.late(facts["missing"], timeout)
+            raise RendezvousError.late(facts["missing"], timeout, otherwise=cluster.otherwise)
     except BaseException as error:
         if client is not None:
             client.close()
@@ -205,8 +204,9 @@ class Host:
             hosts = [interface.address for interface in offered] or hosts
         return ",".join([*(network.joined(host, port) for host in hosts), secret])
 
-    def deal(self, siblings: Siblings = NOBODY) -> None:
-        """Wait for the other ranks, and tell all of them who they are, or who is missing or has ended."""
+    def deal(self, siblings: Siblings = NOBODY, settled: Callable[[], None] = lambda: None) -> None:
+        """Wait for the other ranks, and tell all of them who they are, or who is missing or has ended. ``settled`` is
+        called before any of them goes on."""
         deadline = time.monotonic() + self._timeout
         names = [f"node/{rank}" for rank in range(self._size)]
         ended: list[int] = []
@@ -222,6 +222,7 @@ class Host:
         found = [self.server.get(name) for name in names]
         if self._door is not None:
             self._door.close()
+        settled()
         if not missing:
             self._nodes = [(name, local_rank) for name, local_rank in (json.loads(node or b"") for node in found)]
         port = free_port()

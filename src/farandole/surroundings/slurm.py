@@ -30,6 +30,7 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 class Slurm:
     name: ClassVar[str] = "slurm"
+    otherwise: ClassVar[str] = ""
     ends_together = False
 
     def surroundings(self, env: Mapping[str, str]) -> Placement | None:

@@ -1,15 +1,18 @@
-"""Processes of torchrun.
+"""Processes of torchrun, and others that have torch.distributed's variables.
 
-Those of one host tell each other the invitation by a file for this user only. Those of several have nothing but
-torchrun's store, which answers anybody who reaches it: such a job is as safe as torch.distributed itself.
+Those of torchrun on one host tell each other the invitation by a file for this user only. Those on several have nothing
+but torchrun's store, and others that which rank 0 serves at ``MASTER_ADDR`` and ``MASTER_PORT``. These answer anybody
+who reaches them: such a job is as safe as torch.distributed itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -21,11 +24,15 @@ from farandole.surroundings.siblings import NOBODY, Siblings
 from farandole.surroundings.slurm import read, write
 from farandole.surroundings.variables import numbers
 
-_WHO = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+WHO = ("RANK", "WORLD_SIZE")
+WHERE = ("MASTER_ADDR", "MASTER_PORT")
+_AGAIN = 0.1  # seconds
+_WHO = (*WHO, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 
 
 class Torchrun:
     name: ClassVar[str] = "torchrun"
+    otherwise: ClassVar[str] = ""
     ends_together = False
 
     def surroundings(self, env: Mapping[str, str]) -> Placement | None:
@@ -63,6 +70,74 @@ class Torchrun:
         """torchrun ends the others itself."""
 
 
+class TorchVariables:
+    """Processes of others (Kubeflow's PyTorchJob, deepspeed), or started by hand."""
+
+    name: ClassVar[str] = "torch"
+    ends_together = False
+    otherwise: ClassVar[str] = (
+        " RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment say that this process is one of several; if "
+        "it is to train alone, set FARANDOLE_SIZE=1."
+    )
+
+    def __init__(self) -> None:
+        self._serves: Any = None  # rank 0's store, until all have been told: the place is init_process_group()'s
+
+    def surroundings(self, env: Mapping[str, str]) -> Placement | None:
+        who = numbers(env, WHO)
+        if who is None or not all(env.get(name) for name in WHERE) or "TORCHELASTIC_RUN_ID" in env:
+            return None
+        if importlib.util.find_spec("torch") is None:
+            return None
+        rank, size = who
+        (local_rank,), (local_size,) = numbers(env, ("LOCAL_RANK",)) or [0], numbers(env, ("LOCAL_WORLD_SIZE",)) or [1]
+        return Placement(
+            rank=rank, size=size, local_rank=local_rank, local_size=local_size, hostname=socket.gethostname()
+        )
+
+    def siblings(self, placement: Placement, env: Mapping[str, str]) -> Siblings:
+        return NOBODY
+
+    def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
+        host, port = (os.environ[name] for name in WHERE)
+        if placement.rank >= placement.size or not port.isdecimal():
+            raise SettingsError(
+                f"RANK={placement.rank} must be below WORLD_SIZE={placement.size}, and MASTER_PORT={port!r} a number: "
+                f"all ranks of a job are given these, from 0 on.{self.otherwise}"
+            )
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                return self._meet(host, int(port), placement.rank, text, max(1.0, deadline - time.monotonic()))
+            except RuntimeError as error:
+                if placement.rank and time.monotonic() < deadline:  # it reached a store of rank 0 that was about to end
+                    time.sleep(_AGAIN)
+                    continue
+                trouble = f"found no rank 0 there within {timeout:g} s" if placement.rank else "cannot serve there"
+                raise RendezvousError(
+                    f"rank {placement.rank} of {placement.size} meets the others at {host}:{port} (MASTER_ADDR, "
+                    f"MASTER_PORT), and {trouble}: {_first_line(error)}. All ranks must have the same of both, with a "
+                    "port that nothing else has, and call init(); if starting takes longer, raise "
+                    f"FARANDOLE_START_TIMEOUT.{self.otherwise}",
+                    [0] if placement.rank else [],
+                ) from error
+
+    def _meet(self, host: str, port: int, rank: int, text: Callable[[], str], timeout: float) -> str:
+        """Raises RuntimeError."""
+        serves = rank == 0
+        store = _stores()(  # with init_process_group()'s options: where that has come first, its store is shared
+            host, port, None, serves, timedelta(seconds=timeout), wait_for_workers=False, multi_tenant=True
+        )
+        self._serves = store if serves else None
+        return _tell(store, "farandole/init", rank, text)
+
+    def settled(self) -> None:
+        self._serves = None
+
+    def abort(self) -> None:
+        """Each process ends by itself."""
+
+
 def meeting_point(env: Mapping[str, str]) -> Path:
     """The file of one start of the ranks: all are children of one agent."""
     facts = [env["TORCHELASTIC_RUN_ID"], str(_agent(env)), env.get("TORCHELASTIC_RESTART_COUNT", "0")]
@@ -90,18 +165,22 @@ def _through_store(placement: Placement, text: Callable[[], str], timeout: float
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     key = f"farandole/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     try:
-        store = store_of(host, port, None, False, timedelta(seconds=timeout))
-        comes = f"{key}/comes/{placement.rank}"
-        time = store.add(comes, 1)  # programs may call shutdown() and init() again
-        if placement.rank == 0:
-            store.set(f"{key}/{time}", text())
-        try:
-            return bytes(store.get(f"{key}/{time}")).decode()
-        except RuntimeError:
-            store.add(comes, -1)
-            raise
+        return _tell(store_of(host, port, None, False, timedelta(seconds=timeout)), key, placement.rank, text)
     except RuntimeError as error:
         raise RendezvousError(f"rank 0 did not reach init() within {timeout:g} s: {error}", [0]) from error
+
+
+def _tell(store: Any, key: str, rank: int, text: Callable[[], str]) -> str:
+    """Rank 0's ``text()`` on every rank, through a store of torch.distributed, under ``key``. Raises RuntimeError."""
+    comes = f"{key}/comes/{rank}"
+    times = store.add(comes, 1)  # programs may call shutdown() and init() again
+    if rank == 0:
+        store.set(f"{key}/{times}", text())
+    try:
+        return bytes(store.get(f"{key}/{times}")).decode()
+    except RuntimeError:
+        store.add(comes, -1)
+        raise
 
 
 def _stores() -> Any:
@@ -109,3 +188,8 @@ def _stores() -> Any:
     from torch.distributed import TCPStore
 
     return TCPStore
+
+
+def _first_line(error: Exception) -> str:
+    """Without the stack of C++ that torch adds."""
+    return str(error).strip().partition("\n")[0].rstrip(".")
