@@ -79,6 +79,24 @@ def test_a_clean_environment_right_below_the_daemon_of_a_cluster(tmp_path: Path)
     assert re.match(r"process 7 \(slurmstepd\), above this one, starts ranks, but .* \(SLURM_\*\)", lost({}, tmp_path))
 
 
+@pytest.mark.parametrize(("command", "alone"), [
+    ("mpirun -np 1 env -i python", True),
+    ("/opt/bin/mpirun --allow-run-as-root -n 1 env -i python", True),
+    ("mpirun -np 2 env -i python", False),
+    ("mpirun -np 1 env -i python : -np 1 env -i python", False),
+    ("mpirun env -i nice -n 1 python", False),
+    ("mpirun", False),
+])  # fmt: skip
+def test_an_mpirun_of_one_process_loses_nobody(command: str, alone: bool, tmp_path: Path) -> None:
+    written(tmp_path, os.getpid(), 7, "")
+    written(tmp_path, 7, 6, None)
+    (tmp_path / "7" / "comm").write_text("hydra_pmi_proxy\n")
+    (tmp_path / "7" / "cmdline").write_text("hydra_pmi_proxy\0--control-port\0a:1\0")
+    written(tmp_path, 6, 1, None)
+    (tmp_path / "6" / "cmdline").write_text(command.replace(" ", "\0") + "\0")
+    assert (lost({}, tmp_path) == "") == alone
+
+
 def test_a_launcher_that_does_not_say_who_is_where() -> None:
     """Flux, MPICH's gforker. Within a step of Slurm, PMI says no more, and Slurm says the rest."""
     pmi = {"PMI_RANK": "1", "PMI_SIZE": "3"}

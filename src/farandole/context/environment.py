@@ -65,6 +65,8 @@ def lost(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
             return _LOST.format(which, "starts a job's ranks", "FARANDOLE_*")
         name = _bytes(proc / f"{pid}/comm").decode("latin-1").strip()
         if cluster := surroundings.DAEMONS.get(name):
+            if any(surroundings.mpi.of_one(_words(proc / f"{above}/cmdline")) for above in _ancestors(proc, pid)):
+                return ""
             return _LOST.format(f"process {pid} ({name}), above this one,", "starts ranks", _NAMES[cluster])
     return ""
 
@@ -82,9 +84,9 @@ _UNKNOWN = (
 )
 
 
-def _ancestors(proc: Path) -> Iterator[int]:
-    """This process, and those above it that can be seen."""
-    pid = os.getpid()
+def _ancestors(proc: Path, pid: int = 0) -> Iterator[int]:
+    """Process ``pid`` (0: this one), and those above it that can be seen."""
+    pid = pid or os.getpid()
     while pid > 1:
         yield pid
         above = _bytes(proc / f"{pid}/stat").rpartition(b")")[2].split()
@@ -94,6 +96,10 @@ def _ancestors(proc: Path) -> Iterator[int]:
 def _environment(file: Path) -> dict[str, str]:
     """That in which a process was started."""
     return dict(text.decode("latin-1").partition("=")[::2] for text in _bytes(file).split(b"\0"))
+
+
+def _words(file: Path) -> list[str]:
+    return _bytes(file).decode("latin-1").split("\0")
 
 
 def _bytes(file: Path) -> bytes:

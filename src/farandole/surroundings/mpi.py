@@ -5,10 +5,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
+import itertools
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from farandole.config import Placement
@@ -147,6 +148,14 @@ def _part_of(comm: Any, placement: Placement) -> tuple[Part, Placement]:
     return Part(comm), placement.replace(
         rank=comm.Get_rank(), size=comm.Get_size(), local_rank=near.Get_rank(), local_size=near.Get_size()
     )
+
+
+def of_one(command: Sequence[str]) -> bool:
+    """Is this the command line of an mpirun that starts one process, as far as the words before its first value say?"""
+    if os.path.basename(command[0]) not in DAEMONS or ":" in command:
+        return False
+    options = list(itertools.takewhile(lambda word: word.startswith("-"), command[1:]))
+    return options[-1:] in (["-n"], ["-np"]) and command[1 + len(options) :][:1] == ["1"]
 
 
 def daemon() -> int:
