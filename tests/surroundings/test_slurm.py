@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from farandole.config import Placement
-from farandole.errors import AuthenticationError, RendezvousError
+from farandole.errors import AuthenticationError, RendezvousError, SettingsError
 from farandole.surroundings import slurm
 from tests.kits import slurm as kit
 from tests.surroundings import tools
@@ -82,3 +82,11 @@ class TestFile:
         paths = {slurm.meeting_point({**step, **other}) for other in others}
         assert len(paths) == 4
         assert {path.parent.name for path in paths} == {"slurm"}
+
+    def test_a_user_without_a_home_is_told_what_to_use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def none() -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr(Path, "home", none)
+        with pytest.raises(SettingsError, match=r"this user has none: set HOME .* srun --mpi=pmi2"):
+            slurm.meeting_point({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -86,6 +87,19 @@ def test_a_script_around_programs(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("3.0 in all") == 4, done.stdout
+
+
+def test_without_a_home_they_meet_among_the_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A container's user may have none, or one that is not to be written to. Nothing is left there."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("HOME", "/dev/null")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ranks = [Placement(rank=rank, size=2, local_rank=rank, local_size=2) for rank in range(2)]
+    assert [Torchrun().broadcast(rank, lambda: "secret", 20.0, NOBODY) for rank in ranks] == ["secret"] * 2
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    Torchrun().settled()
+    assert not list(tmp_path.iterdir())
 
 
 def test_several_hosts_tell_each_other_through_torchruns_store(monkeypatch: pytest.MonkeyPatch) -> None:

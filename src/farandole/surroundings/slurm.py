@@ -87,7 +87,14 @@ def meeting_point(env: Mapping[str, str]) -> Path:
     """The file for a step, which no other step of the user has, not even of the same job when it was requeued."""
     facts = [env.get("SLURM_CLUSTER_NAME", ""), env["SLURM_JOB_ID"], env["SLURM_STEP_ID"]]
     name = "-".join([*facts, env.get("SLURM_RESTART_COUNT", "0")])
-    return Path.home() / ".cache" / "farandole" / "slurm" / re.sub(r"[^\w.-]", "_", name)
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise SettingsError(
+            "the ranks of a Slurm step meet by a file in the home directory, and this user has none: set HOME to a "
+            "folder that the nodes share, use srun --mpi=pmi2, or start the job with: farandole run --launcher slurm"
+        ) from error
+    return home / ".cache" / "farandole" / "slurm" / re.sub(r"[^\w.-]", "_", name)
 
 
 def write(path: Path, text: str) -> None:

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import re
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -27,6 +28,7 @@ from farandole.surroundings.variables import numbers
 WHO = ("RANK", "WORLD_SIZE")
 WHERE = ("MASTER_ADDR", "MASTER_PORT")
 _AGAIN = 0.1  # seconds
+_FILE = "invitation"  # in a folder of its own
 _WHO = (*WHO, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 
 
@@ -63,8 +65,11 @@ class Torchrun:
             raise RendezvousError.late([0], timeout) from error
 
     def settled(self) -> None:
+        path = meeting_point(os.environ)
         with contextlib.suppress(OSError):
-            meeting_point(os.environ).unlink()
+            path.unlink()
+            if path.name == _FILE:
+                path.parent.rmdir()
 
     def abort(self) -> None:
         """torchrun ends the others itself."""
@@ -142,7 +147,18 @@ def meeting_point(env: Mapping[str, str]) -> Path:
     """The file of one start of the ranks: all are children of one agent."""
     facts = [env["TORCHELASTIC_RUN_ID"], str(_agent(env)), env.get("TORCHELASTIC_RESTART_COUNT", "0")]
     name = re.sub(r"[^\w.-]", "_", "-".join([socket.gethostname(), *facts]))
-    return Path.home() / ".cache" / "farandole" / "torchrun" / name
+    home = _home()
+    return home / name if home else Path(tempfile.gettempdir()) / f"farandole-{os.geteuid()}-{name}" / _FILE
+
+
+def _home() -> Path | None:
+    """The folder for all runs of this user; None without a home directory that can be written to (containers)."""
+    try:
+        folder = Path.home() / ".cache" / "farandole" / "torchrun"
+    except RuntimeError:
+        return None
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    return folder if os.access(there, os.W_OK | os.X_OK) else None
 
 
 def _agent(env: Mapping[str, str]) -> int:
