@@ -56,10 +56,7 @@ def test_a_process_that_knows_what_torch_distributed_needs() -> None:
     found = surroundings.find(KUBEFLOW)
     assert found is not None
     assert (found.cluster.name, found.placement.rank, found.placement.size) == ("torch", 3, 4)
-    assert (found.placement.local_rank, found.placement.local_size) == (
-        0,
-        1,
-    )  # all ranks tell
+    assert (found.placement.local_rank, found.placement.local_size) == (0, 1)  # all ranks tell
     found = surroundings.find({**KUBEFLOW, "LOCAL_RANK": "1"})
     assert found is not None
     assert found.placement.local_rank == 1
@@ -70,6 +67,27 @@ def test_mpirun_within_an_allocation_of_slurm_wins_over_it() -> None:
     found = surroundings.find({**STEP, **OPEN_MPI})
     assert found is not None
     assert (found.cluster.name, found.placement.rank) == ("mpi", 3)
+
+
+ONE = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+
+
+@pytest.mark.parametrize("outer", [OPEN_MPI, STEP, {**STEP, **ONE, "SLURM_STEP_TASKS_PER_NODE": "1"}])
+def test_torchrun_that_mpirun_or_srun_has_started_wins_over_it(outer: dict[str, str]) -> None:
+    """Each of its ranks took itself for the task that torchrun is: several for the same, or each for one alone."""
+    found = surroundings.find({**outer, **TORCHRUN, "WORLD_SIZE": "8"})
+    assert found is not None
+    assert (found.cluster.name, found.placement.rank, found.placement.size) == ("torchrun", 3, 8)
+
+
+def test_variables_of_torch_distributed_are_of_the_outer_launcher_or_of_one_that_it_started() -> None:
+    pytest.importorskip("torch")
+    alone = {**STEP, **ONE, "SLURM_STEP_TASKS_PER_NODE": "1"}
+    cases = [(STEP, "5", "slurm"), (OPEN_MPI, "4", "mpi"), (STEP, "8", "torch"), (alone, "4", "torch")]
+    for outer, size, name in cases:
+        found = surroundings.find({**outer, **KUBEFLOW, "WORLD_SIZE": size})
+        assert found is not None
+        assert (found.cluster.name, found.placement.rank, found.placement.size) == (name, 3, int(size))
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,10 @@ class Cluster(Protocol):
         """End all processes of the job. Called only where they end together."""
 
 
-# Later ones start the processes of earlier ones: mpirun in an allocation of Slurm starts its daemons with srun.
-CLUSTERS: tuple[Cluster, ...] = (Mpi(), Slurm(), Torchrun(), TorchVariables())
+# Later ones start the processes of earlier ones: torchrun is a task of srun, or a rank of mpirun, on each host; mpirun in
+# an allocation of Slurm starts its daemons with srun.
+_VARIABLES = TorchVariables()
+CLUSTERS: tuple[Cluster, ...] = (Torchrun(), Mpi(), Slurm(), _VARIABLES)
 
 
 # Programs that start processes on a host, and for whom.
@@ -85,11 +87,15 @@ class Found(NamedTuple):
 
 def find(env: Mapping[str, str]) -> Found | None:
     """The cluster that started this process together with others; None if it stands alone."""
-    for cluster in CLUSTERS:
-        placement = cluster.surroundings(env)
-        if placement is not None:
-            return Found(cluster, placement) if placement.size > 1 else None
-    return None
+    found = [Found(cluster, place) for cluster in CLUSTERS if (place := cluster.surroundings(env)) is not None]
+    if not found:
+        return None
+    first, last = found[0], found[-1]
+    # Programs of mpirun and srun export torch.distributed's variables, of the same number of ranks. More of them are of a
+    # launcher (deepspeed) that is a rank itself.
+    if last.cluster is _VARIABLES and last.placement.size > first.placement.size:
+        first = last
+    return first if first.placement.size > 1 else None
 
 
 def half_told(env: Mapping[str, str]) -> tuple[int, int, str, str] | None:
