@@ -55,6 +55,19 @@ def tell_beside(what: str, digests: Sequence[int], cure: str) -> None:
         tell(context.engine(), [Finding("beside", text)])
 
 
+def tell_unused(what: str, digests: Sequence[int], count: int) -> None:
+    """Say on rank 0 that ranks did ``what`` with ``count`` gradients that they had reduced into other tensors, if that
+    made them differ."""
+    if len(set(digests)) > 1:
+        text = (
+            f"{what} and each trains its own model: hvd.allreduce was given {count} gradient{'s' * (count > 1)} of it, "
+            "and returned the mean as a new tensor; p.grad, with which the optimizer steps, stayed that of each rank. "
+            "Write p.grad = hvd.allreduce(p.grad), or hvd.allreduce_(p.grad), which changes it in place. If ranks are "
+            "meant to train apart: --check off"
+        )
+        tell(context.engine(), [Finding("unused", text)])
+
+
 def tell_solo(what: str, digests: Sequence[int] | None, cure: str) -> None:
     """Say on rank 0 that ranks did ``what`` and exchanged nothing; once, so nothing of the kind is said at the end."""
     size = context.size()

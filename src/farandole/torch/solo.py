@@ -13,12 +13,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from farandole import context
 from farandole.engine import Engine
 from farandole.errors import RanksDifferError
-from farandole.frontend.solo import MOMENT, compared, tell_beside, tell_solo
+from farandole.frontend.solo import MOMENT, compared, tell_beside, tell_solo, tell_unused
 from farandole.log import logger
 from farandole.observe.replicas import combined, digest_of_text
 from farandole.report import reporter
 from farandole.torch.own_steps import share
 from farandole.torch.replica import CURES, digests
+from farandole.torch.unused import listen, unused
 
 STEPS = 100  # so many steps without an exchange are training
 _NUMBERS = 64  # of gradients in one piece; metrics are fewer, and so are the gradients of a small model
@@ -37,6 +38,7 @@ class _Watch:
         self._of = ""  # what ranks know the optimizer by; empty for the first, where none is distributed
         self._next = STEPS if engine.size > 1 and context.settings().check != "off" else 0
         self._count = 0
+        self._unused = 0  # gradients that the program reduced, and stepped with as they were
 
     def of(self, engine: Engine | None) -> bool:
         return self._engine() is engine
@@ -45,6 +47,8 @@ class _Watch:
         if not self._next:
             return
         self._count += 1
+        if self._count == STEPS - 1:
+            listen()
         if self._count == self._next:
             self._next *= 2
             self._look(optimizer)
@@ -53,6 +57,7 @@ class _Watch:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._enough = min(_NUMBERS, sum(parameter.numel() for parameter in parameters) / 10)
         if not self._digest:
+            self._unused = unused(parameters)
             self._kind = type(optimizer).__name__
             if len(distributed):
                 shapes = [list(parameter.shape) for parameter in parameters]
@@ -67,7 +72,7 @@ class _Watch:
 
     def _alone(self) -> bool:
         others = torch.distributed
-        return not (
+        return bool(self._unused) or not (
             (not self._of and (context.gradient_check_skipped() or self._number))
             or context.largest_exchange(by_program=bool(self._of)) >= self._enough
             or (others.is_available() and others.is_initialized())
@@ -86,7 +91,9 @@ class _Watch:
                 f"begin alike ({CURES.broadcast}), and wrap the optimizer: hvd.DistributedOptimizer(optimizer, "
                 "named_parameters=model.named_parameters()). If they are meant to train apart: --check off"
             )
-            if self._of:
+            if self._unused:
+                tell_unused(what, found, self._unused)
+            elif self._of:
                 tell_beside(what, found, cure)
             else:
                 tell_solo(what, found, cure)

@@ -1,0 +1,35 @@
+"""Gradients that a program gives to ``allreduce``, whose result is a new tensor, and then steps with as they were.
+
+Such a step is told by what the gradients are after it. So that a collective costs nothing more, a watch of an optimizer
+listens during the one step after which it looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from farandole.torch.replica import digest
+
+_given: dict[int, int] | None = None  # address -> digest of what was reduced into another tensor, while one listens
+
+
+def listen() -> None:
+    """Take note of what is reduced from now on, until ``unused`` is called."""
+    global _given
+    _given = {}
+
+
+def given(tensor: Any) -> None:
+    """``tensor`` is reduced now; the result is another one."""
+    if _given is not None:
+        _given[tensor.data_ptr()] = digest(tensor)
+
+
+def unused(parameters: Sequence[Any]) -> int:
+    """How many of these have a gradient that was reduced, and still is what it was. Ends the listening."""
+    global _given
+    seen, _given = _given or {}, None
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None] if seen else []
+    dense = [gradient for gradient in gradients if not gradient.is_sparse]
+    return sum(seen.get(gradient.data_ptr(), 0) == (digest(gradient) or -1) for gradient in dense)
