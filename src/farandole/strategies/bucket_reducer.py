@@ -65,6 +65,7 @@ class BucketReducer:
         self._asked = False  # some rank wants one
         self._steps = self._spread = 0  # of this rank; by how much ranks differ in them
         self._vote: Handle | None = None  # under way
+        self.unfit: int | None = None  # a gradient of this rank that is not finite, of the latest round
         self._begin()
         ballots.living.add(self)
 
@@ -214,8 +215,16 @@ class BucketReducer:
         while self._next < len(buckets) and not buckets[self._next].left:
             if not self._next:
                 self.scaled.follow(self.gradients)
+                self.unfit = None
+            if not again and self.unfit is None and self._agreement is not None:
+                self._glance(self._next)
             buckets[self._next].launch(self._engine, again=again, soon=soon)
             self._next += 1
+
+    def _glance(self, place: int) -> None:
+        slot = self._layout.buckets[place].unfit()
+        if slot is not None:
+            self.unfit = self._layout.members[place][slot]
 
     def enters(self) -> bool:
         if not self.lock.acquire(blocking=False):

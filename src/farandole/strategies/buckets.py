@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 _ONE = {DType.FLOAT16: np.float16(1), DType.BFLOAT16: np.uint16(0x3F80)}
+_INFINITE = np.uint16(0x7F80)  # the bits that bfloat16 has set in NaN and infinities alone
 ALIGNMENT = 64
 
 
@@ -108,6 +109,10 @@ class Bucket:
             self._missing.append(slot)
         self._take(slot, gradient)
 
+    def unfit(self) -> int | None:
+        """The slot of a gradient of this rank that begins with NaN or an infinity, as far as a glance shows it."""
+        return None
+
     def launch(self, engine: Engine, *, again: bool = False, soon: bool = False) -> None:
         """Send what is in. ``again``: most of it has been reduced already. ``soon``: ``finish`` comes at once."""
         self._handle = engine.submit(self._entries(again), soon=soon)
@@ -145,6 +150,9 @@ class ContiguousBucket(Bucket):
             self._places.append(place)
             begin += gradient.count
         self._flags = flat[begin:]
+        self._flat = flat
+        self._heads = [slot for slot, place in enumerate(self._places) if len(place)]
+        self._starts = np.cumsum([0, *map(len, self._places)])[self._heads]
         self._one = _ONE.get(dtype, 1)
         buffer = Buffer(flat, flat, dtype)
         self._first, self._again = (
@@ -160,6 +168,11 @@ class ContiguousBucket(Bucket):
     def open(self) -> None:
         super().open()
         self._flags.fill(self._one)
+
+    def unfit(self) -> int | None:
+        seen = self._flat[self._starts]
+        finite = (seen & _INFINITE) != _INFINITE if seen.dtype == np.uint16 else np.isfinite(seen)
+        return None if finite.all() else self._heads[finite.argmin()]
 
     def _take(self, slot: int, gradient: Any) -> None:
         if gradient is None:

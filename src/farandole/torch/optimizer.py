@@ -27,6 +27,7 @@ from farandole.torch.adasum import AdasumState
 from farandole.torch.functions import allreduce
 from farandole.torch.gradients import Arrivals, TorchGradient
 from farandole.torch.replica import TorchReplica
+from farandole.torch.spoilt import Spoilt
 from farandole.torch.weights import WeightState
 from farandole.types import ReduceOp
 
@@ -287,6 +288,7 @@ class OptimizerState:
         self._replica = TorchReplica(self._optimizer)
         flat = options.compression is NoneCompressor
         self.reducer = BucketReducer([], options, flat=flat, replica=self._replica)
+        self._spoilt = Spoilt(self._replica.parameters)
         self._scaler: Any = None  # a weak reference to the GradScaler
         if keeper(self.reducer.codec):
             loss_scale.watch()
@@ -371,25 +373,30 @@ class OptimizerState:
         if self.reducer is None:
             return
         self._look_for_gradients()
-        if self.skip or with_closure:
-            return
+        if not (self.skip or with_closure):
+            self._complete(self.reducer)
+        self._spoilt.before_step(None if with_closure else self.reducer.unfit)
+
+    def _complete(self, reducer: BucketReducer) -> None:
+        """Gradients of all ranks are there when this returns."""
         self.look_around()
         if not self._synchronized:
-            self.reducer.before_step()
+            reducer.before_step()
             return
         warnings.warn(
             "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): wrap "
             "it, or the ranks have to ask each other once more whether there is something to reduce",
-            stacklevel=4,
+            stacklevel=5,
         )
-        if self.reducer.anything_new():
-            self.reducer.before_step()
+        if reducer.anything_new():
+            reducer.before_step()
 
     def after_step(self) -> None:
         self._counter.steps += 1
         self._synchronized = False
         if self.reducer is not None:
             self.reducer.after_step()
+            self._spoilt.after_step(self._counter.steps)
             trainable = self._look_for_gradients()
             self._idle += self._idle >= 0
             if self._idle == IDLE_STEPS and trainable:

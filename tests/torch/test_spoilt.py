@@ -1,0 +1,98 @@
+"""A rank whose gradient makes NaN of all ranks' weights says so; others, and programs that see to it, say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.job import job
+from tests.kits.heard import heard
+
+pytestmark = pytest.mark.slow
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+SPOILT = 3  # the step that one rank's rows spoil
+
+
+def step_only(optimizer: Any, model: Any) -> None:
+    optimizer.step()
+
+
+def synchronized(optimizer: Any, model: Any) -> None:
+    optimizer.synchronize()
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+def skip(optimizer: Any, model: Any) -> None:
+    if all(parameter.grad is None or torch.isfinite(parameter.grad).all() for parameter in model.parameters()):
+        optimizer.step()
+
+
+def mend(optimizer: Any, model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.grad.nan_to_num_()
+    optimizer.step()
+
+
+def train(
+    rank: int, do: Callable[[Any, Any], Any] = step_only, *, steps: int = SPOILT + 2, dtype: Any = None, **options: Any
+) -> None:
+    """``do(optimizer, model)`` steps."""
+    import farandole.torch as hvd
+
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 0), torch.nn.Linear(0, 2)).to(dtype)
+    model.add_module("bias", torch.nn.Linear(4, 2, dtype=dtype))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), **options
+    )
+    for step in range(1, steps + 1):
+        rows = torch.randn(2, 4, generator=torch.Generator().manual_seed(10 * step + rank), dtype=dtype)
+        if step == SPOILT and rank == 1:
+            rows[0, 0] = float("nan")
+        optimizer.zero_grad()
+        (model[:3](rows) + model[3](rows)).square().mean().backward()
+        do(optimizer, model)
+
+
+def test_the_rank_and_the_step_are_named() -> None:
+    def added_up(rank: int) -> None:
+        import farandole.torch as hvd
+
+        train(rank, op=hvd.Sum)
+
+    programs = train, partial(train, dtype=torch.bfloat16), partial(train, do=synchronized), added_up
+    quiet, told = heard(2, *programs)
+    assert quiet == [[]] * len(programs)
+    for texts in told:
+        assert len(texts) == 1
+        assert "the gradient of 'bias." in texts[0]
+        assert f"that this rank computed for step {SPOILT} is NaN or infinite" in texts[0]
+
+
+def test_what_a_program_sees_to_is_not_told() -> None:
+    def skipping(rank: int) -> None:
+        train(rank, skip)
+
+    assert heard(2, skipping, partial(train, do=mend)) == [[[], []]] * 2
+
+
+@pytest.mark.parametrize("check", ["raise", "off"])
+def test_it_is_an_error_or_nothing_as_the_check_says(check: str) -> None:
+    def program(rank: int) -> str:
+        from farandole.errors import RanksDifferError
+
+        try:
+            train(rank, steps=SPOILT)
+        except RanksDifferError as error:
+            return str(error)
+        return ""
+
+    (first, second) = job(2, program, check=check)
+    assert not first
+    assert (f"for step {SPOILT}" in second) == (check == "raise")
