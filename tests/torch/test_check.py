@@ -446,7 +446,7 @@ def test_no_false_alarm(kind: str) -> None:
         made = {"adamw": torch.optim.AdamW, "lbfgs": partial(torch.optim.LBFGS, max_iter=3)}.get(kind, torch.optim.SGD)
         passes = 2 if kind == "accumulated" else 1
         optimizer = hvd.DistributedOptimizer(
-            made(model.parameters(), lr=0.01), backward_passes_per_step=passes,
+            made(model.parameters(), lr=0.01 / 1024 if kind == "scaled" else 0.01), backward_passes_per_step=passes,
             compression=hvd.Compression.fp16 if kind == "compressed" else hvd.Compression.none,
             op={"adasum": hvd.Adasum, "sum": hvd.Sum}.get(kind, hvd.Average),
         )  # fmt: skip

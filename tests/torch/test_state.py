@@ -139,6 +139,30 @@ def alike(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
+def test_complex_tensors_are_broadcast() -> None:
+    """Parameters, some of them transposed, and the moments of an optimizer that has stepped on rank 0 alone."""
+
+    def check(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        torch.manual_seed(rank)
+        model = torch.nn.ParameterList(
+            [torch.randn(2, 3, dtype=torch.complex64), torch.randn(3, 2, dtype=torch.complex128).T]
+        )
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        if rank == 0:
+            sum(weights.abs().sum() for weights in model).backward()
+            optimizer.step()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        moments = [optimizer.state[weights]["exp_avg"] for weights in model]
+        return [tensor.detach().contiguous() for tensor in (*model, *moments)]
+
+    first, second = job(2, check)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert all(tensor.is_complex() for tensor in second)
+
+
 @pytest.mark.parametrize("steps", [(2, 2), (2, 0), (0, 2), (3, 1)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_broadcast_optimizer_state(name: str, steps: tuple[int, int]) -> None:

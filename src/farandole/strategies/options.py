@@ -28,7 +28,8 @@ TOO_MANY = (
 DROPPED = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
     "This is prohibited as it can cause a race condition. (After a backward pass that raised, call "
-    "optimizer.synchronize() on all ranks, and then zero_grad().)"
+    "optimizer.synchronize() on all ranks, and then zero_grad(). Where another model's loss goes through this one, as "
+    "that of a GAN's generator through the discriminator, freeze this one meanwhile: model.requires_grad_(False).)"
 )
 TAKEN = (
     "Gradients of other ranks were in .grad of this optimizer's parameters, and zero_grad() threw them away: other "

@@ -151,6 +151,7 @@ def _broadcast(named: list[tuple[str, Any]], root: int, process_set: ProcessSet)
         return
     serial = engine.numbers.next()
     entries = []
+    named = [(name, _as_real(tensor)) for name, tensor in named]
     for name, tensor in named:
         buffer = anywhere.buffer(tensor)
         request = Request(
@@ -161,3 +162,8 @@ def _broadcast(named: list[tuple[str, Any]], root: int, process_set: ProcessSet)
     engine.run(entries)
     for (_, tensor), entry in zip(named, entries, strict=True):
         anywhere.write_back(tensor, entry.buffer)
+
+
+def _as_real(tensor: Any) -> Any:
+    """A complex tensor's memory as that of real and imaginary parts; others as they are."""
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
