@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 PROGRAM = """
 import torch
 import farandole.torch as hvd
-from farandole import context
 
 hvd.init()
 torch.manual_seed(7)
