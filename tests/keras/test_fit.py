@@ -145,6 +145,10 @@ def test_ranks_stop_together(backend: str, tmp_path: Path) -> None:
         best = callbacks.ModelCheckpoint(path, monitor="val_loss", save_best_only=True)
         fit("checkpoint", best, epochs=3)
         found["best"] = 0, [np.asarray([best.best])], float(os.path.exists(path))
+        logger = callbacks.CSVLogger(f"{folder}/log-{backend}.csv", append=True)
+        for _ in range(2):
+            fit("csv", logger, epochs=2)
+        assert logger.filename == f"{folder}/log-{backend}.csv"
         broken = mine.copy()
         if rank == 1:
             broken[:] = np.nan
@@ -165,7 +169,9 @@ def test_ranks_stop_together(backend: str, tmp_path: Path) -> None:
     assert zero["unlucky"][0] == 2
     assert zero["best"][2] == 1.0
     assert zero["nan"][0] == 1
-    assert [path.name for path in tmp_path.iterdir()] == [f"best-{backend}.keras"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"best-{backend}.keras", f"log-{backend}.csv"]
+    rows = (tmp_path / f"log-{backend}.csv").read_text().splitlines()
+    assert [row.partition(",")[0] for row in rows] == ["epoch", "0", "1", "0", "1"]  # each epoch once
 
 
 def test_what_is_wrong_is_said(backend: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ def path_of(callback: Any) -> str | None:
         return None if callback.filepath is None else str(callback.filepath)
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         return str(callback.backup_dir)
+    if isinstance(callback, keras.callbacks.CSVLogger):
+        return str(callback.filename)
     return None
 
 
@@ -93,6 +96,8 @@ class Training:
             if isinstance(callback, keras.callbacks.BackupAndRestore):
                 self._set(callback, "_save_model", lambda: None)
                 self._set(callback, "delete_checkpoint", False)
+            elif isinstance(callback, keras.callbacks.CSVLogger):
+                self._set(callback, "filename", os.devnull)
             else:
                 callback.set_model(_Unsaved(model))
 
