@@ -232,8 +232,9 @@ def test_a_model_is_saved_whole_and_goes_on(backend: str, tmp_path: Path) -> Non
         pipeline = hvd.Pipeline(p.dense(rank), micro_batches=3)
         pipeline.compile(keras.optimizers.SGD(0.5), p.loss(), metrics=["accuracy"])
         best = keras.callbacks.ModelCheckpoint(f"{folder}/best.keras", monitor="val_accuracy", save_best_only=True)
+        logger = keras.callbacks.CSVLogger(f"{folder}/log.csv", append=True)
         history = pipeline.fit(
-            x, y, batch_size=8, epochs=4, verbose=0, callbacks=[best, Stop()], validation_split=0.25
+            x, y, batch_size=8, epochs=4, verbose=0, callbacks=[best, logger, Stop()], validation_split=0.25
         ).history
         pipeline.save_weights(f"{folder}/last.weights.h5")
         before = pipeline.evaluate(x, y, batch_size=5, verbose=0)
@@ -249,6 +250,8 @@ def test_a_model_is_saved_whole_and_goes_on(backend: str, tmp_path: Path) -> Non
     assert first == second
     history, before, after, layers, one = first
     assert len(history["val_accuracy"]) == 2
+    rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert [row.partition(",")[0] for row in rows] == ["epoch", "0", "1"]  # by one rank
     np.testing.assert_allclose(before, after, rtol=1e-5)
     assert (len(layers), set(one)) == (2, {"loss", "accuracy"})
 

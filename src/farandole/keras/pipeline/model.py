@@ -18,7 +18,7 @@ from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
 from farandole.keras.fit import around, flat
 from farandole.keras.optimizer import confined
 from farandole.keras.pipeline import chain
-from farandole.keras.pipeline.callbacks import PipelineCallback, StopTogether, TellLogs
+from farandole.keras.pipeline.callbacks import PipelineCallback, StopTogether, TellLogs, written_once
 from farandole.keras.pipeline.computation import on_backend
 from farandole.keras.pipeline.messages import Kind, Stages, Topic
 from farandole.keras.pipeline.steps import Steps, Whole
@@ -93,11 +93,12 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         """``keras.Model.fit``. All callbacks of all ranks see the same logs of epochs, and all ranks stop together."""
         bound = inspect.signature(keras.Model.fit).bind(self, *args, **kwargs)
         callbacks = bound.arguments.get("callbacks")
+        users = flat(callbacks)
         self._own.meet()
-        self._agree(bound.arguments, flat(callbacks))
+        self._agree(bound.arguments, users)
         first, last = [TellLogs(self._own.wire, self._end)], [StopTogether()]
         around(bound, callbacks, first, last, PipelineCallback)
-        with self._together():
+        with written_once(users), self._together():
             return super().fit(*bound.args[1:], **bound.kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
