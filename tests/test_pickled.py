@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import Any
 
 import cloudpickle
+import pytest
 
 from farandole import pickled
 
@@ -40,3 +41,26 @@ def test_code_keeps_its_file_also_that_within() -> None:
 def test_what_can_be_imported_goes_by_its_name() -> None:
     assert cloudpickle.loads(pickled.dumps(SOURCE.splitlines))() == SOURCE.splitlines()
     assert cloudpickle.loads(pickled.dumps(pickled.dumps)) is pickled.dumps
+
+
+def test_parametrized_modules_of_torch_are_those_that_were_sent() -> None:
+    torch = pytest.importorskip("torch")
+    from torch.nn.utils import parametrizations, parametrize
+
+    model = torch.nn.Sequential(
+        parametrizations.weight_norm(torch.nn.Linear(3, 4)), parametrizations.spectral_norm(torch.nn.Linear(4, 4)),
+        parametrizations.orthogonal(torch.nn.Linear(4, 2)),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sent, stepping = cloudpickle.loads(pickled.dumps((model, optimizer)))
+    x = torch.randn(5, 3)
+    assert repr(sent) == repr(model)
+    assert [name for name, _ in sent.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert all(one is other for one, other in zip(sent.parameters(), stepping.param_groups[0]["params"], strict=True))
+    with parametrize.cached():
+        assert torch.equal(sent.eval()(x), model.eval()(x))
+    sent.load_state_dict(model.state_dict())
+    again = cloudpickle.loads(pickled.dumps(sent))
+    parametrize.remove_parametrizations(sent[0], "weight")
+    assert type(sent[0]) is torch.nn.Linear
+    assert torch.equal(again(x), model(x))

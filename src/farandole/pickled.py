@@ -1,9 +1,10 @@
 """cloudpickle that keeps the file names of functions: from version 3.1.3 on it leaves them out, and neither the line of
-a traceback nor that of a collective can be told."""
+a traceback nor that of a collective can be told. It also takes torch's parametrized modules."""
 
 from __future__ import annotations
 
 import io
+import sys
 from collections import ChainMap
 from collections.abc import Callable
 from types import CodeType
@@ -22,8 +23,31 @@ def _with_name(make: Callable[..., CodeType], arguments: tuple[Any, ...], name: 
     return make(*arguments).replace(co_filename=name)
 
 
+_PARAMETRIZE = "torch.nn.utils.parametrize"
+
+
+def _reduce_parametrized(module: Any) -> tuple[Any, ...]:
+    """Of a module whose class torch has made for it alone, to compute weights (``weight_norm``): torch refuses it."""
+    torch, own = sys.modules[_PARAMETRIZE], type(module).__bases__[0]
+    state = own.__getstate__(module) if hasattr(own, "__getstate__") else vars(module)
+    return _parametrized, (own, list(module.parametrizations), torch._inject_new_class, torch._inject_property), state
+
+
+def _parametrized(own: type, names: list[str], make_class: Callable[..., None], add: Callable[..., None]) -> Any:
+    module = own.__new__(own)
+    make_class(module)
+    for name in names:
+        add(module, name)
+    return module
+
+
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     dispatch_table = ChainMap({CodeType: _reduce_with_name}, cloudpickle.Pickler.dispatch_table)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj).__module__ == _PARAMETRIZE and type(obj).__name__.startswith("Parametrized"):
+            return _reduce_parametrized(obj)
+        return super().reducer_override(obj)
 
 
 def dumps(value: Any, pickler: type[Pickler] = Pickler) -> bytes:

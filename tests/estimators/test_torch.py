@@ -46,9 +46,11 @@ def estimator(given_model: torch.nn.Module | None = None, **params: Any) -> Torc
     return TorchEstimator(**{**given, **params})
 
 
-def plain(data: Any, batch: int = BATCH, epochs: int = EPOCHS, rate: float = RATE, shuffle: bool = True) -> Any:
+def plain(
+    data: Any, batch: int = BATCH, epochs: int = EPOCHS, rate: float = RATE, shuffle: bool = True, model: Any = None
+) -> Any:
     """A loop of the user's own, on one process: the model, and the loss of each epoch."""
-    model = net()
+    model = net() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     reader, losses = data.numpy(batch, seed=5, shuffle=shuffle, rank=0, size=1), []
     for _ in range(epochs):
@@ -145,6 +147,18 @@ def test_training_on_parquet_is_that_of_a_plain_loop(ranks: int, tmp_path: Path)
     np.testing.assert_allclose(weights(model.getModel()), weights(expected), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(losses(model), numbers, rtol=1e-5)
     assert model.getHistory()[0]["epoch"] == 0
+
+
+def test_parametrized_modules_are_trained_as_others(tmp_path: Path) -> None:
+    given = net()
+    torch.nn.utils.parametrizations.weight_norm(given[0])
+    path = written(tmp_path)
+    expected, _ = plain(from_parquet(path, columns=["x", "y"]), model=copy.deepcopy(given))
+    model = estimator(given, backend=Pool(2), batch_size=BATCH // 2).fit_on_parquet(path)
+    np.testing.assert_allclose(weights(model.getModel()), weights(expected), rtol=1e-4, atol=1e-6)
+    rows = torch.randn(3, 3)
+    predict = model.loader()()
+    np.testing.assert_allclose(np.ravel(predict(rows.numpy())), expected(rows).detach().numpy().ravel(), rtol=1e-4)
 
 
 def test_ranks_on_spark_tasks_train_as_one_process_and_predict(spark: Any, scratch: Path) -> None:
