@@ -33,7 +33,7 @@ def _reduce_parametrized(module: Any) -> tuple[Any, ...]:
     return _parametrized, (own, list(module.parametrizations), torch._inject_new_class, torch._inject_property), state
 
 
-def _parametrized(own: type, names: list[str], make_class: Callable[..., None], add: Callable[..., None]) -> Any:
+def _parametrized(own: Any, names: list[str], make_class: Callable[..., None], add: Callable[..., None]) -> Any:
     module = own.__new__(own)
     make_class(module)
     for name in names:

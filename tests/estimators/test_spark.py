@@ -17,6 +17,7 @@ from pyspark import StorageLevel
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.linalg import Vectors
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import Window
 from pyspark.sql import functions as F
@@ -351,3 +352,19 @@ def test_columns_with_nan_are_told_before_training(spark: Any, caplog: pytest.Lo
     caplog.clear()
     with made._written(rows.filter("k != 1 and z <= 2")):
         assert caplog.text == ""
+
+
+def test_vectors_in_files_are_read_by_a_model(spark: Any, tmp_path: Path) -> None:
+    rows = [(place, Vectors.dense([1.0, float(place), 0.0])) for place in range(5)]
+    spark.createDataFrame(rows, ["place", "x"]).write.parquet(str(tmp_path / "vectors"))
+    model = torch.nn.Linear(3, 1)
+    trained = TorchModel(model=model, feature_columns=["x"], label_columns=["y"], _metadata={"outputs": [(1,)]})
+    found = trained.transform(spark.read.parquet(str(tmp_path / "vectors"))).collect()
+    with torch.no_grad():
+        expected = model(torch.tensor([row.x.toArray() for row in found]).float()).reshape(-1)
+    assert len(found) == 5
+    np.testing.assert_allclose([row.y__output for row in found], expected, rtol=1e-6)
+    beside = trained.setFeatureCols(["n"]).setModel(torch.nn.Linear(1, 1))
+    named = spark.read.parquet(str(tmp_path / "vectors")).withColumn("n", F.coalesce("place", F.lit(0)) * 1.0)
+    assert beside.transform(named).filter("place > 1").count() == 3
+    assert {row.place for row in beside.transform(named).filter("place > 1").collect()} == {2, 3, 4}

@@ -7,15 +7,18 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+from pyspark.errors import PySparkException
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from farandole.errors import DataError
-from farandole.estimators.spark.frames import case_sensitive
+from farandole.estimators.spark.frames import case_sensitive, quote
 from farandole.inference import predict_udf
 from farandole.inference.spark import sent_archive
 from farandole.pickled import dumps
+
+_COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 
 
 def predicted(
@@ -27,9 +30,25 @@ def predicted(
     fields = ",".join(f"o{place}:{kind}" for place, kind in enumerate(returns.values()))
     held = "__farandole_predictions"
     function = predict_udf(loader, returns=f"struct<{fields}>", batch_size=rows, **options)
-    whole = frame.withColumn(held, function(*columns))
+    whole = _in_rows(frame).withColumn(held, function(*columns))
     added = {name: finished[name](F.col(f"{held}.o{place}")) for place, name in enumerate(returns)}
     return whole.drop(*added).withColumns(added).drop(held)  # no select: names of other columns may be there twice
+
+
+def _in_rows(frame: Any) -> Any:
+    """``frame`` with a condition that all rows meet, where Spark (4.3) would hand columns of files to Python as they
+    are: it fails with UNSUPPORTED_DATATYPE if a vector is beside them. After a condition there are rows."""
+    try:
+        columnar = frame.sparkSession.conf.get(_COLUMNAR)  # a default of ours would hide Spark's own
+    except PySparkException:
+        return frame  # Spark of before
+    if columnar.lower() != "true":
+        return frame
+    names = [field.name for field in frame.schema.fields if isinstance(field.dataType, T.UserDefinedType)]
+    for name in names:
+        if frame.columns.count(name) == 1:
+            frame = frame.filter(F.col(quote(name)).isNull() >= F.lit(False))
+    return frame
 
 
 def _others(frame: Any, names: Sequence[str]) -> list[str]:
