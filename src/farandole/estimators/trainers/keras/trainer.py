@@ -91,7 +91,7 @@ def _fit(model: Any, rows: Rows, spec: Spec, first: int, callbacks: list[Any], h
     with rows.endless() as batches:
         model.fit(
             batches, steps_per_epoch=len(rows.batches), initial_epoch=first, epochs=spec.epochs, callbacks=callbacks,
-            verbose=0, **given,
+            verbose=0, shuffle=False, **given,  # rows come shuffled, and Keras would warn that it does not
         )  # fmt: skip
 
 
