@@ -40,6 +40,7 @@ class Verbs:
         self._handles = itertools.count()
         self._pending: dict[int, Pending] = {}
         self._told = -1  # the last handle that ``_unheard`` gave
+        self.heard: Callable[[Any], None] | None = None  # of what is reduced into a new tensor
         context.unheard_failures.append(self._unheard)
 
     # Submit.
@@ -73,7 +74,7 @@ class Verbs:
     ) -> Entry:  # fmt: skip
         buffer = self._binding.buffer(tensor)
         if fresh:
-            buffer = _beside(buffer)
+            buffer = self._apart(tensor, buffer)
         prescale, postscale = factor(prescale, "prescale_factor"), factor(postscale, "postscale_factor")
         label = "allreduce.noname" if name is None else f"allreduce.{name}"
         request = Request(
@@ -82,6 +83,11 @@ class Verbs:
         if op is _ADASUM:
             check(request, engine.size)
         return Entry(request, buffer, engine.numbers.next_call() if name is None else 0)
+
+    def _apart(self, tensor: Any, buffer: Buffer) -> Buffer:
+        if self.heard is not None:
+            self.heard(tensor)
+        return _beside(buffer)
 
     def _broadcast(
         self, tensor: Any, root: int, name: str | None, process_set: ProcessSet, *, fresh: bool = False
@@ -112,7 +118,7 @@ class Verbs:
         for number, tensor in enumerate(tensors, 1):
             buffer = self._binding.buffer(tensor)
             if fresh:
-                buffer = _beside(buffer)
+                buffer = self._apart(tensor, buffer)
             request = Request(
                 f"{group}_{number}of{group_size}", kind, buffer.dtype, tuple(tensor.shape), op, 0,
                 prescale, postscale, (), group, group_size, buffer.device, "", dense_shape,

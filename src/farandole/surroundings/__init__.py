@@ -52,8 +52,8 @@ class Cluster(Protocol):
         """End all processes of the job. Called only where they end together."""
 
 
-# Later ones start the processes of earlier ones: torchrun is a task of srun, or a rank of mpirun, on each host; mpirun in
-# an allocation of Slurm starts its daemons with srun.
+# Later ones start the processes of earlier ones: torchrun is a task of srun, or a rank of mpirun, on each host; mpirun
+# in an allocation of Slurm starts its daemons with srun.
 _VARIABLES = TorchVariables()
 CLUSTERS: tuple[Cluster, ...] = (Torchrun(), Mpi(), Slurm(), _VARIABLES)
 
@@ -91,8 +91,8 @@ def find(env: Mapping[str, str]) -> Found | None:
     if not found:
         return None
     first, last = found[0], found[-1]
-    # Programs of mpirun and srun export torch.distributed's variables, of the same number of ranks. More of them are of a
-    # launcher (deepspeed) that is a rank itself.
+    # Programs of mpirun and srun export torch.distributed's variables, of the same number of ranks. Those of more ranks
+    # are of a launcher (deepspeed) that is a rank itself.
     if last.cluster is _VARIABLES and last.placement.size > first.placement.size:
         first = last
     return first if first.placement.size > 1 else None

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from farandole.engine import Entry
 from farandole.frontend.collectives import Collectives
 from farandole.frontend.compression import CastCompressor, Compressor, NoneCompressor
-from farandole.torch import unused
 from farandole.torch.binding import DeviceBinding, TorchBinding
 from farandole.torch.device import cuda
 from farandole.types import DType
 
 binding = TorchBinding()
 anywhere = DeviceBinding(cuda)
-
-
-class _Collectives(Collectives[torch.Tensor, torch.Tensor]):
-    """Those of torch, which hear of what is reduced into new tensors."""
-
-    def _reduction(self, *args: Any, **options: Any) -> Entry:
-        entry = super()._reduction(*args, **options)
-        if options.get("fresh"):
-            unused.given(args[1])
-        return entry
-
-    def _grouped(self, *args: Any, **options: Any) -> list[Entry]:
-        entries = super()._grouped(*args, **options)
-        for tensor in args[2] if options.get("fresh") else ():
-            unused.given(tensor)
-        return entries
-
-
-_collectives = _Collectives(anywhere)
+_collectives: Collectives[torch.Tensor, torch.Tensor] = Collectives(anywhere)
 
 allreduce = _collectives.allreduce
 allreduce_ = _collectives.allreduce_

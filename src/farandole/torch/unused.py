@@ -9,27 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from farandole.torch.functions import _collectives
 from farandole.torch.replica import digest
 
-_given: dict[int, int] | None = None  # address -> digest of what was reduced into another tensor, while one listens
+_given: dict[int, int] = {}  # address -> digest of what was reduced into another tensor, while one listens
 
 
 def listen() -> None:
     """Take note of what is reduced from now on, until ``unused`` is called."""
-    global _given
-    _given = {}
+    _given.clear()
+    _collectives.heard = _note
 
 
-def given(tensor: Any) -> None:
-    """``tensor`` is reduced now; the result is another one."""
-    if _given is not None:
-        _given[tensor.data_ptr()] = digest(tensor)
+def _note(tensor: Any) -> None:
+    _given[tensor.data_ptr()] = digest(tensor)
 
 
 def unused(parameters: Sequence[Any]) -> int:
     """How many of these have a gradient that was reduced, and still is what it was. Ends the listening."""
-    global _given
-    seen, _given = _given or {}, None
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None] if seen else []
+    _collectives.heard = None
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None] if _given else []
     dense = [gradient for gradient in gradients if not gradient.is_sparse]
-    return sum(seen.get(gradient.data_ptr(), 0) == (digest(gradient) or -1) for gradient in dense)
+    found = sum(_given.get(gradient.data_ptr(), 0) == (digest(gradient) or -1) for gradient in dense)
+    _given.clear()
+    return found
