@@ -368,3 +368,11 @@ def test_vectors_in_files_are_read_by_a_model(spark: Any, tmp_path: Path) -> Non
     named = spark.read.parquet(str(tmp_path / "vectors")).withColumn("n", F.coalesce("place", F.lit(0)) * 1.0)
     assert beside.transform(named).filter("place > 1").count() == 3
     assert {row.place for row in beside.transform(named).filter("place > 1").collect()} == {2, 3, 4}
+
+
+def test_a_null_that_a_model_is_given_is_named_by_its_column(spark: Any) -> None:
+    model = TorchModel(
+        model=net(1, inputs=1), feature_columns=["z"], label_columns=["y"], _metadata={"outputs": [(1,)]}
+    )
+    with pytest.raises(Exception, match="column 'z': null"):
+        model.transform(spark.sql("select if(id = 3, null, double(id)) as z from range(5)")).collect()

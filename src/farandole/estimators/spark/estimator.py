@@ -25,7 +25,7 @@ from farandole.estimators.spark.params import EstimatorParams
 from farandole.estimators.spark.persistence import Persistent
 from farandole.estimators.spark.several import Several
 from farandole.estimators.spec import Columns, Reading, Result, Spec, Watching, direction
-from farandole.estimators.trainers.rank import on_rank
+from farandole.estimators.trainers import rank
 from farandole.log import logger
 from farandole.report import pickling
 from farandole.report.spark import session
@@ -172,7 +172,7 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         except ImportError:  # of pyarrow: the ranks look
             outputs = None
         packed, one_gpu = pickling.pack(spec, "the training"), spec.use_gpu if self._greedy else None
-        results = backend.run(on_rank, args=(self.train, packed, one_gpu), env=self.env())
+        results = backend.run(rank.fit, args=(self.train, packed, one_gpu), env=self.env())
         result: Result = results[0]
         mlflow.track(result.history)
         shapes = {column.name: list(column.shape) for column in data.columns}

@@ -67,7 +67,8 @@ class DistributedModel(Model, Declared, Persistent):  # type: ignore[misc]
         shapes = self._shapes(dataset, columns)
         returns = [_returned(shape) for shape in shapes]
         rows = self.getOrDefault("batch_size")
-        return predicted(dataset, columns, self.loader(), dict(zip(outputs, returns, strict=True)), rows, {
+        named, types = dict(zip(features, columns, strict=True)), dict(zip(outputs, returns, strict=True))
+        return predicted(dataset, named, self.loader(), types, rows, {
             name: self._finished(dataset, label, kind)
             for name, label, kind in zip(outputs, labels, returns, strict=True)
         }, (self.getOrDefault("_metadata") or {}).get("options", {}))  # fmt: skip

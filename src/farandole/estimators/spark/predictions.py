@@ -7,7 +7,6 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
-from pyspark.errors import PySparkException
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -22,15 +21,16 @@ _COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 
 
 def predicted(
-    frame: Any, columns: Sequence[Any], loader: Callable[[], Callable[..., Any]], returns: Mapping[str, str], rows: int,
-    finished: Mapping[str, Callable[[Any], Any]], options: Mapping[str, Any],
+    frame: Any, columns: Mapping[str, Any], loader: Callable[[], Callable[..., Any]], returns: Mapping[str, str],
+    rows: int, finished: Mapping[str, Callable[[Any], Any]], options: Mapping[str, Any],
 ) -> Any:  # fmt: skip
-    """``frame`` with a column for each of ``returns`` (name: type), computed of ``columns`` by the loader's model, and
-    ``finished``. A column of that name is replaced. ``options``: how the columns are read, one for each."""
+    """``frame`` with a column for each of ``returns`` (name: type), computed of ``columns`` (name: column) by the
+    loader's model, and ``finished``. A column of that name is replaced. ``options``: how the columns are read, one for
+    each."""
     fields = ",".join(f"o{place}:{kind}" for place, kind in enumerate(returns.values()))
     held = "__farandole_predictions"
-    function = predict_udf(loader, returns=f"struct<{fields}>", batch_size=rows, **options)
-    whole = _in_rows(frame).withColumn(held, function(*columns))
+    function = predict_udf(loader, returns=f"struct<{fields}>", batch_size=rows, inputs=[*columns], **options)
+    whole = _in_rows(frame).withColumn(held, function(*columns.values()))
     added = {name: finished[name](F.col(f"{held}.o{place}")) for place, name in enumerate(returns)}
     return whole.drop(*added).withColumns(added).drop(held)  # no select: names of other columns may be there twice
 
@@ -40,8 +40,8 @@ def _in_rows(frame: Any) -> Any:
     are: it fails with UNSUPPORTED_DATATYPE if a vector is beside them. After a condition there are rows."""
     try:
         columnar = frame.sparkSession.conf.get(_COLUMNAR)  # a default of ours would hide Spark's own
-    except PySparkException:
-        return frame  # Spark of before
+    except Exception:  # Spark of before knows no such setting: an error of PySpark's or, in 3.5, of py4j's
+        return frame
     if columnar.lower() != "true":
         return frame
     names = [field.name for field in frame.schema.fields if isinstance(field.dataType, T.UserDefinedType)]

@@ -9,9 +9,12 @@ from farandole.estimators.trainers.device import pin
 from farandole.report import pickling
 
 
-def on_rank(train: Callable[[Spec], Result | None], spec: bytes, one_gpu: bool | None) -> Result | None:
-    """The result on rank 0. The spec comes pickled, so that what it holds is checked and packed once. ``one_gpu``:
-    whether the process may see one, or none; None: it sees what it sees."""
+def fit(train: Callable[[Spec], Result | None], spec: bytes, one_gpu: bool | None) -> Result | None:
+    """The training, and its result on rank 0. (Messages of the job show this name.)
+
+    The spec comes pickled, so that what it holds is checked and packed once. ``one_gpu``: whether the process may see
+    one, or none; None: it sees what it sees.
+    """
     if one_gpu is not None:
         pin(one_gpu)  # before anything in the spec imports a framework, which may look for GPUs then
     return train(pickling.unpack(spec))
