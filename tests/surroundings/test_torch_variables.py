@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.store import free_port
+from farandole.store.ports import free_port
 from tests.surroundings.tools import OURS, program
 
 pytest.importorskip("torch")

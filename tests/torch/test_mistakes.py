@@ -220,9 +220,9 @@ def test_a_type_that_cannot_travel() -> None:
     def train(rank: int) -> Any:
         import farandole.torch as hvd
 
-        with pytest.raises(ValueError, match=r"Tensor type torch.ComplexFloatTensor is not supported. \(parameter"):
+        with pytest.raises(ValueError, match=r"Tensor type torch.ComplexHalfTensor is not supported. \(parameter"):
             hvd.DistributedOptimizer(
-                torch.optim.SGD([torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))], lr=0.1)
+                torch.optim.SGD([torch.nn.Parameter(torch.zeros(2, dtype=torch.complex32))], lr=0.1)
             )
 
     job(2, train)

@@ -27,6 +27,7 @@ _AT_ONCE = (
     "there is exchanged, and gradients of the other get lost. Add up the losses and go backward once, or in one thread "
     "after the other, with backward_passes_per_step where a parameter gets several gradients"
 )
+_PAIRS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _engine = torch.autograd.Variable._execution_engine
 _task = torch._C._current_graph_task_id
 _node = getattr(torch._C, "_current_autograd_node", lambda: None)
@@ -56,13 +57,20 @@ class TorchGradient:
     )
 
     def __init__(self, name: str, parameter: Any, options: GradientOptions) -> None:
-        if parameter.dtype not in DTYPES:
+        dtype = _travels_as(parameter)
+        if options.codec and parameter.is_complex():
+            raise ValueError(
+                f"parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')}, and a codec takes real numbers: "
+                "leave codec= out, or make it a real parameter of torch.view_as_real(...), and its layer use "
+                "torch.view_as_complex"
+            )
+        if dtype is None:
             raise ValueError(f"Tensor type {parameter.type()} is not supported. (parameter {name!r}) {supported()}")
         self._name, self._parameter = name, parameter
         self._compressor, self._as_dense = options.compression, options.sparse_as_dense
         self._binding = binding if options.codec else anywhere  # codecs work in the host's memory
-        self.dtype: DType = DTYPES[parameter.dtype]
-        self.count: int = parameter.numel()
+        self.dtype: DType = dtype
+        self.count: int = parameter.numel() * (1 + parameter.is_complex())
         self._sparse = 0  # leading dimensions that the indices of a sparse gradient have; 0: it is dense
         self._strides: tuple[int, ...] | None = None  # of the places: all ranks have the same
         self._array: Any = None  # the place
@@ -83,7 +91,8 @@ class TorchGradient:
         """What all ranks must have alike. The layout is that of all places from now on."""
         parameter, device = self._parameter, self.device
         self._strides = parameter.stride() if is_dense(parameter) else None
-        same = (self._name, tuple(parameter.shape), self._strides or "contiguous", self.dtype.value)
+        kind = "complex " * parameter.is_complex() + self.dtype.value
+        same = (self._name, tuple(parameter.shape), self._strides or "contiguous", kind)
         return same if device == "CPU" else (*same, device)
 
     def trainable(self) -> bool:
@@ -102,6 +111,8 @@ class TorchGradient:
             flat = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         else:
             flat = torch.from_numpy(array)
+        if parameter.is_complex():
+            flat = torch.view_as_complex(flat.view(parameter.numel(), 2))
         self._array, self._address = array, flat.data_ptr()
         # the layout that autograd gives to gradients: its additions stay in order of memory
         strides = self._strides
@@ -152,7 +163,7 @@ class TorchGradient:
         """Is the parameter what it was? ``model.to(...)`` and ``parameter.data = ...`` change it in its place."""
         parameter = self._parameter
         self._seen = parameter.data_ptr()
-        if DTYPES.get(parameter.dtype) is not self.dtype:
+        if _travels_as(parameter) is not self.dtype:
             raise ValueError(
                 f"parameter {self._name!r} was {self.dtype.value} when DistributedOptimizer was made, and is "
                 f"{str(parameter.dtype).removeprefix('torch.')} now. Convert the model first (model.half(), say) and "
@@ -162,7 +173,7 @@ class TorchGradient:
 
     def pack(self, gradient: Any) -> Buffer:
         dense = torch.zeros_like(self._parameter) if gradient is None else self._dense(gradient)
-        small, token = self._compressor.compress(dense.detach())
+        small, token = self._compressor.compress(_as_real(dense.detach()))
         buffer = self._binding.buffer(small)
         self._sent = small, token, buffer
         self._last = gradient
@@ -172,8 +183,9 @@ class TorchGradient:
         small, token, buffer = self._sent
         self._sent = None
         self._binding.write_back(small, buffer)
-        result = self._compressor.decompress(small, token)
-        parameter = self._parameter
+        result, parameter = self._compressor.decompress(small, token), self._parameter
+        if parameter.is_complex():
+            result = torch.view_as_complex(result)
         if parameter.grad is None or self._sparse:
             parameter.grad = self._last = result.to_sparse(self._sparse) if self._sparse else result
         elif result.data_ptr() != parameter.grad.data_ptr():
@@ -224,6 +236,16 @@ class TorchGradient:
         """Optimizers that take sparse gradients refuse dense ones, and the reverse: it will come back as it was."""
         self._sparse = gradient.sparse_dim() if gradient.is_sparse else 0
         return gradient.to_dense() if self._sparse else gradient
+
+
+def _travels_as(parameter: Any) -> DType | None:
+    """The type of a parameter's numbers; complex ones travel as pairs."""
+    return DTYPES.get(_PAIRS.get(parameter.dtype, parameter.dtype))
+
+
+def _as_real(gradient: Any) -> Any:
+    """The memory of a complex gradient as that of real and imaginary parts; others as they are."""
+    return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
 
 
 def _rows_of(parameter: Any, gradient: Any) -> Any:

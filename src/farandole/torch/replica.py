@@ -94,7 +94,7 @@ def _elements(tensor: Any) -> Any:
     """Some elements, in the order of memory (layouts are the same on all ranks)."""
     tensor = tensor.detach()
     flat = tensor.as_strided((tensor.numel(),), (1,)) if is_dense(tensor) else tensor.reshape(-1)
-    return flat[:: stride(len(flat))].resolve_neg().contiguous()
+    return flat[:: stride(len(flat))].resolve_conj().resolve_neg().contiguous()
 
 
 def _bytes(elements: Any) -> Any:
