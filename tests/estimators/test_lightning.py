@@ -99,6 +99,10 @@ def test_a_plain_module_and_what_does_not_fit(tmp_path: Path) -> None:
 
     with pytest.raises(SettingsError, match=r"Iterates.training_step takes dataloader_iter.*take \(batch, batch_idx\)"):
         estimator(model=Iterates()).fit_on_parquet(path)
+    old = module()
+    old.validation_epoch_end = lambda outputs: None
+    with pytest.raises(SettingsError, match=r"has validation_epoch_end\(outputs\).*in on_validation_epoch_end\("):
+        estimator(model=old).fit_on_parquet(path)
 
 
 def test_a_module_of_the_package_pytorch_lightning_is_trained_alike(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ EXTRA = (
     Row("train_async_data_loader_queue_size", None, "no effect: see train_reader_num_workers"),
     Row("val_async_data_loader_queue_size", None, "no effect: see val_reader_num_workers"),
 )
+GONE = {"training_epoch_end": "on_train_epoch_end", "validation_epoch_end": "on_validation_epoch_end"}
 
 
 @declare(EXTRA)
@@ -66,6 +67,12 @@ class LightningEstimator(TorchEstimator):
                 f"{type(self._module()).__name__}.training_step takes dataloader_iter, and may take any number of "
                 "batches from it: a step here is one batch of each rank; let it take (batch, batch_idx)"
             )
+        for name, now in GONE.items():
+            if callable(getattr(self._module(), name, None)):
+                raise SettingsError(
+                    f"{type(self._module()).__name__} has {name}(outputs), which Lightning 2 does not call: collect "
+                    f"what the steps give in an attribute, and use it in {now}()"
+                )
         if value("backward_passes_per_step") != 1:
             raise SettingsError("backward_passes_per_step: give trainer_args={'accumulate_grad_batches': n}")
         for name in ("metrics", "label_shapes"):
