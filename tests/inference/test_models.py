@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -327,6 +328,8 @@ def test_files_and_modules_that_torch_does_not_open_are_told(tmp_path: Path) -> 
             called(pack(tmp_path / name, trust_pickle=trusted), X)
     assert called(pack(tmp_path / "old.pt", trust_pickle=True), X).shape == (3, 2)
     parametrized = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 2))
+    np.testing.assert_allclose(called(pack(parametrized), X), parametrized(torch.from_numpy(X)).detach(), rtol=1e-6)
+    parametrized.lock = threading.Lock()
     with pytest.raises(SettingsError, match=r"cannot be pickled .*: give a function without arguments that makes it"):
         pack(parametrized)
     with pytest.raises(RuntimeError, match=r"\('x' comes as int64: dtypes=\{'x': ...\}"):
