@@ -40,6 +40,7 @@ def take_turns(
     step, patience = 0, peer.BUSY
     peer.BUSY = 30.0  # nobody goes on to another neighbour while one comes to the end of an average
     for place, turn in enumerate(ORDER):
+        hvd.barrier()  # nobody is at the end of an average of all: others would meet the weights of before
         if turn == rank:
             step += 1
             for weight, change in zip(weights, drift(rank, place), strict=True):
