@@ -136,6 +136,11 @@ class DeviceBinding(TorchBinding):
 _HOST = {dtype: torch.empty(0, dtype=dtype) for dtype in DTYPES}  # stand-ins for "like this, on the host"
 
 
+def as_real(tensor: Any) -> Any:
+    """The memory of a complex tensor as that of real and imaginary parts; others as they are."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 def is_dense(tensor: Any) -> bool:
     """Do the elements fill their memory without gaps or overlaps, in whatever order of dimensions?"""
     expected = 1

@@ -14,7 +14,7 @@ import torch
 from farandole.strategies.bucket_reducer import BucketReducer
 from farandole.strategies.options import GradientOptions
 from farandole.torch import replica
-from farandole.torch.binding import DTYPES, is_dense, supported
+from farandole.torch.binding import DTYPES, as_real, is_dense, supported
 from farandole.torch.functions import anywhere, binding
 from farandole.torch.sparse import sparse, sparse_allreduce_async
 from farandole.types import Buffer, DType, ReduceOp
@@ -173,7 +173,7 @@ class TorchGradient:
 
     def pack(self, gradient: Any) -> Buffer:
         dense = torch.zeros_like(self._parameter) if gradient is None else self._dense(gradient)
-        small, token = self._compressor.compress(_as_real(dense.detach()))
+        small, token = self._compressor.compress(as_real(dense.detach().resolve_conj()))
         buffer = self._binding.buffer(small)
         self._sent = small, token, buffer
         self._last = gradient
@@ -241,11 +241,6 @@ class TorchGradient:
 def _travels_as(parameter: Any) -> DType | None:
     """The type of a parameter's numbers; complex ones travel as pairs."""
     return DTYPES.get(_PAIRS.get(parameter.dtype, parameter.dtype))
-
-
-def _as_real(gradient: Any) -> Any:
-    """The memory of a complex gradient as that of real and imaginary parts; others as they are."""
-    return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
 
 
 def _rows_of(parameter: Any, gradient: Any) -> Any:

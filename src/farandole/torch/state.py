@@ -15,6 +15,7 @@ from farandole.frontend.documented import documented
 from farandole.frontend.objects import broadcast_object
 from farandole.frontend.ops import WORLD, place_of
 from farandole.frontend.trees import put_together, take_apart
+from farandole.torch.binding import as_real
 from farandole.torch.functions import anywhere
 from farandole.torch.solo import none_stepped
 from farandole.torch.validation import check_optimizer
@@ -151,7 +152,7 @@ def _broadcast(named: list[tuple[str, Any]], root: int, process_set: ProcessSet)
         return
     serial = engine.numbers.next()
     entries = []
-    named = [(name, _as_real(tensor)) for name, tensor in named]
+    named = [(name, as_real(tensor)) for name, tensor in named]
     for name, tensor in named:
         buffer = anywhere.buffer(tensor)
         request = Request(
@@ -162,8 +163,3 @@ def _broadcast(named: list[tuple[str, Any]], root: int, process_set: ProcessSet)
     engine.run(entries)
     for (_, tensor), entry in zip(named, entries, strict=True):
         anywhere.write_back(tensor, entry.buffer)
-
-
-def _as_real(tensor: Any) -> Any:
-    """A complex tensor's memory as that of real and imaginary parts; others as they are."""
-    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor

@@ -13,6 +13,7 @@ from farandole.contracts import Strategy
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.weights import KeptExchange
 from farandole.torch import codec_state
+from farandole.torch.binding import as_real
 from farandole.torch.own_steps import OwnSteps
 from farandole.torch.validation import name_of
 
@@ -229,7 +230,7 @@ class Held:
     and imaginary parts."""
 
     def __init__(self, tensor: Any) -> None:
-        self._tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+        self._tensor = as_real(tensor.detach())
         plain = self._tensor.is_cpu and self._tensor.dtype in _WIDE and self._tensor.is_contiguous()
         self._copy: Any = None if plain else self._copied()
         self.array: Array = (self._tensor if self._copy is None else self._copy).numpy()

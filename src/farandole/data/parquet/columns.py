@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _PURPOSE = "reading Parquet"
 _VECTOR = {"type", "size", "indices", "values"}  # how Spark's vectors lie in Parquet
+_TRIES = 5  # of decode, after an error of the interpreter's own
 _IMAGE = {"height", "width", "nChannels", "mode", "data"}  # and the images of its image source
 
 
@@ -128,7 +129,6 @@ def _declared(wanted: Wanted, name: str, where: Where) -> tuple[int, ...] | None
 UNDECODED = (
     "an image that Spark could not decode; leave such rows out (option('dropInvalid', True) of its image source)"
 )
-_TRIES = 5  # after an error of the interpreter's own
 _BINARY = "give decode={...: function of the bytes}, or shapes={...: shape} for raw bytes"
 
 
