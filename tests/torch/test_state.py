@@ -191,6 +191,31 @@ def test_broadcast_optimizer_state(name: str, steps: tuple[int, int]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(values, other_values, strict=True))
 
 
+def test_state_lies_in_memory_as_its_parameter_does() -> None:
+    """Fused optimizers go through both in the order of memory, and do not look whether it is the same."""
+
+    def check(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        torch.manual_seed(0)
+        model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
+        x = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(1))
+        for step in range(3):
+            if step == 1:
+                hvd.broadcast_parameters(model.state_dict(), 0)
+                hvd.broadcast_optimizer_state(optimizer, 0)
+            if step or rank == 0:
+                optimizer.zero_grad()
+                model(x).square().sum().backward()
+                optimizer.step()
+        assert optimizer.state[model.weight]["exp_avg"].stride() == model.weight.stride()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    one, other = job(2, check)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 def test_broadcast_state_of_a_distributed_optimizer() -> None:
     def check(rank: int) -> Any:
         import farandole.torch as hvd

@@ -91,16 +91,11 @@ def broadcast_optimizer_state(
     described = {**_described(optimizer, parameters), "strategy": own.shared() if own is not None else {}}
     tree, tensors = take_apart(described, torch.is_tensor)
     homes = _homes(optimizer, parameters)
-    forms = [
-        (tuple(tensor.shape), tensor.dtype, None if tensor.is_cpu else homes.get(id(tensor), 0)) for tensor in tensors
-    ]
+    forms = [(tuple(tensor.shape), tensor.dtype, tensor.is_cpu, homes.get(id(tensor))) for tensor in tensors]
     root_tree, root_forms = broadcast_object((tree, forms), root_rank, "optimizer_state", process_set)
     if context.rank() != root_rank:
         if tree != root_tree or forms != root_forms:
-            tensors = [
-                torch.zeros(shape, dtype=dtype, device="cpu" if home is None else parameters[home].device)
-                for shape, dtype, home in root_forms
-            ]
+            tensors = [_room(parameters, *form) for form in root_forms]
         _adopt(optimizer, parameters, put_together(root_tree, tensors))
     _broadcast([(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)], root_rank, process_set)
     if own is not None:
@@ -129,6 +124,17 @@ def _homes(optimizer: torch.optim.Optimizer, parameters: list[Any]) -> dict[int,
         _, tensors = take_apart(optimizer.state.get(parameter, {}), torch.is_tensor)
         homes.update({id(tensor): index for tensor in tensors})
     return homes
+
+
+def _room(parameters: list[Any], shape: tuple[int, ...], dtype: Any, on_cpu: bool, home: int | None) -> Any:
+    """For a tensor of the state of parameter ``home``. Like the parameter, its elements may lie in another order
+    (channels_last): fused optimizers take for granted that both have the same.
+    """
+    parameter = parameters[home or 0]
+    device = "cpu" if on_cpu else parameter.device
+    if home is not None and shape == tuple(parameter.shape):
+        return torch.zeros_like(parameter, dtype=dtype, device=device)
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _adopt(optimizer: torch.optim.Optimizer, parameters: list[Any], tree: dict[str, Any]) -> None:
