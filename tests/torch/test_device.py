@@ -442,6 +442,20 @@ class Dies(Pretend):
         return super().stream(events)
 
 
+class MeetsLate(Pretend):
+    """As NCCL does, it goes to the store when there is a collective, and torch's own code has it, which does not keep
+    Python's objects alive."""
+
+    def connect(self, store: Any, rank: int, size: int) -> Any:
+        self.store, self.key = torch.distributed.PrefixStore("late", store), f"rank {rank}"
+        return super().connect(store, rank, size)
+
+    def follow(self, work: Any) -> None:
+        self.store.set(self.key, "here")
+        assert self.store.get(self.key) == b"here"
+        super().follow(work)
+
+
 class Hangs(Pretend):
     """A device on which a collective ends only when all ranks do it, or when it is given up."""
 
@@ -548,6 +562,20 @@ def test_ranks_that_cannot_be_connected_are_told_what_to_do() -> None:
 
 
 # Parts.
+
+
+def test_the_store_is_there_as_long_as_the_group() -> None:
+    def body(rank: int) -> None:
+        import gc
+
+        import farandole.torch as hvd
+
+        with pretending(MeetsLate(f"GPU-{rank}")):
+            for _ in range(2):
+                assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
+                gc.collect()
+
+    job(2, body, store=True)
 
 
 def test_that_ranks_share_a_device_for_no_reason_is_a_pity() -> None:

@@ -168,7 +168,8 @@ def _staged(tensor: Any) -> Any:
         raise ValueError(f"Tensor of layout {tensor.layout} is not supported. Densify it first: tensor.to_dense().")
     tensor = tensor.detach()
     if tensor.is_cuda:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+        plain = tensor.resolve_neg()  # with torch 2.11, a negative view with gaps came to the host without its sign
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(plain)
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 

@@ -91,11 +91,11 @@ def views(host: Transport, accelerator: Accelerator, wish: str, bar: str = "") -
     return [View(*json.loads(text)) for text in tell(host, json.dumps(mine))]
 
 
-def connect(host: Transport, accelerator: Accelerator, client: StoreClient | None, seconds: float) -> Any:
-    """A torch.distributed backend that joins the ranks of ``host``. Collective.
+def store_for(host: Transport, client: StoreClient | None, seconds: float) -> Any:
+    """Where the ranks of ``host`` meet: in the job's store, below a prefix of their own; one rank without a job has
+    none. Collective.
 
-    They meet in the job's store; one rank without a job has none.
+    Keep it as long as what was given it: torch calls methods of the Python object, but does not keep that alive.
     """
     group = tell(host, secrets.token_hex(8))[0]
-    store = distributed.HashStore() if client is None else JobStore(client, group, seconds)
-    return accelerator.connect(store, host.rank, host.size)
+    return distributed.HashStore() if client is None else JobStore(client, group, seconds)

@@ -63,6 +63,10 @@ class JobStore(distributed.Store):  # type: ignore[misc]
         """For ``get`` and ``wait`` without one."""
         self._seconds = timeout.total_seconds()
 
+    def clone(self) -> JobStore:
+        """Itself: its calls may come from several threads at once."""
+        return self
+
     def _key(self, key: str) -> str:
         return f"torch/{self._prefix}/{key}"
 

@@ -45,6 +45,7 @@ class TorchTransport:
         self._way: Native | Staged | None = None  # how collectives go; None: not agreed yet
         self._refused = ""
         self._backend: Any = None
+        self._store: Any = None  # of the backend
         self._watch: Watch | None = None
         self._given_up = threading.Lock()  # taken for good by who gives up
 
@@ -126,7 +127,7 @@ class TorchTransport:
             self._watch.stop()
         if self._given_up.acquire(blocking=False):
             _within(_FAREWELL, self._backend.shutdown)
-        self._backend = self._way = None
+        self._backend = self._store = self._way = None
 
     # How.
 
@@ -152,9 +153,9 @@ class TorchTransport:
         self._way = self._connected() if decision.direct else self._staged
 
     def _connected(self) -> Native:
-        store = context.store()
         try:
-            self._backend = agreement.connect(self._host, self._accelerator, store, self._settings.start_timeout)
+            self._store = agreement.store_for(self._host, context.store(), self._settings.start_timeout)
+            self._backend = self._accelerator.connect(self._store, self.rank, self.size)
             self._watch = Watch(self._host, self._lost, lambda: self.abort(""))
             way = Native(self.rank, self.size, self._backend, self._accelerator.follow, self._watch)
             one = torch.ones(1, device=self._accelerator.device)
