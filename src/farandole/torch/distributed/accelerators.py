@@ -39,10 +39,15 @@ def backend_for(group: Any, device: str, store: Any) -> Any:
     return backend
 
 
+def being_made(group: Any) -> bool:
+    """torch asks for a backend while it makes a group (``init_process_group(device_id=...)``), to connect it early."""
+    return not _configured(group)
+
+
 def _configured(group: Any) -> dict[str, str]:
     try:
         config = str(distributed.get_backend_config(group))
-    except (ValueError, RuntimeError, AssertionError, KeyError):  # it is being made
+    except (ValueError, RuntimeError, AssertionError, KeyError, TypeError):  # it is being made; torch has several
         return {}
     pairs = [part.partition(":") for part in config.split(",")]
     return {device: name for device, _, name in pairs if name}

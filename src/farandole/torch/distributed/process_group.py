@@ -154,12 +154,11 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def _timeout(self) -> timedelta:
         return timedelta(seconds=self.state.timeout)
 
-    @property
-    def _device_types(self) -> list[Any]:
-        return [torch.device("cpu"), *accelerators.devices_of(self)]
+    _device_types = property(lambda self: [torch.device("cpu"), *accelerators.devices_of(self)])
 
     def _get_backend(self, device: Any) -> Any:
-        return self if torch.device(device).type == "cpu" else self._elsewhere(torch.device(device).type)
+        kind = torch.device(device).type
+        return self if kind == "cpu" or accelerators.being_made(self) else self._elsewhere(kind)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """For calls that bring none."""
