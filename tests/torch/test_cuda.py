@@ -10,28 +10,12 @@ import pytest
 
 from tests import pool
 from tests.job import job, stored
+from tests.torch.gpus import WAYS, apart, gpu_job, place, with_gpu, with_nccl
 from tests.torch.test_optimizer import OPTIMIZERS, STEPS, alone, assert_all_close, data, loss_of, net, part, values
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
-NCCL = torch.distributed.is_available() and torch.distributed.is_nccl_available()
-pytestmark = pytest.mark.skipif(not GPUS, reason="no CUDA GPU")
-with_nccl = pytest.mark.skipif(not NCCL, reason="torch was built without NCCL")
-with_two = pytest.mark.skipif(GPUS < 2 or not NCCL, reason="no two CUDA GPUs with NCCL")
-
-# Ranks, and the settings that make them go this way.
-WAYS = [
-    pytest.param(2, {"nccl": "off"}, id="staged"),
-    pytest.param(1, {"nccl": "on"}, id="nccl-one", marks=with_nccl),
-    pytest.param(2, {"nccl": "on"}, id="nccl-two", marks=with_two),
-]
-
-
-def place(rank: int) -> Any:
-    """This rank's GPU."""
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    return torch.device("cuda", torch.cuda.current_device())
+pytestmark = with_gpu
 
 
 @pytest.mark.parametrize(("n", "settings"), WAYS)
@@ -42,10 +26,10 @@ def place(rank: int) -> Any:
 def test_every_operation(n: int, settings: dict[str, Any], dtype: str) -> None:
     """The results of the GPU are those of the CPU, and stay on the GPU."""
 
-    def check(rank: int) -> None:
+    def check(rank: int, device: Any) -> None:
         import farandole.torch as hvd
 
-        device, kind = place(rank), getattr(torch, dtype)
+        kind = getattr(torch, dtype)
         ops = [hvd.Sum, hvd.Min, hvd.Max, hvd.Product] + [hvd.Average] * (dtype != "bool")
         for shape in [(), (0, 2), (1,), (7, 3), (60, 701)]:
             generator = torch.Generator().manual_seed(rank)
@@ -67,17 +51,16 @@ def test_every_operation(n: int, settings: dict[str, Any], dtype: str) -> None:
                 assert found.device == device
                 torch.testing.assert_close(found.cpu(), wanted)
 
-    job(n, check, store=True, **settings)
+    gpu_job(n, check, **settings)
 
 
 @pytest.mark.parametrize(("n", "settings"), WAYS)
 def test_side_streams_are_in_order(n: int, settings: dict[str, Any]) -> None:
     """What a program computes on a stream of its own is there before it is reduced, and the sum before it is used."""
 
-    def check(rank: int) -> None:
+    def check(rank: int, device: Any) -> None:
         import farandole.torch as hvd
 
-        device = place(rank)
         stream = torch.cuda.Stream(device)
         with torch.cuda.stream(stream):
             for step in range(20):
@@ -90,7 +73,7 @@ def test_side_streams_are_in_order(n: int, settings: dict[str, Any]) -> None:
         with torch.inference_mode():
             assert hvd.allreduce(torch.ones(2, device=device), op=hvd.Sum).tolist() == [n, n]
 
-    job(n, check, store=True, **settings)
+    gpu_job(n, check, **settings)
 
 
 @pytest.mark.parametrize(("n", "settings"), WAYS)
@@ -98,10 +81,9 @@ def test_side_streams_are_in_order(n: int, settings: dict[str, Any]) -> None:
 def test_training(n: int, settings: dict[str, Any], mixed: bool) -> None:
     """With ``mixed``, a part of the model is on the CPU."""
 
-    def train(rank: int) -> Any:
+    def train(rank: int, device: Any) -> Any:
         import farandole.torch as hvd
 
-        device = place(rank)
         model = net().to(device)
         if mixed:
             conv, side, body = model.conv, model.side, model.body.cpu()
@@ -120,7 +102,7 @@ def test_training(n: int, settings: dict[str, Any], mixed: bool) -> None:
             optimizer.step()
         return [each.cpu() for each in values(model)]
 
-    assert_all_close(job(n, train, store=True, **settings), alone(OPTIMIZERS["momentum"]), 1e-4)
+    assert_all_close(gpu_job(n, train, **settings), alone(OPTIMIZERS["momentum"]), 1e-4)
 
 
 def test_ranks_that_share_a_gpu_go_through_host_memory() -> None:
@@ -171,7 +153,7 @@ def test_a_graph_that_is_captured_cannot_hold_collectives() -> None:
     job(1, check)
 
 
-@pytest.mark.parametrize("settings", [{"nccl": "off"}, pytest.param({"nccl": "on"}, marks=with_two)], ids=str)
+@pytest.mark.parametrize("settings", [{"nccl": "off"}, pytest.param({"nccl": "on"}, marks=with_nccl)], ids=str)
 def test_a_peer_that_dies_is_named(settings: dict[str, Any]) -> None:
     def body(transport: Any) -> str:
         import farandole.torch as hvd
@@ -180,16 +162,17 @@ def test_a_peer_that_dies_is_named(settings: dict[str, Any]) -> None:
 
         placement = Placement(rank=transport.rank, size=2, local_rank=transport.rank, local_size=2)
         context._enter(placement, Settings(**settings), transport, Connection())
-        try:
-            mine = torch.ones(1 << 20, device=place(transport.rank))
-            assert hvd.allreduce(mine, op=hvd.Sum)[0].item() == 2
-            if transport.rank:
-                os.kill(os.getpid(), signal.SIGKILL)
-            with pytest.raises(hvd.HorovodInternalError) as caught:
-                [hvd.allreduce(mine, op=hvd.Sum)[0].item() for _ in range(1000)]
-            return str(caught.value)
-        finally:
-            context.shutdown()
+        with apart(2 if settings["nccl"] == "on" else 1):
+            try:
+                mine = torch.ones(1 << 20, device=place(transport.rank))
+                assert hvd.allreduce(mine, op=hvd.Sum)[0].item() == 2
+                if transport.rank:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                with pytest.raises(hvd.HorovodInternalError) as caught:
+                    [hvd.allreduce(mine, op=hvd.Sum)[0].item() for _ in range(1000)]
+                return str(caught.value)
+            finally:
+                context.shutdown()
 
     with stored() as having:
         said, died = pool.procs(2, having(body), deaths=True)
