@@ -1,7 +1,12 @@
-"""What ``test_native`` runs on two ranks: JAX's own collectives, here Gloo's, against those over the host."""
+"""What ``test_native`` runs on two ranks: JAX's own collectives, against those over the host.
+
+``native_program.py [PLATFORM]``: cpu (Gloo's collectives) or cuda (NCCL's).
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import jax
@@ -10,10 +15,16 @@ import numpy as np
 import optax
 
 import farandole.jax as hvd
+from farandole.cli.machine import visible_gpus
 from farandole.jax import native
 
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
+PLATFORM = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+jax.config.update("jax_platforms", PLATFORM)
+if PLATFORM == "cpu":
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+else:
+    jax.config.update("jax_default_matmul_precision", "float32")
+    os.environ["NCCL_HOSTID"] = str(os.getpid())  # so that NCCL does not see that ranks share a GPU
 
 
 def everything(x: Any) -> list[Any]:
@@ -116,9 +127,10 @@ def trained(rank: int, n: int, optimizer: Any, jit: Any) -> Any:
 
 def main() -> None:
     hvd.init()
-    hvd.init_distributed(local_device_ids=None)
+    mine = [hvd.local_rank() % max(visible_gpus(os.environ), 1)]
+    hvd.init_distributed(local_device_ids=None if PLATFORM == "cpu" else mine)
     rank = hvd.rank()
-    assert not native.active()  # CPUs: only when asked for
+    assert native.active() == (PLATFORM != "cpu")  # CPUs: only when asked for
     hvd.use_native(True)
     assert native.active()
     assert hvd.mesh().devices.shape == (2,)

@@ -18,6 +18,7 @@ if jax.__version_info__ < (0, 6):
 from farandole.jax import foreign  # noqa: E402
 
 HEADER = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
+NEWER = {"XLA_FFI_Extension_Base": "XLA_FFI_InternalExtension"}  # JAX 0.11 has other names
 STRUCTURES = [found for name, found in vars(foreign).items() if name.startswith("XLA_FFI_")]
 
 
@@ -25,7 +26,9 @@ STRUCTURES = [found for name, found in vars(foreign).items() if name.startswith(
 def test_structures_are_those_of_the_header(structure: Any) -> None:
     """The names, in their order; of most structures we know the beginning only."""
     text = re.sub(r"//[^\n]*", "", HEADER.read_text())
-    found = re.search(rf"struct {structure.__name__} {{(.*?)}}", text, re.DOTALL)
+    name = structure.__name__
+    names = f"(?:{name}|{NEWER.get(name, name)})"
+    found = re.search(rf"struct {names} {{(.*?)}}", text, re.DOTALL)
     assert found is not None
     theirs = [
         re.sub(r"^_XLA_FFI_API_STRUCT_FIELD\((\w+)\)$", r"\1", line.split()[-1].lstrip("*"))
@@ -181,3 +184,30 @@ def test_an_xla_that_does_not_take_our_version() -> None:
             foreign._registered.cache_clear()
 
     job(2, check)
+
+
+def test_for_gpus_a_call_is_that_of_io_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the letter: XLA's compiler for GPUs ended the process over calls that lacked what JAX's have."""
+    from jax._src.interpreters import mlir
+    from jax.experimental import io_callback
+
+    import farandole.jax as hvd
+
+    here = jax.devices("cpu")[0].client
+    monkeypatch.setattr(mlir.ModuleContext, "get_backend", lambda *_, **__: here)  # there is none for GPUs
+
+    def lowered(call: Any) -> str:
+        def program(x: Any) -> Any:
+            return jax.numpy.stack([call(x[number] * number) for number in range(3)])
+
+        traced = jax.jit(program).trace(np.ones((3, 4), np.float32))
+        return re.sub(r"index = \d+", "", traced.lower(lowering_platforms=("cuda",)).as_text())
+
+    hvd.init()
+    try:
+        ours = lowered(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    finally:
+        hvd.shutdown()
+    theirs = lowered(lambda x: io_callback(lambda y: y, jax.ShapeDtypeStruct(x.shape, x.dtype), x, ordered=True))
+    assert "gpu_callback" in ours
+    assert ours == theirs

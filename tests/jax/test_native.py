@@ -1,4 +1,4 @@
-"""JAX's own collectives, on two processes that ``jax.distributed`` joins: here over Gloo, for want of accelerators."""
+"""JAX's own collectives, on two processes that ``jax.distributed`` joins: on CPUs over Gloo, on GPUs by NCCL."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.cli.machine import visible_gpus
 from tests.kits.hosts import hosts
 from tests.launch.test_ssh import run
 
@@ -16,10 +17,14 @@ pytest.importorskip("jax", reason="jax is not installed")
 pytest.importorskip("optax", reason="optax is not installed")
 
 
-def test_all_is_as_over_the_host() -> None:
+@pytest.mark.parametrize(
+    "platform",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not visible_gpus(os.environ), reason="no CUDA GPU"))],
+)
+def test_all_is_as_over_the_host(platform: str) -> None:
     program = Path(__file__).parent / "native_program.py"
-    command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", sys.executable, str(program)]
-    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", sys.executable, str(program), platform]
+    env = {**os.environ, "JAX_PLATFORMS": platform, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("native: all as over the host") == 2

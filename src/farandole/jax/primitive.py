@@ -14,12 +14,14 @@ import atexit
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import dispatch, effects
+from jax._src.callback import _callback_op_sharding
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -203,12 +205,21 @@ def _emitted(
     def callback(*arrays: Array) -> Sequence[Array]:
         return run(*map(_own, arrays)) if in_place else run(*arrays)
 
+    on_host = "cpu" in ctx.module_context.platforms
     results, token, _ = mlir.emit_python_callback(
-        ctx, callback, token, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=True
-    )
-    if "cpu" in ctx.module_context.platforms:
+        ctx, callback, token, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=True,
+        sharding=None if on_host else _sharding(ctx),
+    )  # fmt: skip
+    if on_host:
         _without_config(token)
     return results, token
+
+
+def _sharding(ctx: Any) -> Any:
+    """What JAX's own callbacks have. Without, XLA's compiler for GPUs ended the process over programs of several calls
+    ("shape_util.cc: Check failed", JAX 0.11.2)."""
+    arguments = (ctx.module_context.axis_context, None, ctx.avals_out)
+    return _callback_op_sharding(*arguments[: len(signature(_callback_op_sharding).parameters)])
 
 
 def _own(array: Any) -> Array:
