@@ -74,7 +74,7 @@ def test_what_is_kept_is_of_gradients_without_the_scale_of_their_loss(backend: s
         model.fit(x, np.ones((7, 1), "float32"), batch_size=1, epochs=1, shuffle=False, verbose=0)
         assert float(keras.ops.convert_to_numpy(optimizer.dynamic_scale)) == 512.0
         (left,) = [array for name, array in chosen.state_dict().items() if name.startswith("residual/")]
-        given, left = hvd.allgather(np.stack([x.sum(0), left])[None]).__array__().mean(0)
+        given, left = keras.ops.convert_to_numpy(hvd.allgather(np.stack([x.sum(0), left])[None])).mean(0)
         assert np.abs(left).max() > 0.1, "something is left"
         np.testing.assert_allclose(-np.array(model.get_weights()[0])[:, 0], given - left, rtol=1e-4, atol=1e-5)
 
@@ -105,8 +105,8 @@ def test_what_is_kept_of_a_variable_stays_its_own_where_another_of_its_name_is_f
             if f"owed/{key}" in state:
                 begin, owed = int(state[f"at/{key}"][0]), state[f"owed/{key}"]
                 each[begin : begin + len(owed)] += owed
-        both = hvd.allgather(np.stack([given, left])[None]).__array__().mean(0)
-        came = -np.stack([np.array(variable) for variable in variables])
+        both = keras.ops.convert_to_numpy(hvd.allgather(np.stack([given, left])[None])).mean(0)
+        came = -np.stack([keras.ops.convert_to_numpy(variable) for variable in variables])
         np.testing.assert_allclose(came, both[0] - both[1], rtol=1e-4, atol=1e-5)
 
     on(backend, 2, fn)

@@ -174,6 +174,35 @@ def test_ranks_stop_together(backend: str, tmp_path: Path) -> None:
     assert [row.partition(",")[0] for row in rows] == ["epoch", "0", "1", "0", "1"]  # each epoch once
 
 
+def test_a_last_digit_that_differs_between_ranks_is_everybodys(backend: str) -> None:
+    """GPUs, and processors of two kinds, add up in another order. Callbacks must decide alike all the same."""
+
+    def train(rank: int) -> object:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        class Digits(keras.metrics.SparseCategoricalAccuracy):
+            def result(self) -> object:
+                return super().result() * (1 + 1e-6 * rank)
+
+        seen = []
+        for callbacks in ([], [hvd.callbacks.MetricAverageCallback()]):
+            model = p.dense(0)
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), p.loss(), metrics=[Digits(name="it")])
+            log = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(dict(logs)))
+            x, y = p.data(32)
+            part = slice(rank * 16, rank * 16 + 16)
+            model.fit(x[part], y[part], batch_size=8, epochs=2, verbose=0, validation_data=(x[part], y[part]),
+                      callbacks=[*callbacks, log])  # fmt: skip
+        return seen
+
+    one, two = on(backend, 2, train)
+    assert one == two
+    assert {"it", "val_it"} <= set(one[0])
+
+
 def test_what_is_wrong_is_said(backend: str) -> None:
     def train(rank: int) -> dict[str, object]:
         import keras

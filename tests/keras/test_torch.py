@@ -25,11 +25,12 @@ def test_gradients_of_any_look_are_reduced() -> None:
         variables = [keras.Variable(torch.zeros(shape), dtype=dtype) for dtype in dtypes]
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
         optimizer.build(variables)
-        twice = torch.full(shape, rank + 1.0)
-        turned = torch.full(shape[::-1], rank + 2.0).T
-        negative = torch.imag(torch.conj(torch.full(shape, complex(0, -rank - 3.0))))
-        small = torch.full(shape, rank + 4.0, dtype=torch.bfloat16)
-        wide = torch.tensor(rank + 5.0).expand(shape)
+        with variables[0].value.device:
+            twice = torch.full(shape, rank + 1.0)
+            turned = torch.full(shape[::-1], rank + 2.0).T
+            negative = torch.imag(torch.conj(torch.full(shape, complex(0, -rank - 3.0))))
+            small = torch.full(shape, rank + 4.0, dtype=torch.bfloat16)
+            wide = torch.tensor(rank + 5.0).expand(shape)
         assert negative.is_neg()
         found = []
         for _ in range(2):

@@ -78,7 +78,8 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
             return
         process_set = process_set_of(self._model)
         tallies = self.watch.tallies(self.model, logs)
-        self.watch.pool(self.model, allgather_object(tallies, process_set=process_set), logs)
+        everybody = allgather_object(tallies, process_set=process_set)
+        self.watch.pool(self.model, everybody, logs, process_set)
 
 
 class LearningRateScheduleCallback(LearningRates, keras.callbacks.Callback):  # type: ignore[misc]

@@ -18,7 +18,7 @@ from farandole.frontend.solo import MOMENT, compared, tell_solo
 from farandole.keras import metrics, warnings
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
 from farandole.keras.optimizer import optimizers_of, reducers_of
-from farandole.keras.pooling import any_rank, wait_for_all
+from farandole.keras.pooling import any_rank, root_of, wait_for_all
 from farandole.keras.reducer import counter, name_of
 from farandole.keras.replica import CURES, KerasReplica
 from farandole.keras.values import allreduce
@@ -173,7 +173,7 @@ class BeforeUserCallbacks(SynchronizingCallback):
         wait_for_all(process_set)
         everybody = allgather_object(report, process_set=process_set)
         _exchange_weights(model, uneven=len({report[1] for report in everybody}) > 1)
-        self.watch.pool(model, [report[0] for report in everybody], logs)
+        self.watch.pool(model, [report[0] for report in everybody], logs, process_set)
         _even_out(model, [report[1] for report in everybody], process_set, self.training.local(model))
         _average(statistics, [report[2] for report in everybody], process_set)
         _share_accumulated(model, process_set)
@@ -302,7 +302,3 @@ def _compare(model: Any, training: Training) -> None:
         reducer.compare(optimizer, variables)
         return
     training.agreement(model.optimizer, variables).look()
-
-
-def root_of(process_set: ProcessSet) -> int:
-    return (process_set.ranks or [0])[0]

@@ -37,7 +37,6 @@ from farandole.keras.epochs import (
     SynchronizingCallback,
     Training,
     path_of,
-    root_of,
 )
 from farandole.keras.optimizer import (
     distributed_in,
@@ -46,6 +45,7 @@ from farandole.keras.optimizer import (
     reduced_for_scaling,
     reducers_of,
 )
+from farandole.keras.pooling import root_of
 from farandole.keras.replica import CURES
 from farandole.observe.replicas import Finding, same_data
 

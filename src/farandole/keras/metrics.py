@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from farandole.keras.pooling import Tally, pooled_logs, pooled_states
+from farandole.context import ProcessSet
+from farandole.frontend.objects import broadcast_object
+from farandole.keras.pooling import Tally, pooled_logs, pooled_states, root_of
 from farandole.keras.weights import numpy_of
 
 if TYPE_CHECKING:
@@ -48,20 +50,24 @@ class Watch:
         # a log of training may be a view of its variable (PyTorch), and show what validation has put there
         return _tally(own, training, of_training, of_now), _tally(other, now, of_now)
 
-    def pool(self, model: Any, everybody: Sequence[tuple[Tally, Tally]], logs: dict[str, Any]) -> None:
+    def pool(
+        self, model: Any, everybody: Sequence[tuple[Tally, Tally]], logs: dict[str, Any], process_set: ProcessSet
+    ) -> None:  # fmt: skip
         """Put the numbers of all ranks into ``logs``, also those that this rank has none of: where one rank alone
-        validates, callbacks decide alike, too. ``everybody``: the tallies of each."""
+        validates, callbacks decide alike, too. ``everybody``: the tallies of each. Collective."""
         rules = [
             _RULES.get(str(getattr(variable, "aggregation", "sum")), "sum") for variable in model.metrics_variables
         ]
-        now = states_of(model)
+        now, found = states_of(model), {}
         for part, prefix in ((0, ""), (1, "val_")):
             tallies = [pair[part] for pair in everybody]
             having = [tally for tally in tallies if tally.logs]
             states = pooled_states(having, rules) if having else None
             exact = {} if states is None else _results(model, states, now)
             pooled = pooled_logs(tallies, exact)
-            logs.update({f"{prefix}{name}": value for name, value in pooled.items()})
+            found.update({f"{prefix}{name}": value for name, value in pooled.items()})
+        # one rank's for all: GPUs, and processors of two kinds, may compute another last digit from the same states
+        logs.update(broadcast_object(found, root_of(process_set), process_set=process_set))
         self.forget()
 
     def _of_validation(self, name: str) -> bool:

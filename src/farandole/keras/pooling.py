@@ -75,6 +75,11 @@ def pooled_logs(tallies: Sequence[Tally], exact: Mapping[str, Array]) -> dict[st
 # Deciding together.
 
 
+def root_of(process_set: ProcessSet) -> int:
+    """The rank whose word counts for all of ``process_set``."""
+    return (process_set.ranks or [0])[0]
+
+
 def wait_for_all(process_set: ProcessSet = WORLD) -> None:
     """Return when all ranks have come here; meanwhile take part, with nothing, in the reductions of those that have
     not: ranks may have had different numbers of batches."""

@@ -1,4 +1,5 @@
-"""Keras on PyTorch: gradients are numpy arrays already, and are reduced where they stand, as DDP does."""
+"""Keras on PyTorch: gradients are numpy arrays already, and are reduced where they stand, as DDP does. Those of a GPU
+are copied to the host and back."""
 
 from __future__ import annotations
 
@@ -48,12 +49,14 @@ def _array(tensor: Any) -> Array:
 
 
 def _tensor(array: Array, like: Any) -> Any:
-    """``array`` as a tensor; ``like`` itself, if it is its memory."""
+    """``array`` as a tensor; ``like`` itself, if that is its memory, or is on a GPU, where it is overwritten."""
     if like.is_cpu and like.layout is torch.strided and like.data_ptr() == array.ctypes.data:
         return like
     flat = array.reshape(-1)
     if like.dtype is torch.bfloat16:
         flat = flat.view(np.uint16)
+    if not like.is_cpu and like.layout is torch.strided and like.is_contiguous() and not like.is_neg():
+        return like.copy_(binding.tensor(flat, tuple(like.shape)))
     return binding.tensor(flat, tuple(like.shape), like if like.layout is torch.strided else like.to_dense())
 
 
