@@ -285,6 +285,16 @@ def test_a_loader_is_called_anew_by_each_who_gives_it(tmp_path: Path) -> None:
         assert open_model(packed, HERE) is open_model(packed, HERE)
 
 
+def test_a_device_that_is_not_there_is_told() -> None:
+    last = torch.cuda.device_count()
+    for device, says in (
+        (f"cuda:{last}", f"device='cuda:{last}', but torch sees {last or 'no'} GPU"),
+        ("gpu", "device='gpu' is none that torch knows"),
+    ):
+        with pytest.raises(SettingsError, match=says):
+            open_model(pack(torch.nn.Linear(4, 1)), Place(1, device))
+
+
 def test_a_model_whose_device_failed_is_not_used_again() -> None:
     class Broken(torch.nn.Module):  # type: ignore[misc,name-defined]
         def forward(self, x: Any) -> Any:

@@ -37,7 +37,7 @@ class TorchPredictor:
                 stacklevel=2,
             )
         self._place = place
-        self._device = torch.device(place.device)
+        self._device = _device(place.device)
         self._module = module.to(self._device) if isinstance(module, torch.nn.Module) else module
         with contextlib.suppress(NotImplementedError, AttributeError):  # an exported program knows no other mode
             module.eval()
@@ -71,6 +71,20 @@ class TorchPredictor:
         if self._cast is not None and found.is_floating_point():
             found = found.to(self._cast)
         return found.to(self._device, non_blocking=True)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SettingsError(f"device={name!r} is none that torch knows: cpu, cuda or cuda:1, say ({error})") from error
+    seen = torch.cuda.device_count() if device.type == "cuda" else 1
+    if device.type == "cuda" and (device.index or 0) >= seen:
+        raise SettingsError(
+            f"device={name!r}, but torch sees {seen or 'no'} GPU{'s' * (seen != 1)} in this process"
+            + (f", numbered from 0: cuda:{seen - 1} is the last. 'cuda' gives each process its own" if seen else "")
+        )
+    return device
 
 
 def _training(module: Any) -> str:
