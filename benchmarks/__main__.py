@@ -13,12 +13,13 @@ from pathlib import Path
 
 from benchmarks.samples import Found
 from benchmarks.steps import FRAMEWORKS
+from farandole.cli.machine import visible_gpus
 
 ALL = ("allreduce", "step", "start")  # the default benchmarks
 ALONE = ("strategies", "learning")  # each is measured by itself
 MNIST = "t10k-images-idx3-ubyte.gz"
 ON_SPARK = ("inference", "tuning")
-MORE = ("observers", "c10d", *ALONE, "data", *ON_SPARK)
+MORE = ("observers", "c10d", "gpu", *ALONE, "data", *ON_SPARK)
 LINK = 2, "100mbit"  # hosts, and the speed of their links, where strategies have a slow network
 
 
@@ -31,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "what",
         nargs="*",
-        metavar="allreduce|step|start|observers|c10d|data|inference|tuning|strategies|learning",
+        metavar="allreduce|step|start|observers|c10d|gpu|data|inference|tuning|strategies|learning",
         help="what to measure (default: the first three)",
     )
     found.add_argument(
@@ -104,6 +105,8 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
         found.error(
             f"--launcher={chosen.launcher} is about starting: farandole bench start --launcher {chosen.launcher}"
         )
+    if "gpu" in chosen.what and not visible_gpus(os.environ):
+        found.error("gpu: this process sees no CUDA GPU")
     check_hosts(found, chosen)
     check_specs(found, chosen)
     spark = ["pyspark", "pandas", "pyarrow"] if chosen.launcher == "spark" else []  # TorchDistributor needs the others

@@ -14,15 +14,16 @@ from farandole.strategies.specs import ALLREDUCE, known
 OURS = "Farandole"
 GLOO, GLOO_FLAT, MPI, MPICH, INTEL = "Gloo", "Gloo, one flat tensor", "Open MPI", "MPICH", "Intel MPI"
 DEEPSPEED = "DeepSpeed"
+NCCL = "NCCL"
 # Parts of ours between hosts:
 PARTS = ("shared memory: reduce-scatter", "network", "shared memory: all-gather")
 # Of the training step, beside ours:
 ALONE = "one process"  # the other ranks wait
 TOGETHER = "no exchange"  # every rank trains by itself at the same time: the machine is shared, no gradient is
-DDP = "DDP on Gloo"
+DDP, DDP_NCCL = "DDP on Gloo", "DDP on NCCL"
 MIRRORED = "MultiWorkerMirroredStrategy"  # TensorFlow's
 SHARDED = "jax.distributed on Gloo"
-PEERS = (DDP, MIRRORED, SHARDED)
+PEERS = (DDP, DDP_NCCL, MIRRORED, SHARDED)
 # Of ours under observers:
 UNWATCHED, TIMELINE, TUNED = "without stall check", "with timeline", "autotune's sizes"
 # Of the start, beside ours:

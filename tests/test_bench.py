@@ -19,11 +19,13 @@ from benchmarks.__main__ import ALL, checked, main
 from benchmarks.samples import (
     ALONE,
     DDP,
+    DDP_NCCL,
     GLOO,
     GLOO_FLAT,
     INTEL,
     MPI,
     MPICH,
+    NCCL,
     OURS,
     PARTS,
     TIMELINE,
@@ -38,6 +40,7 @@ from benchmarks.samples import (
     interleave,
 )
 from benchmarks.steps import FRAMEWORKS
+from farandole.cli.machine import visible_gpus
 from tests.kits.hosts import needed, obstacle
 
 ROOT = Path(__file__).parent.parent
@@ -114,7 +117,7 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
     [
         (
             ["alreduce"],
-            "there is no benchmark 'alreduce'; choose from allreduce, step, start, observers, c10d, strategies",
+            "there is no benchmark 'alreduce'; choose from allreduce, step, start, observers, c10d, gpu, strategies",
         ),
         (["--np", "1"], "--np=1 must be at least 2"),
         (["--json", "/no/such/folder/x.json"], "--json=/no/such/folder/x.json cannot be written"),
@@ -132,10 +135,14 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
         (["learning", "--plot", "x.png"], "--plot draws how strategies learn in time"),
         (["learning", "--seeds", "0"], "--seeds=0 is for learning alone, and at least 1"),
         (["strategies", "--seeds", "5"], "--seeds=5 is for learning alone"),
+        (["gpu"], "gpu: this process sees no CUDA GPU"),
         (["start", "--framework", "jax"], "--framework=jax is about steps; start is measured with torch"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused_at_once(arguments, says, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_that_cannot_work_are_refused_at_once(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
@@ -201,6 +208,16 @@ def test_torch_distributed_is_measured_beside_gloo(tmp_path: Path) -> None:
     assert len(cases) == 10
     assert all(case.samples.keys() == {OURS, GLOO} for case in cases)
     assert "| send and receive, 4 KiB " in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not visible_gpus(os.environ), reason="no CUDA GPU")
+def test_gpus_are_measured_beside_what_torch_has_for_them(tmp_path: Path) -> None:
+    done = bench("gpu", "--quick", "--json", "out.json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for case in report.read_json(tmp_path / "out.json")[0]:
+        theirs = {TOGETHER, DDP, DDP_NCCL} if case.name.startswith("step") else {NCCL, GLOO}
+        assert {OURS} < case.samples.keys() <= {OURS, *theirs}
 
 
 def run(name: str, strategy: str, rate: float, right: list[float], **more: float) -> Run:

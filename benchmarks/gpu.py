@@ -1,0 +1,112 @@
+"""Tensors and training steps on GPUs, beside torch's: NCCL where every rank has a GPU, Gloo where they share one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import farandole.torch as hvd
+from benchmarks.crew import Plan
+from benchmarks.samples import DDP, DDP_NCCL, GLOO, NCCL, OURS, TOGETHER, Case, interleave
+from benchmarks.steps import CLASSES, LEARNING_RATE, MOMENTUM, Team
+
+SIZES = [("4 KiB", 4 << 10, 50), ("1 MiB", 1 << 20, 20), ("16 MiB", 16 << 20, 10), ("64 MiB", 64 << 20, 5)]
+TENSORS, ELEMENTS = 200, 10_000
+BATCH = 256
+REPETITIONS = 31
+
+
+def cases(team: Team, plan: Plan) -> Iterator[Case]:
+    """``team``'s ranks take one GPU each, in turn."""
+    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    device = torch.device("cuda", torch.cuda.current_device())
+    direct = hvd.local_size() <= torch.cuda.device_count()
+    group = dist.new_group(backend="nccl" if direct else "gloo")
+    repetitions = 3 if plan.quick else REPETITIONS
+    theirs = NCCL if direct else GLOO
+    for name, nbytes, per_sample in SIZES[:2] if plan.quick else SIZES:
+        tensor = torch.zeros(nbytes // 4, device=device)
+        turns = {OURS: partial(ours, [tensor]), theirs: partial(torchs, [tensor], group)}
+        yield Case("gpu", f"allreduce, {name}", timed(turns, repetitions, per_sample), per_sample, nbytes)
+    tensors = [torch.zeros(ELEMENTS, device=device) for _ in range(TENSORS)]
+    turns = {OURS: partial(ours, tensors), theirs: partial(torchs, tensors, group)}
+    yield Case("gpu", f"{TENSORS} x {ELEMENTS:,} floats", timed(turns, repetitions, 5), 5, TENSORS * ELEMENTS * 4)
+    for title, make in (("MLP, 4.2 M parameters", mlp), ("residual net, 11 M parameters", residual_net)):
+        net, inputs = make()
+        turns = {
+            name: trainer(copy.deepcopy(net).to(device), inputs.to(device), name, group)
+            for name in (TOGETHER, OURS, DDP_NCCL if direct else DDP)
+        }
+        yield Case("gpu", f"step, {title}", timed(turns, repetitions, 5), 5)
+
+
+def timed(turns: dict[str, Callable[[], None]], repetitions: int, per_sample: int) -> dict[str, list[float]]:
+    """Each turn ends when the GPU is done."""
+
+    def done(run: Callable[[], None]) -> None:
+        run()
+        torch.cuda.synchronize()
+
+    waiting = {name: partial(done, run) for name, run in turns.items()}
+    return interleave(waiting, repetitions=repetitions, per_sample=per_sample, before=hvd.barrier)
+
+
+def ours(tensors: list[Any]) -> None:
+    handles = [hvd.allreduce_async_(each, op=hvd.Sum, name=f"gpu.{place}") for place, each in enumerate(tensors)]
+    for handle in handles:
+        hvd.synchronize(handle)
+
+
+def torchs(tensors: list[Any], group: Any) -> None:
+    for work in [dist.all_reduce(each, group=group, async_op=True) for each in tensors]:
+        work.wait()
+
+
+def mlp() -> tuple[nn.Module, torch.Tensor]:
+    net = nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, CLASSES))
+    return net, torch.randn(BATCH, 1024)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        parts = [[nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)] for _ in range(2)]
+        self.body = nn.Sequential(*parts[0], nn.ReLU(), *parts[1])
+
+    def forward(self, x: Any) -> Any:
+        return torch.relu(x + self.body(x))
+
+
+def residual_net() -> tuple[nn.Module, torch.Tensor]:
+    """ResNet-18's depth and size, for images of 32 x 32."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1)]
+    for width in (64, 128, 256):
+        layers += [Block(width), Block(width), nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)]
+    layers += [Block(512), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES)]
+    return nn.Sequential(*layers), torch.randn(BATCH, 3, 32, 32)
+
+
+def trainer(model: nn.Module, inputs: torch.Tensor, name: str, group: Any) -> Callable[[], None]:
+    """A function that takes one step."""
+    labels = torch.randint(CLASSES, inputs.shape[:1], device=inputs.device)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    if name == OURS:
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    elif name != TOGETHER:
+        model = DistributedDataParallel(
+            model, device_ids=[inputs.device.index], process_group=group, gradient_as_bucket_view=True
+        )
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+    return step
