@@ -147,6 +147,8 @@ def _no_start(fatal: str, said: str) -> str:
     """Why the interpreter there ended before it ran anything. ``said``: its own account."""
     found = re.findall(r"^\s*(PYTHONHOME|PYTHONPATH) = '(.*)'", said, re.MULTILINE)
     told = " and ".join(f"{name}={value}" for name, value in found)
+    if not told and "encodings" in said:  # Python 3.13 does not say where it looked
+        told = "PYTHONHOME or PYTHONPATH"
     cure = f"; {told} is set there, perhaps by ~/.bashrc, and is for another Python: unset it" if told else ""
     return f"its Python does not start ({fatal}){cure}"
 
