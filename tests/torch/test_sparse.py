@@ -188,3 +188,32 @@ def test_sums_stay_sums_when_other_parameters_take_their_place() -> None:
         torch.testing.assert_close(rows, torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]))
         torch.testing.assert_close(sums, torch.tensor([3.0, 3.0]))
         assert nothing is None
+
+
+def test_rows_while_a_rank_has_joined() -> None:
+    """They are refused, and what the error says to give does it."""
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        outcomes = []
+        for options in ({}, {"sparse_as_dense": True}):
+            model = Words()
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **options)
+            try:
+                for step in range(1 + rank):
+                    model(batch(step)).sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                outcomes.append("")
+            except hvd.HorovodInternalError as error:
+                outcomes.append(str(error))
+                optimizer.zero_grad()
+            hvd.join()
+        return outcomes
+
+    (first, second) = job(2, train)
+    assert first == ["", ""]
+    assert "Allgather is not supported with Join" in second[0]
+    assert "sparse_as_dense=True" in second[0]
+    assert second[1] == ""

@@ -18,7 +18,7 @@ Named = tuple[str, Request]  # the name may carry a serial number that the reque
 JOIN = "join"
 _NOT_WITH_JOIN = {
     Kind.ALLGATHER: "Allgather is not supported with Join at this time. "
-    "Specify sparse_to_dense=True if using DistributedOptimizer",
+    "Specify sparse_as_dense=True if using DistributedOptimizer",  # Horovod names an argument that it does not have
     Kind.ALLTOALL: "Alltoall is not supported with Join at this time.",
     Kind.BROADCAST: "Broadcast is not supported with Join at this time.",
     Kind.REDUCESCATTER: "Reducescatter is not supported with Join at this time.",
