@@ -217,3 +217,62 @@ def test_rows_while_a_rank_has_joined() -> None:
     assert "Allgather is not supported with Join" in second[0]
     assert "sparse_as_dense=True" in second[0]
     assert second[1] == ""
+
+
+class Tied(torch.nn.Module):
+    """Rows of a table; or the whole table, whose gradient is dense then; or both; or rows of another one, too."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.table = torch.nn.Embedding(9, 3, sparse=sparse)
+        self.other = torch.nn.Embedding(9, 3, sparse=sparse)
+
+    def forward(self, rows: Any, use: str) -> Any:
+        found = self.table.weight.sum(0, keepdim=True) if use == "all" else self.table(rows)
+        return found @ self.table.weight.t() if use == "both" else found + self.other(rows) if use == "two" else found
+
+
+USES = {
+    "others have dense ones": (["all", "two", "rows", "both"], ["all", "all", "two", "rows"]),
+    "in the last pass alone": (["rows", "rows", "rows", "two"], ["rows", "rows", "rows", "two"]),
+    "in the last pass of one rank": (["all", "rows", "both", "two"], ["both", "rows", "all", "rows"]),
+}
+
+
+@pytest.mark.parametrize("uses", USES.values(), ids=USES.keys())
+@pytest.mark.parametrize("options", [{}, {"op": 1}, {"compression": "fp16"}, {"codec": "topk:1.0"}], ids=str)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_parameter_whose_first_sparse_gradient_comes_late(uses: Any, options: dict[str, Any], passes: int) -> None:
+    """It has a place in a bucket by then, in which other ranks may have dense ones of the same step."""
+    n = len(uses)
+
+    def train(ranks: Any, sparse: bool, wrap: Any) -> list[Any]:
+        model = Tied(sparse)
+        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(8 // passes):
+            optimizer.zero_grad()
+            for number in range(step * passes, (step + 1) * passes):
+                losses = [model(batch(2 * number + rank), uses[rank][number % 4]).tanh().sum() for rank in ranks]
+                (sum(losses) / len(ranks)).backward()
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    def distributed(rank: int) -> list[Any]:
+        import farandole.torch as hvd
+
+        def wrap(optimizer: Any) -> Any:
+            given = dict(options)
+            if "compression" in given:
+                given["compression"] = hvd.Compression.fp16
+            if "op" in given:
+                optimizer.param_groups[0]["lr"] /= n
+            return hvd.DistributedOptimizer(optimizer, backward_passes_per_step=passes, **given)
+
+        return train([rank], True, wrap)
+
+    one, other = job(n, distributed)
+    wide = {"rtol": 1e-2, "atol": 5e-3} if "compression" in options else {"rtol": 1e-5, "atol": 1e-6}
+    for found, same, wanted in zip(one, other, train(range(n), False, lambda optimizer: optimizer), strict=True):
+        assert torch.equal(found, same)
+        torch.testing.assert_close(found, wanted, **wide)

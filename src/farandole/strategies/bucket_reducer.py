@@ -14,7 +14,7 @@ In the first step, the order in which gradients come is recorded, and the bucket
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -268,11 +268,14 @@ class BucketReducer:
         again = self._closed
         if again:
             self._reopen()
+        rows = self._set_aside() if agreed == _UNPLANNED else {}
         self._fill(again=again)
         self._finish()
         if agreed == _UNPLANNED:
             self._check_alike()  # it may be a new parameter
-            self._plan(self._order or self._layout.order)
+            before = set(self._layout.sparse)
+            self._plan(self._order or self._layout.order, rows)
+            self._bring_back(rows, [index for index in self._layout.sparse if index not in before])
             self._fill(again=True)
             self._finish()
             self._misplaced = False
@@ -289,12 +292,35 @@ class BucketReducer:
             return _UNPLANNED
         if any(self.gradients[index].current() is not None for index in (*self._layout.outside, *self._frozen)):
             return _UNPLANNED
+        if self._closed and not self._dirty:
+            return self._everything()
+        if any(self._left) and any(left and self._has_rows(index) for index, left in enumerate(self._left)):
+            return _UNPLANNED  # of fewer passes than announced, or the program's own
         if self._closed:
-            return 0 if self._dirty else self._everything()
+            return 0
         buckets = self._layout.buckets
         full = next((place for place, bucket in enumerate(buckets) if bucket.left), len(buckets))
         late = any(self._left[index] and self.gradients[index].trainable() for index in self._layout.sparse)
         return self._everything() if full == len(buckets) and not late else full
+
+    def _has_rows(self, index: int) -> bool:
+        """Is its gradient sparse, and its place in a bucket?"""
+        if self._layout.home[index] is None:
+            return False
+        gradient = self._current(index)
+        return gradient is not None and self.gradients[index].is_sparse(gradient)
+
+    def _set_aside(self) -> dict[int, Any]:
+        """This rank's sparse gradients that have places in buckets. Where other ranks have dense ones, the mean of
+        those comes in their place."""
+        return {index: self.gradients[index].take() for index in range(len(self.gradients)) if self._has_rows(index)}
+
+    def _bring_back(self, rows: Mapping[int, Any], new: Sequence[int]) -> None:
+        """``rows`` on top of what is reduced already. ``new``: those that travel as rows from now on, on all ranks."""
+        if self.options.op is ReduceOp.SUM:
+            self._sums.update({index: self.gradients[index].copy() for index in new if self._in[index]})
+        for index, gradient in rows.items():
+            self.gradients[index].add(gradient)
 
     def _everything(self) -> int:
         """The word of a rank whose gradients are all in: the number of buckets, and one for all sparse ones."""
@@ -339,13 +365,15 @@ class BucketReducer:
             self._sums = kept | {index: self.gradients[index].copy() for index in due}
 
     def _reduce_sparse(self, *, again: bool) -> None:
-        """The sparse gradients. As in buckets, what is new counts ``size`` times when sums are exchanged again."""
+        """The sparse gradients. As in buckets, what is new counts ``size`` times when sums are exchanged again. Those
+        that were in a bucket of this round have been reduced, as far as they were dense."""
         summing = self.options.op is ReduceOp.SUM
         for index in self._layout.sparse:
-            gradient = self.gradients[index]
-            if again and summing and gradient.current() is not None:
+            gradient, once_more = self.gradients[index], again or self._in[index]
+            if once_more and summing and gradient.current() is not None:
                 gradient.amplify(self.engine.size, self._sums.get(index))
-            gradient.reduce_sparse(f"{self._name}.sparse.{index}", self.options.of_reduced() if again else self.options)
+            options = self.options.of_reduced() if once_more else self.options
+            gradient.reduce_sparse(f"{self._name}.sparse.{index}", options)
             if summing and gradient.current() is not None:
                 self._sums[index] = gradient.copy()
 
@@ -417,10 +445,14 @@ class BucketReducer:
             self._engine = None
             raise
 
-    def _plan(self, order: Iterable[int]) -> None:
-        """Lay out the buckets. Collective."""
+    def _plan(self, order: Iterable[int], aside: Mapping[int, Any] | None = None) -> None:
+        """Lay out the buckets. ``aside``: gradients that are in no parameter now. Collective."""
         recorded = self._order is None
-        if self._layout.plan(self.engine, self._name, self.gradients, self._current, order, final=recorded):
+
+        def current(index: int) -> Any:
+            return self._current(index) if aside is None or index not in aside else aside[index]
+
+        if self._layout.plan(self.engine, self._name, self.gradients, current, order, final=recorded):
             self._order = None
         self._frozen.clear()
         self._reopen()

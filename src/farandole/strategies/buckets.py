@@ -77,6 +77,12 @@ class Gradient(Protocol):
     def reduce_sparse(self, name: str, options: GradientOptions) -> None:
         """Reduce a sparse gradient: everybody gets everybody's rows. Collective; a missing gradient has none."""
 
+    def take(self) -> Any:
+        """The parameter's gradient, which it has no more."""
+
+    def add(self, gradient: Any) -> None:
+        """Add what was taken to the parameter's gradient, if it has another one now."""
+
     def copy(self) -> Any:
         """A copy of the parameter's gradient."""
 

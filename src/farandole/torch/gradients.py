@@ -220,6 +220,16 @@ class TorchGradient:
             values = values * (options.prescale * options.postscale)
         parameter.grad = self._last = sparse(total.indices(), values, parameter.shape)
 
+    def take(self) -> Any:
+        gradient, self._parameter.grad = self._parameter.grad, None
+        return gradient
+
+    def add(self, gradient: Any) -> None:
+        parameter = self._parameter
+        if parameter.grad is not None:
+            gradient = parameter.grad.detach() + gradient.detach().to_dense()
+        parameter.grad = gradient
+
     def copy(self) -> Any:
         return self._parameter.grad.detach().clone()
 
