@@ -276,3 +276,25 @@ def test_a_parameter_whose_first_sparse_gradient_comes_late(uses: Any, options: 
     for found, same, wanted in zip(one, other, train(range(n), False, lambda optimizer: optimizer), strict=True):
         assert torch.equal(found, same)
         torch.testing.assert_close(found, wanted, **wide)
+
+
+def test_what_has_no_rows_may_get_some() -> None:
+    """``zero_grad(set_to_none=False)`` leaves sparse gradients without rows, and the next backward adds to them."""
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        table, head = torch.nn.Embedding(9, 3, sparse=True), torch.nn.Linear(3, 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([*table.parameters(), *head.parameters()], lr=0.1))
+        for step in range(6):
+            optimizer.zero_grad(set_to_none=False)
+            found = table(torch.tensor([rank])) if step % 3 else torch.ones(1, 3)  # no rank uses the table in step 3
+            head(found).sum().backward()
+            optimizer.step()
+        given = torch.zeros(4, 2).to_sparse(1)
+        total = hvd.sparse_allreduce_async(given, "nothing", hvd.Sum)()
+        for tensor in (given, total):
+            tensor += torch.ones(4, 2).to_sparse(1)
+            assert torch.equal(tensor.to_dense(), torch.ones(4, 2))
+
+    job(2, fn)

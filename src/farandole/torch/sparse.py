@@ -36,7 +36,7 @@ def sparse_allreduce_async(
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"op={op!r} is not defined for sparse tensors; use Average or Sum")
-    own = tensor if tensor.is_sparse else tensor.to_sparse()
+    own = _to_grow(tensor if tensor.is_sparse else tensor.to_sparse())
     parts = [own._indices().t().contiguous(), own._values()]
     handle = gather_rows_async(parts, own.shape, name, process_set)
     size = context.engine(process_set).size
@@ -48,9 +48,14 @@ def sparse_allreduce_async(
             if not values.is_floating_point():
                 return _average_of_integers(indices.t(), values, own.shape, size)
             values = values / size
-        return sparse(indices.t(), values, own.shape)
+        return _to_grow(sparse(indices.t(), values, own.shape))
 
     return finish
+
+
+def _to_grow(tensor: Any) -> Any:
+    """Where it has no rows yet, torch adds the first ones in its memory, which must not be numpy's, too."""
+    return tensor if tensor._nnz() else tensor.clone()
 
 
 def _average_of_integers(indices: Any, values: Any, shape: Any, size: int) -> Any:
