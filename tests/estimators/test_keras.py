@@ -134,6 +134,8 @@ def test_ranks_on_spark_tasks_train_and_predict(spark: Any, scratch: Path, tmp_p
     fitted.write().overwrite().save(str(tmp_path / "model"))
     read = KerasModel.load(str(tmp_path / "model"))
     assert np.array_equal(weights(read.getModel()), weights(fitted.getModel()))
+    KerasEstimator(epochs=3).save(str(tmp_path / "bare"))  # its model comes later
+    assert KerasEstimator.load(str(tmp_path / "bare")).getEpochs() == 3
     assert list(scratch.iterdir()) == []
 
 

@@ -49,6 +49,10 @@ def test_a_pipeline_is_fitted_written_and_read(spark: Any, tmp_path: Path, scrat
     fitted.write().overwrite().save(str(tmp_path / "model"))
     read = PipelineModel.load(str(tmp_path / "model"))
     assert isinstance(read.stages[1], TorchModel)
+    for place, kind in enumerate(("VectorAssembler", "TorchModel")):
+        (stage,) = (tmp_path / "model" / "stages").glob(f"{place}_*")
+        with pytest.raises(SettingsError, match=rf"holds a .*\.{kind}, and TorchEstimator .* {kind}\.load\(path\)"):
+            TorchEstimator.load(str(stage))
     found = read.stages[1].setOutputCols(["found"]).transform(assembler.transform(rows))
     np.testing.assert_array_equal(found.toPandas()["found"], expected)
     pipeline.write().overwrite().save(str(tmp_path / "pipeline"))
@@ -173,6 +177,8 @@ def test_every_parameter_has_its_default_and_accessors() -> None:
     assert model.setLabelColoumns(["a", "b"]).getOutputCols() == ["a__output", "b__output"]
     copied = made.copy({made.epochs: 5})
     assert (copied.getEpochs(), made.getEpochs(), copied.getNumProc()) == (5, 1, 2)
+    assert copied.setParams(epochs=None, batch_size=7) is copied
+    assert (copied.getEpochs(), copied.getBatchSize(), made.getBatchSize()) == (1, 7, 32)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +188,7 @@ def test_every_parameter_has_its_default_and_accessors() -> None:
         (lambda: TorchEstimator(epochs="two"), "epochs"),
         (lambda: TorchEstimator(num_proc=2, backend=Pool(1)), '"backend" and "num_proc" may be specified'),
         (lambda: TorchEstimator().setEpoch(2), "TorchEstimator has no setEpoch; did you mean 'setEpochs'"),
+        (lambda: TorchEstimator().setParams(epoch=2), "TorchEstimator has no parameter 'epoch'; did you mean 'epochs'"),
         (lambda: TorchEstimator(2), "positional"),
     ],
 )
@@ -196,9 +203,9 @@ def test_a_parameter_that_does_not_exist_or_fit_is_named(call: Any, says: str) -
         (("x", "y", "k"), {"label_cols": ["q"]}, r"Label column q does not exist in the DataFrame \(it has x, y, k\)"),
         (("x", "string(y) as y"), {}, "label column 'y' is of type string: index it first"),
         (("x", "map('a', y) as y"), {}, "label column 'y' is of type map<string,double>: make columns of its values"),
-        (("x", "if(z > 1, null, y) as y"), {}, r"column 'y': null"),
+        (("x", "if(z > 1, null, y) as y"), {}, "^column 'y' holds null: give data_options={'fill': {'y': value}}"),
         (("if(z > 1, slice(x, 1, 2), x) as x", "y"), {}, "lists of column 'x' have from 2 to 3 elements"),
-        (("if(z > 1, null, x) as x", "y"), {}, "column 'x'( holds null in |: the first row is null)"),
+        (("if(z > 1, null, x) as x", "y"), {}, "^column 'x'( holds null in | of the DataFrame: the first row is null)"),
         (("x", "y", "y as other"), {"feature_cols": ["x", "other"]}, "the model cannot take the features"),
         (("x", "y"), {"validation": "held"}, "Validation column held does not exist"),
         (("x", "y", "0 as held"), {"validation": "held"}, "Validation DataFrame is empty"),
@@ -376,3 +383,9 @@ def test_a_null_that_a_model_is_given_is_named_by_its_column(spark: Any) -> None
     )
     with pytest.raises(Exception, match="column 'z': null"):
         model.transform(spark.sql("select if(id = 3, null, double(id)) as z from range(5)")).collect()
+    values = [(Vectors.dense([float(id)]) if id != 3 else None, 1.0) for id in range(5)]
+    vectors = spark.createDataFrame(values, ["z", "y"])
+    with pytest.raises(Exception, match="column 'z': null"):
+        model.transform(vectors).collect()
+    with pytest.raises(DataError, match="column 'z' holds null in 1 rows: give data_options="):
+        estimator(net(1, inputs=1), feature_cols=["z"], backend=Never(1)).fit(vectors)

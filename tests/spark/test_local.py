@@ -258,7 +258,7 @@ def test_a_dataframe_that_cannot_be_data(spark: Any, tmp_path: Path) -> None:
         from_spark(frame, features="a", labels="c")
     with tools.Clean(spark), pytest.raises(Exception, match="no such row"):
         from_spark(frame.selectExpr("if(a = 2, raise_error('no such row'), a) as a"))
-    with pytest.raises(DataError, match="row 0, column 'b': null; give fill="):
+    with pytest.raises(DataError, match=r"^column 'b' of the DataFrame: null; give fill="):
         from_spark(frame)
     with pytest.raises(DataError, match="the DataFrame has no rows"):
         from_spark(frame.where("a > 5"))

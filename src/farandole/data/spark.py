@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from farandole.data import paths, plans
 from farandole.data.parquet import ParquetData
+from farandole.data.parquet.places import InFrame, Where
 from farandole.errors import DataError, SettingsError
 from farandole.log import logger
 
@@ -90,6 +91,10 @@ class SparkData(ParquetData):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_files_of"}
+
+    def where(self, file: str, row: int = 0) -> Where:
+        """The DataFrame: its files are gone when somebody reads an error."""
+        return InFrame(file, row)
 
     def __enter__(self) -> SparkData:
         return self

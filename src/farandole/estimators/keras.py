@@ -163,6 +163,8 @@ def _whole(model: Any, custom: Any) -> tuple[Packed, dict[str, Any]]:
 
 
 def _unpacked(values: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(values.get("model"), tuple):  # an estimator that has none yet, or what another class wrote
+        return values
     packed, compiled = values["model"]
     model, keras = packed.open(), packed.package()
     if compiled:

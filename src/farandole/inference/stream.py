@@ -19,17 +19,16 @@ from farandole.data.parquet.columns import (
     UNDECODED,
     Column,
     Wanted,
-    Where,
     column_of,
     decoded,
     first_null,
     fitting,
     is_image,
-    null_error,
     plain,
     undecoded,
     values,
 )
+from farandole.data.parquet.places import Where, null_error
 from farandole.errors import DataError
 from farandole.inference.isolate import Part, WholeError, parts
 from farandole.inference.recut import Batch, recut

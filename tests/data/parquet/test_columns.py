@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from farandole.data import ParquetData, Store, from_parquet, from_spark
-from farandole.data.parquet.columns import Column, Where, values
+from farandole.data.parquet.columns import Column, values
+from farandole.data.parquet.places import Where
 from farandole.errors import DataError
 
 VECTOR = pa.struct({"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()),

@@ -11,6 +11,7 @@ import numpy as np
 from farandole.data.extras import need
 from farandole.data.parquet.casts import cast, is_number, rule
 from farandole.data.parquet.kinds import cure, innermost, is_bytes, is_list, number_dtype
+from farandole.data.parquet.places import Where, null_error
 from farandole.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -46,17 +47,6 @@ class Wanted(NamedTuple):
     dtypes: Mapping[str, Any]
     fill: Mapping[str, Any]
     decode: Mapping[str, Callable[[bytes], Any]]
-
-
-class Where(NamedTuple):
-    """Where rows stand: a file, and the first of them in it."""
-
-    file: str
-    row: int = 0
-
-    def error(self, column: str, row: int | None, text: str) -> DataError:
-        place = "" if row is None else f", row {self.row + row}"
-        return DataError(f"{self.file}{place}, column {column!r}: {text}")
 
 
 def check_names(wanted: Wanted, columns: Sequence[str]) -> None:
@@ -284,10 +274,6 @@ def plain(array: Any) -> Array:
 
 def first_null(array: Any) -> int:
     return int(np.flatnonzero(plain(array.is_null()))[0])
-
-
-def null_error(name: str, row: int | None, where: Where) -> DataError:
-    return where.error(name, row, f"null; give fill={{{name!r}: value}}, or leave such rows out")
 
 
 RowOf = Callable[[int], int]  # the row to which an element of flat values belongs

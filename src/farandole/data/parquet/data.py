@@ -16,7 +16,8 @@ import numpy as np
 
 from farandole.data import paths
 from farandole.data.extras import need
-from farandole.data.parquet.columns import Column, Wanted, Where, check_names, column_of, first_null, null_error, values
+from farandole.data.parquet.columns import Column, Wanted, check_names, column_of, first_null, values
+from farandole.data.parquet.places import Where, null_error
 from farandole.data.parquet.stamps import Stamp, stamp
 from farandole.errors import DataError, did_you_mean
 
@@ -122,6 +123,10 @@ class ParquetData:
         """Those that are read: name, kind, dtype and shape of a row."""
         return self.scan.columns
 
+    def where(self, file: str, row: int = 0) -> Where:
+        """Rows of a file, for errors about them."""
+        return Where(file, row)
+
     def selected(self, known: Sequence[str], source: str = "") -> list[str]:
         """The names of the columns that are read, of all ``known``. ``source``: what has them, for the error."""
         others = {*self.labels, self.weight}
@@ -207,7 +212,7 @@ def _scan(data: ParquetData) -> Scan:
     names = data.selected(schema.names)
     wanted = data._wanted
     check_names(wanted, names)
-    where = Where(files[0].path)
+    where = data.where(files[0].path)
     head: dict[str, Any] = {}
 
     def first(name: str) -> Any:
@@ -220,8 +225,8 @@ def _scan(data: ParquetData) -> Scan:
     if data.features is None and data._columns is None:
         _check_all(files, schema.names)
     return Scan(
-        tuple(each.path for each in files), tuple(keys(each) for each in files), columns, _groups(files, columns),
-        stamps,
+        tuple(each.path for each in files), tuple(keys(each) for each in files), columns,
+        _groups(files, columns, data.where), stamps,
     )  # fmt: skip
 
 
@@ -345,7 +350,9 @@ def _check_all(files: Sequence[Any], names: Sequence[str]) -> None:
             raise Where(file.path).error(more[0], None, f"{other} does not have it: {cure}")
 
 
-def _groups(files: Sequence[Any], columns: Sequence[Column]) -> tuple[RowGroup, ...]:
+def _groups(
+    files: Sequence[Any], columns: Sequence[Column], where: Callable[[str, int], Where]
+) -> tuple[RowGroup, ...]:
     fixed = sum(column.width for column in columns)
     sized = [column.name for column in columns if not column.width]
     strict = [column.name for column in columns if column.fill is None]
@@ -362,20 +369,20 @@ def _groups(files: Sequence[Any], columns: Sequence[Column]) -> tuple[RowGroup, 
                 if name in sized:
                     size += _SWOLLEN * int(group.column(place).total_uncompressed_size)
                 if name in strict and inside[place] == name:
-                    _check_nulls(file, index, group.column(place), name, row)
+                    _check_nulls(file, index, group.column(place), name, where(file.path, row))
             if group.num_rows:
                 found.append(RowGroup(number, index, group.num_rows, row, size))
             row += group.num_rows
     return tuple(found)
 
 
-def _check_nulls(file: Any, index: int, chunk: Any, name: str, row: int) -> None:
-    """Raise DataError, with the row, if the footer says that there are nulls."""
+def _check_nulls(file: Any, index: int, chunk: Any, name: str, where: Where) -> None:
+    """Raise NullError, with the row, if the footer says that there are nulls."""
     statistics = chunk.statistics
     if statistics is not None and statistics.has_null_count and statistics.null_count:
         column = file.subset(row_group_ids=[index]).to_table(columns=[name]).column(0).combine_chunks()
         if column.null_count:  # not those of the field of a struct whose path reads like the name
-            raise null_error(name, first_null(column), Where(file.path, row))
+            raise null_error(name, first_null(column), where)
 
 
 class Files:
@@ -425,7 +432,7 @@ class Files:
                 for batch in file.iter_batches(rows, row_groups=[group.number], columns=names, use_threads=False):
                     if self._near or row == group.row:  # from far away all is read for the first batch
                         self._check(group.file)  # after reading: these rows are of the file that the handle knows
-                    yield self._arrays(batch, keys, Where(path, row))
+                    yield self._arrays(batch, keys, self._data.where(path, row))
                     row += batch.num_rows
             if row < end:  # pyarrow raises nothing where a file ends early
                 raise OSError(f"it ends with {row - group.row} rows of them")

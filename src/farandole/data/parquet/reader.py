@@ -13,8 +13,9 @@ from farandole.config import Placement
 from farandole.data.loader import _Ahead
 from farandole.data.order import SHUFFLE, Order, ahead_for, lanes_for
 from farandole.data.parquet.chunks import Arrays, Chunks
-from farandole.data.parquet.columns import Column, Where, decoded, fitting
+from farandole.data.parquet.columns import Column, decoded, fitting
 from farandole.data.parquet.data import Files, ParquetData, RowGroup
+from farandole.data.parquet.places import Where
 from farandole.data.steps import EVEN, Step, Steps
 from farandole.data.whole import switch, whole
 from farandole.errors import DataError, SettingsError
@@ -291,7 +292,7 @@ class _Iteration:
             if row < group.rows:
                 break
             row -= group.rows
-        return Where(self._reader.data.scan.files[group.file]), group.row + row
+        return self._reader.data.where(self._reader.data.scan.files[group.file]), group.row + row
 
 
 def _world() -> tuple[int, int]:

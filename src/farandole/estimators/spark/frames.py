@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from farandole.data import ParquetData, from_spark
+from farandole.data.parquet.places import NullError
 from farandole.data.spark import spark_url
 from farandole.errors import DataError
 from farandole.estimators.nans import KINDS, warn
@@ -66,6 +67,12 @@ def padded(data: ParquetData) -> dict[str, tuple[int, ...]]:
 def _written(frame: Any, parent: str | None, options: Mapping[str, Any], empty: str) -> Any:
     try:
         return from_spark(frame, parent=parent, **options)
+    except NullError as error:
+        name = error.column
+        raise DataError(
+            f"column {name!r} holds null: give data_options={{'fill': {{{name!r}: value}}}}, or leave such rows out "
+            f"(df.dropna(subset=[{name!r}]))"
+        ) from None
     except DataError:
         if frame.isEmpty():
             raise DataError(empty) from None
@@ -158,8 +165,6 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
     """DataError if lists or vectors of a column differ in length, or hold null; a warning for a column with NaN or
     infinite numbers, of which one would make all weights NaN: footers do not tell, and ranks would find out in the
     middle of an epoch. Spark looks at these columns, in one pass."""
-    from pyspark.ml.functions import vector_to_array
-
     chosen = [each for each in data.columns if each.kind in ("list", "vector") and each.fill is None]
     found = session.read.parquet(spark_url(str(data.path)))
     nans = {each.name: _nan(found, each.name) for each in data.columns if each.kind in KINDS}
@@ -167,7 +172,7 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
     for place, column in enumerate(chosen):
         values = F.col(quote(column.name))
         if column.kind == "vector":
-            values = vector_to_array(values)
+            values = array_of(values)
         missing = values.isNull() | F.exists(values, lambda value: value.isNull())
         numbers += [
             F.sum(F.when(missing, 1).otherwise(0)).alias(f"missing{place}"),
@@ -191,15 +196,20 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
             warn(name, row[f"nan {name}"], data.rows, columns)
 
 
-def _nan(frame: Any, name: str) -> Any:
-    """Whether a row has NaN or infinite numbers in this column; None for a type that has none."""
+def array_of(vectors: Any) -> Any:
+    """Spark's function fails on null, and does not say in which column."""
     from pyspark.ml.functions import vector_to_array
 
+    return F.when(vectors.isNotNull(), vector_to_array(vectors))
+
+
+def _nan(frame: Any, name: str) -> Any:
+    """Whether a row has NaN or infinite numbers in this column; None for a type that has none."""
     kind, column = frame.schema[name].dataType, F.col(quote(name))
     if isinstance(kind, T.FloatType | T.DoubleType):
         return _not_finite(column)
     if kind.typeName() in ("vectorudt", "vector"):
-        return F.exists(vector_to_array(column), _not_finite)
+        return F.exists(array_of(column), _not_finite)
     if isinstance(kind, T.ArrayType) and isinstance(kind.elementType, T.FloatType | T.DoubleType):
         return F.exists(column, _not_finite)
     return None

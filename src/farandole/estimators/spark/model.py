@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark.ml import Model
-from pyspark.ml.functions import array_to_vector, vector_to_array
+from pyspark.ml.functions import array_to_vector
 from pyspark.ml.param import TypeConverters
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from farandole.errors import DataError, SettingsError
-from farandole.estimators.spark.frames import field_of, quote, unfound
+from farandole.estimators.spark.frames import array_of, field_of, quote, unfound
 from farandole.estimators.spark.params import Declared, Row, declare, names
 from farandole.estimators.spark.persistence import Persistent
 from farandole.estimators.spark.predictions import predicted, predicted_by_row
@@ -118,4 +118,4 @@ def _returned(shape: Sequence[int]) -> str:
 def _array(dataset: Any, name: str) -> Any:
     kind = field_of(dataset, name).dataType
     column = F.col(quote(name))
-    return vector_to_array(column) if kind.typeName() in ("vectorudt", "vector") else column
+    return array_of(column) if kind.typeName() in ("vectorudt", "vector") else column

@@ -146,6 +146,11 @@ class Declared(Params):  # type: ignore[misc]
             else:
                 self._set(**{name: value})
 
+    def setParams(self, **values: Any) -> Any:
+        """Set parameters by name, None for its default; the object."""
+        self._set_checked(values)
+        return self
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("set", "get")):
             near = did_you_mean(name, [each for each in dir(type(self)) if each.startswith(name[:3])])

@@ -75,9 +75,16 @@ class _Reader(MLReader):  # type: ignore[misc]
 
     def load(self, path: str) -> Any:
         metadata = DefaultParamsReader.loadMetadata(path, _context(self))
-        values = cloudpickle.loads(base64.b64decode(metadata["paramMap"][_PARAMS]))
         found = self.cls()  # of subclasses that programs make, arguments of the constructor need not be parameters
-        found._set(**self.cls.unpack(values))
+        packed = metadata["paramMap"].get(_PARAMS)
+        values = packed and self.cls.unpack(cloudpickle.loads(base64.b64decode(packed)))
+        if values is None or not all(found.hasParam(name) for name in values):
+            kind = metadata["class"]
+            raise SettingsError(
+                f"{path} holds a {kind}, and {self.cls.__name__} cannot read it: {kind.rpartition('.')[2]}.load(path) "
+                "does; a pipeline is read by its own class (PipelineModel.load)"
+            )
+        found._set(**values)
         found._resetUid(metadata["uid"])
         return found
 

@@ -1,0 +1,38 @@
+"""Where rows stand, for errors about them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from farandole.errors import DataError
+
+
+class NullError(DataError):
+    """A null for which no ``fill`` stands, in ``column``."""
+
+    column = ""
+
+
+class Where(NamedTuple):
+    """Where rows stand: a file, and the first of them in it."""
+
+    file: str
+    row: int = 0
+
+    def error(self, column: str, row: int | None, text: str) -> DataError:
+        place = "" if row is None else f", row {self.row + row}"
+        return DataError(f"{self.file}{place}, column {column!r}: {text}")
+
+
+class InFrame(Where):
+    """Rows of a DataFrame: its user knows neither the files that it was written to nor their order."""
+
+    def error(self, column: str, row: int | None, text: str) -> DataError:
+        return DataError(f"column {column!r} of the DataFrame: {text}")
+
+
+def null_error(name: str, row: int | None, where: Where) -> NullError:
+    told = where.error(name, row, f"null; give fill={{{name!r}: value}}, or leave such rows out")
+    error = NullError(*told.args)
+    error.column = name
+    return error
