@@ -85,7 +85,9 @@ def test_cross_validation_and_a_split_choose_among_parameters(
     assert list(scratch.iterdir()) == []
 
 
-def test_data_are_where_the_session_says_and_otherwise_in_the_store(spark: Any, tmp_path: Path) -> None:
+def test_data_are_where_the_session_says_and_otherwise_in_the_store(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, chosen = Store.create(str(tmp_path / "store")), tmp_path / "chosen"
     made = estimator(epochs=1, store=store)
     spark.conf.set("spark.farandole.data.dir", str(chosen))
@@ -96,6 +98,9 @@ def test_data_are_where_the_session_says_and_otherwise_in_the_store(spark: Any, 
     assert (chosen.exists(), (tmp_path / "store" / "intermediate_data").exists()) == (True, False)
     made.fit(frame(spark))
     assert (tmp_path / "store" / "intermediate_data").exists()
+    monkeypatch.setattr("farandole.estimators.spark.estimator.shared_folder", lambda session: "")  # of a cluster
+    with pytest.raises(SettingsError, match=r"give store=Store\.create\('hdfs://...'\).* or set spark.farandole.data"):
+        estimator(backend=Never(1)).fit(frame(spark))
 
 
 def test_on_spark_connect_ranks_are_no_tasks(spark: Any, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,13 +214,28 @@ def test_a_parameter_that_does_not_exist_or_fit_is_named(call: Any, says: str) -
         (("x", "y", "y as other"), {"feature_cols": ["x", "other"]}, "the model cannot take the features"),
         (("x", "y"), {"validation": "held"}, "Validation column held does not exist"),
         (("x", "y", "0 as held"), {"validation": "held"}, "Validation DataFrame is empty"),
+        (("x", "y", "'test' as held"), {"validation": "held"}, r"empty\. .*, which holds text: make numbers of it"),
+        (("x", "y", "date'2024-01-01' as held"), {"validation": "held"}, "validation column 'held' is of type date"),
         (
             ("x", "y", "cast(k as string) as k"),
             {"sample_weight_col": "k"},
             "sample_weight_col='k' is no column of numbers",
         ),
     ],
-    ids=["missing", "text", "map", "null label", "lengths", "null list", "features", "no column", "empty", "weight"],
+    ids=[
+        "missing",
+        "text",
+        "map",
+        "null label",
+        "lengths",
+        "null list",
+        "features",
+        "no column",
+        "empty",
+        "side of text",
+        "side of dates",
+        "weight",
+    ],
 )
 def test_a_bad_dataframe_is_one_error_before_training(
     spark: Any, scratch: Path, change: tuple[str, ...], params: dict[str, Any], says: str
@@ -277,6 +297,8 @@ def test_nan_in_the_column_of_validation_is_not_above_0(spark: Any) -> None:
     rows = spark.createDataFrame([(1.0, 1.0), (2.0, float("nan")), (3.0, None), (4.0, 0.5)], "y double, held double")
     train, held = split(rows, ["y"], "held", 0)
     assert [sorted(row.y for row in side.collect()) for side in (train, held)] == [[2.0, 3.0], [1.0, 4.0]]
+    train, held = split(rows.selectExpr("y", "if(y > 2, '1', if(y = 2, 'no', '0')) as held"), ["y"], "held", 0)
+    assert [sorted(row.y for row in side.collect()) for side in (train, held)] == [[1.0, 2.0], [3.0, 4.0]]
 
 
 def test_fits_at_once_keep_the_rows_until_the_last_has_ended(spark: Any) -> None:

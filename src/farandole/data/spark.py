@@ -185,16 +185,22 @@ def _write(frame: Any, names: Sequence[str], how: _How) -> _Written:
     return written
 
 
-def _parent(session: Any) -> str:
+def shared_folder(session: Any) -> str:
+    """That of the session's setting; on one machine, the temporary one. "" where nobody knows one."""
     found = session.conf.get(FOLDER, "")
     if not found and session.conf.get("spark.master", "").startswith("local"):
         found = tempfile.gettempdir()
+    return str(found)
+
+
+def _parent(session: Any) -> str:
+    found = shared_folder(session)
     if not found:
         raise SettingsError(
             "from_spark needs a folder that Spark and all ranks reach by one name: parent='hdfs://...', "
             f"s3://, abfs://, /Volumes/... or a folder on a shared disk; or set {FOLDER} for the session"
         )
-    return str(found)
+    return found
 
 
 def spark_url(parent: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.ml import Estimator
 
 from farandole.data import ParquetData, Store, from_parquet
-from farandole.data.spark import FOLDER
+from farandole.data.spark import FOLDER, shared_folder
 from farandole.errors import DataError, SettingsError, did_you_mean
 from farandole.estimators import mlflow
 from farandole.estimators.backend import Backend, LocalBackend, SparkBackend
@@ -142,6 +142,12 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             parent = f"{store.prefix_path}/intermediate_data"  # apart from prepared data
             if "://" in parent and store.storage_options:
                 options.setdefault("storage_options", store.storage_options)
+        if parent is None and not shared_folder(dataset.sparkSession):
+            raise SettingsError(
+                "fit() writes rows for the ranks to a folder that Spark and all ranks reach by one name: give "
+                "store=Store.create('hdfs://...'), s3://, abfs://, /Volumes/... or a folder on a shared disk; or set "
+                f"{FOLDER} for the session"
+            )
         with prepared(dataset, columns, self._value("validation"), parent, options, self._seed()) as data:
             yield data
 

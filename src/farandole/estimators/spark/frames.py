@@ -37,6 +37,8 @@ def prepared(
         if held is not None:
             given["shapes"] = {**padded(data), **(options.get("shapes") or {})}
             empty = "Validation DataFrame is empty. Increase the validation split, or look at the validation column"
+            if isinstance(validation, str) and isinstance(field_of(frame, validation).dataType, T.StringType):
+                empty += f", which holds text: make numbers of it, as (F.col({validation!r}) == 'test') does"
             other = stack.enter_context(_written(held, parent, given, f"{empty}: validation={validation!r}"))
         for each in (data, other):
             if each is not None:
@@ -47,8 +49,8 @@ def prepared(
 @contextlib.contextmanager
 def computed_once(frame: Any, names: Sequence[str], validation: float | str | None) -> Iterator[Any]:
     """A DataFrame whose sides for training and for validation have the rows of one computation, within the block."""
-    if isinstance(validation, str) and field_of(frame, validation) is None:
-        raise unfound(frame, "Validation", validation)
+    if isinstance(validation, str):
+        _check_sides(frame, validation)
     if not validation or not varies(frame):
         yield frame
         return
@@ -57,6 +59,18 @@ def computed_once(frame: Any, names: Sequence[str], validation: float | str | No
     found = dict.fromkeys(field_of(frame, name).name for name in names)
     with kept(frame.select(*(F.col(quote(name)) for name in found))) as same:
         yield same
+
+
+def _check_sides(frame: Any, name: str) -> None:
+    """DataError unless it is a column that says which rows are for validation."""
+    field = field_of(frame, name)
+    if field is None:
+        raise unfound(frame, "Validation", name)
+    if not isinstance(field.dataType, T.NumericType | T.BooleanType | T.StringType):
+        raise DataError(
+            f"validation column {name!r} is of type {field.dataType.simpleString()}: rows where it is above 0, or "
+            f"true, are for validation; make one of it, as df.withColumn({name!r}, F.col({name!r}) > '2024-01-01') does"
+        )
 
 
 def padded(data: ParquetData) -> dict[str, tuple[int, ...]]:
@@ -89,7 +103,8 @@ def split(frame: Any, names: Sequence[str], validation: float | str | None, seed
     if not validation:
         return frame.select(*quoted), None
     if isinstance(validation, str):
-        held = F.nanvl(F.col(quote(validation)).cast("double"), F.lit(0.0)) > 0  # to Spark, NaN is above all numbers
+        number = F.expr(f"try_cast({quote(validation)} as double)")  # of text that is none: null
+        held = F.nanvl(number, F.lit(0.0)) > 0  # to Spark, NaN is above all numbers
         return frame.filter(~held | held.isNull()).select(*quoted), frame.filter(held).select(*quoted)
     place = F.pmod(F.xxhash64(F.lit(seed), *found), F.lit(_PARTS))
     held = place < F.lit(int(validation * _PARTS))
