@@ -28,7 +28,8 @@ def test_types_are_read_as_spark_writes_them(text: str, same: str) -> None:
     ("text", "why"),
     [
         ("array<flaot>", "did you mean 'float'"), ("array<float", "ends too early"), ("float>", "follows"),
-        ("date", "'date' is no type"), ("a#int", "'#int' is no type"), ("struct<a:int b:int>", "where ',' belongs"),
+        ("date", "'date' is no type"), ("array<decimal(10, 3)>", r"'decimal\(10, 3\)' is no type of predictions"),
+        ("a#int", "'#int' is no type"), ("struct<a:int b:int>", "where ',' belongs"),
     ],
 )  # fmt: skip
 def test_what_is_no_type_is_told(text: str, why: str) -> None:

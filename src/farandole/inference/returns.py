@@ -28,7 +28,7 @@ _SPARK = {
 }  # fmt: skip
 DEFAULT = "array<float>"  # where neither user nor model says
 _OTHERS = ("boolean", "string", "binary")
-_TOKENS = re.compile(r"\s*(`(?:[^`]|``)*`|[\w.]+|[<>:,])")
+_TOKENS = re.compile(r"\s*(`(?:[^`]|``)*`|[\w.]+(?:\([\d, ]*\))?|[<>:,])")  # decimal(10,2) is one
 EXAMPLES = "'float', 'array<float>', 'string' or 'struct<label:int,scores:array<float>>'"
 
 
