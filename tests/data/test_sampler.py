@@ -162,6 +162,20 @@ def test_the_job_says_who_we_are_when_iteration_begins(one_of_two: list[tuple[in
     assert list(sampler) == [6, 10]
 
 
+def test_as_many_ranks_as_before_that_meet_anew_go_on_where_the_epoch_stood(
+    one_of_two: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reset after hosts were only removed skips the sync, and the program reads the epoch from its beginning."""
+    sampler = ElasticSampler(12, shuffle=False)
+    assert list(sampler) == [0, 2, 4, 6, 8, 10]
+    sampler.record_batch(0, 2)  # 0 1 2 3
+    assert (len(sampler), list(sampler)) == (6, [0, 2, 4, 6, 8, 10])
+    monkeypatch.setattr(context, "scope", lambda: "0.2")
+    assert (len(sampler), list(sampler)) == (4, [4, 6, 8, 10])
+    sampler.record_batch(0, 2)
+    assert sampler.processed_num == 8
+
+
 def test_before_init_there_is_no_rank() -> None:
     sampler = ElasticSampler(12)  # may be made before init()
     with pytest.raises(NotInitializedError):

@@ -53,7 +53,7 @@ class DistributedSampler:
         if rank is not None and not 0 <= rank < (num_replicas or 0):
             raise SettingsError(f"rank={rank} must be from 0 to num_replicas - 1 = {(num_replicas or 0) - 1}")
         self._told = None if rank is None or num_replicas is None else (rank, num_replicas)
-        self._world: tuple[int, int] | None = None  # rank and size for which positions are dealt
+        self._dealt: tuple[int, int, str] | None = None  # rank, size and stay in the job for which positions are dealt
         self.epoch = 0
         self.position = 0  # how many samples of the epoch's order are done, on all ranks together
         self._base = 0  # where iteration begins
@@ -98,7 +98,7 @@ class DistributedSampler:
 
     def reset(self) -> None:
         """Deal the remaining samples among the present ranks."""
-        self._base, self._world = self.position, None
+        self._base, self._dealt = self.position, None
 
     def state_dict(self) -> dict[str, int]:
         """The epoch and how many of its samples are done."""
@@ -135,15 +135,17 @@ class DistributedSampler:
         return weights
 
     def _count(self) -> int:
-        assert self._world is not None
-        left, size = self.length - self._base, self._world[1]
+        assert self._dealt is not None
+        left, size = self.length - self._base, self._dealt[1]
         return left // size if self.even == "drop" else -(-left // size)
 
     def _deal(self) -> tuple[int, int]:
-        """Rank and size; when they have changed, the rest is dealt anew."""
+        """Rank and size; when they have changed, or ``init()`` was called anew, the rest is dealt anew."""
         world = self._told or (context.rank(), context.size())
-        if world != self._world:
-            self._base, self._world = self.position, world
+        # After a reset the program reads the epoch from its beginning, and as many ranks as before may have met.
+        stay = "" if self._told else context.scope()
+        if (*world, stay) != self._dealt:
+            self._base, self._dealt = self.position, (*world, stay)
         return world
 
 

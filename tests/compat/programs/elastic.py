@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 generator = torch.Generator().manual_seed(0)
 images = torch.randn(64, 8, generator=generator)
 labels = (images.sum(1) > 0).long()
-dataset = torch.utils.data.TensorDataset(images, labels)
+dataset = torch.utils.data.TensorDataset(images, labels, torch.arange(64))
 train_sampler = hvd.elastic.ElasticSampler(dataset)
 loader = torch.utils.data.DataLoader(dataset, batch_size=8, sampler=train_sampler)
 
@@ -28,6 +28,8 @@ model = torch.nn.Linear(8, 2)
 optimizer = optim.SGD(model.parameters(), lr=0.1 * hvd.size(), momentum=0.9)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 resets = []
+seen = {epoch: [] for epoch in range(1, args.epochs + 1)}
+changes = {1: HostUpdateResult.added, 2: HostUpdateResult.removed}  # in which epoch: after removals ranks skip the sync
 
 
 def on_state_reset():
@@ -38,16 +40,17 @@ def on_state_reset():
 
 def train_epoch(state):
     state.model.train()
-    for batch_idx, (data, target) in enumerate(loader):
+    for batch_idx, (data, target, numbers) in enumerate(loader):
         state.optimizer.zero_grad()
         loss = F.cross_entropy(state.model(data), target)
         loss.backward()
         state.optimizer.step()
         state.batch += 1
+        seen[state.epoch].extend(numbers.tolist())
         state.train_sampler.record_batch(batch_idx, 8)
         if state.batch % args.batches_per_commit == 0:
-            if state.epoch == 1 and state.batch == 2 and not resets and hvd.rank() == 0:
-                state.on_hosts_updated(1.0, HostUpdateResult.added)  # what the elastic driver would say
+            if state.epoch in changes and state.batch == 2 and hvd.rank() == 0:
+                state.on_hosts_updated(float(state.epoch), changes[state.epoch])  # what the elastic driver would say
             state.commit()
 
 
@@ -68,6 +71,8 @@ weights = hvd.allgather(model.weight.detach().reshape(1, -1))
 assert torch.equal(weights[0], weights[-1]), "ranks hold different weights"
 right = (model(images).argmax(1) == labels).float().mean().item()
 assert right > 0.9, right
-assert resets == [hvd.size()], resets
+assert resets == [hvd.size()] * 2, resets
+for epoch, numbers in seen.items():
+    assert sorted(sum(hvd.allgather_object(numbers), [])) == list(range(64)), f"epoch {epoch}: not each sample once"
 assert (state.epoch, state.batch, train_sampler.processed_num) == (args.epochs, 0, 0)
 print(said, hvd.rank())
