@@ -115,6 +115,36 @@ def test_a_state_goes_back_and_follows_rank_0() -> None:
     assert synced[1:] == (0.1, 2, 0, [0])
 
 
+def test_what_a_state_was_given_is_what_the_program_goes_on_with() -> None:
+    """A copy of a scheduler would have a copy of the optimizer, and the one that trains would keep its rate."""
+
+    def check(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1.0 + rank)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        losses: list[float] = []
+        state = hvd.elastic.TorchState(optimizer=optimizer, scheduler=scheduler, losses=losses)
+        given = state.scheduler is scheduler, state.losses is losses
+        state.sync()
+        synced = state.scheduler is scheduler, state.losses is losses
+        optimizer.step()
+        scheduler.step()
+        state.losses.append(0.25)
+        state.save()
+        optimizer.step()
+        scheduler.step()
+        state.losses.append(0.5)
+        rates = [optimizer.param_groups[0]["lr"]]
+        state.restore()
+        rates.append(optimizer.param_groups[0]["lr"])
+        return given, synced, rates, scheduler.last_epoch, state.losses
+
+    zero, one = job(2, check)
+    assert zero == ((True, True), (True, True), [0.25, 0.5], 1, [0.25])
+    assert one == ((True, True), (True, False), [0.25, 0.5], 1, [0.25])
+
+
 def test_types_of_ones_own_are_handled_as_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     from farandole.torch import elastic as of_torch
 

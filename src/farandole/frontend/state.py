@@ -76,7 +76,10 @@ class State:
 
 
 class ObjectState(State):
-    """Plain values, as attributes: ``ObjectState(epoch=0, batch=0).epoch``. Saved as deep copies."""
+    """Plain values, as attributes: ``ObjectState(epoch=0, batch=0).epoch``. Saved as deep copies.
+
+    An attribute is the very object that was given, until ``restore()``, or ``sync()`` on a rank other than 0, puts a
+    copy in its place."""
 
     def __init__(
         self, bcast_object: Callable[..., Any] = broadcast_object, get_rank: Callable[[], int] = context.rank,
@@ -84,7 +87,8 @@ class ObjectState(State):
     ) -> None:  # fmt: skip
         super().__init__(bcast_object, get_rank)
         self._saved = dict(kwargs)
-        self.restore()
+        for name, value in kwargs.items():
+            setattr(self, name, value)
         self._saved = self._values()
 
     def save(self) -> None:
@@ -96,8 +100,13 @@ class ObjectState(State):
 
     def sync(self) -> None:
         if self._saved:
-            self._saved = self._bcast_object(self._values())
-            self.restore()
+            values = self._values()
+            received = self._bcast_object(values)
+            if self._rank() == 0:  # a program may know its own objects by other names, too
+                self._saved = values
+                return
+            self._saved = received
+            ObjectState.restore(self)
 
     def _values(self) -> dict[str, Any]:
         return {name: copy.deepcopy(getattr(self, name)) for name in self._saved}

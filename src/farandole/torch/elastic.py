@@ -76,7 +76,8 @@ _registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Types of attributes and their handlers; the first that fits is taken."""
+    """Types of attributes and their handlers; the first that fits is taken. What none of them fits, and has
+    ``state_dict`` and ``load_state_dict`` (a learning rate scheduler, say), has a ``StateHandler``."""
     return _registry
 
 
@@ -90,8 +91,9 @@ class TorchState(ObjectState):
     """Models, optimizers, samplers and plain values, as attributes.
 
     ``TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0)``. An attribute that is a module,
-    an optimizer or an ``ElasticSampler``, whatever its name, is handled by its ``state_dict()``; all else is copied.
-    Another object may be assigned later: ``state.model = other``. Nothing is sent before ``sync()``.
+    an optimizer, a sampler, a learning rate scheduler or whatever else has ``state_dict()`` and ``load_state_dict()``
+    stays the object that it is, and is handled by these; all else is copied. Another object may be assigned later:
+    ``state.model = other``. Nothing is sent before ``sync()``.
     """
 
     _handlers: dict[str, StateHandler]
@@ -128,4 +130,8 @@ class TorchState(ObjectState):
 
 
 def _handler_of(value: Any) -> StateHandler | None:
-    return next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)
+    found = next((handler for kind, handler in _registry if isinstance(value, kind)), None)
+    # The copy of a scheduler would have a copy of the optimizer, and set the learning rate of that.
+    if found is None and all(callable(getattr(type(value), name, None)) for name in ("state_dict", "load_state_dict")):
+        found = StateHandler
+    return None if found is None else found(value)
