@@ -69,6 +69,20 @@ def test_parameters_that_nobody_changed(unchanged: list[bool | None], told: bool
     assert bool(found.verdict(2)) == told
 
 
+def test_a_job_that_begins_anew_has_learned_what_it_had_learned() -> None:
+    learned, forgot = check(1000, piece((1000,))), check(1000)
+    forgot.unchanged = [lambda: False]
+    anew = check(1000)
+    anew.go_on(learned)
+    assert anew.verdict(2) == ""
+    for later in (0, 1000):  # after hosts were only removed, nothing is broadcast again
+        anew = GradientCheck()
+        anew.go_on(forgot)
+        anew.begun(later)
+        anew.unchanged.append(lambda: True)  # since then
+        assert "began with the same 1,000 parameters and then exchanged nothing" in anew.verdict(2)
+
+
 def test_nothing_to_say() -> None:
     assert check(0).verdict(4) == ""  # nothing was broadcast: no training
     assert check(1000).verdict(1) == ""

@@ -29,6 +29,7 @@ from farandole.transports import shm
 if TYPE_CHECKING:
     from farandole.context.server_access import ServerAccess
     from farandole.groups.messages import Messages
+    from farandole.observe.gradient_check import GradientCheck
     from farandole.ps.client import Servers
     from farandole.ps.peer import PeerServer
 
@@ -336,9 +337,9 @@ def scope() -> str:
     return f"{_stay[0]}.{_stay[1]}"
 
 
-def gradient_check_skipped() -> bool:
-    """Has ``skip_gradient_check`` been called?"""
-    return _entered().observers.gradient_check.skipped
+def gradient_check() -> GradientCheck:
+    """Whether the ranks that begin alike also learn together, in this stay."""
+    return _entered().observers.gradient_check
 
 
 def skip_gradient_check() -> None:

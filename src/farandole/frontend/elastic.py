@@ -11,6 +11,7 @@ from enum import IntFlag
 from typing import Any
 
 from farandole import context
+from farandole.context.again import init_again
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
 from farandole.log import logger
 
@@ -34,15 +35,15 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     ``state``: a ``TorchState``, ``KerasState`` or another ``State``, given when the function is called. Returns what
     the function returns. HorovodInternalError ends the job: nobody would take the place of the rank that was lost.
-    HostsUpdatedInterrupt (the program called ``state.on_hosts_updated``) initialises the same ranks anew, calls the
-    state's reset callbacks, and trains on.
+    HostsUpdatedInterrupt (the program called ``state.on_hosts_updated``) initialises the same ranks anew, with their
+    process sets, calls the state's reset callbacks, and trains on.
     """
 
     @functools.wraps(func)
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
         if context.rank() == 0:
             _say_fixed(context.size())
-        return _loop(func, _begin_anew, (HostsUpdatedInterrupt,), state, args, kwargs)
+        return _loop(func, init_again, (HostsUpdatedInterrupt,), state, args, kwargs)
 
     return wrapper
 
@@ -79,8 +80,3 @@ def _loop(
 @functools.cache  # once
 def _say_fixed(size: int) -> None:
     logger.warning(FIXED, size, "" if size == 1 else "s")
-
-
-def _begin_anew() -> None:
-    context.shutdown()
-    context.init()

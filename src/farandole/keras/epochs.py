@@ -223,7 +223,7 @@ class NoExchangeWarning(keras.callbacks.Callback, Observer):  # type: ignore[mis
         self._looking = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self._looking and not self._seen and not context.gradient_check_skipped():  # said once
+        if self._looking and not self._seen and not context.gradient_check().skipped:  # said once
             name = type(self._model.optimizer).__name__
             found = compared(combined(digests(self._model.trainable_weights)), MOMENT)
             cure = "compile with hvd.DistributedOptimizer(optimizer)"

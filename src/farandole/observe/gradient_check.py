@@ -36,13 +36,18 @@ class GradientCheck(Observer):
         self.largest = 0  # of them, those given at once: of one model, where there are several
         self.exchanged = 0  # elements of the largest piece that ranks put together
         self.by_program = 0  # ... that is not of a distributed optimizer
+        self._before = 0  # elements of parameters that they were given before they began anew
         self.skipped = False  # whatever is broadcast later
         self.unchanged: list[Callable[[], bool | None]] = []  # is what was broadcast still the same? None: unknown
 
     def begun(self, elements: int) -> None:
         """All ranks were given so many at once. Less than none: that many of the last were none of parameters."""
         self.broadcast += elements
-        self.largest = max(min(self.largest, self.broadcast), elements)
+        self.largest = max(min(self.largest, self.begun_with()), elements)
+
+    def begun_with(self) -> int:
+        """How many elements of parameters all ranks have had alike, in this stay or before it."""
+        return max(self.broadcast, self._before)
 
     def agreed(self, responses: Sequence[Response]) -> None:
         for response in responses:
@@ -54,10 +59,19 @@ class GradientCheck(Observer):
                         if size > self.by_program and not request.name.startswith(_OURS):
                             self.by_program = size
 
+    def go_on(self, earlier: GradientCheck) -> None:
+        """Be that of a job that begins anew, in the middle of training: what ranks did before counts as well."""
+        self._before = earlier.begun_with()
+        self.largest = earlier.largest
+        self.unchanged = list(earlier.unchanged)
+        self.exchanged = max(self.exchanged, earlier.exchanged)
+        self.by_program = max(self.by_program, earlier.by_program)
+        self.skipped = self.skipped or earlier.skipped
+
     def missing(self, size: int) -> bool:
         """Did ``size`` ranks begin alike, and exchange no gradients since? Not if the user was told already."""
         enough = min(_FEW, self.largest / 10)
-        return size > 1 and not self.skipped and self.broadcast > 0 and self.exchanged < enough
+        return size > 1 and not self.skipped and self.begun_with() > 0 and self.exchanged < enough
 
     def _predicted(self) -> bool:
         """Are the parameters what they were when they were broadcast, as far as anybody knows?"""
@@ -70,7 +84,7 @@ class GradientCheck(Observer):
             return ""
         what = f"at most {self.exchanged} numbers at a time" if self.exchanged else "nothing"
         return (
-            f"the {size} ranks of this job began with the same {self.broadcast:,} parameters and then exchanged "
+            f"the {size} ranks of this job began with the same {self.begun_with():,} parameters and then exchanged "
             f"{what}: no gradients. If it trains, it trained {outcome(size, None)}: let gradients pass through hvd's "
             "DistributedOptimizer (or DistributedGradientTape, DistributedTrainer, hvd.allreduce). If it only "
             "predicts, all is well"

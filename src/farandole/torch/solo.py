@@ -73,7 +73,7 @@ class _Watch:
     def _alone(self) -> bool:
         others = torch.distributed
         return bool(self._unused) or not (
-            (not self._of and (context.gradient_check_skipped() or self._number))
+            (not self._of and (context.gradient_check().skipped or self._number))
             or context.largest_exchange(by_program=bool(self._of)) >= self._enough
             or (others.is_available() and others.is_initialized())
         )

@@ -14,7 +14,8 @@ parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--batches-per-commit", type=int, default=2)
 args = parser.parse_args()
 
-hvd.init()
+first = hvd.ProcessSet([0])
+hvd.init(process_sets=[first])
 torch.manual_seed(hvd.rank())
 torch.set_num_threads(1)
 generator = torch.Generator().manual_seed(0)
@@ -75,4 +76,7 @@ assert resets == [hvd.size()] * 2, resets
 for epoch, numbers in seen.items():
     assert sorted(sum(hvd.allgather_object(numbers), [])) == list(range(64)), f"epoch {epoch}: not each sample once"
 assert (state.epoch, state.batch, train_sampler.processed_num) == (args.epochs, 0, 0)
+assert first.ranks == [0] and first.included() == (hvd.rank() == 0), first
+if first.included():
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum, process_set=first).tolist() == [1, 1]
 print(said, hvd.rank())
