@@ -157,12 +157,12 @@ def test_mpi_where_there_is_an_mpirun(
 
 
 def test_what_has_no_effect_is_said_in_a_line_each(started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
-    line = "-np 1 --mpi-args x --disable-cache --slots-per-host 2 --torus-allreduce true"
+    line = "-np 1 --mpi-args x --disable-cache --slots-per-host 2 --torus-allreduce --blacklist-cooldown-range 1 2 true"
     assert horovodrun.main(line.split()) == 0
     said = capsys.readouterr().err.splitlines()
     assert len(started) == 1
     assert [each.split(" has no effect: ")[0].removeprefix("horovodrun: ") for each in said] == [
-        "--slots-per-host", "--disable-cache", "--mpi-args", "--torus-allreduce",
+        "--slots-per-host", "--disable-cache", "--mpi-args", "--torus-allreduce", "--blacklist-cooldown-range",
     ]  # fmt: skip
     assert horovodrun.main(["-np", "1", "--gloo", "--no-torus-allreduce", "true"]) == 0
     assert capsys.readouterr().err == ""
@@ -191,6 +191,7 @@ def test_what_has_no_effect_is_said_in_a_line_each(started: list[Job], capsys: p
         ("-np 2 --hostfile /no/such/file true", "'/no/such/file' cannot be read"),
         ("-np 2 --min-np 1 true", "--min-num-proc is not available: this version of Farandole does not have elastic"),
         ("-np 2 --host-discovery-script d.sh true", "--host-discovery-script is not available"),
+        ("-np 2 --max-np 3 true", "leave it out and give the number of processes and their hosts"),
         ("-np 2 --config-file /no/such.yaml true", "cannot be read"),
     ],
 )

@@ -21,7 +21,11 @@ _ENDED = (
     "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be terminated. "
     "The first process to do so was:"
 )
-ELASTIC = "elastic jobs, whose ranks come and go (hvd.elastic.run runs in a job of fixed size)"
+ELASTIC = "elastic jobs, whose ranks come and go"
+FIXED = (
+    "leave it out and give the number of processes and their hosts; programs with hvd.elastic.run run in a job of "
+    "fixed size, too"
+)
 
 
 def speak_as_horovod() -> None:
@@ -47,7 +51,8 @@ def check_alone(*names: str) -> None:
 
 def missing(name: str) -> NotImplementedError:
     """The error of asking for an elastic job."""
-    return NotImplementedError(f"{name} is not available: this version of Farandole does not have {ELASTIC} yet")
+    why = f"this version of Farandole does not have {ELASTIC}, yet: {FIXED}"
+    return NotImplementedError(f"{name} is not available: {why}")
 
 
 def in_horovods_words(error: JobFailedError) -> str:

@@ -9,6 +9,7 @@ from farandole.errors import SettingsError
 
 USAGE = "horovodrun -np N [options] python train.py [arguments]"
 _ONE_WAY = "there is one way to do it, and it is chosen automatically"
+_FIXED = "this is not an elastic job"
 _NO_MPI = "mpirun, which --mpi asks for, takes options by its own variables (PRTE_MCA_..., HYDRA_...)"
 
 
@@ -98,9 +99,9 @@ OWN = (
     Flag(("--host-discovery-script",), str, "elastic jobs (not available yet)"),
     Flag(("--min-np", "--min-num-proc"), int, "elastic jobs (not available yet)"),
     Flag(("--max-np", "--max-num-proc"), int, "elastic jobs (not available yet)"),
-    Flag(("--slots-per-host",), int, "of elastic jobs", note="this is not an elastic job", name="slots"),
-    Flag(("--elastic-timeout",), int, "of elastic jobs", note="this is not an elastic job"),
-    Flag(("--reset-limit",), int, "of elastic jobs", note="this is not an elastic job"),
+    Flag(("--slots-per-host",), int, "of elastic jobs", note=_FIXED, name="slots"),
+    Flag(("--elastic-timeout",), int, "of elastic jobs", note=_FIXED),
+    Flag(("--reset-limit",), int, "of elastic jobs", note=_FIXED),
     Flag(("--disable-cache",), bool, "check hosts anew", note="nothing is cached"),
     Flag(("--network-interface", "--network-interfaces"), str, "interfaces that carry the traffic", name="nics"),
     Flag(("-p", "--ssh-port"), int, "port of ssh"),
@@ -180,8 +181,7 @@ def _text(flag: Flag, value: Any) -> str | None:
 
 def notes(options: argparse.Namespace) -> list[str]:
     """One line for each flag that is accepted and changes nothing."""
-    return [
-        f"{flag.names[-1]} has no effect: {flag.note}"
-        for flag in (*OWN, *TUNABLE)
-        if flag.note and getattr(options, flag.dest)
-    ]
+    told = [(flag.names[-1], flag.note) for flag in (*OWN, *TUNABLE) if flag.note and getattr(options, flag.dest)]
+    if options.cooldown_range:
+        told.append(("--blacklist-cooldown-range", _FIXED))
+    return [f"{name} has no effect: {note}" for name, note in told]

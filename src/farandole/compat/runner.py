@@ -40,6 +40,9 @@ def run(
     for name, value in elastic.items():
         if value is not None:
             raise missing(f"horovod.run({name}={value!r})")
+    for name, value in (("slots", slots), ("reset_limit", reset_limit), ("cooldown_range", cooldown_range)):
+        if value is not None:
+            logger.info("horovod.run: %s=%r has no effect: this is not an elastic job", name, value)
     if hosts and hostfile:
         raise SettingsError("Argument hosts and hostfile only allow one provided.")
     if use_gloo and use_mpi:
