@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -819,3 +820,38 @@ def test_a_variable_that_is_trained_later_sets_out_from_where_it_was_before_its_
 
     expected = 2.0 if isinstance(strategy, str) else 1.0
     assert job(2, body, store=True) == [[expected]] * 2
+
+
+@pytest.mark.parametrize("where", ["one folder", "a folder each", "rank 0"])
+def test_training_goes_on_everywhere_from_a_backup(where: str, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+
+    def body(rank: int) -> Any:
+        import tf_keras
+
+        from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback
+
+        words, targets = data(rank, 2)
+        mine = f"{folder}/{rank}" if where == "a folder each" else folder
+
+        def fit(epochs: int, backup: bool = True, *, seed: int = 0) -> Any:
+            model = make(seed + rank)
+            model.build((None, 3))
+            model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1, momentum=0.9)), "mse")
+            callbacks = [BroadcastGlobalVariablesCallback(0)]
+            if backup and (where != "rank 0" or rank == 0):
+                callbacks.append(tf_keras.callbacks.BackupAndRestore(mine, delete_checkpoint=epochs == 4))
+            history = model.fit(words, targets, BATCH // 2, epochs, verbose=0, callbacks=callbacks, shuffle=False)
+            assert "_maybe_load_initial_counters_from_ckpt" not in model.__dict__
+            return history.epoch, model.get_weights()
+
+        whole, first = fit(4, backup=False), fit(2)
+        if where == "a folder each" and rank == 1:  # it died before it had written
+            shutil.rmtree(mine)
+        return whole, first, fit(4, seed=5)
+
+    for whole, first, rest in job(2, body):
+        assert (whole[0], first[0], rest[0]) == ([0, 1, 2, 3], [0, 1], [2, 3])
+        for mine, theirs in zip(rest[1], whole[1], strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert not list(tmp_path.glob("**/ckpt*"))

@@ -13,6 +13,7 @@ from farandole import context
 from farandole.frontend.solo import MOMENT, compared, tell_solo
 from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
 from farandole.keras.constants import renew_in
+from farandole.keras.tf_keras import backup
 from farandole.keras.tf_keras.elastic import (
     CommitStateCallback,
     UpdateBatchStateCallback,
@@ -32,7 +33,8 @@ __all__ = [
 
 class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]
     """Gives every rank ``root_rank``'s weights and optimizer state: before the first step, if the model is built by
-    then, and after it. So one rank alone may load a checkpoint."""
+    then, and after it. So one rank alone may load a checkpoint. A folder of ``BackupAndRestore`` that several ranks
+    have is written by the first of them, and all begin at the epoch of ``root_rank``'s."""
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
         super().__init__()
@@ -43,6 +45,9 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
     def register_local_var(self, var: Any) -> None:
         """Leave ``var`` to each rank."""
         self._local.add(var.ref())
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        backup.share(self.model, self.root_rank)
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         if not self.broadcast_done and self.model.built:
