@@ -110,3 +110,30 @@ def test_a_state_with_an_optimizer() -> None:
         hvd.check_replicas((state.params, state.opt_state))
 
     job(2, check)
+
+
+def test_gradients_that_wait_for_a_step_are_each_ranks_own() -> None:
+    optax = pytest.importorskip("optax", reason="optax is not installed")
+
+    def check(rank: int) -> list[float]:
+        import farandole.jax as hvd
+
+        params = {"w": jax.numpy.zeros(1)}
+        optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), backward_passes_per_step=2)
+        state = hvd.JaxState(opt_state=optimizer.init(params), epoch=rank)
+
+        def step(gradient: float) -> float:
+            updates, state.opt_state = optimizer.update({"w": jax.numpy.full(1, gradient)}, state.opt_state, params)
+            return float(updates["w"][0])
+
+        step(1.0 + 2 * rank)
+        state.sync()
+        taken = step(5.0)
+        step(1.0)
+        if rank == 1:  # it counts otherwise: what rank 0 has is the best that is known
+            state.opt_state = optimizer.init(params)
+        state.sync()
+        return [taken, step(5.0), state.epoch]
+
+    for taken in job(2, check):
+        assert taken == [-(1 + 3 + 5 + 5) / 4, -3.0, 0]

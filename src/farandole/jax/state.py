@@ -13,6 +13,7 @@ import numpy as np
 from farandole import context
 from farandole.frontend.arrays import broadcast_arrays
 from farandole.frontend.state import ObjectState
+from farandole.jax.accumulation import AccumulationState
 from farandole.jax.primitive import wait
 from farandole.jax.trees import broadcast_object, is_array, is_key, on_host
 
@@ -61,9 +62,10 @@ class JaxState(ObjectState):
         if context.rank() == 0:  # see ObjectState.sync
             self._saved = values
             return
-        self._saved = jax.tree_util.tree_map(
+        received = jax.tree_util.tree_map(
             lambda leaf: replace(leaf, array=next(sent)) if isinstance(leaf, _Saved) else leaf, told
         )
+        self._saved = _with_own_gradients(received, values)
         self.restore()
 
     def _values(self) -> dict[str, Any]:
@@ -79,6 +81,28 @@ def _taken(leaf: Any) -> Any:
     return _Saved(
         array, array.shape, array.dtype, True, _KEYS[str(leaf.dtype)] if is_key(leaf) else None, leaf.sharding
     )
+
+
+def _with_own_gradients(theirs: Any, mine: Any) -> Any:
+    """``theirs``, but for what waits for the last of ``backward_passes_per_step``: it is no other rank's."""
+
+    def waiting(node: Any) -> bool:
+        return isinstance(node, AccumulationState)
+
+    def merged(their: Any, my: Any) -> Any:
+        if not waiting(their) or _shapes(their) != _shapes(my) or not np.array_equal(their.count.array, my.count.array):
+            return their
+        return their._replace(gradients=my.gradients, inner=_with_own_gradients(their.inner, my.inner))
+
+    structure = jax.tree_util.tree_structure
+    if structure(theirs, is_leaf=waiting) != structure(mine, is_leaf=waiting):  # a rank that has just begun
+        return theirs
+    return jax.tree_util.tree_map(merged, theirs, mine, is_leaf=waiting)
+
+
+def _shapes(tree: Any) -> Any:
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    return structure, [getattr(leaf, "shape", None) for leaf in leaves]
 
 
 def _described(leaf: Any) -> Any:
