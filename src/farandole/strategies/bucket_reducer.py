@@ -78,7 +78,7 @@ class BucketReducer:
     def ready(self, index: int, gradient: Any) -> None:
         """One more backward pass has added to gradient ``index``."""
         with self.lock:
-            if not self._dirty:
+            if not self._dirty or self._left_behind():
                 claim(self.codec, self.options.owner, [one.identity[0] for one in self.gradients])
                 self._enter()
                 self._skip_frozen()
@@ -414,11 +414,21 @@ class BucketReducer:
         engine = context.engine(self.options.process_set)
         if engine is self._engine and (engine.joins == self._joins or self._dirty):
             return
+        # Between two passes of a step nothing was sent yet: after ``init()`` anew, the passes before it count.
+        passed = self._left if self._dirty and not self._closed and not self._next else None
         if engine is not self._engine:
             self._meet(engine)
         self._joins = engine.joins
         self._layout.take_apart(len(self.gradients))
         self._begin()
+        if passed is not None:
+            self._left, self._dirty = passed, True
+
+    def _left_behind(self) -> bool:
+        """Has ``init()`` been called anew between two passes?"""
+        if self._engine is None or not self._engine.ended:
+            return False
+        return context.engine(self.options.process_set) is not self._engine
 
     def _meet(self, engine: Engine) -> None:
         self._engine, self._rounds, self._vote = engine, 0, None
