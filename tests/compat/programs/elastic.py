@@ -28,9 +28,9 @@ loader = torch.utils.data.DataLoader(dataset, batch_size=8, sampler=train_sample
 model = torch.nn.Linear(8, 2)
 optimizer = optim.SGD(model.parameters(), lr=0.1 * hvd.size(), momentum=0.9)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-slow = torch.nn.Parameter(torch.zeros(1))  # steps after four batches: the ranks begin anew between two of them
+slow = torch.nn.Parameter(torch.zeros(1))  # steps after three batches: the ranks begin anew before the last
 slow_optimizer = optim.SGD([slow], lr=1.0)
-slow_optimizer = hvd.DistributedOptimizer(slow_optimizer, named_parameters=[("slow", slow)], backward_passes_per_step=4)
+slow_optimizer = hvd.DistributedOptimizer(slow_optimizer, named_parameters=[("slow", slow)], backward_passes_per_step=3)
 passes = 0
 resets = []
 seen = {epoch: [] for epoch in range(1, args.epochs + 1)}
@@ -46,11 +46,11 @@ def on_state_reset():
 def train_epoch(state):
     state.model.train()
     for batch_idx, (data, target, numbers) in enumerate(loader):
+        train_slowly()
         state.optimizer.zero_grad()
         loss = F.cross_entropy(state.model(data), target)
         loss.backward()
         state.optimizer.step()
-        train_slowly()
         state.batch += 1
         seen[state.epoch].extend(numbers.tolist())
         state.train_sampler.record_batch(batch_idx, 8)
@@ -64,7 +64,7 @@ def train_slowly():
     global passes
     (slow * (hvd.rank() + passes)).backward()
     passes += 1
-    if passes % 4 == 0:
+    if passes % 3 == 0:
         slow_optimizer.step()
         slow_optimizer.zero_grad()
 
@@ -90,7 +90,7 @@ assert resets == [hvd.size()] * 2, resets
 for epoch, numbers in seen.items():
     assert sorted(sum(hvd.allgather_object(numbers), [])) == list(range(64)), f"epoch {epoch}: not each sample once"
 assert (state.epoch, state.batch, train_sampler.processed_num) == (args.epochs, 0, 0)
-counted = passes - passes % 4
+counted = passes - passes % 3
 assert slow.item() == -sum(each + (hvd.size() - 1) / 2 for each in range(counted)), (slow, passes)
 assert first.ranks == [0] and first.included() == (hvd.rank() == 0), first
 if first.included():
