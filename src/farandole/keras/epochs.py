@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from farandole.frontend.objects import allgather_object, broadcast_object
 from farandole.frontend.solo import MOMENT, compared, tell_solo
 from farandole.keras import metrics, warnings
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
+from farandole.keras.files import Unsaved
 from farandole.keras.optimizer import optimizers_of, reducers_of
 from farandole.keras.pooling import any_rank, root_of, wait_for_all
 from farandole.keras.reducer import counter, name_of
@@ -27,33 +27,16 @@ from farandole.observe.replicas import combined
 from farandole.report import pace
 
 
-def path_of(callback: Any) -> str | None:
-    """The logs of a callback, for values that all ranks have alike."""
-    if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        return None if callback.filepath is None else str(callback.filepath)
-    if isinstance(callback, keras.callbacks.BackupAndRestore):
-        return str(callback.backup_dir)
-    if isinstance(callback, keras.callbacks.CSVLogger):
-        return str(callback.filename)
-    return None
-
-
 class Training:
     """The common state of the two callbacks of one ``fit``."""
 
     def __init__(
-        self, process_set: ProcessSet, users: Sequence[Any], paths: Sequence[Sequence[str | None]],
-        broadcast: BroadcastGlobalVariablesCallback,
-    ) -> None:  # fmt: skip
-        """``users``: the user's callbacks; ``paths``: where those of each rank write; ``broadcast``: the callback that
-        makes ranks begin alike."""
+        self, process_set: ProcessSet, silent: Sequence[Any], broadcast: BroadcastGlobalVariablesCallback
+    ) -> None:
+        """``silent``: callbacks of the user's whose files another rank writes; ``broadcast``: the one that makes ranks
+        begin alike."""
         self.process_set, self._broadcast = process_set, broadcast
-        mine = process_set.rank()
-        earlier = {path for written in paths[:mine] for path in written}
-        self._silent = [
-            callback for callback in users if path_of(callback) is not None and path_of(callback) in earlier
-        ]
-        self._kept: list[tuple[Any, str, Any]] = []
+        self._saving = [each for each in silent if isinstance(each, keras.callbacks.ModelCheckpoint)]
         self.steps = 0  # of this rank, when the epoch began
         self._agreement: Agreement | None = None
         self._seen: list[int] | None = None  # digests of the weights when the last epoch ended
@@ -91,51 +74,14 @@ class Training:
                 reducer.average_weights(optimizer, replaced=replaced)
 
     def silence(self, model: Any) -> None:
-        """Let one rank write a file that several would write alike. The others decide as it does."""
-        for callback in self._silent:
-            if isinstance(callback, keras.callbacks.BackupAndRestore):
-                self._set(callback, "_save_model", lambda: None)
-                self._set(callback, "delete_checkpoint", False)
-            elif isinstance(callback, keras.callbacks.CSVLogger):
-                self._set(callback, "filename", os.devnull)
-            else:
-                callback.set_model(_Unsaved(model))
+        """Let checkpoints decide as those of the rank do that writes their files."""
+        for callback in self._saving:
+            callback.set_model(Unsaved(model))
 
     def restore(self, model: Any) -> None:
         """Give the user's callbacks back as they were."""
-        for callback, name, value in self._kept:
-            if value is None:
-                del callback.__dict__[name]
-            else:
-                setattr(callback, name, value)
-        for callback in self._silent:
+        for callback in self._saving:
             callback.set_model(model)
-
-    def _set(self, callback: Any, name: str, value: Any) -> None:
-        self._kept.append((callback, name, callback.__dict__.get(name)))
-        setattr(callback, name, value)
-
-
-class _Unsaved:
-    """A model that is not written to files."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_model":
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._model, name, value)
-
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """Written by another rank."""
-
-    def save_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Written by another rank."""
 
 
 class SynchronizingCallback(keras.callbacks.Callback):  # type: ignore[misc]

@@ -36,8 +36,8 @@ from farandole.keras.epochs import (
     NoExchangeWarning,
     SynchronizingCallback,
     Training,
-    path_of,
 )
+from farandole.keras.files import path_of, written_once
 from farandole.keras.optimizer import (
     distributed_in,
     exchanged_outside,
@@ -94,15 +94,16 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     paths = _agree(bound.arguments, users, process_set, sharded, given, None if gradients is None else gradients.told)
     told = next((callback for callback in users if isinstance(callback, BroadcastGlobalVariablesCallback)), None)
     broadcast = told or BroadcastGlobalVariablesCallback(root_of(process_set))
-    training = Training(process_set, users, paths, broadcast)
-    first = [BeforeUserCallbacks(training), *([] if told else [broadcast])]
-    around(bound, callbacks, first, [AfterUserCallbacks(training)])
-    metrics.pooled_by_fit.add(id(self))
-    try:
-        return original(*bound.args, **bound.kwargs)
-    finally:
-        metrics.pooled_by_fit.discard(id(self))
-        training.restore(self)
+    with written_once(users, paths, process_set.rank()) as silent:
+        training = Training(process_set, silent, broadcast)
+        first = [BeforeUserCallbacks(training), *([] if told else [broadcast])]
+        around(bound, callbacks, first, [AfterUserCallbacks(training)])
+        metrics.pooled_by_fit.add(id(self))
+        try:
+            return original(*bound.args, **bound.kwargs)
+        finally:
+            metrics.pooled_by_fit.discard(id(self))
+            training.restore(self)
 
 
 _OURS = (BroadcastGlobalVariablesCallback, MetricAverageCallback)
@@ -124,7 +125,7 @@ def around(
         kept = [callback for callback in callbacks.callbacks if not isinstance(callback, replaced)]
         callbacks.callbacks[:] = [*first, *kept, *last]
         for callback in (*first, *last):
-            callback.set_params(callbacks.params)
+            callback.set_params(getattr(callbacks, "params", {}))  # old Keras has none without arguments
             callback.set_model(bound.arguments["self"])
     else:
         bound.arguments["callbacks"] = [*first, *flat(callbacks), *last]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from farandole import context
-from farandole.frontend.objects import allgather_object
 from farandole.keras.pipeline.messages import Stages
 from farandole.keras.pooling import any_rank
 
@@ -40,19 +36,3 @@ class StopTogether(PipelineCallback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.model.stop_training = any_rank(bool(self.model.stop_training))
-
-
-@contextmanager
-def written_once(users: Sequence[Any]) -> Iterator[None]:
-    """Inside, the CSVLoggers of several ranks that have one path are written by the first of them. Collective."""
-    loggers = [callback for callback in users if isinstance(callback, keras.callbacks.CSVLogger)]
-    paths = allgather_object([str(logger.filename) for logger in loggers])
-    earlier = {path for theirs in paths[: context.rank()] for path in theirs}
-    silent = [(logger, logger.filename) for logger in loggers if str(logger.filename) in earlier]
-    for logger, _ in silent:
-        logger.filename = os.devnull
-    try:
-        yield
-    finally:
-        for logger, path in silent:
-            logger.filename = path

@@ -15,10 +15,11 @@ from farandole.errors import HorovodInternalError
 from farandole.frontend.objects import allgather_object
 from farandole.groups.messages import Messages
 from farandole.keras.callbacks import BroadcastGlobalVariablesCallback
+from farandole.keras.files import ORBAX, path_of, written_once
 from farandole.keras.fit import around, flat
 from farandole.keras.optimizer import confined
 from farandole.keras.pipeline import chain
-from farandole.keras.pipeline.callbacks import PipelineCallback, StopTogether, TellLogs, written_once
+from farandole.keras.pipeline.callbacks import PipelineCallback, StopTogether, TellLogs
 from farandole.keras.pipeline.computation import on_backend
 from farandole.keras.pipeline.messages import Kind, Stages, Topic
 from farandole.keras.pipeline.steps import Steps, Whole
@@ -98,7 +99,8 @@ class Pipeline(keras.Model):  # type: ignore[misc]
         self._agree(bound.arguments, users)
         first, last = [TellLogs(self._own.wire, self._end)], [StopTogether()]
         around(bound, callbacks, first, last, PipelineCallback)
-        with written_once(users), self._together():
+        paths = allgather_object([path_of(callback) for callback in users])
+        with written_once(users, paths, context.rank()), self._together():
             return super().fit(*bound.args[1:], **bound.kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -275,7 +277,7 @@ class Pipeline(keras.Model):  # type: ignore[misc]
     def _agree(self, arguments: dict[str, Any], users: Sequence[Any]) -> None:
         """Raise ValueError, on all ranks, where they could not train together."""
         for callback in users:
-            if isinstance(callback, (BroadcastGlobalVariablesCallback, keras.callbacks.BackupAndRestore)):
+            if isinstance(callback, (BroadcastGlobalVariablesCallback, keras.callbacks.BackupAndRestore, *ORBAX)):
                 raise ValueError(
                     f"Pipeline: leave out {type(callback).__name__}: all ranks begin with rank 0's weights; to go on "
                     "later, use keras.callbacks.ModelCheckpoint and pipeline.load_weights(path)"

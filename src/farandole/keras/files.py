@@ -1,0 +1,89 @@
+"""Files that callbacks of several ranks would write alike: the first of these ranks does."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+
+ORBAX = tuple(kind for kind in (getattr(keras.callbacks, "OrbaxCheckpoint", None),) if kind)  # newer Keras has it
+_PATHS = {  # the attribute that has it
+    keras.callbacks.ModelCheckpoint: "filepath",
+    keras.callbacks.BackupAndRestore: "backup_dir",
+    keras.callbacks.CSVLogger: "filename",
+    keras.callbacks.TensorBoard: "log_dir",
+    **dict.fromkeys(ORBAX, "directory"),
+}
+
+
+def path_of(callback: Any) -> str | None:
+    """Where a callback writes; None if it writes no file that Keras knows."""
+    name = next((name for kind, name in _PATHS.items() if isinstance(callback, kind)), None)
+    path = None if name is None else getattr(callback, name)
+    return None if path is None else str(path)
+
+
+@contextmanager
+def written_once(users: Sequence[Any], paths: Sequence[Sequence[str | None]], rank: int) -> Iterator[list[Any]]:
+    """Inside, those of the callbacks ``users`` write nothing whose path a rank before ``rank`` writes to. All else they
+    do, so that they decide as the others do. Yields them; of ModelCheckpoints it takes an ``Unsaved`` model, too.
+
+    ``paths``: where the callbacks of each rank write.
+    """
+    earlier = {path for theirs in paths[:rank] for path in theirs if path is not None}
+    silent = [callback for callback in users if path_of(callback) in earlier]
+    with ExitStack() as undo:
+        for callback in silent:
+            _replace(callback, _instead(callback, undo), undo)
+        yield silent
+
+
+def _instead(callback: Any, undo: ExitStack) -> dict[str, Any]:
+    """The attributes with which a callback writes nothing that stays."""
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        return {"_save_model": lambda: None, "delete_checkpoint": False}
+    if isinstance(callback, keras.callbacks.CSVLogger):
+        return {"filename": os.devnull}
+    if isinstance(callback, keras.callbacks.TensorBoard):  # it has no switch, and its subclasses write by its writers
+        folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="farandole-", ignore_cleanup_errors=True))
+        folders = dict.fromkeys(("log_dir", "_log_write_dir", "_train_dir", "_val_dir"), folder)
+        return {**folders, "_writers": {}}
+    if isinstance(callback, ORBAX):
+        return {"_save_checkpoint": lambda *args, **kwargs: None}
+    return {}
+
+
+def _replace(callback: Any, values: dict[str, Any], undo: ExitStack) -> None:
+    """Give ``callback`` these attributes, until ``undo``."""
+    for name, value in values.items():
+        if name in callback.__dict__:
+            undo.callback(setattr, callback, name, callback.__dict__[name])
+        else:
+            undo.callback(callback.__dict__.pop, name, None)
+        setattr(callback, name, value)
+
+
+class Unsaved:
+    """A model that is not written to files."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_model":
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._model, name, value)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Written by another rank."""
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Written by another rank."""
