@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -93,7 +94,7 @@ class WarmUp(LearningRates):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_end(epoch, logs)
         end = self.schedule.end_epoch
-        if end is not None and epoch == end - 1 and self.verbose > 0 and context.rank() == 0:
+        if end is not None and epoch == math.ceil(end) - 1 and self.verbose > 0 and context.rank() == 0:
             rate = self.rate_of(self.model.optimizer)
             sys.stdout.write(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.\n")
 

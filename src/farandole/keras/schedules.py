@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 
 def warmup_factor(epoch: float, size: int, warmup_epochs: float) -> float:
-    """The factor of the learning rate of ``size`` ranks while it warms up: from 1 / size to 1.
+    """The factor of the learning rate of ``size`` ranks while it warms up: from 1 / size to 1, and no further.
 
-    ``epoch`` is fractional. Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour" (2017).
+    ``epoch`` is fractional, and ``warmup_epochs`` may be. Goyal et al., "Accurate, large minibatch SGD: training
+    ImageNet in 1 hour" (2017).
     """
-    return (epoch * (size - 1) / warmup_epochs + 1) / size
+    return min(1.0, (epoch * (size - 1) / warmup_epochs + 1) / size)
 
 
 def multiplier_of(multiplier: float | Callable[[float], float], start_epoch: int) -> Callable[[float], float]:
