@@ -468,6 +468,55 @@ def test_learning_rates_and_momentum(old: bool) -> None:
     job(2, body)
 
 
+@pytest.mark.parametrize("old", [True, False])
+def test_a_saved_model_goes_on_with_the_state_of_its_optimizer(old: bool, tmp_path: Path) -> None:
+    """Keras itself begins anew, though the folder has it."""
+    folder = str(tmp_path / "model")
+
+    def body(rank: int) -> None:
+        import tf_keras
+
+        from farandole.keras.tf_keras import allgather_object, load_model
+
+        optimizers = tf_keras.optimizers.legacy if old else tf_keras.optimizers
+        model = make(0)
+        model.compile(hvd.DistributedOptimizer(optimizers.Adam(0.05)), "mse")
+        words, targets = data(rank, 2)
+        options = {"batch_size": BATCH // 2, "shuffle": False, "verbose": 0}
+        model.fit(words, targets, **options)
+        if rank == 0:
+            model.save(folder, save_format="tf")
+        allgather_object(None)
+        again = load_model(folder)
+        assert again.optimizer.iterations.numpy() == STEPS
+        for each in (model, again):
+            each.fit(words, targets, **options)
+        for one, two in zip(model.get_weights(), again.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, two)
+
+    job(2, body)
+
+
+def test_a_file_without_the_state_of_its_optimizer_is_told(tmp_path: Path) -> None:
+    """Keras 2 writes none of an old optimizer, without a word."""
+    file = str(tmp_path / "model.keras")
+
+    def body(rank: int) -> None:
+        import tf_keras
+
+        from farandole.keras.tf_keras import load_model
+        from tests.keras.programs import said
+
+        model = make(0)
+        model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.legacy.Adam(0.05)), "mse")
+        model.save(file)
+        with said() as messages:
+            load_model(file)
+            assert "model.keras has no state of its optimizer" in messages[0]
+
+    job(1, body)
+
+
 @pytest.mark.parametrize("ending", ["h5", "keras"])
 def test_models_are_saved_and_go_on(ending: str, tmp_path: Path) -> None:
     file = str(tmp_path / f"model.{ending}")
