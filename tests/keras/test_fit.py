@@ -588,6 +588,38 @@ def test_statistics_of_batch_normalisation_are_those_of_all(backend: str) -> Non
     np.testing.assert_allclose(zero[0][2], (zero[1] + one[1]) / 2, rtol=1e-5, atol=1e-6)
 
 
+def test_what_is_validated_is_the_model_of_all_ranks(backend: str) -> None:
+    """With the mean of the moving averages, and the weights of the rank with most steps: what a checkpoint holds. One
+    rank alone validates in the end."""
+
+    def train(rank: int) -> list[tuple[float, float]]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, y = p.data(48)
+        found = []
+        for mine, validates in (
+            (slice(rank, None, 2), True),
+            (slice(16) if rank else slice(16, 48), True),
+            (slice(rank, None, 2), rank == 1),
+        ):
+            keras.utils.set_random_seed(0)
+            layers = [keras.layers.Dense(8), keras.layers.BatchNormalization(momentum=0.1), keras.layers.Dense(3)]
+            model = keras.Sequential([keras.Input((6,)), *layers])
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.3)), p.loss())
+            options = {"validation_data": (x[:20], y[:20])} if validates else {}
+            history = model.fit(x[mine], y[mine], batch_size=8, epochs=2, verbose=0, **options).history
+            found.append((history["val_loss"][-1], float(model.evaluate(x[:20], y[:20], verbose=0))))
+        return found
+
+    zero, one = on(backend, 2, train)
+    assert [seen for seen, _ in zero] == [seen for seen, _ in one]
+    for seen, again in zero + one:
+        np.testing.assert_allclose(seen, again, rtol=1e-5)
+
+
 def test_what_normalization_makes_of_its_weights_is_alike(backend: str) -> None:
     """Each rank has adapted its layer to its own rows, and Keras has compiled what came of it."""
 

@@ -91,39 +91,51 @@ class SynchronizingCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class BeforeUserCallbacks(SynchronizingCallback):
-    """Before the user's callbacks: wait for all ranks, and make metrics and statistics those of all."""
+    """Before the user's callbacks: wait for all ranks, and make metrics and statistics those of all. Weights and
+    statistics before validation, so that what is validated is the model that is saved."""
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
         self.watch = metrics.Watch()
+        self._one_model = False  # in this epoch, since all ranks have trained
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.training.silence(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.training.steps = _steps(self.model)
+        self.training.steps, self._one_model = _steps(self.model), False
         passes = getattr(self.model.optimizer, "gradient_accumulation_steps", None) or 1
         exchanges = (self.params.get("steps") or 0) // passes
         pace.epoch(epoch + 1, self.params.get("epochs") or 0, exchanges)
 
     def on_test_begin(self, logs: Any = None) -> None:
         self.watch.test_begins(self.model)
+        self._become_one_model()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        model, process_set = self.model, self.training.process_set
-        logs = {} if logs is None else logs
+        model, logs = self.model, {} if logs is None else logs
         tallies = self.watch.tallies(model, logs)
+        self._become_one_model()
+        process_set = self.training.process_set
+        wait_for_all(process_set)  # a test_step may exchange, too
+        self.watch.pool(model, allgather_object(tallies, process_set=process_set), logs, process_set)
+        self.training.epoch_ended(model)
+
+    def _become_one_model(self) -> None:
+        """When all ranks have trained this epoch. One rank may validate then, and another not."""
+        if self._one_model:
+            return
+        self._one_model = True
+        model, process_set = self.model, self.training.process_set
         steps = _steps(model)  # reading it waits for what JAX computes: nothing of this rank's may come after it joined
         statistics = _statistics(model, self.training.local(model))
-        report = tallies, steps - self.training.steps, digests(statistics)
+        report = steps - self.training.steps, digests(statistics)
         wait_for_all(process_set)
         everybody = allgather_object(report, process_set=process_set)
-        _exchange_weights(model, uneven=len({report[1] for report in everybody}) > 1)
-        self.watch.pool(model, [report[0] for report in everybody], logs, process_set)
-        _even_out(model, [report[1] for report in everybody], process_set, self.training.local(model))
-        _average(statistics, [report[2] for report in everybody], process_set)
+        _exchange_weights(model, uneven=len({report[0] for report in everybody}) > 1)
+        _even_out(model, [report[0] for report in everybody], process_set, self.training.local(model))
+        _average(statistics, [report[1] for report in everybody], process_set)
         _share_accumulated(model, process_set)
-        self.training.epoch_ended(model)
 
 
 class AfterUserCallbacks(SynchronizingCallback):
