@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -189,3 +191,44 @@ def test_a_rank_that_steps_waits_for_the_gradients_of_all() -> None:
     for found in job(2, train):
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+AGAIN = """
+import gc
+import torch
+import farandole.torch as hvd
+
+def made(value):
+    weight = torch.nn.Parameter(torch.full((2,), value))
+    return weight, hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)], op=hvd.Sum)
+
+def step(weight, optimizer):
+    optimizer.zero_grad()
+    (weight * (hvd.rank() + 1.0)).sum().backward()
+    optimizer.step()
+
+hvd.init()
+gc.disable()
+dropped = made(0.0)
+step(*dropped)
+dropped = None
+if hvd.rank() == 1:
+    gc.collect()
+old = made(0.0)
+unused = made(0.0)
+step(*old)
+hvd.shutdown()
+hvd.init()
+new = made(0.0)
+for each in (new, old, unused, new):
+    step(*each)
+print(*(int(weight[0]) for weight, _ in (old, unused, new)))
+"""
+
+
+def test_after_another_init_it_does_not_matter_which_are_garbage() -> None:
+    """Ranks collect it at different times."""
+    command = [sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, "-c", AGAIN]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    found = sorted(done.stdout.splitlines())
+    assert (done.returncode, found) == (0, [f"[{rank}]<stdout>:-6 -3 -6" for rank in range(2)]), done.stderr

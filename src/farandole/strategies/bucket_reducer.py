@@ -435,7 +435,7 @@ class BucketReducer:
         on_device = any(gradient.device != "CPU" for gradient in self.gradients)  # to launch there costs no core
         settings = context.settings()
         self._overlap = spare_cores(settings, context.local_size()) or (on_device and settings.overlap != "off")
-        self._name = f"optimizer.{self._number.on(engine)}"
+        self._name = f"optimizer.{self._number.name_on(engine)}"
         self.ballot = f"{self._name}.filled"
         self._word = np.zeros(_WORDS, dtype=np.int64)
         self._ballot = self._ballot_of(self.ballot)

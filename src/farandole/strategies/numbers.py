@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 
 from farandole import context
 from farandole.context import ProcessSet
 from farandole.engine import Engine
+from farandole.errors import NotInitializedError, RequestError
 
 
 class OptimizerNumber:
     """The number of an optimizer among those of its process set, from 1, taken when it is made: ranks make their
-    optimizers in one order, but may not use them in one. After another ``init()``, the first of them that is used has
-    all that are left numbered anew, in the order that they had.
+    optimizers in one order, but may not use them in one. It stays the same after another ``init()``, where numbers
+    begin again: its name then tells in which stay it was made.
 
-    ``engine``: the one on which it has that number. Raises what ``context.engine`` raises.
+    Nothing here depends on which optimizers live: ranks drop one at different times, as their garbage is collected.
+    Raises what ``context.engine`` raises.
     """
 
     def __init__(self, process_set: ProcessSet) -> None:
-        self.engine = context.engine(process_set)
-        self._number = self.engine.numbers.next_optimizer()
-        _made.add(self)
+        self._set, self._engine = process_set, context.engine(process_set)
+        self._number = self._engine.numbers.next_optimizer()
+        self._made_on, self._made_in = weakref.ref(self._engine), context.scope()
 
-    def on(self, engine: Engine) -> int:
-        """The number among those of ``engine``, which is that of the same process set, today."""
-        if engine is not self.engine:
-            old = self.engine
-            for one in sorted((one for one in _made if one.engine is old), key=lambda one: one._number):
-                one.engine, one._number = engine, engine.numbers.next_optimizer()
-        return self._number
+    @property
+    def engine(self) -> Engine:
+        """That of its process set today; of a set that is gone, the last one."""
+        if self._engine.ended:
+            with contextlib.suppress(RequestError, NotInitializedError):
+                self._engine = context.engine(self._set)
+        return self._engine
 
-
-_made: weakref.WeakSet[OptimizerNumber] = weakref.WeakSet()
+    def name_on(self, engine: Engine) -> str:
+        """The same on all ranks, and no other optimizer's, on ``engine``: that of its process set today."""
+        return f"{self._number}" if self._made_on() is engine else f"{self._number}.of.{self._made_in}"
