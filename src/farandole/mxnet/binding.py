@@ -27,6 +27,8 @@ _DTYPES: dict[Any, DType] = {
     np.float16: DType.FLOAT16, np.float32: DType.FLOAT32, np.float64: DType.FLOAT64, np.bool_: DType.BOOL,
     _BF16: DType.BFLOAT16,
 }  # fmt: skip
+_REORDERED = (DType.FLOAT32, DType.BFLOAT16, DType.INT8, DType.UINT8)  # the types of oneDNN
+_ONEDNN = bool(mx.runtime.Features().is_enabled("MKLDNN"))
 _MXNET = {ours: theirs for theirs, ours in _DTYPES.items()}
 
 
@@ -52,11 +54,10 @@ class MXNetBinding:
         if not isinstance(tensor, Pair):
             data, dtype = readable(tensor)
             return Buffer(data, data, dtype)
-        data, dtype = readable(tensor.source)
         if tensor.target is tensor.source:
-            if on_host(tensor.source):
-                wait_to_write(tensor.source)
+            data, dtype = writable(tensor.source)
             return Buffer(data, data, dtype)
+        data, dtype = readable(tensor.source)
         out = memory(tensor.target) if on_host(tensor.target) else np.empty_like(data)
         return Buffer(data, out, dtype)
 
@@ -94,17 +95,45 @@ def on_host(tensor: Any) -> bool:
 
 
 def readable(tensor: Any) -> tuple[Array, DType]:
-    """The values, flat, when they have been computed: the array's own memory on the host, else a copy."""
+    """The values, flat, when they have been computed: on the host the array's own memory, where it stays as it is while
+    others read it, else a copy."""
     dtype = dtype_of(tensor)
-    if on_host(tensor):
-        tensor.wait_to_read()
-        return memory(tensor), dtype
-    return tensor.asnumpy().reshape(-1).view(dtype.storage), dtype
+    if not on_host(tensor):
+        return tensor.asnumpy().reshape(-1).view(dtype.storage), dtype
+    steady = copied(tensor) if reordered_by_readers(tensor) else tensor
+    steady.wait_to_read()
+    return memory(steady), dtype
+
+
+def writable(tensor: Any) -> tuple[Array, DType]:
+    """As ``readable``, when nothing reads the array any more, either: on the host always its own memory."""
+    dtype = dtype_of(tensor)
+    if not on_host(tensor):
+        return readable(tensor)
+    tensor.wait_to_read()
+    wait_to_write(tensor)
+    return memory(tensor), dtype
 
 
 def wait_to_write(tensor: Any) -> None:
     """Return when nothing that was asked of MXNet reads or writes the array any more."""
     check_call(_LIB.MXNDArrayWaitToWrite(tensor.handle))
+    if reordered_by_readers(tensor):  # they ask for it while they run: behind what has just been waited for
+        check_call(_LIB.MXNDArrayWaitToWrite(tensor.handle))
+
+
+def reordered_by_readers(tensor: Any) -> bool:
+    """May an operation that only reads the array change the order of its numbers in memory? oneDNN's convolutions do
+    with their weights, outside of autograd.record(): MXNet's own operations notice, who looks at memory does not."""
+    return _ONEDNN and len(tensor.shape) > 1 and tensor.size > 0 and _kind(tensor) in _REORDERED
+
+
+def copied(tensor: Any) -> Any:
+    """A copy that nobody else knows, made when what was asked of MXNet before has been done."""
+    made = empty_like(tensor)
+    with mx.autograd.pause():
+        tensor.copyto(made)
+    return made
 
 
 def overwrite(tensor: Any, values: Array) -> None:

@@ -18,7 +18,7 @@ from farandole.frontend.documented import collective
 from farandole.frontend.gather import gather_by
 from farandole.frontend.ops import WORLD
 from farandole.mxnet import pending
-from farandole.mxnet.binding import MXNetBinding, Pair, dtype_of, empty_like, on_host
+from farandole.mxnet.binding import MXNetBinding, Pair, copied, dtype_of, empty_like, on_host, reordered_by_readers
 from farandole.types import DType, ReduceOp
 
 ProcessSet = context.ProcessSet
@@ -175,6 +175,9 @@ def grouped_reducescatter(
 
 def _fresh(tensor: Any) -> Pair:
     dtype_of(tensor)
+    if on_host(tensor) and reordered_by_readers(tensor):
+        target = copied(tensor)
+        return Pair(target, target)
     return Pair(tensor, empty_like(tensor))
 
 

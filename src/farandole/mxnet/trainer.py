@@ -13,7 +13,7 @@ from farandole.collectives.kernels import narrow_into, widen
 from farandole.context import ProcessSet
 from farandole.contracts import Codec, Strategy
 from farandole.frontend.ops import WORLD
-from farandole.mxnet.binding import dtype_of, empty_like, memory, on_host, overwrite, readable, wait_to_write
+from farandole.mxnet.binding import dtype_of, empty_like, memory, on_host, overwrite, writable
 from farandole.mxnet.functions import Compression
 from farandole.mxnet.names import canonical
 from farandole.mxnet.optimizer import DistributedOptimizer, split
@@ -206,9 +206,7 @@ class _TrainerGradient:
 
 def _values(gradient: Any) -> Array:
     """Flat; bfloat16, which numpy does not know, as float32. Nobody looks at the gradient any more."""
-    if on_host(gradient):
-        wait_to_write(gradient)
-    values, dtype = readable(gradient)
+    values, dtype = writable(gradient)
     return widen(values, dtype) if dtype is DType.BFLOAT16 else values
 
 
