@@ -103,6 +103,7 @@ def test_the_weights_of_a_convolution_that_runs_are_read_in_their_own_order() ->
         calls = {
             "allgather": lambda w: hvd.allgather(w)[64 * rank : 64 * (rank + 1)],
             "alltoall": hvd.alltoall,
+            "view": lambda w: hvd.allgather(w.reshape(-1)).reshape((2, *w.shape))[rank],
             "reducescatter": lambda w: hvd.reducescatter(w, op=hvd.Sum),
             "allreduce": lambda w: hvd.allreduce(w, op=hvd.Sum),
             "allreduce_": lambda w: hvd.allreduce_(w, op=hvd.Sum),
@@ -125,11 +126,21 @@ def test_the_weights_of_a_convolution_that_runs_are_read_in_their_own_order() ->
                 found = call(weight.data()).asnumpy()
                 total = both[0] + both[1]
                 wanted = {
-                    "allgather": both[rank], "alltoall": np.concatenate([both[0][half], both[1][half]]),
-                    "reducescatter": total[half], "broadcast_": both[1],
+                    "allgather": both[rank], "view": both[rank],
+                    "alltoall": np.concatenate([both[0][half], both[1][half]]), "reducescatter": total[half],
+                    "broadcast_": both[1],
                 }.get(name, total)  # fmt: skip
                 np.testing.assert_array_equal(found, wanted, err_msg=name)
                 out.wait_to_read()
+        weight = net[0].weight.data()  # in oneDNN's order now
+        view = weight.reshape(-1)
+        found = hvd.allgather(view)[weight.size * rank :].asnumpy()[: weight.size]
+        before = weight.asnumpy()
+        np.testing.assert_array_equal(found, before.reshape(-1))
+        mx.nd.waitall()
+        net(x).wait_to_read()
+        hvd.allreduce_(view, op=hvd.Sum)
+        np.testing.assert_array_equal(weight.asnumpy(), sum(hvd.allgather_object(before)))
 
     job(2, fn)
 

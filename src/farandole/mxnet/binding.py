@@ -124,15 +124,17 @@ def wait_to_write(tensor: Any) -> None:
 
 def reordered_by_readers(tensor: Any) -> bool:
     """May an operation that only reads the array change the order of its numbers in memory? oneDNN's convolutions do
-    with their weights, outside of autograd.record(): MXNet's own operations notice, who looks at memory does not."""
-    return _ONEDNN and len(tensor.shape) > 1 and tensor.size > 0 and _kind(tensor) in _REORDERED
+    with their weights, outside of autograd.record(): MXNet's own operations notice, who looks at memory does not. Any
+    shape: it may be a view of weights."""
+    return _ONEDNN and tensor.size > 1 and _kind(tensor) in _REORDERED
 
 
 def copied(tensor: Any) -> Any:
-    """A copy that nobody else knows, made when what was asked of MXNet before has been done."""
+    """A copy that nobody else knows, made when what was asked of MXNet before has been done. At least one dimension."""
     made = empty_like(tensor)
-    with mx.autograd.pause():
-        tensor.copyto(made)
+    source, target = (each.as_nd_ndarray() for each in (tensor, made))
+    with mx.autograd.pause():  # copyto fails for a view of weights in oneDNN's order
+        mx.nd.slice_axis(source, axis=0, begin=0, end=None, out=target)
     return made
 
 
