@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -334,6 +335,56 @@ def test_gradients_can_be_clipped_between_allreduce_and_update() -> None:
         wanted.append([*weights(net), np.array(norm)])
     assert wanted[0][-1] > 5.0
     assert_alike(job(2, fn), wanted)
+
+
+def test_gradients_that_no_backward_has_computed_are_told() -> None:
+    def fn(rank: int) -> None:
+        import farandole.mxnet as hvd
+
+        net = network()
+        used = net.collect_params()
+        trainer = hvd.DistributedTrainer(used, "sgd", {"learning_rate": 0.1})
+        backward(net, *rows(0, rank, 2))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            trainer.allreduce_grads()
+        trainer.update(BATCH)
+        for parameter in used.values():
+            parameter.grad()[:] = rank + 1
+        with pytest.warns(
+            UserWarning, match=r"set all gradients to 0: no rank's backward\(\) .* hvd.grouped_allreduce_"
+        ):
+            trainer.allreduce_grads()
+
+    job(2, fn)
+
+
+def test_parameters_with_sparse_values_are_told_with_the_cure() -> None:
+    def fn(rank: int) -> None:
+        import farandole.mxnet as hvd
+
+        used = mx.gluon.ParameterDict()
+        used.get("table", shape=(6, 2), stype="row_sparse", grad_stype="row_sparse", init="ones")
+        used.initialize()
+        text = r"parameter 'table' has stype='row_sparse', .* make it without stype= and"
+        with pytest.raises(ValueError, match=text):
+            hvd.broadcast_parameters(used)
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedTrainer(used, "sgd")
+
+    job(2, fn)
+
+
+def test_what_is_no_optimizer_is_told_with_the_cure() -> None:
+    import farandole.mxnet as hvd
+
+    trainer = mx.gluon.Trainer(network().collect_params(), "sgd")
+    for wrong, text in (
+        ("sgd", r"not str: mx.optimizer.create\('sgd'\)"),
+        (trainer, r"not Trainer: .*hvd.DistributedTrainer\(params, "),
+    ):
+        with pytest.raises(TypeError, match=text):
+            hvd.DistributedOptimizer(wrong)
 
 
 def test_states_are_saved_and_loaded(tmp_path: Any) -> None:

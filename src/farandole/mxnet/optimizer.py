@@ -35,6 +35,12 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # mxn
     ) -> None:  # fmt: skip
         if isinstance(optimizer, DistributedOptimizer):
             raise ValueError("this optimizer is distributed already: pass the one that it was given")
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
+            made = f"mx.optimizer.create({optimizer!r})" if isinstance(optimizer, str) else "mx.optimizer.create(...)"
+            raise TypeError(
+                f"an mxnet Optimizer is needed, not {type(optimizer).__name__}: {made}. (For a gluon.Trainer: "
+                "hvd.DistributedTrainer(params, optimizer))"
+            )
         options = gradient_options(
             gradient_predivide_factor=gradient_predivide_factor, process_set=process_set, instead="DistributedTrainer"
         )

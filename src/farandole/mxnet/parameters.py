@@ -22,7 +22,7 @@ from farandole.mxnet.names import canonical
     "init",
     "set",
     "root",
-    "ValueError: params is no dictionary, or prefix no string; and on all ranks, when they have other names.",
+    "ValueError: params is no dict of dense ones, or prefix no string; and on all ranks, when they have other names.",
     params="net.collect_params(), or a dictionary of gluon parameters or NDArrays. The same names on all ranks.",
     prefix="part of the names in messages.",
     example="hvd.broadcast_parameters(net.collect_params(), root_rank=0)",
@@ -39,6 +39,8 @@ def broadcast_parameters(
         raise ValueError(f"invalid params of type: {type(params)}. Give model.collect_params(), or a dict of NDArrays")
     if prefix is not None and not isinstance(prefix, str):
         raise ValueError(f"prefix={prefix!r} must be a string")
+    for value in params.values():
+        check_dense(value)
     engine = context.engine(process_set)
     call = f"parameters.{engine.numbers.next()}.{prefix or ''}"
     if engine.size == 1:
@@ -51,6 +53,16 @@ def broadcast_parameters(
             _broadcast_parameter(value, root_rank, label, process_set)
         else:
             broadcast_(value, root_rank, label, process_set=process_set)
+
+
+def check_dense(value: Any) -> None:
+    """Raises ValueError for a parameter whose own values are sparse."""
+    stype = getattr(value, "_stype", "default")
+    if stype != "default":
+        raise ValueError(
+            f"parameter {value.name!r} has stype={stype!r}, whose values ranks cannot exchange: make it without stype= "
+            "and with grad_stype='row_sparse' if only the rows of its gradient are to travel"
+        )
 
 
 def _broadcast_parameter(parameter: Any, root_rank: int, label: str, process_set: ProcessSet) -> None:

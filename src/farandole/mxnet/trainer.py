@@ -17,6 +17,7 @@ from farandole.mxnet.binding import dtype_of, empty_like, memory, on_host, overw
 from farandole.mxnet.functions import Compression
 from farandole.mxnet.names import canonical
 from farandole.mxnet.optimizer import DistributedOptimizer, split
+from farandole.mxnet.parameters import check_dense
 from farandole.mxnet.replica import TrainerReplica
 from farandole.mxnet.sparse import reduce_rows
 from farandole.mxnet.weights import TrainerExchange
@@ -74,6 +75,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
             strategy=strategy, codec=codec, ops=LINEAR,
         )  # fmt: skip
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
+        for parameter in self._params:
+            check_dense(parameter)
         self._options = average._replace(op=ReduceOp.SUM, postscale=1.0)  # the update divides
         self._num_groups = num_groups
         self._label = f"DistributedTrainer.{prefix or ''}"
@@ -86,6 +89,18 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # mxnet has n
     def _active(self) -> bool:
         members = self._options.process_set
         return bool(members.included() and members.size() > 1)
+
+    def allreduce_grads(self) -> None:
+        """Reduce the gradients that ``backward`` has computed since the last update, in place, to clip them, say."""
+        super().allreduce_grads()
+        trained = [parameter for parameter in self._params if parameter.grad_req != "null"]
+        if self._active() and self._exchange is None and trained and not any(map(_is_fresh, trained)):
+            warnings.warn(
+                "allreduce_grads() has set all gradients to 0: no rank's backward() has computed any since the last "
+                "update. Values that a program writes into grad() without backward() do not count. To reduce these: "
+                "hvd.grouped_allreduce_([parameter.grad() for parameter in ...], op=hvd.Sum)",
+                stacklevel=2,
+            )
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         exchange = self._exchange if self._active() else None
