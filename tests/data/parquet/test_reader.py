@@ -177,6 +177,15 @@ def test_weights_make_averages_over_ranks_those_of_one_process(folder: Path) -> 
         np.testing.assert_allclose(means, [np.mean(id_ * id_ / 1000) for id_ in rows], rtol=1e-6)
 
 
+def test_a_weight_is_one_number_whatever_its_shape(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1, 2, 3], "w": [[1.0], [2.0], [3.0]]}), tmp_path / "a.parquet")
+    data = from_parquet(tmp_path, features="x", labels="x", weight="w")
+    for even in ("exact", "weights"):
+        (batch,) = data.numpy(4, even=even, shuffle=False, rank=0, size=1)
+        scale = 4 / 3 if even == "weights" else 1
+        np.testing.assert_allclose(batch[2][:3], np.array([1, 2, 3]) * scale, rtol=1e-6)
+
+
 def test_fewer_rows_than_ranks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pq.write_table(pa.table({"id": [5, 6]}), tmp_path / "two.parquet")
     data = from_parquet(str(tmp_path))

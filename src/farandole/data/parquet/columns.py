@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -58,6 +59,13 @@ def check_names(wanted: Wanted, columns: Sequence[str]) -> None:
                 raise DataError(f"{option}={{{name!r}: ...}}: that column is not read; {', '.join(columns)} are{near}")
 
 
+def check_weight(column: Column, where: Where) -> None:
+    """DataError for a column of weights that has not one number in each row."""
+    if column.kind == "text" or np.prod(column.shape) != 1:
+        held = "text" if column.kind == "text" else f"shape {column.shape}"
+        raise where.error(column.name, None, f"it has {held} in each row, and a weight is one number")
+
+
 def column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], where: Where) -> Column:
     """What the Arrow type ``kind`` holds. ``first()``: the value of the first row, for a shape that nobody declared."""
     column = _column_of(name, kind, wanted, first, where)
@@ -80,11 +88,10 @@ def _column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], w
     if types.is_string(kind) or types.is_large_string(kind):
         if _dtype(wanted, name, "object") != "object":
             raise _no_number(name, kind, wanted, where)
-        return Column(name, "text", "object", (), fill)
+        return Column(name, "text", "object", _of_one(name, shape, where), fill)
     if fields >= _VECTOR:
-        return Column(
-            name, "vector", _numeric(wanted, name, "float64", kind, where), shape or _size(name, first(), where), fill
-        )
+        size = _size(name, first(), where) if shape is None else shape
+        return Column(name, "vector", _numeric(wanted, name, "float64", kind, where), size, fill)
     if fields >= _IMAGE:
         if shape is None:
             value = _present(name, first(), where)
@@ -96,9 +103,9 @@ def _column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], w
     found = number_dtype(types, inner)
     dtype = found and _numeric(wanted, name, found, kind, where)
     if dtype and inner is kind:
-        return Column(name, "number", dtype, (), fill)
+        return Column(name, "number", dtype, _of_one(name, shape, where), fill)
     if dtype:
-        return Column(name, "list", dtype, shape or _lengths(name, kind, first, where), fill)
+        return Column(name, "list", dtype, _lengths(name, kind, first, where) if shape is None else shape, fill)
     hint = _BINARY if is_bytes(types, kind) else cure(types, kind)
     raise where.error(name, None, f"{kind} is no type that becomes an array: {hint}")
 
@@ -114,6 +121,14 @@ def _declared(wanted: Wanted, name: str, where: Where) -> tuple[int, ...] | None
             "without an axis for the rows"
         )  # fmt: skip
     return shape
+
+
+def _of_one(name: str, shape: tuple[int, ...] | None, where: Where) -> tuple[int, ...]:
+    """The shape of rows that are one value: without axes, or with some of length 1."""
+    if shape is not None and np.prod(shape) != 1:
+        cure = "leave the shape out, or give (1,) for an axis of its own"
+        raise where.error(name, None, f"shapes={{{name!r}: {shape}}}: each row is one value, and no list: {cure}")
+    return shape or ()
 
 
 UNDECODED = (
@@ -229,16 +244,15 @@ def _size(name: str, value: Any, where: Where) -> tuple[int, ...]:
 
 def _lengths(name: str, kind: Any, first: Callable[[], Any], where: Where) -> tuple[int, ...]:
     """The shape of lists: of fixed ones from their type, otherwise that of the first row."""
-    lengths, value = [], None
-    types = need("pyarrow", _PURPOSE).types
+    types, lengths = need("pyarrow", _PURPOSE).types, []
     while is_list(types, kind):
         if types.is_fixed_size_list(kind):
             lengths.append(kind.list_size)
-            value = value[0] if value else None
         else:
-            value = _present(name, first() if value is None and not lengths else value, where)
-            lengths.append(len(value))
-            value = value[0] if value else None
+            value = first()
+            for _ in lengths:
+                value = value[0] if value else None
+            lengths.append(len(_present(name, value, where)))
         kind = kind.value_type
     return tuple(lengths)
 
@@ -255,7 +269,8 @@ def values(array: Any, column: Column, where: Where) -> Array:
         array = array.dictionary_decode()
     if array.null_count and column.fill is None:
         raise null_error(column.name, first_null(array), where)
-    return _READ[column.kind](array, column, where)
+    found = _READ[column.kind](array, column, where)
+    return found.reshape(len(array), *column.shape) if column.kind in ("number", "text") else found
 
 
 def plain(array: Any) -> Array:
@@ -311,8 +326,11 @@ def _cast(found: Array, column: Column, where: Where, row_of: RowOf) -> Array:
 
 def _scalar(column: Column, kind: Any, where: Where) -> Any:
     pa = need("pyarrow", _PURPOSE)
+    fill = column.fill
+    if isinstance(fill, float) and pa.types.is_decimal(kind):
+        fill = Decimal(str(float(fill)))
     try:
-        return pa.scalar(column.fill, kind)
+        return pa.scalar(fill, kind)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise where.error(column.name, None, f"fill={column.fill!r} is no {kind} ({error})") from None
 
@@ -371,7 +389,7 @@ def _owner(lengths: Array, element: int) -> int:
 def _vectors(array: Any, column: Column, where: Where) -> Array:
     """Spark's dense and sparse vectors."""
     pc = need("pyarrow.compute", _PURPOSE)
-    size, rows = column.shape[0], len(array)
+    size, rows = int(np.prod(column.shape)), len(array)
 
     def field(name: str) -> Any:
         return pc.struct_field(array, name)
@@ -395,7 +413,7 @@ def _vectors(array: Any, column: Column, where: Where) -> Array:
     flat = plain(numbers.flatten().fill_null(float("nan")))
     flat = _cast(flat, column, where, lambda element: _owner(counts, element))
     if dense.all():
-        return flat.reshape(rows, size)
+        return flat.reshape(rows, *column.shape)
     found = np.zeros((rows, size), column.dtype)
     if not there.all():
         found[~there] = column.fill
@@ -404,7 +422,7 @@ def _vectors(array: Any, column: Column, where: Where) -> Array:
     found[dense] = flat[~of_sparse].reshape(-1, size)
     indices = plain(places.filter(pc.equal(field("type"), 0)).flatten())
     found[owner[of_sparse], indices] = flat[of_sparse]
-    return found
+    return found.reshape(rows, *column.shape)
 
 
 def _raw(array: Any, column: Column, where: Where) -> Array:

@@ -16,7 +16,7 @@ import numpy as np
 
 from farandole.data import paths
 from farandole.data.extras import need
-from farandole.data.parquet.columns import Column, Wanted, check_names, column_of, first_null, values
+from farandole.data.parquet.columns import Column, Wanted, check_names, check_weight, column_of, first_null, values
 from farandole.data.parquet.places import Where, null_error
 from farandole.data.parquet.stamps import Stamp, stamp
 from farandole.errors import DataError, did_you_mean
@@ -221,6 +221,9 @@ def _scan(data: ParquetData) -> Scan:
         return head.get(name)
 
     columns = tuple(column_of(name, schema.field(name).type, wanted, partial(first, name), where) for name in names)
+    for column in columns:
+        if column.name == data.weight:
+            check_weight(column, where)
     _check_types(files, schema, names)
     if data.features is None and data._columns is None:
         _check_all(files, schema.names)

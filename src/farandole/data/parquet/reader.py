@@ -249,7 +249,7 @@ class _Iteration:
     def _weight(self, batch: Arrays, step: Step) -> Array | None:
         """How much each row counts: by its column, and 0 if it is there a second time."""
         name = self._reader.data.weight
-        own = None if name is None else batch[name].astype(np.float32, copy=False)
+        own = None if name is None else batch[name].astype(np.float32, copy=False).reshape(-1)
         if self._reader._even != "weights":
             return own
         factor = np.zeros(step.length, np.float32)
