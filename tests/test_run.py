@@ -143,6 +143,16 @@ print("ran once")
     def test_a_function_that_exits(self) -> None:
         assert farandole.run(lambda: sys.exit(0), np=2) == [None, None]
 
+    def test_a_thread_that_does_not_end_is_named(self, capfd: pytest.CaptureFixture[str]) -> None:
+        def leave(seconds: float) -> int:
+            threading.Thread(target=time.sleep, args=(seconds,), name="heartbeat").start()
+            return 5
+
+        assert farandole.run(leave, (1.0,)) == [5]
+        assert capfd.readouterr().err == ""
+        assert farandole.run(leave, (7.0,)) == [5]
+        assert "waits for the end of what it has started: heartbeat. Have it end" in capfd.readouterr().err
+
     def test_a_job_inside_a_job(self) -> None:
         def outer() -> list[Any]:
             import farandole

@@ -163,7 +163,7 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
     """Fetch the function, call it, store its result; report how it ended."""
     import types
 
-    from farandole.report import pickling, reporter
+    from farandole.report import left, pickling, reporter
     from farandole.report.outcome import Outcome
 
     sys.modules["__main__"] = types.ModuleType("__main__")  # the function's; ours is nobody's business
@@ -191,6 +191,7 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
     except SystemExit as end:
         if end.code in (None, 0):
             client.set(keys.result(rank), pickling.pack(None, "None"))
+            left.watch()
         raise
     except BaseException as error:
         # Said before this process's sockets close, so before any other rank can fail because of it.
@@ -198,6 +199,7 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
         reporter.report(failure)
         sys.stderr.write(failure.traceback)
         return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    left.watch()
     return 0
 
 

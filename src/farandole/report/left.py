@@ -1,0 +1,33 @@
+"""Says why a rank does not end although its function has returned: Python waits for threads and processes of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+AFTER = 5.0  # seconds: what ends by itself is not spoken of
+
+
+def watch() -> None:
+    """Tell, after some time, what this process waits for. Costs nothing where there is nothing."""
+    if left():
+        threading.Thread(target=_tell, name="farandole-left", daemon=True).start()
+
+
+def left() -> list[str]:
+    """The names of threads and child processes that Python waits for at its end."""
+    found = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    if "multiprocessing" in sys.modules:
+        children = sys.modules["multiprocessing"].active_children()
+        found += [f"the process {each.name}" for each in children if not each.daemon]
+    return found
+
+
+def _tell() -> None:
+    time.sleep(AFTER)
+    if names := left():
+        sys.stderr.write(
+            "farandole: the function has returned, and this rank waits for the end of what it has started: "
+            f"{', '.join(names)}. Have it end before the function returns (join), or give it daemon=True\n"
+        )
