@@ -43,6 +43,14 @@ def draw():
 farandole.run(draw, np=2)
 """,
     """
+def known():
+    display("shown", 5)
+    return get_ipython(), exit()
+
+farandole.run(known, np=1)
+""",
+    "farandole.run(lambda: (type(get_ipython()).__name__, quit.__name__), np=1)",
+    """
 import time
 def fail():
     time.sleep(2.5)  # until there is a status
@@ -70,9 +78,12 @@ def test_cells_run_on_two_ranks() -> None:
     figures = [each["image/png"] for each in shown if "image/png" in each]  # among them, the status
     assert opened["text/plain"] == "[1, 1]"
     assert [b64decode(each)[:4] for each in figures] == [b"\x89PNG"] * 2  # rank 0's alone
-    shown = [each["data"]["text/plain"] for each in notebook.cells[5].outputs if each["output_type"] == "display_data"]
+    assert stream(5, "stdout").splitlines() == ["[0]<stdout>:shown", "[0]<stdout>:5"]
+    assert notebook.cells[5].outputs[-1]["data"]["text/plain"] == "[None]"  # it has ended by exit()
+    assert notebook.cells[6].outputs[-1]["data"]["text/plain"] == "[('NoneType', 'exit')]"
+    shown = [each["data"]["text/plain"] for each in notebook.cells[-1].outputs if each["output_type"] == "display_data"]
     assert shown[0].startswith("failed, 0:0")
-    (error,) = [each for each in notebook.cells[5].outputs if each["output_type"] == "error"]
+    (error,) = [each for each in notebook.cells[-1].outputs if each["output_type"] == "error"]
     text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))
     assert "farandole.run(fail, np=2)" in text
     assert 'return {}["label"]' in text

@@ -1,5 +1,5 @@
 """cloudpickle that keeps the file names of functions: from version 3.1.3 on it leaves them out, and neither the line of
-a traceback nor that of a collective can be told. It also takes torch's parametrized modules."""
+a traceback nor that of a collective can be told. It also takes torch's parametrized modules, and names of IPython."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import sys
 from collections import ChainMap
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, MethodType
 from typing import Any
 
 import cloudpickle
@@ -41,12 +41,30 @@ def _parametrized(own: Any, names: list[str], make_class: Callable[..., None], a
     return module
 
 
+_SHELL, _ENDS = "IPython.core.interactiveshell", ("ExitAutocall", "ZMQExitAutocall")
+
+
+def no_shell() -> None:
+    """``get_ipython`` elsewhere, as IPython's own is without a shell."""
+
+
+def _elsewhere(obj: Any) -> Callable[..., Any] | None:
+    """What stands elsewhere for a name that IPython has in each cell, and that holds the whole shell: ``get_ipython``,
+    ``exit`` and ``quit``. None for all else."""
+    if type(obj).__name__ in _ENDS:
+        return sys.exit
+    named = isinstance(obj, MethodType) and obj.__name__ == "get_ipython"
+    return no_shell if named and isinstance(obj.__self__, sys.modules[_SHELL].InteractiveShell) else None
+
+
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     dispatch_table = ChainMap({CodeType: _reduce_with_name}, cloudpickle.Pickler.dispatch_table)
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj).__module__ == _PARAMETRIZE and type(obj).__name__.startswith("Parametrized"):
             return _reduce_parametrized(obj)
+        if _SHELL in sys.modules and (found := _elsewhere(obj)):
+            return getattr, (sys.modules[found.__module__], found.__name__)
         return super().reducer_override(obj)
 
 

@@ -5,6 +5,7 @@ A command replaces this process (exec); a function is fetched from the store, ca
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import json
 import os
@@ -173,6 +174,8 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
         *(folder for folder in then if folder not in first),
     ]  # the driver's first, if it is the same host
     reporter.install(client, rank)
+    if job["cell"]:  # where code has this name without an import
+        vars(builtins)["display"] = _display
     if "FARANDOLE_SPARK_FILES" in os.environ:
         from farandole.report.spark import guard
 
@@ -201,6 +204,11 @@ def _call(job: Mapping[str, Any], client: StoreClient, rank: int, timeout: float
         return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     left.watch()
     return 0
+
+
+def _display(*shown: Any, **_: Any) -> None:
+    """IPython's, as it is without a shell."""
+    sys.stdout.write("".join(f"{each}\n" for each in shown))
 
 
 def _fill_main(function: Any) -> None:

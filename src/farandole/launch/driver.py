@@ -134,7 +134,8 @@ def _describe(job: Job, slots: Sequence[Slot], *, elsewhere: bool) -> bytes:
     facts = {
         "command": list(job.command), "slots": places, "path": path, "elsewhere": elsewhere, "port": free_port(),
     }  # fmt: skip
-    return json.dumps({**facts, "first_only": job.first_only}).encode()
+    cell = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+    return json.dumps({**facts, "first_only": job.first_only, "cell": cell}).encode()
 
 
 def _environment(job: Job, store: StoreServer, secret: str, launcher: str) -> dict[str, str]:
