@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 from types import FunctionType
 from typing import Any
+from urllib.parse import urlsplit
 
 import cloudpickle
 import pytest
@@ -64,3 +65,45 @@ def test_parametrized_modules_of_torch_are_those_that_were_sent() -> None:
     parametrize.remove_parametrizations(sent[0], "weight")
     assert type(sent[0]) is torch.nn.Linear
     assert torch.equal(again(x), model(x))
+
+
+CACHES = """
+import functools
+
+@functools.lru_cache(maxsize=7)
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+class Rows:
+    def __init__(self):
+        self.computed = 0
+
+    @functools.cached_property
+    def count(self):
+        self.computed += 1
+        return 5
+
+    @functools.cache
+    def plus(self, n):
+        return self.count + n
+
+def outer():
+    @functools.cache
+    def inner(n):
+        return 2 * n
+    return inner
+"""
+
+
+def test_caches_of_functools_go_along_empty() -> None:
+    cell: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+    exec(compile(CACHES, CELL, "exec"), cell)
+    assert cell["fibonacci"](9) == 34
+    sent = (cell["fibonacci"], cell["Rows"], cell["outer"](), urlsplit)
+    fibonacci, rows, inner, imported = cloudpickle.loads(pickled.dumps(sent))
+    assert (fibonacci.cache_info().currsize, fibonacci(60)) == (0, 1548008755920)
+    assert fibonacci.cache_info().misses == 61, "the function's own calls are cached, too"
+    assert fibonacci.cache_parameters() == {"maxsize": 7, "typed": False}
+    made = rows()
+    assert (made.count, made.count, made.computed, made.plus(1), inner(4)) == (5, 5, 1, 6, 8)
+    assert imported is urlsplit, "one that a module has is that module's"

@@ -1,8 +1,10 @@
 """cloudpickle that keeps the file names of functions: from version 3.1.3 on it leaves them out, and neither the line of
-a traceback nor that of a collective can be told. It also takes torch's parametrized modules, and names of IPython."""
+a traceback nor that of a collective can be told. It also takes torch's parametrized modules, caches of functools, and
+names of IPython."""
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 from collections import ChainMap
@@ -41,6 +43,30 @@ def _parametrized(own: Any, names: list[str], make_class: Callable[..., None], a
     return module
 
 
+def _reduce_cache(obj: Any) -> tuple[Any, ...] | None:
+    """Of ``lru_cache`` and ``cached_property``: the function. pickle looks for the first by a name that the script or
+    cell alone has, and the second holds a lock before Python 3.12. None for all else."""
+    if type(obj) is functools.cached_property:
+        return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
+    if type(obj) is functools._lru_cache_wrapper and not _importable(obj):
+        return _cached, (obj.__wrapped__, obj.cache_parameters())
+    return None
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _importable(obj: Any) -> bool:
+    """Whether other processes find it by its name in a module."""
+    if obj.__module__ in {"__main__", *cloudpickle.list_registry_pickle_by_value()}:
+        return False
+    found = sys.modules.get(obj.__module__)
+    for name in obj.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is obj
+
+
 _SHELL, _ENDS = "IPython.core.interactiveshell", ("ExitAutocall", "ZMQExitAutocall")
 
 
@@ -65,6 +91,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _reduce_parametrized(obj)
         if _SHELL in sys.modules and (found := _elsewhere(obj)):
             return getattr, (sys.modules[found.__module__], found.__name__)
+        if (reduced := _reduce_cache(obj)) is not None:
+            return reduced
         return super().reducer_override(obj)
 
 
