@@ -52,6 +52,32 @@ def test_votes_by_the_momentum_of_each_rank(backend: str) -> None:
     on(backend, 2, fn)
 
 
+def test_a_codec_is_given_the_sum_of_several_passes(backend: str) -> None:
+    """A vote is as long a step as that of one pass, and a threshold looks at the sum, as in every framework."""
+
+    def fn(rank: int) -> None:
+        import keras
+
+        import farandole.keras as hvd
+
+        def trained(codec: str, average: bool) -> list[float]:
+            variable = keras.Variable([0.0, 0.0, 0.0], name="v")
+            optimizer = hvd.DistributedOptimizer(
+                keras.optimizers.SGD(1.0), backward_passes_per_step=2, average_aggregated_gradients=average, codec=codec
+            )
+            optimizer.build([variable])
+            for gradient in ([1.0, -3.0, 0.25], [0.5, -3.0, 0.25]):
+                optimizer.apply([keras.ops.convert_to_tensor(gradient)], [variable])
+            found: list[float] = np.array(keras.ops.convert_to_numpy(variable)).tolist()
+            return found
+
+        assert trained("sign", False) == trained("sign", True) == [-1, 1, -1]
+        assert trained("threshold:1", False) == [-1.5, 6, 0]  # the sums are 1.5, -6 and 0.5
+        assert trained("threshold:1", True) == [0, 3, 0]  # the means are half of them
+
+    on(backend, 2, fn)
+
+
 def test_what_is_kept_is_of_gradients_without_the_scale_of_their_loss(backend: str) -> None:
     """What came, and what is left, is what was given, though the scale doubles after every second step."""
 

@@ -55,6 +55,8 @@ class KerasReducer:
         )  # fmt: skip
         self._applying = False
         self._keeps = bool(keeper(codec(options.codec)))  # does something wait for the gradients to come?
+        # a codec is given the sum of all passes: the votes and thresholds of some are of sizes
+        self._before = self.factor if codec(options.codec) else 1.0
         self._list: tuple[Any, GradientListReducer] | None = None
 
     def among(self, process_set: ProcessSet) -> KerasReducer:
@@ -109,7 +111,10 @@ class KerasReducer:
         results = list(grads)
         variables = [self.variables[number] for number in common]
         names = self._names(optimizer, variables)
-        reduced = self._reduced(optimizer, [grads[number] for number in common], names, variables)
+        shared = [grads[number] for number in common]
+        if self._before != 1.0:
+            shared = [keras.ops.multiply(grad, self._before) for grad in shared]
+        reduced = self._reduced(optimizer, shared, names, variables)
         for number, grad in zip(common, reduced, strict=True):
             results[number] = grad
         factor = self.factor / (self.process_set.size() if self._options.scale_local else 1)
@@ -203,7 +208,8 @@ class KerasReducer:
         """The reducer of this job; ranks agree on its name by having as many optimizers that step."""
         engine = context.engine(self.process_set)
         if self._list is None or self._list[0] is not engine:
-            options = self._options._replace(postscale=self._options.postscale * self.factor)
+            after = self._options.postscale * self.factor / self._before
+            options = self._options._replace(postscale=after)
             name = f"keras.DistributedOptimizer.{engine.numbers.next_optimizer()}"
             self._list = engine, GradientListReducer(name, options)
         return self._list[1]
