@@ -127,6 +127,30 @@ def _own_loop(rank: int) -> None:
         begun(LocalSGD(2))[0].load_state_dict(optimizer.state_dict())
 
 
+def test_weights_are_averaged_before_the_first_step_too(backend: str) -> None:
+    """Ranks may have weights of their own from files, and want to evaluate them."""
+
+    def fn(rank: int) -> None:
+        import keras
+
+        import farandole.keras as hvd
+
+        # after two steps of rank 1 along -1; easgd goes 0.45 of the way back to its centre
+        for strategy, first, last in (("local_sgd:2", 0.5, -0.5), ("easgd:2", 0.5, -0.05)):
+            variable = keras.Variable([float(rank)], name="v")
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), strategy=strategy)
+            optimizer.average_weights()  # knows no variables yet
+            optimizer.build([variable])
+            optimizer.average_weights()
+            assert np.allclose(keras.ops.convert_to_numpy(variable), first)
+            for _ in range(2):
+                optimizer.apply([keras.ops.convert_to_tensor([float(rank)])], [variable])
+            optimizer.average_weights()
+            assert np.allclose(keras.ops.convert_to_numpy(variable), last)
+
+    on(backend, 2, fn)
+
+
 def test_epochs_local_variables_and_what_cannot_be() -> None:
     def train(rank: int) -> None:
         import keras

@@ -145,11 +145,12 @@ class KerasReducer:
     def average_weights(self, optimizer: Any, *, replaced: bool = False) -> None:
         """Give every rank the mean of all ranks' weights. ``replaced``: on some rank the program has put others there
         since the last step. Outside of any program."""
-        if self.exchange is not None and self.shared() and self.variables:
+        variables = self._all(optimizer)  # also before the first step: a rank may have had no batch, or a file
+        if self.exchange is not None and self.shared() and variables:
             if replaced:
-                self.exchange.average_replaced(self._all(optimizer))
+                self.exchange.average_replaced(variables)
             else:
-                self.exchange.average(self._all(optimizer), self._last_step(optimizer))
+                self.exchange.average(variables, self._last_step(optimizer))
 
     def _last_step(self, optimizer: Any) -> int:
         return int(keras.ops.convert_to_numpy(counter(optimizer))) // (optimizer.gradient_accumulation_steps or 1)
