@@ -227,6 +227,18 @@ def test_a_log_that_cannot_be_written_is_named() -> None:
         Tuner(Settings(autotune_log="/nowhere/log.csv"))
 
 
+def test_a_full_disk_ends_the_log_not_the_training(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    car = Car(clock)
+    tuner = tuner_of(car, Settings(autotune_log="/dev/full"))
+    with caplog.at_level("WARNING", "farandole"):
+        car.drive(tuner, lambda threshold, _: 0.010 if threshold == 2 * MB else 0.020, 5000)
+    assert tuner.done
+    assert car.sizes == Sizes(2 * MB, 8 * MB)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the log of autotune ends here: it cannot be written any more: No space left on device"
+    ]
+
+
 # With the engine.
 
 

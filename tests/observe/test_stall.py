@@ -53,6 +53,13 @@ class TestReports:
         stall.waiting([Waiting("a", 61.0, (1,))])
         assert len(said) == 6, "another stall"
 
+    def test_a_warning_time_of_0_doubles_too(self, said: list[str]) -> None:
+        stall = StallCheck(Settings(stall_warning_seconds=0), rank=0)
+        for tenth in range(1, 1000):
+            stall.waiting([Waiting("a", tenth / 10, (1,))])
+        assert len(said) == 10
+        assert "for more than 0.1 seconds" in said[0]
+
     def test_only_the_lowest_waiting_rank_speaks(self, said: list[str]) -> None:
         stall = StallCheck(Settings(stall_warning_seconds=5), rank=2)
         stall.waiting([Waiting("a", 6.0, (1,))])

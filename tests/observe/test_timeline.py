@@ -138,6 +138,11 @@ def test_a_rank_that_does_not_say_since_when_was_ready_when_it_was_heard() -> No
     assert [(each["name"], each["ts"]) for each in events if each["ph"] == "X"] == [("0", 0.5e6), ("1", 1e6)]
 
 
+def test_ticks_are_in_the_order_of_time() -> None:
+    events = told(Settled(102.0, [[("a", REQUEST)], [("a", REQUEST)]], [[101.5], [101.0]], [], []))
+    assert [(each["name"], each["ts"]) for each in events if each["ph"] == "X"] == [("1", 1e6), ("0", 1.5e6)]
+
+
 def test_what_cannot_run_ends_with_its_negotiation() -> None:
     both = [[("a", REQUEST)]] * 2
     events = told(Settled(101.0, both, [[100.5]] * 2, [], ["a"]), Settled(102.0, both, [[101.5]] * 2, [], ["a"]))
@@ -259,6 +264,33 @@ def test_a_disk_that_is_full_from_the_start_ends_the_timeline_not_the_training(
 def test_a_file_that_cannot_be_written_is_named() -> None:
     with pytest.raises(SettingsError, match=r"'/nowhere/t\.json': No such file or directory; --timeline-filename"):
         Timeline(0, 1).start("/nowhere/t.json")
+
+
+def test_a_file_that_another_process_writes_is_left_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    with subprocess.Popen([sys.executable, "-c", VICTIM, str(path)], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"go\n"
+            with pytest.raises(SettingsError, match=r"t\.json': another job writes .* needs a file of its own"):
+                Timeline(1, 2).start(str(path))
+        finally:
+            other.kill()
+    assert read(str(path))[0]["farandole"]["rank"] == 0
+    again = Timeline(1, 2)
+    again.start(str(path))  # the other has gone
+    again.stop()
+    assert read(str(path))[0]["farandole"]["rank"] == 1
+
+
+def test_a_file_may_be_begun_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "t.json")
+    timeline = Timeline(0, 1)
+    for name in ("first" * 100, "second"):
+        timeline.start(path)
+        timeline.of("shm").settled([[(name, REQUEST._replace(name=name))]], [[]], [name], [])
+    timeline.stop()
+    assert list(tensors(whole(path))) == ["second"]
 
 
 VICTIM = """

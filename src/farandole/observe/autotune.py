@@ -8,6 +8,7 @@ kept.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Generator, Sequence
 from statistics import median
@@ -172,9 +173,14 @@ class Tuning:
         self._say(f"{self._settings.cycle_time:g},{point.fusion_threshold},{point.bucket_bytes},{score:.6g}")
 
     def _say(self, line: str) -> None:
-        if self._log is not None:
+        if self._log is None:
+            return
+        try:
             self._log.write(line + "\n")
             self._log.flush()
+        except OSError as error:  # a full disk ends the log, not the training
+            logger.warning("the log of autotune ends here: it cannot be written any more: %s", error.strerror)
+            self._log = None
 
 
 class Tuner(Observer):
@@ -209,7 +215,8 @@ class Tuner(Observer):
     def close(self) -> None:
         self.done = True
         if self._log is not None:
-            self._log.close()
+            with contextlib.suppress(OSError):  # what could not be written before cannot now
+                self._log.close()
             self._log = None
 
     def _step(self) -> None:
@@ -265,5 +272,6 @@ def _open(path: str) -> TextIO | None:
         return open(path, "w", encoding="utf-8")
     except OSError as error:
         raise SettingsError(
-            f"--autotune-log-file={path!r} (HOROVOD_AUTOTUNE_LOG) cannot be written: {error.strerror}"
+            f"--autotune-log-file={path!r} (HOROVOD_AUTOTUNE_LOG) cannot be written: {error.strerror}; it must name "
+            "a file in a directory that exists and can be written"
         ) from error

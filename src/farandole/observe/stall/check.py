@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS = 3.0  # a rank that has not answered after them does not answer
 _LAST_SECONDS = 0.7  # the same when the job is about to end
 _GRACE = 2.0  # seconds that the others leave to the rank that speaks, before they end the job themselves
+_LEAST = 0.1  # seconds of the first warning at least: doubled, 0 would stay 0, and be due without end
 _FRESH = 3.0  # seconds for which the engine's last word counts
 
 
@@ -31,7 +32,8 @@ class StallCheck(Observer):
         the others what they do."""
         self.rank, self._ranks = rank, ranks
         self.limit = settings.stall_shutdown_seconds
-        self.warning = min(settings.stall_warning_seconds, self.limit or settings.stall_warning_seconds)
+        warning = max(_LEAST, settings.stall_warning_seconds)
+        self.warning = min(warning, self.limit or warning)
         self._inquiry = inquiry
         self._reported: dict[str, int] = {}  # how often
         self._last: tuple[float, Sequence[Waiting]] = (0.0, ())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 from collections.abc import Sequence
 
@@ -19,16 +21,32 @@ class ArrayFile:
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise SettingsError(
                 f"the timeline cannot be written to {path!r}: {error.strerror}; --timeline-filename (HOROVOD_TIMELINE) "
                 "must name a file in a directory that exists and can be written"
             ) from error
+        self._claim()
         self._end = 0  # where the bracket stands
         self._separator = b"[\n"
         with contextlib.suppress(OSError):  # a full disk: whoever appends the first element is told
             self.append([])
+
+    def _claim(self) -> None:
+        """Empty the file, unless another job writes it: both would write over each other. The lock is this process's
+        alone (no forked child has it) and goes with it. A file system without locks is taken as it is."""
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                os.close(self._fd)
+                raise SettingsError(
+                    f"the timeline cannot be written to {self.path!r}: another job writes its own there; each job "
+                    "needs a file of its own (--timeline-filename, HOROVOD_TIMELINE)"
+                ) from error
+        with contextlib.suppress(OSError):  # a device (/dev/null) has no length
+            os.ftruncate(self._fd, 0)
 
     def append(self, elements: Sequence[str]) -> None:
         """Add elements, each a JSON text. Raises OSError, and leaves the file as it was, if there is no room."""

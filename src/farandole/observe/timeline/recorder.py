@@ -29,18 +29,20 @@ class Timeline:
         self._writer: _Writer | None = None
 
     def start(self, path: str, *, mark_cycles: bool = False) -> None:
-        """Write to ``path`` from now on. Raises SettingsError if that cannot be; what was written before is ended."""
+        """Write to ``path`` from now on. Raises SettingsError if that cannot be; what was written before is ended
+        first, for it may be the same file."""
         with self._changing:
+            self._stop()
             trace = Trace(self.rank, self.size, self.now(), time.time(), mark_cycles=mark_cycles)
-            writer = _Writer(ArrayFile(path), trace)
-            before, self._writer = self._writer, writer
-        if before is not None:
-            before.close()
+            self._writer = _Writer(ArrayFile(path), trace)
 
     def stop(self) -> None:
         """End the file; it is complete when this returns. Does nothing when nothing is written."""
         with self._changing:
-            writer, self._writer = self._writer, None
+            self._stop()
+
+    def _stop(self) -> None:
+        writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
 

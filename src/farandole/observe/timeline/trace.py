@@ -200,7 +200,7 @@ class Trace:
             flight.last = self._lasts.get((flight.tensor.pid, flight.tid), self._begin)
             first = min(now, min(time for _, time in ticks))
             self._start(flight, f"NEGOTIATE_{request.kind.name}", first)
-        for rank, time in ticks:
+        for rank, time in sorted(ticks, key=lambda tick: tick[1]):
             ts = self._ts(max(flight.last, min(time, now)))
             where = f'"pid":{flight.tensor.pid},"tid":{flight.tid}'
             self._out.append(f'{{"ph":"X","name":"{rank}","ts":{ts},"dur":0,{where}}}')
