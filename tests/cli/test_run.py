@@ -110,6 +110,8 @@ class TestRun:
         monkeypatch.chdir(tmp_path)
         assert cli.main(["run", "-np", "2", sys.executable, "trian.py"]) == 2
         assert f"there is no file 'trian.py' in {tmp_path}; did you mean 'train.py'?" in capsys.readouterr().err
+        assert cli.main(["run", "-np", "2", sys.executable, "src/train.py"]) == 2
+        assert f"there is no file 'src/train.py' in {tmp_path}\n" in capsys.readouterr().err
         assert cli.main(["run", "-np", "2", "tool"]) == 2
         assert "programs are not looked for in: write ./tool" in capsys.readouterr().err
         assert cli.main(["run", "-np", "2", "python train.py"]) == 2

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import errno
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from farandole import cli
 from farandole.errors import SettingsError
 from farandole.launch.job import check_ranks, ranks_of
 from farandole.launch.limits import check_open_files, check_proc, crowding, cure
@@ -67,3 +69,17 @@ def test_ranks_to_show() -> None:
 def test_ranks_that_are_none(call: Any, text: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(text)):
         call()
+
+
+def test_a_job_without_threads_is_told_the_limit(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    assert cli.main(["run", "-np", "2", "true"]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("farandole: the thread 'farandole-store' cannot be started: this user has as many")
+    assert "`ulimit -u`" in said
+    assert "raise that, or start fewer ranks" in said

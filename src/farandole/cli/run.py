@@ -268,7 +268,8 @@ def check_command(command: Sequence[str]) -> None:
             folder = os.path.dirname(script) or "."
             there = [name for name in _listed(folder) if name.endswith(".py")]
             near = did_you_mean(os.path.basename(script), there)
-            raise SettingsError(f"there is no file {script!r} in {os.path.abspath(folder)}{near}")
+            place = folder if os.path.isabs(script) else os.getcwd()
+            raise SettingsError(f"there is no file {script!r} in {place}{near}")
 
 
 def check_input(command: Sequence[str]) -> None:

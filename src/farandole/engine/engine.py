@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from farandole import threads
 from farandole.config import Settings
 from farandole.contracts import Observer, Transport, Waiting
 from farandole.engine import wire
@@ -77,7 +78,7 @@ class Engine:
             transport.report_waits(self._held_up)
         self.observers.hear_parts_of(transport)
         self._thread = threading.Thread(target=self._background, name="farandole-engine", daemon=True)
-        self._thread.start()
+        threads.start(self._thread)
 
     # For users of the engine.
 

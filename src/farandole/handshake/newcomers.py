@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from farandole.errors import AuthenticationError, UnfinishedHandshakeError
 from farandole.handshake.proof import authenticate
 from farandole.handshake.session import Session
+from farandole.threads import FULL
 
 if TYPE_CHECKING:
     import logging
@@ -91,9 +92,8 @@ class Newcomers:
         if None not in self._told:
             self._told.add(None)
             self._logger.warning(
-                "no thread can be started for who connects to %s, so that even ranks of the job are turned away: this "
-                "user has as many processes and threads as `ulimit -u` allows, or this container or batch job as many "
-                "as its control group does (pids.max); raise that, or start fewer ranks", self._place,
+                "no thread can be started for who connects to %s, so that even ranks of the job are turned away: %s",
+                self._place, FULL,
             )  # fmt: skip
 
     def close(self) -> None:

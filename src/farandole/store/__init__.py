@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from farandole import liveness, network
+from farandole import liveness, network, threads
 from farandole.errors import (
     AuthenticationError,
     HorovodInternalError,
@@ -98,7 +98,7 @@ class StoreServer:
             target=self.newcomers.accept_all, args=(self._listener, self._serve, "farandole-store-peer"),
             name="farandole-store", daemon=True,
         )  # fmt: skip
-        self._acceptor.start()
+        threads.start(self._acceptor)
 
     def set(self, key: str, value: Value) -> None:
         with self._changed:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from farandole import threads
 from farandole.contracts import Waiting
 from farandole.errors import HorovodInternalError, PeerLostError, RendezvousError
 from farandole.observe.stall import process
@@ -65,7 +66,7 @@ class Inquiry:
         self._over = threading.Event()
         client.set(self._key("process", rank), process.here())
         self._thread = threading.Thread(target=self._answer_all, name="farandole-stall", daemon=True)
-        self._thread.start()
+        threads.start(self._thread)
 
     def ask(self, seconds: float) -> dict[int, Answer]:
         """Every rank's answer, within so many seconds; empty if the store is gone."""

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from time import monotonic
 
+from farandole import threads
 from farandole.contracts import Observer
 from farandole.log import logger
 from farandole.observe.timeline.file import ArrayFile
@@ -100,7 +101,7 @@ class _Writer:
         self._dead = False
         self._thread = threading.Thread(target=self._run, name="farandole-timeline", daemon=True)
         self._write(trace.opening())
-        self._thread.start()
+        threads.start(self._thread)
 
     def put(self, record: Record) -> None:
         if len(self._records) < ROOM:

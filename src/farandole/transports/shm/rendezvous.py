@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from farandole import threads
 from farandole.errors import AuthenticationError, HorovodInternalError, PeerLostError, RendezvousError
 from farandole.handshake import Newcomers, authenticate, derive
 from farandole.log import logger
@@ -47,7 +48,7 @@ class Rendezvous:
             target=self._newcomers.accept_all, args=(self._listener, self._greet, "farandole-shm-greet"),
             name="farandole-shm-listener", daemon=True,
         )  # fmt: skip
-        self._acceptor.start()
+        threads.start(self._acceptor)
 
     def found(self) -> dict[int, socket.socket]:
         """The ranks met so far. A rank that has been welcomed by this one is among them."""

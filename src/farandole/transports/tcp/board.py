@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from farandole import liveness
+from farandole import liveness, threads
 from farandole.errors import HorovodInternalError, PeerLostError, WireError
 from farandole.handshake import HEAD, TAG, Session, TamperedError
 from farandole.transports.tcp.overlay import Overlay
@@ -87,7 +87,7 @@ class TcpBoard:
         for first in list(self._peers.values()):
             self._read(first)  # what came together with the handshake is in the stream: the connection tells no more
         if self._relays:
-            self._relay.start()
+            threads.start(self._relay)
 
     def post(self, message: bytes) -> None:
         with self._lock:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from farandole import liveness, network
+from farandole import liveness, network, threads
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
 from farandole.handshake import Newcomers, Session, authenticate
 from farandole.log import logger
@@ -75,7 +75,7 @@ class Rendezvous:
             for _, listener in listeners
         ]  # fmt: skip
         for acceptor in acceptors:
-            acceptor.start()
+            threads.start(acceptor)
         try:
             told = ",".join(f"{address}|{listener.getsockname()[1]}" for address, listener in listeners)
             told += f";{self.streams}" if self.streams > 1 else ""
