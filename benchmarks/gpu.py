@@ -10,12 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import farandole.torch as hvd
 from benchmarks.crew import Plan
 from benchmarks.samples import DDP, DDP_NCCL, GLOO, NCCL, OURS, TOGETHER, Case, interleave
-from benchmarks.steps import CLASSES, LEARNING_RATE, MOMENTUM, Team
+from benchmarks.steps import CLASSES, Team
+from benchmarks.steps.torch import mlp, trainer
 
 SIZES = [("4 KiB", 4 << 10, 50), ("1 MiB", 1 << 20, 20), ("16 MiB", 16 << 20, 10), ("64 MiB", 64 << 20, 5)]
 TENSORS, ELEMENTS = 200, 10_000
@@ -38,10 +38,13 @@ def cases(team: Team, plan: Plan) -> Iterator[Case]:
     tensors = [torch.zeros(ELEMENTS, device=device) for _ in range(TENSORS)]
     turns = {OURS: partial(ours, tensors), theirs: partial(torchs, tensors, group)}
     yield Case("gpu", f"{TENSORS} x {ELEMENTS:,} floats", timed(turns, repetitions, 5), 5, TENSORS * ELEMENTS * 4)
-    for title, make in (("MLP, 4.2 M parameters", mlp), ("residual net, 11 M parameters", residual_net)):
-        net, inputs = make()
+    labels = torch.randint(CLASSES, (BATCH,), device=device)
+    for title, net, shape in (
+        ("MLP, 4.2 M parameters", mlp(), (1024,)), ("residual net, 9.4 M parameters", residual_net(), (3, 32, 32)),
+    ):  # fmt: skip
+        inputs = torch.randn(BATCH, *shape, device=device)
         turns = {
-            name: trainer(copy.deepcopy(net).to(device), inputs.to(device), name, group)
+            name: trainer(copy.deepcopy(net).to(device), inputs, labels, name, group)
             for name in (TOGETHER, OURS, DDP_NCCL if direct else DDP)
         }
         yield Case("gpu", f"step, {title}", timed(turns, repetitions, 5), 5)
@@ -69,11 +72,6 @@ def torchs(tensors: list[Any], group: Any) -> None:
         work.wait()
 
 
-def mlp() -> tuple[nn.Module, torch.Tensor]:
-    net = nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, CLASSES))
-    return net, torch.randn(BATCH, 1024)
-
-
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -84,29 +82,10 @@ class Block(nn.Module):
         return torch.relu(x + self.body(x))
 
 
-def residual_net() -> tuple[nn.Module, torch.Tensor]:
-    """ResNet-18's depth and size, for images of 32 x 32."""
+def residual_net() -> nn.Module:
+    """Seven blocks of two convolutions, for images of 32 x 32."""
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1)]
     for width in (64, 128, 256):
         layers += [Block(width), Block(width), nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)]
     layers += [Block(512), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES)]
-    return nn.Sequential(*layers), torch.randn(BATCH, 3, 32, 32)
-
-
-def trainer(model: nn.Module, inputs: torch.Tensor, name: str, group: Any) -> Callable[[], None]:
-    """A function that takes one step."""
-    labels = torch.randint(CLASSES, inputs.shape[:1], device=inputs.device)
-    optimizer: Any = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
-    if name == OURS:
-        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    elif name != TOGETHER:
-        model = DistributedDataParallel(
-            model, device_ids=[inputs.device.index], process_group=group, gradient_as_bucket_view=True
-        )
-
-    def step() -> None:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-
-    return step
+    return nn.Sequential(*layers)

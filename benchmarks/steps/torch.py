@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import farandole.torch as hvd
 from benchmarks.peers import DeepSpeed, Gloo, Mpi, Ours, deepspeed_installed
-from benchmarks.samples import ALONE, DDP, OURS, TOGETHER
+from benchmarks.samples import ALONE, DDP, DDP_NCCL, OURS, TOGETHER
 from benchmarks.steps import BATCH, CLASSES, LEARNING_RATE, MOMENTUM
 
 if TYPE_CHECKING:
@@ -66,13 +66,15 @@ def connect(rank: int, plan: Plan) -> Team:
     return Team(peers)
 
 
-def trainer(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, name: str) -> Callable[[], None]:
-    """A function that takes one step."""
+def trainer(
+    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, name: str, group: Any = None
+) -> Callable[[], None]:
+    """A function that takes one step. ``group``: of DDP; default: that of all."""
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
     if name == OURS:
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    elif name == DDP:
-        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    elif name in (DDP, DDP_NCCL):
+        model = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
 
     def step() -> None:
         optimizer.zero_grad()

@@ -31,7 +31,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "local_sgd with a codec": {"strategy": "local_sgd:2", "codec": "int8"},
     "gossip with a codec": {"strategy": "gossip:ring", "codec": "topk:0.5"},
 }  # fmt: skip
-ALIKE = {"gossip:ring", "gossip with a codec", "easgd:2"}  # ranks need not have the same weights
 
 
 def optimized(rank: int, n: int, device: Any, options: dict[str, Any], kind: str = "momentum") -> list[Any]:

@@ -534,7 +534,6 @@ def test_a_rank_that_stopped_is_named() -> None:
 
 def without_an_import(rank: int) -> None:
     """As PyTorch does it when it is imported."""
-    import torch
     from torch import distributed as dist
 
     from farandole import autoload
@@ -550,7 +549,14 @@ def without_an_import(rank: int) -> None:
         dist.destroy_process_group()
     finally:
         dist.Backend._plugins.update(others)
-    dist.init_process_group("cpu:farandole,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    begins_beside_nccl()
+
+
+def begins_beside_nccl(**options: Any) -> None:
+    import torch
+    from torch import distributed as dist
+
+    dist.init_process_group("cpu:farandole,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1, **options)
     try:
         tensor = torch.ones(2)
         dist.all_reduce(tensor)
@@ -563,19 +569,11 @@ def without_an_import(rank: int) -> None:
 def test_a_program_may_name_its_gpu_when_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning does, and torch then looks for the GPU's backend before it knows what the group was asked for."""
     import torch
-    from torch import distributed as dist
 
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
-    dist.init_process_group("cpu:farandole,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=gpu)
-    try:
-        tensor = torch.ones(2)
-        dist.all_reduce(tensor)
-        assert tensor.tolist() == [1.0, 1.0]
-        assert [device.type for device in dist.group.WORLD._device_types] == ["cpu", "cuda"]
-    finally:
-        dist.destroy_process_group()
+    begins_beside_nccl(device_id=gpu)
 
 
 def with_another_secret(_: int) -> None:
