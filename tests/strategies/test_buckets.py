@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.strategies.buckets import partition
+from farandole.strategies.buckets import ContiguousBucket, partition
+from farandole.strategies.buffer_pool import ALIGNMENT
+from farandole.strategies.options import GradientOptions
 from farandole.types import DType
 
 
 class Fake:
     def __init__(self, count: int, dtype: DType = DType.FLOAT32, device: str = "CPU") -> None:
         self.count, self.dtype, self.device = count, dtype, device
+
+    def place(self, array: np.ndarray) -> None:
+        self.array = array
 
 
 def deal(counts: list[int], limit: int, order: Any = None, groups: Any = ()) -> list[list[int]]:
@@ -76,3 +82,19 @@ def test_every_gradient_is_in_one_bucket_of_its_type(kinds: list[Any], limit: in
         if not set(bucket) & {index for group in groups for index in group}:
             nbytes = sum(gradients[index].count for index in bucket[:-1]) * gradients[bucket[0]].dtype.itemsize
             assert nbytes < limit or len(bucket) == 1
+
+
+@given(counts=st.lists(st.integers(0, 100), min_size=1), dtype=st.sampled_from(list(DType)))
+def test_gradients_of_a_bucket_stand_apart_and_aligned(counts: list[int], dtype: DType) -> None:
+    """As they are in memory of their own: copying is slower otherwise."""
+    gradients: Any = [Fake(count, dtype) for count in counts]
+    nbytes = ContiguousBucket.nbytes(gradients)
+    memory = np.ones(nbytes + ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % ALIGNMENT
+    bucket = ContiguousBucket("grads", gradients, GradientOptions(), memory[first : first + nbytes])
+    for gradient in gradients:
+        assert len(gradient.array) == gradient.count
+        assert gradient.array.ctypes.data % ALIGNMENT == 0
+        gradient.array += np.ones(1, gradient.array.dtype)
+    bucket.open()  # every gradient is there: flags of 1
+    assert (np.concatenate([gradient.array for gradient in gradients]) == 1).all()

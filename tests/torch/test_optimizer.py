@@ -173,7 +173,8 @@ def test_gradients_are_views_of_buckets_from_the_second_step_on() -> None:
             assert model.conv.weight.grad.stride() == model.conv.weight.stride()
             optimizer.step()
         return [
-            all(place + size == following for (place, size), (following, _) in pairwise(each)) for each in places
+            all(0 <= following - place - size < 64 for (place, size), (following, _) in pairwise(each))
+            for each in places
         ], places[1] == places[2]
 
     assert job(2, train) == [([False, True, True], True)] * 2

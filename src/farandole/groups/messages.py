@@ -23,7 +23,7 @@ from farandole.groups.calls import Call
 if TYPE_CHECKING:
     from farandole.types import Array
 
-_HEADER = struct.Struct("<qQq")  # tag, bytes, dtype
+_HEADER = struct.Struct("<qQq40x")  # tag, bytes, dtype; as long as a cache line, so that what follows is aligned
 _LOOK = 0.05  # seconds between two looks at peers and deadlines
 _GRACE, _LONGEST_GRACE = 2e-4, 1e-3  # seconds between two looks of the thread, at first and later
 _LOOKS = 6  # in vain, before the thread sleeps until it is called

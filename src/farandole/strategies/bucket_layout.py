@@ -16,7 +16,8 @@ from farandole.contracts import Codec
 from farandole.engine import Engine
 from farandole.errors import JoinedError
 from farandole.strategies.alike import extremes
-from farandole.strategies.buckets import ALIGNMENT, Bucket, ContiguousBucket, Gradient, GroupedBucket, partition
+from farandole.strategies.buckets import Bucket, ContiguousBucket, Gradient, GroupedBucket, partition
+from farandole.strategies.buffer_pool import ALIGNMENT
 from farandole.strategies.options import GradientOptions
 
 NO_WORD = np.iinfo(np.int64).max  # what changes no smallest value: ranks that have joined say this, too

@@ -9,13 +9,14 @@ parameters were used by nobody: those keep what they had, as they would on one r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from farandole.contracts import Codec, TakingBack
 from farandole.engine import Engine, Entry, Handle
+from farandole.strategies.buffer_pool import ALIGNMENT
 from farandole.strategies.options import GradientOptions
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _ONE = {DType.FLOAT16: np.float16(1), DType.BFLOAT16: np.uint16(0x3F80)}
 _INFINITE = np.uint16(0x7F80)  # the bits that bfloat16 has set in NaN and infinities alone
-ALIGNMENT = 64
 
 
 class Gradient(Protocol):
@@ -148,17 +148,16 @@ class ContiguousBucket(Bucket):
         dtype = gradients[0].dtype
         flat = memory.view(dtype.storage)
         flat.fill(0)
-        begin = 0
+        begins = _begins(gradients)
         self._places = []
-        for gradient in gradients:
+        for gradient, begin in zip(gradients, begins, strict=False):
             place = flat[begin : begin + gradient.count]
             gradient.place(place)
             self._places.append(place)
-            begin += gradient.count
-        self._flags = flat[begin:]
+        self._flags = flat[begins[-1] : begins[-1] + len(gradients)]
         self._flat = flat
         self._heads = [slot for slot, place in enumerate(self._places) if len(place)]
-        self._starts = np.cumsum([0, *map(len, self._places)])[self._heads]
+        self._starts = np.array(begins)[self._heads]
         self._one = _ONE.get(dtype, 1)
         buffer = Buffer(flat, flat, dtype)
         self._first, self._again = (
@@ -169,7 +168,7 @@ class ContiguousBucket(Bucket):
     @staticmethod
     def nbytes(gradients: Sequence[Gradient]) -> int:
         """Memory for the gradients and their flags."""
-        return (sum(gradient.count for gradient in gradients) + len(gradients)) * gradients[0].dtype.itemsize
+        return (_begins(gradients)[-1] + len(gradients)) * gradients[0].dtype.itemsize
 
     def open(self) -> None:
         super().open()
@@ -260,6 +259,13 @@ class GroupedBucket(Bucket):
                 gradient.unpack()
         self._buffers = [None] * len(self.gradients)
         return empty
+
+
+def _begins(gradients: Sequence[Gradient]) -> list[int]:
+    """Where in one array each gradient begins, and what is behind the last: at multiples of ``ALIGNMENT``. Processors
+    copy a large array to a place that is not aligned as it is itself 15 to 40 % more slowly."""
+    unit = ALIGNMENT // gradients[0].dtype.itemsize
+    return [0, *accumulate(-(-gradient.count // unit) * unit for gradient in gradients)]
 
 
 def _order(options: GradientOptions) -> tuple[ReduceOp, int, float, float]:
