@@ -1,14 +1,14 @@
 """Every contract between rooms, on one page.
 
 A wire that only moves bytes is a ``Link``: one verb, a ``Board``, and four small methods. One with collectives of its
-own is a ``Transport``.
-All calls of Link and Transport block, and come in the same order on all ranks; only a ``Board`` may be asked at any
-time. Failures leave as ``farandole.errors.PeerLostError`` (somebody went away) or ``HorovodInternalError``.
+own is a ``Transport``. All their calls block, and come in the same order on all ranks; only a ``Board`` may be asked at
+any time. Failures leave as ``farandole.errors.PeerLostError`` (somebody went away) or ``HorovodInternalError``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request, Response
@@ -24,10 +24,8 @@ Parts = Callable[[str, float, float], None]
 class Board(Protocol):
     """Control rounds: every rank posts one message a round, and reads all of them when all have posted: a notice board.
 
-    This is what ranks agree over. It is the only thing on a wire that may be used without knowing whether the others
-    are there: a rank with nothing to say does not post, and nobody has to be woken for that.
-    One thread at a time, except ``wake`` and ``verify``, which any thread may call.
-    """
+    It may be used without knowing whether the others are there: a rank with nothing to say does not post, and nobody
+    has to be woken. One thread at a time, except ``wake`` and ``verify``: any thread."""
 
     def post(self, message: bytes) -> None:
         """Pin up this rank's message of the current round. Any length."""
@@ -152,11 +150,31 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+class Keeper(Protocol):
+    """Memory that a program gives again and again. Kept, it stays where it is, unless the program resizes it."""
+
+    identity: int
+
+    def moved(self) -> bool: ...
+    def shared(self) -> bool: ...  # does anybody else hold it?
+
+
+class Offer(Protocol):
+    """An array to be worked on where it stands. All ranks ``show`` what is ``shown``, then call one of these with what
+    they see. False: nothing was done; the next time it may be."""
+
+    @property
+    def shown(self) -> Array: ...
+    def allreduce(self, buffer: Buffer, offers: Sequence[Array], op: ReduceOp, scale: float) -> bool: ...
+    def broadcast(self, root: int, offers: Sequence[Array]) -> bool: ...
+
+
 @runtime_checkable
 class Showing(Protocol):
     """A transport on which ranks can see each other's memory."""
 
     shown: int  # bytes that a rank may show
+    least: int  # bytes of an array that is worth an offer
 
     def show(self, word: int, pieces: Sequence[Array]) -> tuple[list[int], list[Array]]:
         """Collective: every rank's ``word`` (64 bits), and its ``pieces`` (1-D, one behind the other) as uint8 arrays
@@ -166,12 +184,13 @@ class Showing(Protocol):
         """``sends[i]`` to rank i, ``receives[i]`` from it: uint8, anywhere, apart from each other. All ranks know the
         ``largest`` part of all in bytes, and have called ``show`` before; it is what they call next."""
 
+    def offer(self, array: Array, keeper: Keeper | None) -> AbstractContextManager[Offer]:
+        """Until the collective has ended. ``keeper``: of the array's memory; None: it is not to be registered."""
+
 
 class Streams(Protocol):
-    """A stream of bytes from each rank to each other one. Nothing waits but ``wait``.
-
-    One thread at a time, but for ``wake`` and ``abort``.
-    """
+    """A stream of bytes from each rank to each other one. Nothing waits but ``wait``. One thread at a time, but for
+    ``wake`` and ``abort``."""
 
     rank: int
     size: int

@@ -243,3 +243,14 @@ def test_what_ends_programs_does_not_end_the_thread() -> None:
     assert second.sleep(30)
     assert isinstance(first.error, SystemExit)
     calls.close()
+
+
+def test_a_holder_that_waits_is_seen_by_a_thread_that_was_not_woken() -> None:
+    """It looks by itself for a while after calls were left to somebody."""
+    calls, me = Calls("calls"), threading.get_native_id()
+    for pause in (0.0, 0.0, 1.2, 0.0):  # with it, and after it has gone to sleep
+        time.sleep(pause)
+        call = Call(lambda: None)
+        calls.start(call, held_by=me)
+        assert call.sleep(30)
+    calls.close()

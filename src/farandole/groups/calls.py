@@ -17,6 +17,7 @@ from types import FrameType
 from farandole.log import logger
 
 _HOLD = 0.02  # seconds for which the holder of calls waits, before the thread runs them all the same
+_PATROL = 1.0  # seconds after calls were left to a holder in which the thread looks by itself
 _LONG = 1.0  # seconds, if nothing says that it waits: threads of a kernel sleep, too
 _WAITS = frozenset({"wait", "acquire"})  # what is called by who waits
 _ASKS = "done"  # what is called by who asks a future until it is
@@ -125,6 +126,8 @@ class Calls:
         self._starting = threading.Lock()
         self._closed = False
         self._holder, self._holding, self._hurry = 0, False, threading.Event()
+        self._held = -_PATROL  # when calls were last left to a holder
+        self._patrols = False  # does the thread look by itself?
 
     def run(self, call: Call) -> None:
         """Run ``call``, after those before it. On this thread, unless another one is at it."""
@@ -141,19 +144,25 @@ class Calls:
 
     def start(self, call: Call, *, held_by: int = 0) -> None:
         """Have ``call`` run in its turn. ``held_by``: the thread (its native id) that is about to run all that wait. If
-        it does not, but sleeps, it may wait for them: then a thread of ours runs them."""
-        self._holder = 0 if call.depth else held_by  # who is about to run them may wait for this one
+        it does not, but sleeps, it may wait for them: then a thread of ours runs them. To wake that in each backward
+        would take half a millisecond from it: so it looks by itself now and then."""
+        holder = self._holder = 0 if call.depth else held_by  # who is about to run them may wait for this one
         self._waiting.append(call)
-        if self._holding and not self._holder:
+        if holder:
+            self._held = time.monotonic()
+        elif self._holding:
             self._hurry.set()
         if len(self._threads) <= call.depth:
             self._serve_up_to(call.depth)
-        self._news.release()
+        if not (holder and self._patrols):
+            self._news.release()
 
     def hurry(self) -> None:
         """Somebody asks whether a call is done, perhaps until it is: those that wait are left to nobody any longer."""
-        self._holder = 0
-        self._hurry.set()
+        if self._holder:
+            self._holder = 0
+            self._hurry.set()
+            self._news.release()  # the thread may be between two looks
 
     def run_all(self) -> None:
         """Run what waits, on this thread. A KeyboardInterrupt or SystemExit ends the call, and is raised here."""
@@ -207,7 +216,7 @@ class Calls:
         """One thread for each callback that may wait for the call of this depth, and one that runs the call."""
         with self._starting:
             while len(self._threads) <= depth:
-                thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                thread = threading.Thread(target=self._serve, args=(not self._threads,), name=self._name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
@@ -235,14 +244,26 @@ class Calls:
             return self._waiting[-1]
         return None
 
-    def _serve(self) -> None:
+    def _serve(self, first: bool) -> None:
         while True:
-            self._news.acquire()
+            self._await_news(first)
             last = self._hold()
             if last is not None:
                 self._run_quietly(last)  # also those before it, that were to be run by others
             if self._closed and not self._waiting:
                 return
+
+    def _await_news(self, first: bool) -> None:
+        """The first thread patrols, as long as calls are left to holders now and then."""
+        self._patrols = self._patrols or first
+        while first and time.monotonic() - self._held < _PATROL:
+            if self._news.acquire(timeout=_HOLD) or self._waiting:
+                return
+        if first:
+            self._patrols = False
+            if self._waiting and self._holder:  # who left it there may have seen a patrol
+                return
+        self._news.acquire()
 
     def _run_quietly(self, last: Call) -> None:
         """Those up to ``last``. Later ones may be left to somebody again: there is news of each."""

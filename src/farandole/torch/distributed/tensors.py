@@ -68,7 +68,7 @@ def code(dtype: Any) -> int:
 def raw(tensor: Any, *, taken: bool = False) -> Memory:
     """Its bytes. Those of a tensor with gaps are there after ``refresh``. ``taken``: it is for a result; ValueError if
     it cannot hold one, or is sparse."""
-    tensor = _itself(tensor)
+    tensor = itself(tensor)
     if tensor.layout is not torch.strided:
         raise ValueError(
             f"a tensor of layout {str(tensor.layout).removeprefix('torch.')} can be summed by all_reduce (COO alone), "
@@ -82,7 +82,7 @@ def raw(tensor: Any, *, taken: bool = False) -> Memory:
     return Memory(_bytes(copy), (tensor, copy))
 
 
-def _itself(tensor: Any) -> Any:
+def itself(tensor: Any) -> Any:
     """Apart from autograd. What a functional collective gave wraps its result until that is there: then the result."""
     if type(tensor) is not torch.Tensor and hasattr(tensor, "trigger_wait"):
         tensor = tensor.wait()
@@ -145,7 +145,7 @@ def elements(tensor: Any, factor: Any = None, *, taken: bool = False) -> tuple[M
 
     Those of a tensor with gaps, or times ``factor``, are there after ``refresh``.
     """
-    tensor = _itself(tensor)
+    tensor = itself(tensor)
     dtype = DTYPES.get(tensor.dtype)
     home: Any = None
     if factor is not None or not _is_plain(tensor):

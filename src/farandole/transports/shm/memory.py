@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 PAGE = mmap.PAGESIZE
+NAME = "farandole"  # as it stands in /proc/self/maps
 
 
 def create(nbytes: int) -> int:
     """A file descriptor of fresh shared memory. It has no name, so it ends with its last user."""
     try:
-        fd = os.memfd_create("farandole", os.MFD_CLOEXEC)
+        fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
     except OSError as error:
         forbidden = error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS)
         cure = "; a sandbox may forbid it, and --transport tcp (FARANDOLE_TRANSPORT=tcp) does without" * forbidden

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from farandole.collectives.kernels import quiet, reducer
+from farandole.transports.shm import memory
 from farandole.transports.shm.segment import Segment
-from farandole.types import Buffer, ReduceOp
+from farandole.types import Buffer, DType, ReduceOp
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -76,24 +77,26 @@ class RegisteredBuffers:
         return None
 
     def _reduce(self, buffer: Buffer, index: int, offset: int, op: ReduceOp, scale: float) -> None:
-        """Each rank reduces its share, chunk by chunk while it is in cache, into everybody's memory: its own first."""
-        segment, dtype, me = self._segment, buffer.dtype, self._segment.rank
-        count = len(buffer.data)
-        maps = [
-            mapped[offset : offset + count * dtype.itemsize].view(dtype.storage)
-            for mapped in self._registered[index][2]
-        ]
-        share = -(-count // segment.size)
-        first, last = min(count, me * share), min(count, (me + 1) * share)
-        step = _CHUNK // dtype.itemsize
-        reduce = reducer(op, dtype, scale)
-        nearest = me if me < 2 else 0  # a reducer may write to one of the first two parts
+        dtype, nbytes = buffer.dtype, len(buffer.data) * buffer.dtype.itemsize
+        maps = [mapped[offset : offset + nbytes].view(dtype.storage) for mapped in self._registered[index][2]]
         with quiet():
-            for start in range(first, last, step):
-                stop = min(last, start + step)
-                parts = [mapped[start:stop] for mapped in maps]
-                result = parts[nearest]
-                reduce(result, parts)
-                for part in parts:
-                    if part is not result:
-                        part[:] = result
+            reduce_shares(self._segment, maps, op, dtype, scale)
+
+
+def reduce_shares(segment: Segment, maps: Sequence[Array], op: ReduceOp, dtype: DType, scale: float) -> None:
+    """Each rank reduces its share of everybody's arrays, chunk by chunk while it is in cache, into all of them: its own
+    first."""
+    me, count = segment.rank, len(maps[0])
+    share = memory.round_up(-(-count // segment.size), 64)
+    first, last = min(count, me * share), min(count, (me + 1) * share)
+    step = _CHUNK // dtype.itemsize
+    reduce = reducer(op, dtype, scale)
+    nearest = me if me < 2 else 0  # a reducer may write to one of the first two parts
+    for start in range(first, last, step):
+        stop = min(last, start + step)
+        parts = [mapped[start:stop] for mapped in maps]
+        result = parts[nearest]
+        reduce(result, parts)
+        for part in parts:
+            if part is not result:
+                part[:] = result

@@ -15,6 +15,7 @@ from farandole.contracts import Board, Parts, Report
 from farandole.transports.shm import pipeline
 from farandole.transports.shm.board import ShmBoard
 from farandole.transports.shm.registered import RegisteredBuffers
+from farandole.transports.shm.remapped import LEAST, RemappedBuffers
 from farandole.transports.shm.segment import SHOWN, SMALL, SMALLS, STAGING, Segment
 from farandole.transports.shm.streams import ShmStreams
 from farandole.types import Buffer, DType, ReduceOp
@@ -44,6 +45,8 @@ class ShmTransport:
         # Two ranks read each other's whole tensor as quickly as halves of it; with more, that is soon too much.
         self._exchanged = SMALL if self.size == 2 else SMALL // 8
         self._registered = RegisteredBuffers(segment)
+        self._remapped = RemappedBuffers(segment)
+        self.least, self.offer = LEAST, self._remapped.offer  # see ``contracts.Showing``
         self._splits = 0
         self._closed = False
 
@@ -275,6 +278,7 @@ class ShmTransport:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._remapped.close()
             self._segment.close()
 
 

@@ -1,0 +1,54 @@
+"""Tensors that a program gives to a group again and again, as DDP gives its buckets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+_AGAIN = 2  # times that a tensor's memory was given before
+_MOST = 1024  # that are remembered
+_count: Any = getattr(torch._C, "_storage_Use_Count", None)
+_seen: dict[int, tuple[StorageWeakRef, int]] = {}  # by identity; the number of times
+
+
+class StorageKeeper:
+    """See ``contracts.Keeper``."""
+
+    def __init__(self, storage: Any) -> None:
+        self._storage = storage
+        self.identity: int = storage._cdata
+        self._begin = storage.data_ptr()
+
+    def moved(self) -> bool:
+        return bool(self._storage.data_ptr() != self._begin)
+
+    def shared(self) -> bool:
+        return bool(_count(self.identity) > 1)
+
+
+def keeper_of(tensor: Any) -> StorageKeeper | None:
+    """A keeper of the tensor's memory, if that was given several times; each time in one piece, so that nothing else is
+    in it. Not of what other processes or devices know by its pages."""
+    if _count is None or type(tensor) is not torch.Tensor:
+        return None
+    storage = tensor.untyped_storage()
+    if storage.nbytes() != tensor.nbytes or not storage.data_ptr():
+        return None
+    identity = storage._cdata
+    known, times = _seen.get(identity, (None, 0))
+    if known is None or known.expired():
+        if len(_seen) >= _MOST:
+            _forget()
+        _seen[identity] = StorageWeakRef(storage), 1
+        return None
+    _seen[identity] = known, times + 1
+    if times < _AGAIN or tensor.is_shared() or (torch.cuda.is_initialized() and tensor.is_pinned()):
+        return None
+    return StorageKeeper(storage)
+
+
+def _forget() -> None:
+    for identity in [identity for identity, (known, _) in _seen.items() if known.expired()] or list(_seen):
+        del _seen[identity]

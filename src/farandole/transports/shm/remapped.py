@@ -1,0 +1,371 @@
+"""Memory of the program's own, registered where it stands: its pages become shared ones, at the same addresses.
+
+What a program gives to collectives again and again, as DDP gives its buckets, is then reduced without a copy. Others
+map whole pages; the parts of pages at both ends of an array travel with the offer of it. A rank offers an array; all
+read all offers, and decide alike.
+
+A fork would share such pages with the process that it makes: so before it they become private ones, copied when either
+writes. When nobody but the keeper holds the memory any longer, its pages are ordinary ones again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import mmap
+import os
+import socket
+import struct
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from farandole.collectives.kernels import quiet, reducer
+from farandole.contracts import Keeper
+from farandole.errors import PeerLostError
+from farandole.transports.shm import memory, rendezvous
+from farandole.transports.shm.memory import PAGE
+from farandole.transports.shm.registered import reduce_shares
+from farandole.transports.shm.segment import Segment
+from farandole.types import Buffer, ReduceOp
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+LEAST = 512 << 10  # bytes: what is smaller is copied as quickly
+# An offer: one of these, the number of the region, and where in it the array begins, a page on; then the first and
+# the last page's worth of the array.
+OFFERED = 64 + 2 * PAGE  # bytes
+_NO, _NEW, _STANDS = range(3)  # not to be registered; to be registered now; registered
+_HANDED = struct.Struct("<qq")  # number and bytes of a region; -1: it cannot be registered
+_WAIT_SECONDS = 5.0  # for which a fork waits until a collective has ended
+_FORGIVEN = 256  # offers after which what could not be registered is tried again
+_ORDINARY = ("", "[heap]", f"/memfd:{memory.NAME} (deleted)")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
+_MAP_FIXED = 0x10  # mman.h
+_PUNCH_HOLE, _KEEP_SIZE = 2, 1  # falloc.h
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class Region(NamedTuple):
+    """Pages of this process that others map. ``fd``: of their memory. ``parted``: a fork may map it, too."""
+
+    number: int
+    first: int
+    nbytes: int
+    fd: int
+    keeper: Keeper
+    parted: bool = False
+
+    def part(self) -> None:
+        """The pages are private from now on: what is written to them, here or by others, is written to copies. Nothing
+        that another thread writes meanwhile gets lost."""
+        if _is_of(self.first, self.first + self.nbytes, self.fd):  # else somebody else's by now
+            _map(self.first, self.nbytes, mmap.MAP_PRIVATE | _MAP_FIXED, self.fd)
+
+    def end(self) -> bool:
+        """They are ordinary pages again, if nobody else holds the memory, or the program has put it elsewhere."""
+        if self.keeper.moved():
+            self.part()
+        elif self.keeper.shared():
+            return False
+        else:
+            _map(self.first, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1)
+            if not self.parted:  # other ranks map it still, and would keep the memory
+                hole = ctypes.c_int(_PUNCH_HOLE | _KEEP_SIZE)
+                _libc.fallocate(ctypes.c_int(self.fd), hole, ctypes.c_long(0), ctypes.c_long(self.nbytes))
+        os.close(self.fd)
+        return True
+
+
+class RemappedBuffers:
+    """The regions of this rank, and the others' as this rank maps them."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._regions: dict[int, Region] = {}  # by the identity of their keeper
+        self._refused: set[int] = set()
+        self._maps: dict[tuple[int, int], Array] = {}  # by rank and number
+        self._offers = 0
+        self._shown = np.zeros(OFFERED, np.uint8)
+        self._busy, self._holder = threading.Lock(), 0  # from an offer on until the collective has ended
+        _open.add(self)
+
+    @contextlib.contextmanager
+    def offer(self, array: Array, keeper: Keeper | None) -> Iterator[Offer]:
+        """See ``contracts.Showing``. Until the context ends, no fork begins."""
+        with self._busy:
+            self._holder = threading.get_ident()
+            try:
+                self._look()
+                yield self._offer_of(array.view(np.uint8), keeper)
+            finally:
+                self._holder = 0
+
+    def _offer_of(self, array: Array, keeper: Keeper | None) -> Offer:
+        state, number, offset, shown = _NO, 0, 0, self._shown
+        if keeper is not None and keeper.identity not in self._refused:
+            region = self._regions.get(keeper.identity)
+            first = array.ctypes.data + PAGE
+            if region is None:
+                state = _NEW
+            elif region.first <= first and first + len(array) - 2 * PAGE <= region.first + region.nbytes:
+                state, number, offset = _STANDS, region.number, first - region.first
+                shown[64 : 64 + PAGE] = array[:PAGE]
+                shown[64 + PAGE :] = array[-PAGE:]
+        shown[:24].view(np.int64)[:] = state, number, offset
+        return Offer(self, array, keeper, shown if state == _STANDS else shown[:64])
+
+    # What all decide alike, from everybody's offers.
+
+    def standing(self, offer: Offer, offers: Sequence[Array]) -> list[Array] | None:
+        """By rank, its array from the second page's worth on, if everybody's is registered. Else None; then those are
+        registered that are to be, if all are or are to be. Collective."""
+        found = [shown[:24].view(np.int64).tolist() for shown in offers]
+        states = {state for state, _, _ in found}
+        if _NO in states:
+            return None
+        if _NEW in states:
+            self._register(offer, [rank for rank, (state, _, _) in enumerate(found) if state == _NEW])
+            return None
+        self._segment.check_abort()  # who has given up this call has its memory back
+        return [self._maps[rank, number][offset:] for rank, (_, number, offset) in enumerate(found)]
+
+    def _register(self, offer: Offer, ranks: Sequence[int]) -> None:
+        """Those of ``ranks`` register what they offer, and hand it to all."""
+        segment = self._segment
+        if segment.rank in ranks:
+            region = self._remap(offer)
+            for sock in segment.peers.values():
+                if region is None:
+                    sock.sendall(_HANDED.pack(-1, 0))
+                else:
+                    rendezvous.hand_over(sock, region.fd, _HANDED.pack(region.number, region.nbytes))
+            if region is not None:
+                self._maps[segment.rank, region.number] = _pages(region.first, region.nbytes)
+        for peer in ranks:
+            if peer != segment.rank:
+                self._take(peer, segment.peers[peer])
+
+    def _take(self, peer: int, sock: socket.socket) -> None:
+        said, fd = rendezvous.receive_with(sock, peer, self._segment.patience, _HANDED.size)
+        number, nbytes = _HANDED.unpack(said)
+        if number < 0:
+            return
+        if fd is None:
+            raise PeerLostError(f"rank {peer} did not hand over memory that it has registered", peer)
+        self._maps[peer, number] = memory.attach(fd, nbytes)[1]
+
+    def _remap(self, offer: Offer) -> Region | None:
+        """None if that cannot be: the memory is not ordinary memory of this process alone, or there is none left."""
+        array, keeper = offer.array, offer.keeper
+        assert keeper is not None
+        address = array.ctypes.data
+        first, last = memory.round_up(address), (address + len(array)) // PAGE * PAGE
+        fd = -1
+        try:
+            if _is_private(first, last):
+                fd = memory.create(last - first)
+                _write(fd, array[first - address : last - address])
+                _map(first, last - first, mmap.MAP_SHARED | _MAP_FIXED, fd)
+                used = {region.number for region in self._regions.values()}
+                number = next(number for number in range(len(used) + 1) if number not in used)
+                region = Region(number, first, last - first, fd, keeper)
+                _recall(keeper)
+                self._regions[keeper.identity] = region
+                return region
+        except OSError:
+            if fd >= 0:
+                os.close(fd)
+        self._refused.add(keeper.identity)
+        return None
+
+    # The end of a region.
+
+    def _look(self) -> None:
+        """At one region in each call: is its memory of use to anybody else, and where it was?"""
+        self._offers += 1
+        if self._offers % _FORGIVEN == 0:
+            self._refused.clear()
+        if self._regions:
+            region = list(self._regions.values())[self._offers % len(self._regions)]
+            if region.end():
+                self._forget(region)
+
+    def _forget(self, region: Region) -> None:
+        del self._regions[region.keeper.identity]
+        self._maps.pop((self._segment.rank, region.number), None)
+
+    def part(self) -> None:
+        """Others work on no memory of this rank any longer. What the program holds stays as it is."""
+        for region in list(self._regions.values()):
+            region.part()
+            self._forget(region)
+            _left.append(region._replace(parted=True))
+
+    def close(self) -> None:
+        self.part()
+        self._maps = {}
+        _sweep("start", {})
+
+    def before_fork(self) -> None:
+        """Where this thread is in a collective itself, or one does not end, the child has to do with what it finds."""
+        if self._holder != threading.get_ident() and self._busy.acquire(timeout=_WAIT_SECONDS):
+            self._holder = -threading.get_ident()
+            self.part()
+
+    def after_fork(self) -> None:
+        if self._holder == -threading.get_ident():
+            self._holder = 0
+            self._busy.release()
+
+    def after_fork_in_child(self) -> None:
+        for region in self._regions.values():
+            region.part()
+
+
+class Offer(NamedTuple):
+    """An array that this rank offers, and what it shows of it."""
+
+    buffers: RemappedBuffers
+    array: Array  # uint8
+    keeper: Keeper | None
+    shown: Array
+
+    def allreduce(self, buffer: Buffer, offers: Sequence[Array], op: ReduceOp, scale: float) -> bool:
+        """Reduce ``buffer``, whose memory this is, if every rank's is registered; else do nothing. Collective."""
+        whole = self.buffers.standing(self, offers)
+        if whole is None:
+            return False
+        segment, dtype = self.buffers._segment, buffer.dtype
+        count, edge = len(buffer.data), PAGE // dtype.itemsize
+        reduce = reducer(op, dtype, scale)
+        with quiet():
+            for part, begin in ((buffer.out[:edge], 64), (buffer.out[-edge:], 64 + PAGE)):
+                reduce(part, [shown[begin : begin + PAGE].view(dtype.storage) for shown in offers])
+            inner = (count - 2 * edge) * dtype.itemsize
+            reduce_shares(segment, [array[:inner].view(dtype.storage) for array in whole], op, dtype, scale)
+        segment.publish()
+        segment.await_all(segment.published)
+        return True
+
+    def broadcast(self, root: int, offers: Sequence[Array]) -> bool:
+        """``root``'s array on every rank, if every rank's is registered; else nothing is done. Collective."""
+        whole = self.buffers.standing(self, offers)
+        if whole is None:
+            return False
+        segment = self.buffers._segment
+        inner = len(self.array) - 2 * PAGE
+        if segment.rank != root:
+            self.array[:PAGE] = offers[root][64 : 64 + PAGE]
+            self.array[-PAGE:] = offers[root][64 + PAGE : OFFERED]
+        share = memory.round_up(-(-inner // segment.size), 64)
+        first, last = min(inner, segment.rank * share), min(inner, (segment.rank + 1) * share)
+        for rank, array in enumerate(whole):
+            if rank != root:
+                array[first:last] = whole[root][first:last]
+        segment.publish()
+        segment.await_all(segment.published)
+        return True
+
+
+def _is_private(first: int, last: int) -> bool:
+    """Are these pages ordinary memory of this process, that nobody else has a part in? Or were they registered?"""
+    found = _mapped(first, last)
+    return all(rights == "rw-p" and (name in _ORDINARY or name.startswith("[anon:")) for rights, _, name in found)
+
+
+def _is_of(first: int, last: int, fd: int) -> bool:
+    """Are these pages those of ``fd``?"""
+    wanted = os.fstat(fd).st_ino
+    return all(inode == wanted for _, inode, _ in _mapped(first, last))
+
+
+def _mapped(first: int, last: int) -> list[tuple[str, int, str]]:
+    """Rights, inode and name of what these pages map; a gap has no rights."""
+    found, at = [], first
+    with open("/proc/self/maps") as file:
+        for line in file:
+            place, rights, _, _, inode, *name = line.split(maxsplit=5)
+            begin, end = (int(word, 16) for word in place.split("-"))
+            if end <= at:
+                continue
+            if begin > at:
+                break
+            found.append((rights, int(inode), name[0].strip() if name else ""))
+            at = end
+            if at >= last:
+                return found
+    return [*found, ("", -1, "")]
+
+
+def _write(fd: int, content: Array) -> None:
+    """By the kernel, which says so where no memory is left; who writes to a map of it is killed there."""
+    at = 0
+    while at < len(content):
+        at += os.pwrite(fd, content[at:].data, at)
+
+
+def _map(first: int | None, nbytes: int, flags: int, fd: int) -> int:
+    rights = mmap.PROT_READ | mmap.PROT_WRITE
+    found: int = _libc.mmap(
+        _POINTER(first), _SIZE(nbytes), ctypes.c_int(rights), ctypes.c_int(flags), ctypes.c_int(fd), ctypes.c_long(0)
+    )
+    if found == _FAILED:
+        raise OSError(ctypes.get_errno(), "mmap")
+    return found
+
+
+def _pages(first: int, nbytes: int) -> Array:
+    return np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(first)), np.uint8)
+
+
+_open: weakref.WeakSet[RemappedBuffers] = weakref.WeakSet()
+_left: list[Region] = []  # that are registered no more; their pages are private, and of memory that the program holds
+
+
+def _sweep(phase: str, info: Mapping[str, int]) -> None:
+    """What the program has freed since. When Python looks for garbage, on any thread."""
+    if phase == "start":
+        for _ in range(len(_left)):
+            with contextlib.suppress(IndexError):  # another thread is at it
+                region = _left.pop()
+                if not region.end():
+                    _left.insert(0, region)
+
+
+def _recall(keeper: Keeper) -> None:
+    """It is registered again."""
+    for region in [region for region in _left if region.keeper.identity == keeper.identity]:
+        with contextlib.suppress(ValueError):
+            _left.remove(region)
+            os.close(region.fd)
+
+
+def _before_fork() -> None:
+    for buffers in list(_open):
+        buffers.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for buffers in list(_open):
+        buffers.after_fork()
+
+
+def _after_fork_in_child() -> None:
+    for buffers in list(_open):
+        buffers.after_fork_in_child()
+    _open.clear()
+
+
+gc.callbacks.append(_sweep)
+_libc.mmap.restype = _libc.mremap.restype = _POINTER
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)  # fmt: skip

@@ -1,0 +1,254 @@
+"""Tensors that are given again and again are worked on where they stand: with the same results, apart from forks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.torch.distributed.tools import members
+
+pytest.importorskip("torch")
+LENGTH = 300_001  # of float32: more than what is registered at all, and no multiple of a page
+TIMES = 6
+
+
+def regions(group: Any = None) -> Any:
+    from torch import distributed as dist
+
+    return (group or dist.group.WORLD).state._transport._remapped._regions
+
+
+def registered(tensor: Any) -> bool:
+    """By the calls that it takes until it is."""
+    from torch import distributed as dist
+
+    for _ in range(TIMES):
+        dist.all_reduce(tensor.fill_(dist.get_rank()))
+        assert (tensor == sum(range(dist.get_world_size()))).all()
+    return tensor.untyped_storage()._cdata in regions()
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_results_are_those_of_tensors_that_are_given_once(n: int) -> None:
+    def fn(rank: int) -> None:
+        import torch
+        from torch import distributed as dist
+
+        some = torch.Generator().manual_seed(rank)
+        kinds = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.int64, torch.complex64]
+        for dtype in kinds:
+            lasting = torch.empty(1_200_003 // dtype.itemsize, dtype=dtype)
+            for turn in range(TIMES):
+                op = dist.ReduceOp.AVG if dtype.is_floating_point and turn % 2 else dist.ReduceOp.SUM
+                given = torch.randn(len(lasting), generator=some).mul(10).to(dtype)
+                lasting.copy_(given)
+                dist.all_reduce(lasting, op)
+                whole = given.new_empty(n, len(given))
+                dist.all_gather_into_tensor(whole.view(-1), given)
+                wide = torch.complex128 if dtype.is_complex else torch.float64
+                wanted = (whole.sum(0) if dtype in (torch.int8, torch.int64) else whole.to(wide).sum(0)).to(wide)
+                if op == dist.ReduceOp.AVG:
+                    wanted /= n
+                rough = {torch.float32: 1e-5, torch.complex64: 1e-5, torch.bfloat16: 0.02, torch.float16: 5e-3}
+                limit = rough.get(dtype, 1e-12)
+                torch.testing.assert_close(lasting.to(wide), wanted, rtol=limit, atol=limit)
+                dist.all_gather_into_tensor(whole.view(-1), lasting)
+                assert all(torch.equal(row, whole[0]) for row in whole), "ranks have other bits"
+                root = turn % n
+                if rank == root:
+                    lasting.copy_(given)
+                dist.broadcast(lasting, root)
+                dist.broadcast(given, root)
+                assert torch.equal(lasting, given)
+            assert lasting.untyped_storage()._cdata in regions()
+
+    members(n, fn)
+
+
+def test_what_is_given_once_and_what_is_no_memory_of_this_process_alone_stays_as_it_is() -> None:
+    def fn(rank: int) -> list[bool]:
+        import mmap
+
+        import numpy as np
+        import torch
+        from torch import distributed as dist
+
+        tensors = {
+            "ordinary": torch.empty(LENGTH),
+            "shared with other processes": torch.empty(LENGTH).share_memory_(),
+            "a map": torch.from_numpy(np.frombuffer(mmap.mmap(-1, 4 * LENGTH), np.float32)),
+            "a part": torch.empty(2 * LENGTH)[:LENGTH],
+        }
+        found = [registered(tensor) for tensor in tensors.values()]
+        for _ in range(TIMES):  # new on rank 1
+            tensor = tensors["ordinary"] if rank == 0 else torch.empty(LENGTH)
+            dist.all_reduce(tensor.fill_(rank))
+            assert (tensor == 1).all()
+        fresh = torch.empty(2 * LENGTH)
+        for _ in range(TIMES):
+            given = fresh if rank == 0 else torch.empty(2 * LENGTH)
+            dist.all_reduce(given.fill_(rank))
+            assert (given == 1).all()
+        return [*found, fresh.untyped_storage()._cdata in regions()]
+
+    assert members(2, fn) == [[True, False, False, False, False]] * 2
+
+
+def test_a_map_that_others_have_a_part_in_keeps_its_results() -> None:
+    def fn(rank: int) -> None:
+        import torch
+        from torch import distributed as dist
+
+        tensor = torch.empty(LENGTH).share_memory_()
+        other = torch.UntypedStorage._new_shared_filename_cpu(*tensor.untyped_storage()._share_filename_cpu_())
+        seen = torch.empty(0).set_(other)
+        for turn in range(TIMES):
+            dist.all_reduce(tensor.fill_(turn))
+            assert (seen == 2 * turn).all()
+
+    members(2, fn)
+
+
+@pytest.mark.parametrize("freed", [False, True])
+def test_a_fork_has_memory_of_its_own(freed: bool) -> None:
+    def fn(rank: int) -> None:
+        import gc
+        import os
+
+        import torch
+        from torch import distributed as dist
+
+        tensors = [torch.empty(LENGTH)]
+        for _ in range(2):  # it is registered again
+            assert registered(tensors[0])
+            result = tensors[0].clone()
+            there, back = os.pipe(), os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.read(there[0], 1)  # when the parent has gone on
+                good = torch.equal(tensors[0], result)
+                tensors[0].fill_(-1)
+                os.write(back[1], b"1" if good else b"0")
+                os._exit(0)
+            tensors[0].fill_(7)
+            dist.all_reduce(tensors[0])
+            assert (tensors[0] == 14).all()
+            if freed:
+                identity = tensors.pop().untyped_storage()._cdata
+                tensors.append(torch.full((LENGTH,), 14.0))
+                assert registered(torch.empty(LENGTH))
+                gc.collect()
+                assert identity not in regions()
+            os.write(there[1], b"1")
+            assert os.read(back[0], 1) == b"1", "the child sees what the parent does"
+            os.waitpid(child, 0)
+            assert (tensors[0] == 14).all(), "the parent sees what the child does"
+
+    members(2, fn)
+
+
+def test_forks_while_ranks_reduce() -> None:
+    def fn(rank: int) -> int:
+        import os
+        import threading
+
+        import torch
+        from torch import distributed as dist
+
+        tensor, end = torch.empty(4 * LENGTH), threading.Event()
+        forks = 0
+
+        def fork() -> None:
+            nonlocal forks
+            while not end.is_set():
+                child = os.fork()
+                if child == 0:
+                    os._exit(0)
+                os.waitpid(child, 0)
+                forks += 1
+                end.wait(0.002)
+
+        forking = threading.Thread(target=fork)
+        if rank == 0:
+            forking.start()
+        try:
+            for turn in range(150):
+                tensor.fill_(turn + rank)
+                dist.all_reduce(tensor)
+                assert (tensor == 2 * turn + 1).all()
+        finally:
+            end.set()
+            if rank == 0:
+                forking.join()
+        return forks
+
+    assert members(2, fn)[0] > 5
+
+
+def test_memory_that_the_program_has_freed_is_given_back() -> None:
+    def fn(rank: int) -> None:
+        import torch
+        from torch import distributed as dist
+
+        kept, freed = torch.empty(LENGTH), torch.empty(2 * LENGTH)
+        array = kept.numpy()
+        assert registered(kept)
+        assert (array == 1).all()
+        assert registered(freed)
+        del freed
+        for _ in range(TIMES):
+            dist.all_reduce(kept.fill_(rank))
+        assert list(regions()) == [kept.untyped_storage()._cdata]
+        assert (array == 1).all()
+
+    members(2, fn)
+
+
+def test_memory_that_the_program_resizes() -> None:
+    """As FSDP does: its pages are somebody else's then."""
+
+    def fn(rank: int) -> None:
+        import torch
+        from torch import distributed as dist
+
+        tensor = torch.empty(LENGTH)
+        assert registered(tensor)
+        for length in (0, LENGTH, 3 * LENGTH):
+            tensor.untyped_storage().resize_(4 * length)
+            other = torch.full((LENGTH,), 5.0)
+            if length:
+                tensor.fill_(rank)
+                for turn in range(TIMES):
+                    dist.all_reduce(tensor.fill_(turn))
+                    assert (tensor == 2 * turn).all()
+                    dist.all_reduce(other.fill_(5))
+                    assert (other == 10).all()
+
+    members(2, fn)
+
+
+def test_buckets_of_ddp_are_registered() -> None:
+    def fn(rank: int) -> Any:
+        import copy
+
+        import torch
+        from torch import distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(300, 700), torch.nn.ReLU(), torch.nn.Linear(700, 10))
+        groups = (dist.group.WORLD, dist.new_group(backend="gloo"))
+        models = [DistributedDataParallel(copy.deepcopy(net), process_group=group) for group in groups]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+        for step in range(TIMES):
+            images = torch.randn(8, 300, generator=torch.Generator().manual_seed(10 * step + rank))
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                model(images).square().mean().backward()
+                optimizer.step()
+        for mine, gloos in zip(*(model.parameters() for model in models), strict=True):
+            torch.testing.assert_close(mine, gloos)
+        return len(regions())
+
+    assert members(2, fn) == [1, 1]
