@@ -39,8 +39,8 @@ def test_the_bytes_of_a_message_begin_at_a_multiple_of_64_in_its_stream() -> Non
         return len(data)
 
     streams.write, streams.seal = write, lambda dst, content: content
-    assert Messages(streams, "rank {}".format).send(1, 0, np.zeros(1000, np.uint8), 0, 60.0).done
-    assert written[-1] == 1000
+    assert Messages(streams, "rank {}".format).send(1, 0, np.zeros(100_000, np.uint8), 0, 60.0).done
+    assert written[-1] == 100_000
     assert sum(written[:-1]) % 64 == 0
 
 

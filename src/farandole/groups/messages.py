@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from farandole.types import Array
 
 _HEADER = struct.Struct("<qQq40x")  # tag, bytes, dtype; as long as a cache line, so that what follows is aligned
+_JOINED = 8 << 10  # bytes of a message that go with its header: two writes, and reads of each, would take longer
 _LOOK = 0.05  # seconds between two looks at peers and deadlines
 _GRACE, _LONGEST_GRACE = 2e-4, 1e-3  # seconds between two looks of the thread, at first and later
 _LOOKS = 6  # in vain, before the thread sleeps until it is called
@@ -275,8 +276,13 @@ class Messages:
 
     def _interests(self) -> tuple[list[int], list[int]]:
         with self._changing:
-            sources = range(len(self._inboxes))
-            return [src for src in sources if self._is_wanted(src)], [dst for dst, q in self._outbox.items() if q]
+            return self._sources(), [dst for dst, queue in self._outbox.items() if queue]
+
+    def _sources(self) -> list[int]:
+        """From whom messages are wanted."""
+        if len(self._wanted) == 1 and self._wanted[0].peer is not None:
+            return [self._wanted[0].peer]
+        return [src for src in range(len(self._inboxes)) if self._is_wanted(src)]
 
     def _is_wanted(self, src: int) -> bool:
         if src == self._streams.rank:
@@ -288,7 +294,7 @@ class Messages:
         with self._changing:
             try:
                 moved = [self._send_on(queue) for queue in self._outbox.values() if queue]
-                moved += [self._receive_on(src) for src in range(len(self._inboxes)) if self._is_wanted(src)]
+                moved += [self._receive_on(src) for src in self._sources()]
             except HorovodInternalError as error:
                 self._fail_here(error)
                 moved = [True]
@@ -301,8 +307,10 @@ class Messages:
             dst = message.peer
             assert dst is not None
             if message.head is None:
-                content = _HEADER.pack(message.tag, len(message.data), message.dtype)
-                message.head = np.frombuffer(streams.seal(dst, content), np.uint8)
+                content = streams.seal(dst, _HEADER.pack(message.tag, len(message.data), message.dtype))
+                if len(message.data) <= _JOINED:
+                    content, message.data = content + message.data.tobytes(), message.data[:0]
+                message.head = np.frombuffer(content, np.uint8)
             if len(message.head):
                 count = streams.write(dst, message.head)
                 message.head = message.head[count:]

@@ -106,11 +106,13 @@ class ShmStreams:
         going = [(control.words[dst], self._lines[dst]) for dst in targets]
 
         def ready() -> bool:
-            return (
-                control.wakes != self._heard
-                or any(theirs[me] != mine[line] for theirs, line in coming)
-                or any(mine[line] - theirs[me + 1] < self._ring for theirs, line in going)
-            )
+            for theirs, line in coming:  # loops: this is called again and again
+                if theirs[me] != mine[line]:
+                    return True
+            for theirs, line in going:
+                if mine[line] - theirs[me + 1] < self._ring:
+                    return True
+            return control.wakes != self._heard
 
         control.wait_until(ready, seconds)
         self._heard = control.wakes
