@@ -208,9 +208,9 @@ class Streams(Protocol):
     def open(self, src: int, sealed: bytes) -> bytes:
         """What ``seal`` was given on ``src``. Raises WireError for what ``src`` did not send."""
 
-    def wait(self, seconds: float, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def wait(self, seconds: float, sources: Sequence[int], targets: Sequence[int], *, spin: bool) -> None:
         """Until something can be read from one of ``sources`` or written to one of ``targets``, or ``wake`` is called,
-        or the time is over; may return early. Raises PeerLostError if the wire was aborted."""
+        or the time is over; may return early. ``spin``: see ``Board``. Raises PeerLostError if the wire was aborted."""
 
     def wake(self) -> None: ...
 

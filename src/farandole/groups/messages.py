@@ -250,7 +250,7 @@ class Messages:
                 if not (moved or self._ended or (end is not None and now >= end)):
                     sources, targets = self._interests()
                     left = _LOOK if end is None else min(_LOOK, end - now)
-                    self._streams.wait(left, sources, targets)
+                    self._streams.wait(left, sources, targets, spin=message is not None)
                 if now - self._looked >= _LOOK:
                     self._looked = now
                     self._look(now)

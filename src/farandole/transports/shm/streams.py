@@ -99,7 +99,7 @@ class ShmStreams:
     def open(self, src: int, sealed: bytes) -> bytes:
         return sealed
 
-    def wait(self, seconds: float, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def wait(self, seconds: float, sources: Sequence[int], targets: Sequence[int], *, spin: bool) -> None:
         control, me = self._control, self._lines[self.rank]
         mine = control.words[self.rank]
         coming = [(control.words[src], self._lines[src] + 1) for src in sources]
@@ -114,7 +114,7 @@ class ShmStreams:
                     return True
             return control.wakes != self._heard
 
-        control.wait_until(ready, seconds)
+        control.wait_until(ready, seconds, spin=spin)
         self._heard = control.wakes
 
     def wake(self) -> None:

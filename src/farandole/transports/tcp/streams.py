@@ -77,7 +77,7 @@ class TcpStreams:
             raise session.tampered(src)
         return content
 
-    def wait(self, seconds: float, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def wait(self, seconds: float, sources: Sequence[int], targets: Sequence[int], *, spin: bool) -> None:
         poll = select.poll()
         interests: dict[int, int] = {}
         for ranks, event in ((sources, select.POLLIN), (targets, select.POLLOUT)):
