@@ -208,6 +208,8 @@ class RemappedBuffers:
             region.part()
             self._forget(region)
             _left.append(region._replace(parted=True))
+        if _left and _sweep not in gc.callbacks:
+            gc.callbacks.append(_sweep)
 
     def close(self) -> None:
         self.part()
@@ -312,14 +314,13 @@ def _write(fd: int, content: Array) -> None:
         at += os.pwrite(fd, content[at:].data, at)
 
 
-def _map(first: int | None, nbytes: int, flags: int, fd: int) -> int:
+def _map(first: int, nbytes: int, flags: int, fd: int) -> None:
     rights = mmap.PROT_READ | mmap.PROT_WRITE
-    found: int = _libc.mmap(
+    found = _libc.mmap(
         _POINTER(first), _SIZE(nbytes), ctypes.c_int(rights), ctypes.c_int(flags), ctypes.c_int(fd), ctypes.c_long(0)
     )
     if found == _FAILED:
         raise OSError(ctypes.get_errno(), "mmap")
-    return found
 
 
 def _pages(first: int, nbytes: int) -> Array:
@@ -364,8 +365,5 @@ def _after_fork_in_child() -> None:
     _open.clear()
 
 
-gc.callbacks.append(_sweep)
-_libc.mmap.restype = _libc.mremap.restype = _POINTER
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-)  # fmt: skip
+_libc.mmap.restype = _POINTER
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
