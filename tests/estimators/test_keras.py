@@ -28,7 +28,7 @@ from farandole.keras.callbacks import (
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
 )
-from tests.estimators.tools import Never, Pool, columns, frame, written
+from tests.estimators.tools import Never, Pool, columns, frame, weighted, written
 from tests.keras.backends import BACKENDS, QUICK
 
 RATE, BATCH, EPOCHS = 0.1, 8, 3
@@ -203,6 +203,24 @@ def test_outputs_with_names_learn_the_labels_of_these_names(tmp_path: Path) -> N
     assert np.mean(kind.argmax(axis=1) == known["k"]) > 0.8
     with pytest.raises(DataError, match="outputs are a dict of y, k, and the label columns are y, z: give outputs"):
         estimator(**options, label_cols=["y", "z"], backend=Never(1)).fit_on_parquet(path)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_of_weight_0_do_not_count(backend: str, tmp_path: Path) -> None:
+    """Batches of nothing else neither."""
+    trained = []
+    for label in (1.0, 1000.0):
+        path = weighted(tmp_path, dict.fromkeys(range(20), 0), y=dict.fromkeys(range(20), label))
+        found = estimator(sample_weight_col="w", shuffle=False, backend=Pool(2, backend)).fit_on_parquet(path, path)
+        history = found.getHistory()
+        trained.append([*history["loss"], *history["val_loss"], *weights(found.getModel())])
+    assert np.isfinite(trained).all()
+    np.testing.assert_array_equal(*trained)
+    path = weighted(tmp_path, {50: -1.0})
+    with pytest.raises(
+        DataError, match=r"weight column 'w' holds numbers below 0, .* in 1 of 61 rows, as -1: a weight"
+    ):
+        estimator(sample_weight_col="w", backend=Never(1)).fit_on_parquet(path)
 
 
 def test_losses_by_name_are_those_of_their_outputs(tmp_path: Path) -> None:

@@ -364,6 +364,26 @@ def test_other_columns_may_have_the_same_name(spark: Any) -> None:
         estimator(feature_cols=["twice"]).fit(rows)
 
 
+@pytest.mark.parametrize(
+    ("weight", "says"),
+    [
+        ("if(z > 2, -1.5, w)", "weight column 'w' holds numbers below 0, .* in {} of 61 rows, as -1.5: a weight says"),
+        ("cast(if(z > 2, -3, 1) as decimal(9, 2))", "in {} of 61 rows, as -3"),
+        ("if(z > 2, double('nan'), w)", "in {} of 61 rows, as nan"),
+        ("if(z > 2, float('inf'), 1)", "in {} of 61 rows, as inf"),
+        ("0", "weight column 'w' is 0 in all 61 rows"),
+    ],
+    ids=["negative", "decimal", "nan", "infinite", "all 0"],
+)
+def test_weights_of_rows_that_are_none_are_told_before_training(spark: Any, weight: str, says: str) -> None:
+    rows = frame(spark).selectExpr("x", "y", "z", f"{weight} as w")
+    with pytest.raises(DataError, match=says.format(rows.filter("z > 2").count())):
+        estimator(sample_weight_col="w", backend=Never(1)).fit(rows)
+    some = frame(spark).selectExpr("x", "y", "if(z > 1, 0, w) as w")
+    with estimator(sample_weight_col="w")._written(some) as (data, _):
+        assert data.rows == 61
+
+
 def test_columns_with_nan_are_told_before_training(spark: Any, caplog: pytest.LogCaptureFixture) -> None:
     nan, infinite = F.lit(float("nan")), F.lit(float("-inf"))
     rows = frame(spark).withColumn("y", F.when(F.col("k") == 1, nan).otherwise(F.col("y")))

@@ -23,7 +23,7 @@ from farandole.estimators.spark.estimator import reading
 from farandole.estimators.spec import Result
 from farandole.estimators.trainers.torch.losses import Objective, _matched
 from farandole.estimators.trainers.torch.rows import tensors
-from tests.estimators.tools import ROWS, Never, Pool, columns, frame, written
+from tests.estimators.tools import ROWS, Never, Pool, columns, frame, weighted, written
 
 RATE, BATCH, EPOCHS = 0.1, 8, 3
 functions = torch.nn.functional
@@ -659,6 +659,52 @@ def test_columns_with_nan_in_files_are_told_before_training(tmp_path: Path, capl
     with pytest.raises(AssertionError, match="training has started"):
         estimator(backend=Never(1)).fit_on_parquet(written(tmp_path))
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({7: -0.5, 50: np.nan}, "weight column 'w' holds numbers below 0, .* in 2 of 61 rows, as -0.5: a weight says"),
+        ({50: np.nan}, "in 1 of 61 rows, as nan"),
+        ({50: np.inf}, "in 1 of 61 rows, as inf"),
+        (dict.fromkeys(range(ROWS), 0), "weight column 'w' is 0 in all 61 rows: none of them counts"),
+    ],
+    ids=["negative", "nan", "infinite", "all 0"],
+)
+def test_weights_of_rows_that_are_none_are_told_before_training(
+    values: dict[int, float], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=says):
+        estimator(sample_weight_col="w", backend=Never(1)).fit_on_parquet(weighted(tmp_path, values))
+
+
+def test_weights_of_rows_that_a_function_makes_are_told_in_training(tmp_path: Path) -> None:
+    """Those that files hold do not count then."""
+
+    def shifted(rows: Any, by: float = 1.5) -> Any:
+        return rows.assign(w=rows["w"].abs() - by)
+
+    options: dict[str, Any] = {"sample_weight_col": "w", "epochs": 1, "shuffle": False}
+    path = weighted(tmp_path, {0: 4.0, 1: -2.0})
+    with pytest.raises(Exception, match=r"weight column 'w' holds numbers below 0, .* in . of 8 rows, as -"):
+        estimator(transformation_fn=shifted, **options).fit_on_parquet(path)
+    found = estimator(transformation_fn=lambda rows: shifted(rows, 0.0), **options).fit_on_parquet(path)
+    assert found.getHistory()[0]["train"]["loss"] > 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rows_of_weight_0_do_not_count(ranks: int, tmp_path: Path) -> None:
+    """Batches of nothing else neither."""
+    none = dict.fromkeys(range(20), 0)
+    trained = []
+    for label in (1.0, 1000.0):
+        path = weighted(tmp_path, none, y=dict.fromkeys(range(20), label))
+        options: dict[str, Any] = {"sample_weight_col": "w", "shuffle": False, "backend": Pool(ranks), "batch_size": 8}
+        found = estimator(**options).fit_on_parquet(path, path)
+        losses = [record[part]["loss"] for record in found.getHistory() for part in ("train", "validation")]
+        trained.append([*losses, *weights(found.getModel())])
+    assert np.isfinite(trained).all()
+    np.testing.assert_array_equal(*trained)
 
 
 def test_constructors_of_losses_get_what_they_ask_for(tmp_path: Path) -> None:

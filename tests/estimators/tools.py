@@ -62,6 +62,16 @@ def written(folder: Path, rows: int = ROWS, name: str = "train.parquet") -> str:
     return str(folder / name)
 
 
+def weighted(folder: Path, values: Mapping[int, float], **others: Mapping[int, float]) -> str:
+    """A file with other weights in some rows, and other numbers in other columns."""
+    known = table()
+    for name, changed in {"w": values, **others}.items():
+        column = [changed.get(row, value) for row, value in enumerate(known[name].to_pylist())]
+        known = known.set_column(known.column_names.index(name), name, pa.array(column, pa.float64()))
+    pq.write_table(known, folder / "weighted.parquet", row_group_size=16)
+    return str(folder / "weighted.parquet")
+
+
 def frame(spark: Any, rows: int = ROWS) -> Any:
     """The same as a DataFrame."""
     found = columns(rows)

@@ -12,6 +12,7 @@ from farandole.data import ParquetData
 from farandole.data.extras import need
 from farandole.data.steps import Step, Steps
 from farandole.errors import DataError
+from farandole.estimators import row_weights
 from farandole.estimators.spec import Columns, Reading
 from farandole.log import logger
 
@@ -127,7 +128,7 @@ class Batches:
 
 
 def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: float = 1.0) -> Batch:
-    """Arrays by name, as a batch. DataError for text."""
+    """Arrays by name, as a batch. DataError for text, and for weights below 0."""
     if columns.transform is not None:
         arrays = _transformed(arrays, columns)
     free = columns.by_name and columns.transform is not None
@@ -143,6 +144,7 @@ def batch_of(arrays: Mapping[str, Array], columns: Columns, rows: int, share: fl
     weight = None
     if columns.weight is not None and columns.weight in arrays:
         weight = arrays[columns.weight].astype(np.float32).reshape(-1)
+        row_weights.check(columns.weight, row_weights.look(weight), len(weight))
     if free:
         return Batch((), (), weight, rows, share, arrays)
     inputs, labels = (tuple(arrays[name] for name in names) for names in (columns.features, columns.labels))

@@ -1,5 +1,5 @@
-"""A look for NaN and infinite numbers before training: of one, where model and loss do not leave it out, all weights
-become NaN."""
+"""A look for NaN and infinite numbers before training (of one, where model and loss do not leave it out, all weights
+of the model become NaN), and for weights of rows that are none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from farandole.data import ParquetData
 from farandole.data.parquet.data import Files
+from farandole.estimators import row_weights
 from farandole.estimators.spec import Columns
 from farandole.log import logger
 
@@ -17,18 +18,30 @@ MOST = 64 << 20  # bytes of rows that are looked at: a fit should begin soon, al
 
 
 def look(data: ParquetData, columns: Columns) -> None:
-    """A warning for each column with such numbers, in the first 64 MiB of the rows: footers do not tell."""
-    names = [each.name for each in data.columns if each.kind in KINDS and np.dtype(each.dtype).kind == "f"]
+    """A warning for each column with such numbers, and DataError for those in the column of weights, in the first
+    64 MiB of the rows: footers do not tell."""
+    numbers = [each for each in data.columns if each.kind in KINDS]
+    one = {each.name for each in numbers if np.prod(each.shape) == 1}
+    # what transformation_fn makes of weights, ranks look at
+    weight = columns.weight if columns.transform is None and columns.weight in one else None
+    floats = [each.name for each in numbers if np.dtype(each.dtype).kind == "f"]
+    names = list(dict.fromkeys([*floats, *([weight] if weight is not None else [])]))
     if not names:
         return
     files, found, rows, size = Files(data.only(names)), Counter[str](), 0, 0
+    weights = row_weights.Found()
     for group in data.scan.groups:
         if size and size + group.size > MOST:
             break
         for arrays in files.parts([group]):
             for name, array in arrays.items():
-                found[name] += int((~np.isfinite(array)).reshape(len(array), -1).any(axis=1).sum())
+                if name == weight:
+                    weights += row_weights.look(array.astype(np.float32, copy=False).reshape(-1))
+                else:
+                    found[name] += int((~np.isfinite(array)).reshape(len(array), -1).any(axis=1).sum())
         rows, size = rows + group.rows, size + group.size
+    if weight is not None:
+        row_weights.check(weight, weights, rows, everything=rows == data.rows)
     for name in names:
         warn(name, found[name], rows, columns)
 

@@ -13,6 +13,7 @@ from farandole.data import ParquetData, from_spark
 from farandole.data.parquet.places import NullError
 from farandole.data.spark import spark_url
 from farandole.errors import DataError
+from farandole.estimators import row_weights
 from farandole.estimators.nans import KINDS, warn
 from farandole.estimators.spark.recomputed import kept, varies
 from farandole.estimators.spec import Columns
@@ -177,9 +178,9 @@ def _unusable(kind: Any, readable: set[str], name: str) -> str:
 
 
 def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
-    """DataError if lists or vectors of a column differ in length, or hold null; a warning for a column with NaN or
-    infinite numbers, of which one would make all weights NaN: footers do not tell, and ranks would find out in the
-    middle of an epoch. Spark looks at these columns, in one pass."""
+    """DataError if lists or vectors of a column differ in length, or hold null, and for weights below 0; a warning for
+    a column with NaN or infinite numbers, of which one would make all weights NaN: footers do not tell, and ranks would
+    find out in the middle of an epoch. Spark looks at these columns, in one pass."""
     chosen = [each for each in data.columns if each.kind in ("list", "vector") and each.fill is None]
     found = session.read.parquet(spark_url(str(data.path)))
     nans = {each.name: _nan(found, each.name) for each in data.columns if each.kind in KINDS}
@@ -193,9 +194,16 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
             F.sum(F.when(missing, 1).otherwise(0)).alias(f"missing{place}"),
             F.min(F.size(values)).alias(f"least{place}"), F.max(F.size(values)).alias(f"most{place}"),
         ]  # fmt: skip
+    weight = columns.weight if columns.transform is None else None  # ranks look at what it makes of them
+    if weight is not None:
+        numbers += _of_weights(F.col(quote(weight)).cast("double"))
     if not numbers:
         return
     row = found.agg(*numbers).first()
+    if weight is not None:
+        seen = row_weights.Found(row["wrong"], row["wrong one"], row["above"])
+        filled = any(each.name == weight and each.fill is not None for each in data.columns)  # nulls, by ranks
+        row_weights.check(weight, seen, data.rows, everything=not filled)
     for place, column in enumerate(chosen):
         missing, least, most = (row[f"{what}{place}"] for what in ("missing", "least", "most"))
         fill = f"data_options={{'fill': {{{column.name!r}: value}}}}"
@@ -209,6 +217,16 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
     for name, nan in nans.items():
         if nan is not None:
             warn(name, row[f"nan {name}"], data.rows, columns)
+
+
+def _of_weights(weight: Any) -> list[Any]:
+    """What ``row_weights.Found`` has, as aggregates."""
+    wrong = _not_finite(weight) | (weight < 0)
+    return [
+        F.sum(F.when(wrong, 1).otherwise(0)).alias("wrong"),
+        F.first(F.when(wrong, weight), ignorenulls=True).alias("wrong one"),
+        F.sum(F.when(weight > 0, 1).otherwise(0)).alias("above"),
+    ]
 
 
 def array_of(vectors: Any) -> Any:

@@ -1,0 +1,47 @@
+"""What may stand in the column of weights of rows: numbers from 0 on. A row of weight 0 does not count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farandole.errors import DataError
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+@dataclass(frozen=True)
+class Found:
+    """``wrong``: rows whose weight is below 0, NaN or infinite; ``first``: one of these weights; ``above``: rows whose
+    weight is above 0."""
+
+    wrong: int = 0
+    first: float | None = None
+    above: int = 0
+
+    def __add__(self, other: Found) -> Found:
+        first = other.first if self.first is None else self.first
+        return Found(self.wrong + other.wrong, first, self.above + other.above)
+
+
+def look(weights: Array) -> Found:
+    """At the weights of some rows."""
+    right = np.isfinite(weights) & (weights >= 0)
+    wrong = weights[~right]
+    first = float(wrong[0]) if len(wrong) else None
+    return Found(len(wrong), first, int(np.count_nonzero(right & (weights > 0))))
+
+
+def check(name: str, found: Found, rows: int, *, everything: bool = False) -> None:
+    """DataError for weights that are none; where ``everything`` was looked at, also if no row counts."""
+    if found.wrong:
+        raise DataError(
+            f"weight column {name!r} holds numbers below 0, NaN or infinite ones in {found.wrong} of {rows} rows, "
+            f"as {found.first:g}: a weight says by how much a row counts, from 0 (not at all) on; leave such rows out "
+            "(df.filter), or correct them"
+        )
+    if everything and not found.above:
+        raise DataError(f"weight column {name!r} is 0 in all {rows} rows: none of them counts, and nothing is learnt")
