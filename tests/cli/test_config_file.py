@@ -77,10 +77,19 @@ def test_hosts_of_the_command_line_win_over_both_ways_to_say_them(
         ("verbose: 3", "job.yaml: verbose=3 must be true or false"),
         ("np: [1]", "job.yaml: np=[1] must be text or a number"),
         ("start_timeout: true", "job.yaml: start_timeout=True must be text or a number"),
-        ("np: 2\ncycle_time_ms: soon", "--cycle-time-ms='soon' cannot be read"),
+        ("np: 2\ncycle_time_ms: soon", "job.yaml: cycle_time_ms='soon' cannot be read"),
+        ("np: 2\nssh-port: -3", "job.yaml: ssh-port=-3 must be in [0, 65535]"),
+        ("np: 0", "job.yaml: np=0 must be >= 1"),
+        ("np: many", "job.yaml: np 'many' cannot be read"),
+        ("np: 2\nhosts: a:b", "job.yaml: hosts: Invalid host input"),
+        ("np: 2\nhostfile: /no/such", "job.yaml: hostfile '/no/such' cannot be read"),
+        ("np: 2\nshow_ranks: 2", "job.yaml: show_ranks: 2 is no rank of a job of 2"),
+        ("np: 2\nlauncher: pigeon", "job.yaml: launcher: there is no launcher 'pigeon'"),
+        ("np: 2\nstrategy: local_sgd:x", "job.yaml: strategy local_sgd:x: "),
+        ("np: 2\ncodec: topk:x", "job.yaml: codec='topk:x': the argument"),
         ("np: 2\ncheck: on", "check=True must be text"),
         ("np: 2\nnetwork_interfaces: [lo]", "must be text or a number, as it would stand after --network-interfaces"),
-        ("np: 2\nhosts: a:2\nhostfile: x", "--hosts and --hostfile exclude each other"),
+        ("np: 2\nhosts: a:2\nhostfile: x", "job.yaml: hosts and hostfile exclude each other"),
         ("help: true", "there is no option 'help'"),
         ("- a list", "must hold options by name (np: 2), not ['a list']"),
         ("np: {", "cannot be read"),
@@ -94,6 +103,19 @@ def test_mistakes_are_one_line(
     said = capsys.readouterr().err
     assert says in said
     assert len(said.splitlines()) == 1
+
+
+def test_errors_of_flags_name_flags(tmp_path: Path, started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "np: 2\ncycle_time_ms: 2", "--cycle-time-ms", "soon") == 2
+    assert "farandole: --cycle-time-ms='soon' cannot be read" in capsys.readouterr().err
+
+
+def test_errors_of_the_start_name_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").write_text("")
+    assert run(tmp_path, f"np: 1\noutput_dir: {tmp_path}/taken") == 2
+    assert f"job.yaml: output_dir='{tmp_path}/taken' cannot be used" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there(started: list[Job], capsys: pytest.CaptureFixture[str]) -> None:

@@ -256,16 +256,27 @@ logging: {level: INFO, hide_timestamp: true}
         ("content", "says"),
         [
             ("controller: pigeon", "No such controller supported: pigeon"),
-            ("params: {cycle_time_ms: soon}", "params.cycle_time_ms='soon' must be of type float"),
-            ("params: {cycle_time_ms: -1}", "cycle_time_ms=-1 must be >= 0"),
+            ("params: {cycle_time_ms: soon}", "config.yaml: params.cycle_time_ms='soon' must be of type float"),
+            ("params: {cycle_time_ms: -1}", "config.yaml: params.cycle_time_ms=-1 must be >= 0"),
+            ("autotune: {gaussian_process_noise: 3}", "config.yaml: autotune.gaussian_process_noise=3 must be in"),
+            ("logging: {level: loud}", "config.yaml: logging.level loud is not a level"),
+            ("params: {cycle_time_ms: .nan}", "config.yaml: params.cycle_time_ms='nan' cannot be read"),
+            ("controller: jsrun", "config.yaml: controller='jsrun': Horovod did not detect an LSF job"),
+            ("verbose: 3", "config.yaml: verbose=3 must be of type bool"),
+            ('stall_check: {enabled: "no"}', "config.yaml: stall_check.enabled='no' must be of type bool"),
+            ("params: [1]", "config.yaml: params=[1] must be a section"),
             ("- a list", "must hold sections"),
             ("params: {", "cannot be read"),
         ],
     )
-    def test_what_cannot_be_is_refused(self, tmp_path: Path, content: str, says: str) -> None:
-        with pytest.raises(SettingsError) as caught:
-            self.parse(tmp_path, content)
-        assert says in str(caught.value)
+    def test_what_cannot_be_is_refused(
+        self, tmp_path: Path, content: str, says: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "config.yaml").write_text(content)
+        assert horovodrun.main(["-np", "1", "--config-file", str(tmp_path / "config.yaml"), "true"]) == 2
+        said = capsys.readouterr().err
+        assert says in said
+        assert len(said.splitlines()) == 1
 
     def test_without_pyyaml_it_says_what_to_install(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "yaml", None)

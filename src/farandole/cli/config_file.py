@@ -14,7 +14,8 @@ PLACES = ("hosts", "hostfile")  # two ways to say one thing
 
 def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) -> None:
     """Give ``options`` the file's values where the command line has none (None). Names are those of the long
-    flags, with ``-`` or ``_``. Raises SettingsError for unknown names and for values of another type."""
+    flags, with ``-`` or ``_``. ``options.from_file`` says where each of them stands. Raises SettingsError for unknown
+    names and for values of another type."""
     known = {
         name.removeprefix("--"): action
         for action in made._actions for name in action.option_strings if name.startswith("--")
@@ -22,6 +23,7 @@ def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) 
     for name in NOT_HERE:
         del known[name]
     said = [dest for dest in PLACES if getattr(options, dest) is not None]
+    options.from_file = {}
     for key, value in config_file.read(path, extra="farandole[yaml]", holds="options by name (np: 2)").items():
         where = f"{path}: {key}"
         if isinstance(value, dict):
@@ -32,6 +34,10 @@ def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) 
             raise SettingsError(f"{where}: there is no option {str(key)!r}{near}")
         if value is not None and getattr(options, action.dest) is None and not (said and action.dest in PLACES):
             setattr(options, action.dest, _value(where, action, value))
+            names = (*action.option_strings, action.dest.removeprefix("setting_"))
+            options.from_file[action.dest] = config_file.Place(where, names)
+    if not said and all(dest in options.from_file for dest in PLACES):
+        raise SettingsError(f"{path}: {' and '.join(PLACES)} exclude each other: give one of them")
 
 
 def _value(where: str, action: argparse.Action, value: Any) -> str | bool:

@@ -39,6 +39,7 @@ def parser(launchers: Sequence[str] = ()) -> Parser:
     """Those options that are settings are made from ``config``. ``launchers``: names for the help; to find those of
     other distributions takes a while."""
     made = Parser(prog="farandole run", usage=USAGE, add_help=False, example=EXAMPLE)
+    made.set_defaults(from_file={})  # see config_file
     add = made.add_argument_group("what runs where").add_argument
     add(*_PROC, dest="np", metavar="N", help="number of processes; auto: as many as suit this machine")
     add("-H", "--hosts", metavar="H:N,...", help="where they run, with the number of places (default: this machine)")
@@ -106,29 +107,36 @@ def main(arguments: Sequence[str]) -> int:
     if not command:
         raise SettingsError(f"the command to run is missing. Usage: {USAGE}")
     from farandole.launch import driver
+    from farandole.launch.config_file import naming
 
     check_input(command)
-    found = job(options, command)
-    if found.launcher.name == "local":  # type: ignore[union-attr]
-        check_command(command)
-    driver.run(found)
+    with naming(options.from_file.values()):
+        found = job(options, command)
+        if found.launcher.name == "local":  # type: ignore[union-attr]
+            check_command(command)
+        driver.run(found)
     return 0
 
 
 def job(options: argparse.Namespace, command: Sequence[str]) -> Job:
     """The job that the options ask for."""
+    from farandole.launch.config_file import within
     from farandole.launch.contract import Request
     from farandole.launch.display import Display
     from farandole.launch.job import Job, ranks_of, settings_for
-    from farandole.launch.plan import read_hostfile
+    from farandole.launch.plan import parse_hosts, read_hostfile
 
     if options.hosts and options.hostfile:
         raise SettingsError("--hosts and --hostfile exclude each other: give one of them")
     if options.hostfile:
         options.hosts = read_hostfile(options.hostfile)
+    if "hosts" in options.from_file:
+        with within(options.from_file["hosts"]):
+            parse_hosts(options.hosts)
     wanted = options.launcher or "auto"
     request = Request(0, hosts=options.hosts)
-    launcher = registry.best("launcher", request) if wanted == "auto" else registry.load("launcher", wanted)()
+    with within(options.from_file.get("launcher")):
+        launcher = registry.best("launcher", request) if wanted == "auto" else registry.load("launcher", wanted)()
     np = _number(options, launcher.name)
     given = overrides(vars(options))
     settings = settings_for({}, given)

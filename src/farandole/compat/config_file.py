@@ -8,6 +8,7 @@ from typing import Any
 from farandole.compat.flags import OWN, TUNABLE, Flag
 from farandole.errors import SettingsError
 from farandole.launch import config_file
+from farandole.launch.config_file import Place
 
 CONTROLLERS = ("mpi", "gloo", "jsrun")
 _BY_PLACE = {(flag.section, flag.key): flag for flag in (*OWN, *TUNABLE) if flag.key}
@@ -20,37 +21,43 @@ def read(path: str) -> dict[str, Any]:
     return config_file.read(path, extra="farandole-horovod[yaml]", holds=holds)
 
 
-def apply(options: argparse.Namespace, content: dict[str, Any]) -> list[str]:
-    """Fill in the options missing on the command line; warnings about unknown entries of the file."""
+def apply(options: argparse.Namespace, path: str, content: dict[str, Any]) -> list[str]:
+    """Fill in the options missing on the command line; warnings about unknown entries of the file.
+    ``options.from_file``: where the file says them."""
     unknown = []
     controller = content.get("controller")
     if controller is not None:
         if str(controller).lower() not in CONTROLLERS:
-            raise SettingsError(f"No such controller supported: {controller}")
+            raise SettingsError(f"{path}: controller={controller!r}: No such controller supported: {controller}")
         if not any(getattr(options, f"use_{name}") for name in CONTROLLERS):
-            setattr(options, f"use_{str(controller).lower()}", True)
+            name = str(controller).lower()
+            setattr(options, f"use_{name}", True)
+            options.from_file[f"use_{name}"] = Place(f"{path}: controller={controller!r}", (f"--{name}",))
     for section, value in content.items():
         if section in _SECTIONS and isinstance(value, dict):
             for key, entry in value.items():
+                where = f"{path}: {section}.{key}"
                 if (section, key) == ("stall_check", "enabled"):
-                    _fill(options, next(flag for flag in TUNABLE if flag.no == "--stall-check"), not entry)
+                    _fill(options, next(flag for flag in TUNABLE if flag.no == "--stall-check"), entry, where)
                 elif (section, key) in _BY_PLACE:
-                    _fill(options, _BY_PLACE[section, key], entry)
+                    _fill(options, _BY_PLACE[section, key], entry, where)
                 else:
                     unknown.append(f"{section}.{key}")
         elif ("", section) in _BY_PLACE:
-            _fill(options, _BY_PLACE["", section], value)
+            _fill(options, _BY_PLACE["", section], value, f"{path}: {section}")
+        elif section in _SECTIONS and value is not None:
+            raise SettingsError(f"{path}: {section}={value!r} must be a section: lines of key: value")
         elif section != "controller" and not (section in _SECTIONS and value is None):
             unknown.append(str(section))
     return [f"the configuration file's {name} is not known, and left out" for name in unknown]
 
 
-def _fill(options: argparse.Namespace, flag: Flag, value: Any) -> None:
+def _fill(options: argparse.Namespace, flag: Flag, value: Any, where: str) -> None:
+    """``where``: the file and the key. A key without "no" has the opposite of a flag with it."""
     if value is None or getattr(options, flag.dest) is not None:
         return
     wanted: tuple[type, ...] = (int, float) if flag.kind is float else (flag.kind,)
     if not isinstance(value, wanted) or (isinstance(value, bool) and flag.kind is not bool):
-        raise SettingsError(
-            f"the configuration file's {flag.section}.{flag.key}={value!r} must be of type {flag.kind.__name__}"
-        )
-    setattr(options, flag.dest, value)
+        raise SettingsError(f"{where}={value!r} must be of type {flag.kind.__name__}")
+    setattr(options, flag.dest, not value if flag.no == "--stall-check" else value)
+    options.from_file[flag.dest] = Place(where, (*flag.names, flag.dest, *([flag.variable] if flag.variable else [])))

@@ -14,6 +14,7 @@ from farandole.compat import HOROVOD, check_alone, config_file, flags, in_horovo
 from farandole.config import parse, settings_of
 from farandole.errors import JobFailedError, RendezvousError, SettingsError
 from farandole.launch import driver
+from farandole.launch.config_file import naming
 from farandole.launch.display import Display
 from farandole.launch.job import Job, settings_for
 from farandole.launch.launchers import mpi
@@ -34,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _say(HOROVOD)
         if options.check_build:
             return _say(check_build())
-        driver.run(job(options))
+        with naming(options.from_file.values()):
+            driver.run(job(options))
         return 0
     except (SettingsError, NotImplementedError, ImportError) as error:
         sys.stderr.write(f"horovodrun: {error}\n")
@@ -55,8 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The flags, with the configuration file's where the command line is silent. SettingsError for impossible ones."""
     options = flags.parser().parse_args(sys.argv[1:] if argv is None else list(argv))
-    told = config_file.apply(options, config_file.read(options.config_file)) if options.config_file else []
-    flags.check(options)
+    options.from_file, path = {}, options.config_file
+    told = config_file.apply(options, path, config_file.read(path)) if path else []
+    with naming(options.from_file.values()):
+        flags.check(options)
     hide = options.log_without_timestamp
     options.log_with_timestamp = None if hide is None else not hide  # its name in Horovod
     for line in (*told, *flags.notes(options)):

@@ -2,10 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from farandole.errors import SettingsError
+
+
+class Place(NamedTuple):
+    """Where a file says a value, as "job.yaml: np", and the names by which errors call it: flags, for the most part."""
+
+    where: str
+    names: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def naming(places: Iterable[Place]) -> Iterator[None]:
+    """A SettingsError that begins with one of the names begins with the place in the file instead."""
+    try:
+        yield
+    except SettingsError as error:
+        text = str(error)
+        for place in places:
+            found = re.match(rf"({'|'.join(map(re.escape, place.names))})(?=[ =:])", text)
+            if found:
+                raise SettingsError(place.where + text[found.end() :]) from error
+        raise
+
+
+@contextlib.contextmanager
+def within(place: Place | None) -> Iterator[None]:
+    """A SettingsError begins with the place, if there is one, for it has no name."""
+    try:
+        yield
+    except SettingsError as error:
+        if place is None:
+            raise
+        raise SettingsError(f"{place.where}: {error}") from error
 
 
 def read(path: str, *, extra: str, holds: str) -> dict[Any, Any]:
