@@ -115,6 +115,85 @@ def test_a_state_goes_back_and_follows_rank_0() -> None:
     assert synced[1:] == (0.1, 2, 0, [0])
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize(
+    "options", [{}, {"op": "Sum"}, {"codec": "topk:0.5"}, {"op": "Adasum"}, {"strategy": "local_sgd:2"}], ids=str
+)
+def test_going_back_in_the_middle_of_a_step_lets_its_gradients_go(passes: int, options: dict[str, Any]) -> None:
+    def check(rank: int) -> None:
+        import farandole.torch as hvd
+
+        def run(back: str) -> Any:
+            torch.manual_seed(0)
+            model, given = torch.nn.Linear(2, 1), dict(options)
+            if "op" in given:
+                given["op"] = getattr(hvd, given["op"])
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters(),
+                backward_passes_per_step=passes, **given,
+            )  # fmt: skip
+
+            def backward(factor: float) -> None:
+                model(torch.tensor([[1.0 + rank, 2.0]]) * factor).square().sum().backward()
+
+            def train() -> None:
+                optimizer.zero_grad()
+                for _ in range(passes):
+                    backward(1.0)
+                optimizer.step()
+
+            train()
+            state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
+            for _ in range(2 * bool(back)):
+                optimizer.zero_grad()
+                backward(1000.0)
+                if back == "synchronize":
+                    optimizer.synchronize()
+                state.restore()
+                if back == "at once":  # no zero_grad() in between
+                    for _ in range(passes):
+                        backward(1.0)
+                    optimizer.step()
+                    state.restore()
+            train()
+            train()
+            return [parameter.tolist() for parameter in model.parameters()]
+
+        expected = run("")
+        for back in ("restore", "at once", *(["synchronize"] if "strategy" not in options else [])):
+            assert run(back) == expected, back
+
+    job(2, check)
+
+
+def test_going_back_after_a_backward_that_failed() -> None:
+    def check(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        model = torch.nn.Linear(2, 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        state, seen = hvd.elastic.TorchState(model=model, optimizer=optimizer), []
+        state.sync()
+
+        def fail(parameter: Any) -> None:
+            if not seen:
+                seen.append(parameter)
+                raise HorovodInternalError("lost")
+
+        model.bias.register_post_accumulate_grad_hook(fail)
+        with pytest.raises(HorovodInternalError, match="lost"):
+            model(torch.ones(1, 2)).sum().backward()
+        state.restore()
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2) * (1 + 2 * rank)).sum().backward()
+            gradient = model.weight.grad.tolist()
+            optimizer.step()
+        return gradient
+
+    assert job(2, check) == [[[2.0, 2.0]]] * 2
+
+
 def test_what_a_state_was_given_is_what_the_program_goes_on_with() -> None:
     """A copy of a scheduler would have a copy of the optimizer, and the one that trains would keep its rate."""
 

@@ -152,6 +152,13 @@ class BucketReducer:
         if self._closed:
             self._begin()
 
+    def start_over(self) -> None:
+        """Expect a step's gradients, whatever came of them: the program goes back to an earlier state. Buckets that are
+        under way, for backward raised, stay so: other ranks may wait for them."""
+        with self.lock:
+            if self._closed or not self._next or (self._engine is not None and self._engine.ended):
+                self._begin()
+
     def set_passes(self, passes: int) -> None:
         """Expect ``passes`` backward passes per step from now on."""
         self._passes = passes

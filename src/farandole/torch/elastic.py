@@ -13,6 +13,7 @@ from farandole.data import ElasticSampler
 from farandole.frontend.elastic import run
 from farandole.frontend.objects import broadcast_object
 from farandole.frontend.state import ObjectState
+from farandole.torch.optimizer import drop_gradients
 from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = [
@@ -58,6 +59,11 @@ class ModelStateHandler(StateHandler):
 
 class OptimizerStateHandler(StateHandler):
     """A ``torch.optim.Optimizer``, distributed or not."""
+
+    def restore(self) -> None:
+        """Go back to what was saved last, to the beginning of a step: gradients are of other weights, and let go."""
+        drop_gradients(self.value)
+        super().restore()
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)

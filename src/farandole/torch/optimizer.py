@@ -344,6 +344,13 @@ class OptimizerState:
             self.reducer.before_step()
             self._synchronized = True
 
+    def start_over(self) -> None:
+        """The program goes back to an earlier state, and takes the gradients away."""
+        if self.reducer is not None:
+            self.catch_up()
+            self.reducer.start_over()
+            self._synchronized = False
+
     def scaled_by(self, scaler: Any) -> None:
         """This scaler has scaled the loss whose gradients came last."""
         if self.reducer is not None and (self._scaler is None or self._scaler() is not scaler):
@@ -440,6 +447,16 @@ class OptimizerState:
             return allreduce(torch.tensor(loss, dtype=torch.float64), op=op, process_set=process_set).item()
 
         return on_all_ranks
+
+
+def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Those of any optimizer's parameters, also between the passes of a step, of which a new one begins then."""
+    state = getattr(optimizer, "_farandole", None)
+    if isinstance(state, OptimizerState):
+        state.start_over()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
 
 
 def _same(groups: list[list[Any]], others: list[list[Any]]) -> bool:
