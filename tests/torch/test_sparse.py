@@ -298,3 +298,38 @@ def test_what_has_no_rows_may_get_some() -> None:
             assert torch.equal(tensor.to_dense(), torch.ones(4, 2))
 
     job(2, fn)
+
+
+@pytest.mark.parametrize("codec", ["topk:0.25", "onebit", "powersgd:1"])
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+@pytest.mark.parametrize("late", [0, 2])
+def test_what_a_codec_has_not_sent_goes_with_the_first_rows(codec: str, op: str, late: int) -> None:
+    """``late``: so many steps later rank 1's gradient is sparse, too."""
+
+    def fn(rank: int) -> None:
+        import farandole.torch as hvd
+
+        kind, rows = getattr(hvd, op), torch.tensor([1, 2])
+        table, other = (torch.nn.Parameter(torch.zeros(4, 2)) for _ in range(2))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([table, other], lr=1.0), [("table", table), ("other", other)], op=kind, codec=codec
+        )
+        numbers, total = torch.Generator().manual_seed(rank), torch.zeros(4, 2)
+        off = []
+        for step in range(9):
+            optimizer.zero_grad()
+            if 3 + late * rank <= step < 7:
+                gradient = torch.randn(2, 2, generator=numbers)
+                loss = (torch.nn.functional.embedding(rows, table, sparse=True) * gradient).sum()
+                total[rows] += gradient
+            else:
+                gradient = torch.randn(4, 2, generator=numbers)
+                loss, total = (table * gradient).sum(), total + gradient
+            (loss + other.sum()).backward()
+            optimizer.step()
+            off.append(float((hvd.allreduce(total, op=kind) + table.detach()).abs().max()))
+        assert min(off[:3]) > 0.01
+        assert max(off[3:]) < 1e-5
+        assert not [name for name in optimizer.state_dict()["farandole"]["codec"]["state"] if "residual/table" in name]
+
+    job(2, fn)

@@ -28,7 +28,7 @@ from farandole.strategies import ballots
 from farandole.strategies.alike import check_alike
 from farandole.strategies.bucket_layout import NO_WORD, BucketLayout
 from farandole.strategies.buckets import Gradient
-from farandole.strategies.codecs import claim, codec
+from farandole.strategies.codecs import HandingOver, claim, codec
 from farandole.strategies.numbers import OptimizerNumber
 from farandole.strategies.options import DROPPED, TAKEN, TOO_MANY, GradientOptions
 from farandole.strategies.scaled import Scaled
@@ -375,6 +375,8 @@ class BucketReducer:
         """The sparse gradients. As in buckets, what is new counts ``size`` times when sums are exchanged again. Those
         that were in a bucket of this round have been reduced, as far as they were dense."""
         summing = self.options.op is ReduceOp.SUM
+        if self._layout.sparse:
+            self._add_unsent()
         for index in self._layout.sparse:
             gradient, once_more = self.gradients[index], again or self._in[index]
             if once_more and summing and gradient.current() is not None:
@@ -383,6 +385,17 @@ class BucketReducer:
             gradient.reduce_sparse(f"{self._name}.sparse.{index}", options)
             if summing and gradient.current() is not None:
                 self._sums[index] = gradient.copy()
+
+    def _add_unsent(self) -> None:
+        """What the codec has not sent of gradients while they were dense goes with their rows: it sees them no more."""
+        if not isinstance(self.codec, HandingOver):
+            return
+        self.scaled.follow(self.gradients)
+        for index in self._layout.sparse:
+            gradient = self.gradients[index]
+            unsent = self.codec.hand_over(gradient.identity[0]) if gradient.trainable() else None
+            if unsent is not None and len(unsent) == gradient.count:  # it may be a checkpoint's, of another model
+                gradient.add_flat(unsent)
 
     def _current(self, index: int) -> Any:
         """A gradient of this step counts, also if its parameter was frozen since."""

@@ -83,6 +83,9 @@ class Gradient(Protocol):
     def add(self, gradient: Any) -> None:
         """Add what was taken to the parameter's gradient, if it has another one now."""
 
+    def add_flat(self, array: Array) -> None:
+        """Likewise for numbers of the whole parameter, in order."""
+
     def copy(self) -> Any:
         """A copy of the parameter's gradient."""
 

@@ -227,8 +227,12 @@ class TorchGradient:
     def add(self, gradient: Any) -> None:
         parameter = self._parameter
         if parameter.grad is not None:
-            gradient = parameter.grad.detach() + gradient.detach().to_dense()
+            gradient = parameter.grad.detach().to_dense() + gradient.detach().to_dense()
         parameter.grad = gradient
+
+    def add_flat(self, array: Array) -> None:
+        parameter = self._parameter
+        self.add(torch.from_numpy(array.copy()).view(parameter.shape).to(parameter.device, parameter.dtype))
 
     def copy(self) -> Any:
         return self._parameter.grad.detach().clone()

@@ -11,10 +11,24 @@ import weakref
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from farandole import registry
 from farandole.contracts import Codec
 from farandole.errors import SettingsError
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+@runtime_checkable
+class HandingOver(Protocol):
+    """A codec that keeps what it has not sent of a tensor, and can give it away: the tensor travels otherwise now."""
+
+    def hand_over(self, key: str) -> Array | None:
+        """What this rank has not sent of the tensor, flat and in its units, which the codec keeps no more. None if that
+        is nothing."""
+
 
 _owners: dict[int, dict[str, deque[object]]] = {}  # by id of a codec
 

@@ -76,6 +76,15 @@ class FlatCodec:
                     self._state[name] = self._state[name] * self._state[name].dtype.type(factor)
                 cleared(self._state[name])
 
+    def hand_over(self, key: str) -> Array | None:
+        """See ``codecs.HandingOver``."""
+        self._before.pop(key, None)
+        found, owed, at = (self._state.pop(f"{name}/{key}", None) for name in ("residual", "owed", "at"))
+        if found is not None and owed is not None and at is not None:
+            found = found.copy()
+            found[at[0] : at[0] + len(owed)] += owed
+        return found if found is not None and found.any() else None
+
     def state_dict(self) -> dict[str, Array]:
         """See ``contracts.Codec``."""
         return {name: array.copy() for name, array in self._state.items()}
