@@ -255,15 +255,20 @@ class Calls:
 
     def _await_news(self, first: bool) -> None:
         """The first thread patrols, as long as calls are left to holders now and then."""
-        self._patrols = self._patrols or first
-        while first and time.monotonic() - self._held < _PATROL:
-            if self._news.acquire(timeout=_HOLD) or self._waiting:
-                return
         if first:
+            self._patrols = True
+            found = self._patrol()
             self._patrols = False
-            if self._waiting and self._holder:  # who left it there may have seen a patrol
+            if found or (self._waiting and self._holder):  # who left it there may have seen a patrol
                 return
         self._news.acquire()
+
+    def _patrol(self) -> bool:
+        """Is there news, or a call that waits?"""
+        while time.monotonic() - self._held < _PATROL:
+            if self._news.acquire(timeout=_HOLD) or self._waiting:
+                return True
+        return False
 
     def _run_quietly(self, last: Call) -> None:
         """Those up to ``last``. Later ones may be left to somebody again: there is news of each."""

@@ -192,8 +192,8 @@ def test_memory_that_the_program_has_freed_is_given_back() -> None:
         from torch import distributed as dist
 
         kept, freed = torch.empty(LENGTH), torch.empty(2 * LENGTH)
-        array = kept.numpy()
         assert registered(kept)
+        array = kept.numpy()
         assert (array == 1).all()
         assert registered(freed)
         del freed
@@ -203,6 +203,136 @@ def test_memory_that_the_program_has_freed_is_given_back() -> None:
         assert (array == 1).all()
 
     members(2, fn)
+
+
+def test_memory_that_the_program_holds_without_a_tensor_is_kept() -> None:
+    def fn(rank: int) -> list[bool]:
+        import gc
+        from collections.abc import Callable
+
+        import numpy as np
+        import torch
+        from torch import distributed as dist
+
+        array, some_bytes = np.zeros(LENGTH, np.float32), bytearray(4 * LENGTH)
+        own = torch.empty(LENGTH)
+        of_storage = own.untyped_storage()
+        reads: list[Callable[[], Any]] = [
+            lambda: torch.from_numpy(array),
+            lambda: torch.frombuffer(some_bytes, dtype=torch.float32),
+            lambda: torch.empty(0).set_(of_storage),
+        ]
+        tensors, found = [torch.from_numpy(array), torch.frombuffer(some_bytes, dtype=torch.float32), own], []
+        del own
+        while tensors:
+            found.append(registered(tensors[0]))
+            tensors.pop(0).fill_(5)
+        other = torch.empty(LENGTH)
+        for _ in range(TIMES):
+            dist.all_reduce(other.fill_(rank))
+        gc.collect()
+        assert all((read() == 5).all() for read in reads)
+        return found
+
+    assert members(2, fn) == [[False, False, True]] * 2
+
+
+def test_a_rank_that_goes_on_late_writes_to_no_memory_of_one_that_has_given_up() -> None:
+    def fn(rank: int) -> Any:
+        import importlib
+        import time
+        from datetime import timedelta
+
+        import torch
+        from torch import distributed as dist
+
+        from farandole.errors import HorovodInternalError
+
+        remapped: Any = importlib.import_module("farandole.transports.shm.remapped")
+        group = dist.new_group(timeout=timedelta(seconds=1))
+        tensor, reduce = torch.empty(LENGTH), remapped.reduce_shares
+        for _ in range(TIMES):
+            dist.all_reduce(tensor.fill_(rank), group=group)
+        assert tensor.untyped_storage()._cdata in regions(group)
+
+        def late(*args: Any) -> None:
+            time.sleep(4)
+            reduce(*args)
+
+        if rank == 1:
+            remapped.reduce_shares = late
+        try:
+            dist.all_reduce(tensor.fill_(1), group=group)
+        except HorovodInternalError:
+            tensor.fill_(7)
+        finally:
+            remapped.reduce_shares = reduce
+        dist.barrier()
+        return tensor.unique().tolist()
+
+    assert members(2, fn) == [[7.0], [2.0]]
+
+
+def test_ranks_fork_at_once_while_calls_of_several_groups_run() -> None:
+    """One that waited for a group's call to end, and held another group, would wait for the other rank's fork."""
+
+    def fn(rank: int) -> float:
+        import os
+        import threading
+        import time
+
+        import torch
+        from torch import distributed as dist
+
+        groups, end = [dist.new_group() for _ in range(2)], threading.Event()
+
+        def reduce(group: Any) -> None:
+            tensor = torch.empty(LENGTH)
+            for turn in range(40):
+                dist.all_reduce(tensor.fill_(turn + rank), group=group)
+                assert (tensor == 3 * turn + 3).all()
+
+        def fork() -> None:
+            while not end.is_set():
+                child = os.fork()
+                if child == 0:
+                    os._exit(0)
+                os.waitpid(child, 0)
+                end.wait(0.002)
+
+        reducing = [threading.Thread(target=reduce, args=(group,)) for group in groups]
+        forking, begin = threading.Thread(target=fork), time.monotonic()
+        for thread in (forking, *reducing):
+            thread.start()
+        for thread in reducing:
+            thread.join()
+        took = time.monotonic() - begin
+        end.set()
+        forking.join()
+        return took
+
+    assert max(members(3, fn)) < 10
+
+
+def test_a_rank_that_may_open_no_more_files() -> None:
+    def fn(rank: int) -> int:
+        import os
+        import resource
+
+        import torch
+        from torch import distributed as dist
+
+        tensors = [torch.empty(LENGTH) for _ in range(20)]
+        if rank == 1:
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, most))
+        for turn in range(TIMES):
+            for tensor in tensors:
+                dist.all_reduce(tensor.fill_(turn + rank))
+                assert (tensor == 2 * turn + 1).all()
+        return len(regions())
+
+    assert all(0 < count < 20 for count in members(2, fn))
 
 
 def test_memory_that_the_program_resizes() -> None:

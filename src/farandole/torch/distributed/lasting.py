@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 _AGAIN = 2  # times that a tensor's memory was given before
 _MOST = 1024  # that are remembered
 _count: Any = getattr(torch._C, "_storage_Use_Count", None)
+_holder = SimpleNamespace(storage=object())
+_ALONE = sys.getrefcount(_holder.storage)  # of what nothing else refers to
 _seen: dict[int, tuple[StorageWeakRef, int]] = {}  # by identity; the number of times
 
 
@@ -25,16 +29,18 @@ class StorageKeeper:
         return bool(self._storage.data_ptr() != self._begin)
 
     def shared(self) -> bool:
-        return bool(_count(self.identity) > 1)
+        """Python has one object for a storage, which counts once there, however many refer to it."""
+        return bool(_count(self.identity) > 1 or sys.getrefcount(self._storage) > _ALONE)
 
 
 def keeper_of(tensor: Any) -> StorageKeeper | None:
     """A keeper of the tensor's memory, if that was given several times; each time in one piece, so that nothing else is
-    in it. Not of what other processes or devices know by its pages."""
+    in it. Not of what other processes or devices know by its pages, nor of what is not the storage's own: it may be of
+    use, as an array of numpy's, when the storage is gone. What ``tensor.numpy()`` has shown looks the same."""
     if _count is None or type(tensor) is not torch.Tensor:
         return None
     storage = tensor.untyped_storage()
-    if storage.nbytes() != tensor.nbytes or not storage.data_ptr():
+    if storage.nbytes() != tensor.nbytes or not storage.data_ptr() or not storage.resizable():
         return None
     identity = storage._cdata
     known, times = _seen.get(identity, (None, 0))
@@ -50,5 +56,5 @@ def keeper_of(tensor: Any) -> StorageKeeper | None:
 
 
 def _forget() -> None:
-    for identity in [identity for identity, (known, _) in _seen.items() if known.expired()] or list(_seen):
-        del _seen[identity]
+    for identity in [identity for identity, (known, _) in list(_seen.items()) if known.expired()] or list(_seen):
+        _seen.pop(identity, None)

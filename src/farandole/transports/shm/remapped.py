@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import mmap
 import os
 import socket
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,7 +28,6 @@ import numpy as np
 
 from farandole.collectives.kernels import quiet, reducer
 from farandole.contracts import Keeper
-from farandole.errors import PeerLostError
 from farandole.transports.shm import memory, rendezvous
 from farandole.transports.shm.memory import PAGE
 from farandole.transports.shm.registered import reduce_shares
@@ -49,6 +50,7 @@ _ORDINARY = ("", "[heap]", f"/memfd:{memory.NAME} (deleted)")
 _libc = ctypes.CDLL(None, use_errno=True)
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 _MAP_FIXED = 0x10  # mman.h
+_MAYMOVE, _FIXED = 1, 2  # mman.h, for mremap
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1  # falloc.h
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -64,10 +66,21 @@ class Region(NamedTuple):
     parted: bool = False
 
     def part(self) -> None:
-        """The pages are private from now on: what is written to them, here or by others, is written to copies. Nothing
-        that another thread writes meanwhile gets lost."""
-        if _is_of(self.first, self.first + self.nbytes, self.fd):  # else somebody else's by now
-            _map(self.first, self.nbytes, mmap.MAP_PRIVATE | _MAP_FIXED, self.fd)
+        """The pages are private from now on: what this process writes is written to copies. Nothing that another thread
+        writes meanwhile gets lost. Others must have ended their work: what they write is seen here until then."""
+        whole, moved = (self.first, self.first + self.nbytes), self.keeper.moved()
+        for begin, end in _those_of(*whole, self.fd) if moved else [whole]:  # else somebody else's by now
+            _map(begin, end - begin, mmap.MAP_PRIVATE | _MAP_FIXED, self.fd, begin - self.first)
+
+    def sever(self) -> None:
+        """The pages are copies from now on, whatever others write. No thread writes to them meanwhile."""
+        self.part()
+        if not self.keeper.moved():
+            with contextlib.suppress(OSError):  # there is no memory for copies
+                copy = _map(None, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+                ctypes.memmove(copy, self.first, self.nbytes)
+                _move(copy, self.nbytes, self.first)
+        os.close(self.fd)
 
     def end(self) -> bool:
         """They are ordinary pages again, if nobody else holds the memory, or the program has put it elsewhere."""
@@ -93,6 +106,7 @@ class RemappedBuffers:
         self._refused: set[int] = set()
         self._maps: dict[tuple[int, int], Array] = {}  # by rank and number
         self._offers = 0
+        self._poor = False  # others' regions cannot be mapped: too many files are open, or there is no room
         self._shown = np.zeros(OFFERED, np.uint8)
         self._busy, self._holder = threading.Lock(), 0  # from an offer on until the collective has ended
         _open.add(self)
@@ -105,12 +119,16 @@ class RemappedBuffers:
             try:
                 self._look()
                 yield self._offer_of(array.view(np.uint8), keeper)
+            except BaseException:
+                if keeper is not None:
+                    self._give_up(keeper)
+                raise
             finally:
                 self._holder = 0
 
     def _offer_of(self, array: Array, keeper: Keeper | None) -> Offer:
         state, number, offset, shown = _NO, 0, 0, self._shown
-        if keeper is not None and keeper.identity not in self._refused:
+        if keeper is not None and not self._poor and keeper.identity not in self._refused:
             region = self._regions.get(keeper.identity)
             first = array.ctypes.data + PAGE
             if region is None:
@@ -158,9 +176,12 @@ class RemappedBuffers:
         number, nbytes = _HANDED.unpack(said)
         if number < 0:
             return
-        if fd is None:
-            raise PeerLostError(f"rank {peer} did not hand over memory that it has registered", peer)
-        self._maps[peer, number] = memory.attach(fd, nbytes)[1]
+        try:
+            if fd is None:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self._maps[peer, number] = memory.attach(fd, nbytes)[1]
+        except OSError:  # nothing is registered on this rank, and so nowhere, from now on
+            self._poor = True
 
     def _remap(self, offer: Offer) -> Region | None:
         """None if that cannot be: the memory is not ordinary memory of this process alone, or there is none left."""
@@ -202,6 +223,13 @@ class RemappedBuffers:
         del self._regions[region.keeper.identity]
         self._maps.pop((self._segment.rank, region.number), None)
 
+    def _give_up(self, keeper: Keeper) -> None:
+        """A collective has failed here; a rank that comes late, or goes on, may write still."""
+        region = self._regions.get(keeper.identity)
+        if region is not None:
+            region.sever()
+            self._forget(region)
+
     def part(self) -> None:
         """Others work on no memory of this rank any longer. What the program holds stays as it is."""
         for region in list(self._regions.values()):
@@ -216,11 +244,17 @@ class RemappedBuffers:
         self._maps = {}
         _sweep("start", {})
 
-    def before_fork(self) -> None:
-        """Where this thread is in a collective itself, or one does not end, the child has to do with what it finds."""
-        if self._holder != threading.get_ident() and self._busy.acquire(timeout=_WAIT_SECONDS):
+    def hold(self, seconds: float) -> bool:
+        """Begin no collective until ``after_fork``, if there is none within these seconds."""
+        if self._busy.acquire(timeout=seconds):
             self._holder = -threading.get_ident()
-            self.part()
+            return True
+        return False
+
+    @property
+    def mine(self) -> bool:
+        """Is this thread in a collective itself?"""
+        return self._holder == threading.get_ident()
 
     def after_fork(self) -> None:
         if self._holder == -threading.get_ident():
@@ -280,31 +314,39 @@ class Offer(NamedTuple):
 def _is_private(first: int, last: int) -> bool:
     """Are these pages ordinary memory of this process, that nobody else has a part in? Or were they registered?"""
     found = _mapped(first, last)
-    return all(rights == "rw-p" and (name in _ORDINARY or name.startswith("[anon:")) for rights, _, name in found)
+    ordinary = all(
+        each.rights == "rw-p" and (each.name in _ORDINARY or each.name.startswith("[anon:")) for each in found
+    )
+    return ordinary and sum(each.end - each.begin for each in found) == last - first
 
 
-def _is_of(first: int, last: int, fd: int) -> bool:
-    """Are these pages those of ``fd``?"""
+def _those_of(first: int, last: int, fd: int) -> list[tuple[int, int]]:
+    """Which of these pages are those of ``fd``: where they begin and end."""
     wanted = os.fstat(fd).st_ino
-    return all(inode == wanted for _, inode, _ in _mapped(first, last))
+    return [(each.begin, each.end) for each in _mapped(first, last) if each.inode == wanted]
 
 
-def _mapped(first: int, last: int) -> list[tuple[str, int, str]]:
-    """Rights, inode and name of what these pages map; a gap has no rights."""
-    found, at = [], first
+class _Mapped(NamedTuple):
+    begin: int
+    end: int
+    rights: str
+    inode: int
+    name: str
+
+
+def _mapped(first: int, last: int) -> list[_Mapped]:
+    """What these pages map, without the gaps."""
+    found = []
     with open("/proc/self/maps") as file:
         for line in file:
             place, rights, _, _, inode, *name = line.split(maxsplit=5)
             begin, end = (int(word, 16) for word in place.split("-"))
-            if end <= at:
-                continue
-            if begin > at:
+            if begin >= last:
                 break
-            found.append((rights, int(inode), name[0].strip() if name else ""))
-            at = end
-            if at >= last:
-                return found
-    return [*found, ("", -1, "")]
+            if end > first:
+                named = name[0].strip() if name else ""
+                found.append(_Mapped(max(begin, first), min(end, last), rights, int(inode), named))
+    return found
 
 
 def _write(fd: int, content: Array) -> None:
@@ -314,13 +356,21 @@ def _write(fd: int, content: Array) -> None:
         at += os.pwrite(fd, content[at:].data, at)
 
 
-def _map(first: int, nbytes: int, flags: int, fd: int) -> None:
-    rights = mmap.PROT_READ | mmap.PROT_WRITE
-    found = _libc.mmap(
-        _POINTER(first), _SIZE(nbytes), ctypes.c_int(rights), ctypes.c_int(flags), ctypes.c_int(fd), ctypes.c_long(0)
+def _map(first: int | None, nbytes: int, flags: int, fd: int, offset: int = 0) -> int:
+    rights, numbers = mmap.PROT_READ | mmap.PROT_WRITE, (flags, fd)
+    found: int = _libc.mmap(
+        _POINTER(first), _SIZE(nbytes), ctypes.c_int(rights), *map(ctypes.c_int, numbers), ctypes.c_long(offset)
     )
     if found == _FAILED:
         raise OSError(ctypes.get_errno(), "mmap")
+    return found
+
+
+def _move(first: int, nbytes: int, to: int) -> None:
+    """Pages; at once, so that other threads see either of what is mapped there."""
+    size = _SIZE(nbytes)
+    if _libc.mremap(_POINTER(first), size, size, ctypes.c_int(_MAYMOVE | _FIXED), _POINTER(to)) == _FAILED:
+        raise OSError(ctypes.get_errno(), "mremap")
 
 
 def _pages(first: int, nbytes: int) -> Array:
@@ -350,13 +400,31 @@ def _recall(keeper: Keeper) -> None:
 
 
 def _before_fork() -> None:
-    for buffers in list(_open):
-        buffers.before_fork()
+    """Where this thread is in a collective itself, or one does not end, the child has to do with what it finds."""
+    wanted = [buffers for buffers in list(_open) if not buffers.mine]
+    held: list[RemappedBuffers] = []
+    until, first = time.monotonic() + _WAIT_SECONDS, 0
+    # Who waited for one while it holds another would wait for ranks that do the same the other way round.
+    while len(held) < len(wanted) and (left := until - time.monotonic()) > 0:
+        for buffers in wanted[first:] + wanted[:first]:
+            if not buffers.hold(0.0 if held else left):
+                first = wanted.index(buffers)
+                _release(held)
+                held = []
+                break
+            held.append(buffers)
+    held = held or [buffers for buffers in wanted if buffers.hold(0.0)]
+    for buffers in held:
+        buffers.part()
+
+
+def _release(held: Sequence[RemappedBuffers]) -> None:
+    for buffers in held:
+        buffers.after_fork()
 
 
 def _after_fork_in_parent() -> None:
-    for buffers in list(_open):
-        buffers.after_fork()
+    _release(list(_open))
 
 
 def _after_fork_in_child() -> None:
@@ -365,5 +433,5 @@ def _after_fork_in_child() -> None:
     _open.clear()
 
 
-_libc.mmap.restype = _POINTER
+_libc.mmap.restype = _libc.mremap.restype = _POINTER
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,0 +1,43 @@
+"""What the pages of a region are when the program has given some of them to somebody else."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import numpy as np
+
+from farandole.transports.shm import memory, remapped
+
+PAGE = memory.PAGE
+
+
+class Moved:
+    """Memory that the program has put elsewhere."""
+
+    identity = 1
+
+    def moved(self) -> bool:
+        return True
+
+    def shared(self) -> bool:
+        return True
+
+
+def test_pages_that_are_left_of_a_region_become_private_with_what_is_in_them() -> None:
+    fd = memory.create(4 * PAGE)
+    remapped._write(fd, np.repeat(np.arange(4, dtype=np.uint8), PAGE))
+    first = remapped._map(None, 4 * PAGE, mmap.MAP_SHARED, fd)
+    remapped._map(first + PAGE, PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | remapped._MAP_FIXED, -1)
+    pages = remapped._pages(first, 4 * PAGE)
+    pages[PAGE] = 9
+
+    remapped.Region(0, first, 4 * PAGE, fd, Moved()).part()
+
+    assert {each.rights for each in remapped._mapped(first, first + 4 * PAGE)} == {"rw-p"}
+    assert pages[::PAGE].tolist() == [0, 9, 2, 3]
+    pages[2 * PAGE] = 7
+    assert os.pread(fd, 1, 2 * PAGE) == b"\x02"
+    del pages
+    remapped._libc.munmap(remapped._POINTER(first), remapped._SIZE(4 * PAGE))
+    os.close(fd)
