@@ -323,14 +323,17 @@ def test_a_rank_that_may_open_no_more_files() -> None:
         from torch import distributed as dist
 
         tensors = [torch.empty(LENGTH) for _ in range(20)]
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
         if rank == 1:
-            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, most))
-        for turn in range(TIMES):
-            for tensor in tensors:
-                dist.all_reduce(tensor.fill_(turn + rank))
-                assert (tensor == 2 * turn + 1).all()
-        return len(regions())
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, before[1]))
+        try:
+            for turn in range(TIMES):
+                for tensor in tensors:
+                    dist.all_reduce(tensor.fill_(turn + rank))
+                    assert (tensor == 2 * turn + 1).all()
+            return len(regions())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
     assert all(0 < count < 20 for count in members(2, fn))
 
