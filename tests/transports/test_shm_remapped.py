@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 
-from farandole.transports.shm import memory, remapped
+from farandole.transports.shm import memory, pages, remapped
 
 PAGE = memory.PAGE
 
@@ -26,18 +26,16 @@ class Moved:
 
 def test_pages_that_are_left_of_a_region_become_private_with_what_is_in_them() -> None:
     fd = memory.create(4 * PAGE)
-    remapped._write(fd, np.repeat(np.arange(4, dtype=np.uint8), PAGE))
-    first = remapped._map(None, 4 * PAGE, mmap.MAP_SHARED, fd)
-    remapped._map(first + PAGE, PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | remapped._MAP_FIXED, -1)
-    pages = remapped._pages(first, 4 * PAGE)
-    pages[PAGE] = 9
+    pages.write(fd, np.repeat(np.arange(4, dtype=np.uint8), PAGE))
+    content = np.frombuffer(mmap.mmap(fd, 4 * PAGE), np.uint8)
+    first = content.ctypes.data
+    pages.place(first + PAGE, PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    content[PAGE] = 9
 
     remapped.Region(0, first, 4 * PAGE, fd, Moved()).part()
 
-    assert {each.rights for each in remapped._mapped(first, first + 4 * PAGE)} == {"rw-p"}
-    assert pages[::PAGE].tolist() == [0, 9, 2, 3]
-    pages[2 * PAGE] = 7
+    assert {each.rights for each in pages.mapped(first, first + 4 * PAGE)} == {"rw-p"}
+    assert content[::PAGE].tolist() == [0, 9, 2, 3]
+    content[2 * PAGE] = 7
     assert os.pread(fd, 1, 2 * PAGE) == b"\x02"
-    del pages
-    remapped._libc.munmap(remapped._POINTER(first), remapped._SIZE(4 * PAGE))
     os.close(fd)

@@ -2,7 +2,8 @@
 
 Ranks meet on abstract Unix sockets named by the job's secret (``rendezvous``), hand each other anonymous memory
 (``memory``), and from then on talk through flags in it (``segment``, ``futex``, ``board``). Ordinary tensors go through
-small slots (``pipeline``), allocated ones are reduced where they stand (``registered``).
+small slots (``pipeline``), allocated ones are reduced where they stand (``registered``), and so are others that last
+(``remapped``).
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ writes. When nobody but the keeper holds the memory any longer, its pages are or
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import gc
 import mmap
@@ -28,7 +27,7 @@ import numpy as np
 
 from farandole.collectives.kernels import quiet, reducer
 from farandole.contracts import Keeper
-from farandole.transports.shm import memory, rendezvous
+from farandole.transports.shm import memory, pages, rendezvous
 from farandole.transports.shm.memory import PAGE
 from farandole.transports.shm.registered import reduce_shares
 from farandole.transports.shm.segment import Segment
@@ -45,14 +44,6 @@ _NO, _NEW, _STANDS = range(3)  # not to be registered; to be registered now; reg
 _HANDED = struct.Struct("<qq")  # number and bytes of a region; -1: it cannot be registered
 _WAIT_SECONDS = 5.0  # for which a fork waits until a collective has ended
 _FORGIVEN = 256  # offers after which what could not be registered is tried again
-_ORDINARY = ("", "[heap]", f"/memfd:{memory.NAME} (deleted)")
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
-_MAP_FIXED = 0x10  # mman.h
-_MAYMOVE, _FIXED = 1, 2  # mman.h, for mremap
-_PUNCH_HOLE, _KEEP_SIZE = 2, 1  # falloc.h
-_FAILED = ctypes.c_void_p(-1).value
 
 
 class Region(NamedTuple):
@@ -69,17 +60,15 @@ class Region(NamedTuple):
         """The pages are private from now on: what this process writes is written to copies. Nothing that another thread
         writes meanwhile gets lost. Others must have ended their work: what they write is seen here until then."""
         whole, moved = (self.first, self.first + self.nbytes), self.keeper.moved()
-        for begin, end in _those_of(*whole, self.fd) if moved else [whole]:  # else somebody else's by now
-            _map(begin, end - begin, mmap.MAP_PRIVATE | _MAP_FIXED, self.fd, begin - self.first)
+        for begin, end in pages.of_file(*whole, self.fd) if moved else [whole]:  # else somebody else's by now
+            pages.place(begin, end - begin, mmap.MAP_PRIVATE, self.fd, begin - self.first)
 
     def sever(self) -> None:
         """The pages are copies from now on, whatever others write. No thread writes to them meanwhile."""
         self.part()
         if not self.keeper.moved():
             with contextlib.suppress(OSError):  # there is no memory for copies
-                copy = _map(None, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
-                ctypes.memmove(copy, self.first, self.nbytes)
-                _move(copy, self.nbytes, self.first)
+                pages.copy(self.first, self.nbytes)
         os.close(self.fd)
 
     def end(self) -> bool:
@@ -89,10 +78,9 @@ class Region(NamedTuple):
         elif self.keeper.shared():
             return False
         else:
-            _map(self.first, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1)
+            pages.place(self.first, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
             if not self.parted:  # other ranks map it still, and would keep the memory
-                hole = ctypes.c_int(_PUNCH_HOLE | _KEEP_SIZE)
-                _libc.fallocate(ctypes.c_int(self.fd), hole, ctypes.c_long(0), ctypes.c_long(self.nbytes))
+                pages.empty(self.fd, self.nbytes)
         os.close(self.fd)
         return True
 
@@ -166,7 +154,7 @@ class RemappedBuffers:
                 else:
                     rendezvous.hand_over(sock, region.fd, _HANDED.pack(region.number, region.nbytes))
             if region is not None:
-                self._maps[segment.rank, region.number] = _pages(region.first, region.nbytes)
+                self._maps[segment.rank, region.number] = pages.array(region.first, region.nbytes)
         for peer in ranks:
             if peer != segment.rank:
                 self._take(peer, segment.peers[peer])
@@ -191,10 +179,10 @@ class RemappedBuffers:
         first, last = memory.round_up(address), (address + len(array)) // PAGE * PAGE
         fd = -1
         try:
-            if _is_private(first, last):
+            if pages.are_private(first, last):
                 fd = memory.create(last - first)
-                _write(fd, array[first - address : last - address])
-                _map(first, last - first, mmap.MAP_SHARED | _MAP_FIXED, fd)
+                pages.write(fd, array[first - address : last - address])
+                pages.place(first, last - first, mmap.MAP_SHARED, fd)
                 used = {region.number for region in self._regions.values()}
                 number = next(number for number in range(len(used) + 1) if number not in used)
                 region = Region(number, first, last - first, fd, keeper)
@@ -311,72 +299,6 @@ class Offer(NamedTuple):
         return True
 
 
-def _is_private(first: int, last: int) -> bool:
-    """Are these pages ordinary memory of this process, that nobody else has a part in? Or were they registered?"""
-    found = _mapped(first, last)
-    ordinary = all(
-        each.rights == "rw-p" and (each.name in _ORDINARY or each.name.startswith("[anon:")) for each in found
-    )
-    return ordinary and sum(each.end - each.begin for each in found) == last - first
-
-
-def _those_of(first: int, last: int, fd: int) -> list[tuple[int, int]]:
-    """Which of these pages are those of ``fd``: where they begin and end."""
-    wanted = os.fstat(fd).st_ino
-    return [(each.begin, each.end) for each in _mapped(first, last) if each.inode == wanted]
-
-
-class _Mapped(NamedTuple):
-    begin: int
-    end: int
-    rights: str
-    inode: int
-    name: str
-
-
-def _mapped(first: int, last: int) -> list[_Mapped]:
-    """What these pages map, without the gaps."""
-    found = []
-    with open("/proc/self/maps") as file:
-        for line in file:
-            place, rights, _, _, inode, *name = line.split(maxsplit=5)
-            begin, end = (int(word, 16) for word in place.split("-"))
-            if begin >= last:
-                break
-            if end > first:
-                named = name[0].strip() if name else ""
-                found.append(_Mapped(max(begin, first), min(end, last), rights, int(inode), named))
-    return found
-
-
-def _write(fd: int, content: Array) -> None:
-    """By the kernel, which says so where no memory is left; who writes to a map of it is killed there."""
-    at = 0
-    while at < len(content):
-        at += os.pwrite(fd, content[at:].data, at)
-
-
-def _map(first: int | None, nbytes: int, flags: int, fd: int, offset: int = 0) -> int:
-    rights, numbers = mmap.PROT_READ | mmap.PROT_WRITE, (flags, fd)
-    found: int = _libc.mmap(
-        _POINTER(first), _SIZE(nbytes), ctypes.c_int(rights), *map(ctypes.c_int, numbers), ctypes.c_long(offset)
-    )
-    if found == _FAILED:
-        raise OSError(ctypes.get_errno(), "mmap")
-    return found
-
-
-def _move(first: int, nbytes: int, to: int) -> None:
-    """Pages; at once, so that other threads see either of what is mapped there."""
-    size = _SIZE(nbytes)
-    if _libc.mremap(_POINTER(first), size, size, ctypes.c_int(_MAYMOVE | _FIXED), _POINTER(to)) == _FAILED:
-        raise OSError(ctypes.get_errno(), "mremap")
-
-
-def _pages(first: int, nbytes: int) -> Array:
-    return np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(first)), np.uint8)
-
-
 _open: weakref.WeakSet[RemappedBuffers] = weakref.WeakSet()
 _left: list[Region] = []  # that are registered no more; their pages are private, and of memory that the program holds
 
@@ -433,5 +355,4 @@ def _after_fork_in_child() -> None:
     _open.clear()
 
 
-_libc.mmap.restype = _libc.mremap.restype = _POINTER
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
