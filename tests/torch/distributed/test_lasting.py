@@ -361,6 +361,26 @@ def test_memory_that_the_program_resizes() -> None:
     members(2, fn)
 
 
+def test_memory_that_the_program_frees_and_gets_again_at_the_same_address() -> None:
+    def fn(rank: int) -> bool:
+        import torch
+        from torch import distributed as dist
+
+        tensor = torch.empty(10_000_000)  # malloc maps it apart, and gives it back to the system
+        assert registered(tensor)
+        before, again = tensor.data_ptr(), False
+        for turn in range(2 * TIMES):
+            tensor.untyped_storage().resize_(0)
+            tensor.untyped_storage().resize_(4 * len(tensor))
+            again = again or tensor.data_ptr() == before
+            for _ in range(turn % 3 + 1):
+                dist.all_reduce(tensor.fill_(turn + rank))
+                assert (tensor == 2 * turn + 1).all()
+        return again
+
+    assert any(members(2, fn)), "it never came back to the same place: nothing was tried"
+
+
 def test_buckets_of_ddp_are_registered() -> None:
     def fn(rank: int) -> Any:
         import copy

@@ -117,7 +117,7 @@ class RemappedBuffers:
     def _offer_of(self, array: Array, keeper: Keeper | None) -> Offer:
         state, number, offset, shown = _NO, 0, 0, self._shown
         if keeper is not None and not self._poor and keeper.identity not in self._refused:
-            region = self._regions.get(keeper.identity)
+            region = self._standing_region(keeper)
             first = array.ctypes.data + PAGE
             if region is None:
                 state = _NEW
@@ -127,6 +127,15 @@ class RemappedBuffers:
                 shown[64 + PAGE :] = array[-PAGE:]
         shown[:24].view(np.int64)[:] = state, number, offset
         return Offer(self, array, keeper, shown if state == _STANDS else shown[:64])
+
+    def _standing_region(self, keeper: Keeper) -> Region | None:
+        """Not one whose memory the program has freed and got again, at the same address: its pages are others."""
+        region = self._regions.get(keeper.identity)
+        if region is None or pages.are_shared(region.first, region.first + region.nbytes):
+            return region
+        self._forget(region)
+        os.close(region.fd)
+        return None
 
     # What all decide alike, from everybody's offers.
 
@@ -183,6 +192,7 @@ class RemappedBuffers:
                 fd = memory.create(last - first)
                 pages.write(fd, array[first - address : last - address])
                 pages.place(first, last - first, mmap.MAP_SHARED, fd)
+                pages.are_shared(first, last)  # OSError where that cannot be seen, as it has to be at each offer
                 used = {region.number for region in self._regions.values()}
                 number = next(number for number in range(len(used) + 1) if number not in used)
                 region = Region(number, first, last - first, fd, keeper)
