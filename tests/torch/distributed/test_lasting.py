@@ -405,3 +405,25 @@ def test_buckets_of_ddp_are_registered() -> None:
         return len(regions())
 
     assert members(2, fn) == [1, 1]
+
+
+def test_a_kernel_that_does_not_say_whose_pages_they_are() -> None:
+    def fn(rank: int) -> list[bool]:
+        from unittest import mock
+
+        import torch
+        from torch import distributed as dist
+
+        from farandole.transports.shm import pages
+
+        found = []
+        for seen in (mock.Mock(return_value=False), mock.Mock(side_effect=OSError)):
+            tensor = torch.empty(LENGTH)
+            with mock.patch.object(pages, "are_shared", seen):
+                found.append(registered(tensor))
+            where = tensor.data_ptr()
+            found.append(all(each.rights == "rw-p" for each in pages.mapped(where, where + tensor.nbytes)))
+            dist.barrier()
+        return found
+
+    assert members(2, fn) == [[False, True, False, True]] * 2

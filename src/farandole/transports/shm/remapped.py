@@ -188,11 +188,14 @@ class RemappedBuffers:
         first, last = memory.round_up(address), (address + len(array)) // PAGE * PAGE
         fd = -1
         try:
+            pages.are_shared(first, last)  # OSError where that cannot be seen, as it has to be at each offer
             if pages.are_private(first, last):
                 fd = memory.create(last - first)
                 pages.write(fd, array[first - address : last - address])
                 pages.place(first, last - first, mmap.MAP_SHARED, fd)
-                pages.are_shared(first, last)  # OSError where that cannot be seen, as it has to be at each offer
+                if not pages.are_shared(first, last):  # a kernel that does not say so
+                    pages.place(first, last - first, mmap.MAP_PRIVATE, fd)
+                    raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
                 used = {region.number for region in self._regions.values()}
                 number = next(number for number in range(len(used) + 1) if number not in used)
                 region = Region(number, first, last - first, fd, keeper)
