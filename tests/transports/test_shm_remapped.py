@@ -39,3 +39,15 @@ def test_pages_that_are_left_of_a_region_become_private_with_what_is_in_them() -
     content[2 * PAGE] = 7
     assert os.pread(fd, 1, 2 * PAGE) == b"\x02"
     os.close(fd)
+
+
+def test_pages_that_became_private_are_left_alone_when_somebody_else_has_them() -> None:
+    fd = memory.create(2 * PAGE)
+    content = np.frombuffer(mmap.mmap(fd, 2 * PAGE), np.uint8)
+    region = remapped.Region(0, content.ctypes.data, 2 * PAGE, fd, Moved())
+    region.part()
+    content[:] = 7
+
+    assert region._replace(parted=True).end()
+
+    assert (content == 7).all()

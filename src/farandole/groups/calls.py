@@ -145,7 +145,7 @@ class Calls:
     def start(self, call: Call, *, held_by: int = 0) -> None:
         """Have ``call`` run in its turn. ``held_by``: the thread (its native id) that is about to run all that wait. If
         it does not, but sleeps, it may wait for them: then a thread of ours runs them. To wake that in each backward
-        would take half a millisecond from it: so it looks by itself now and then."""
+        took 0.4 ms of a core: so it looks by itself now and then."""
         holder = self._holder = 0 if call.depth else held_by  # who is about to run them may wait for this one
         self._waiting.append(call)
         if holder:

@@ -381,6 +381,44 @@ def test_memory_that_the_program_frees_and_gets_again_at_the_same_address() -> N
     assert any(members(2, fn)), "it never came back to the same place: nothing was tried"
 
 
+def test_a_fork_after_memory_was_freed_and_got_again_at_the_same_address() -> None:
+    def fn(rank: int) -> bool:
+        import os
+
+        import torch
+
+        again = False
+        for _ in range(3):
+            tensor = torch.empty(10_000_000)
+            assert registered(tensor)
+            before = tensor.data_ptr()
+            tensor.untyped_storage().resize_(0)
+            tensor.untyped_storage().resize_(4 * len(tensor))
+            again = again or tensor.data_ptr() == before
+            tensor.fill_(5)
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if (tensor == 5).all() else 1)
+            assert os.waitpid(child, 0)[1] == 0
+            assert (tensor == 5).all()
+        return again
+
+    assert any(members(2, fn)), "it never came back to the same place: nothing was tried"
+
+
+def test_memory_of_another_size_is_other_memory() -> None:
+    """Also at the same address: what was behind it may be somebody else's."""
+    from types import SimpleNamespace
+
+    from farandole.torch.distributed.lasting import StorageKeeper
+
+    sizes = [800]
+    keeper = StorageKeeper(SimpleNamespace(_cdata=1, data_ptr=lambda: 4096, nbytes=lambda: sizes[-1]))
+    assert not keeper.moved()
+    sizes.append(400)
+    assert keeper.moved()
+
+
 def test_buckets_of_ddp_are_registered() -> None:
     def fn(rank: int) -> Any:
         import copy

@@ -23,10 +23,10 @@ class StorageKeeper:
     def __init__(self, storage: Any) -> None:
         self._storage = storage
         self.identity: int = storage._cdata
-        self._begin = storage.data_ptr()
+        self._place = storage.data_ptr(), storage.nbytes()
 
     def moved(self) -> bool:
-        return bool(self._storage.data_ptr() != self._begin)
+        return bool((self._storage.data_ptr(), self._storage.nbytes()) != self._place)
 
     def shared(self) -> bool:
         """Python has one object for a storage, which counts once there, however many refer to it."""

@@ -61,10 +61,12 @@ def are_private(first: int, last: int) -> bool:
     return ordinary and sum(each.end - each.begin for each in found) == last - first
 
 
-def of_file(first: int, last: int, fd: int) -> list[tuple[int, int]]:
-    """Which of the pages are those of ``fd``: where they begin and end."""
+def shared_of(first: int, last: int, fd: int) -> list[tuple[int, int]]:
+    """Which of the pages are those of ``fd``, and no copies of them: where they begin and end."""
     wanted = os.fstat(fd).st_ino
-    return [(each.begin, each.end) for each in mapped(first, last) if each.inode == wanted]
+    return [
+        (each.begin, each.end) for each in mapped(first, last) if each.inode == wanted and each.rights.endswith("s")
+    ]
 
 
 def are_shared(first: int, last: int) -> bool:
