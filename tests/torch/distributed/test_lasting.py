@@ -368,12 +368,13 @@ def test_memory_that_the_program_frees_and_gets_again_at_the_same_address() -> N
 
         tensor = torch.empty(10_000_000)  # malloc maps it apart, and gives it back to the system
         assert registered(tensor)
-        before, again = tensor.data_ptr(), False
+        again = False
         for turn in range(2 * TIMES):
+            before = tensor.data_ptr()
             tensor.untyped_storage().resize_(0)
             tensor.untyped_storage().resize_(4 * len(tensor))
             again = again or tensor.data_ptr() == before
-            for _ in range(turn % 3 + 1):
+            for _ in range(turn % 3 + 1):  # so that it is registered anew, now and then, where it stands now
                 dist.all_reduce(tensor.fill_(turn + rank))
                 assert (tensor == 2 * turn + 1).all()
         return again
@@ -388,8 +389,8 @@ def test_a_fork_after_memory_was_freed_and_got_again_at_the_same_address() -> No
         import torch
 
         again = False
-        for _ in range(3):
-            tensor = torch.empty(10_000_000)
+        for length in range(10_000_000, 18_000_000, 1_000_000):
+            tensor = torch.empty(length)
             assert registered(tensor)
             before = tensor.data_ptr()
             tensor.untyped_storage().resize_(0)
