@@ -51,19 +51,22 @@ def reducer(op: ReduceOp, dtype: DType, scale: float = 1.0) -> Callable[[Array, 
     if dtype.is_half:
         return partial(_reduce_half, ufunc=ufunc, dtype=dtype, scale=scale)
     if scale == 1.0 or dtype.is_float:
-        return partial(_reduce_plain, ufunc=ufunc, scale=scale)
+        # numpy is quicker with an array of the type than with a number whose type it has to find out
+        with quiet():
+            factor = None if scale == 1.0 else np.array(scale, dtype.storage)
+        return partial(_reduce_plain, ufunc=ufunc, factor=factor)
     return partial(_reduce_wide, ufunc=ufunc, scale=scale)
 
 
-def _reduce_plain(out: Array, parts: Sequence[Array], ufunc: Any, scale: float) -> None:
+def _reduce_plain(out: Array, parts: Sequence[Array], ufunc: Any, factor: Array | None) -> None:
     if len(parts) == 1 and out is not parts[0]:
         out[:] = parts[0]
     elif len(parts) > 1:
         ufunc(parts[0], parts[1], out=out)
         for part in parts[2:]:
             ufunc(out, part, out=out)
-    if scale != 1.0:
-        np.multiply(out, scale, out)
+    if factor is not None:
+        np.multiply(out, factor, out)
 
 
 def _reduce_wide(out: Array, parts: Sequence[Array], ufunc: Any, scale: float) -> None:

@@ -27,7 +27,7 @@ from farandole.engine.devices import HOST, Devices
 from farandole.engine.execute import execute, nothing
 from farandole.engine.fusion import Run, Unit
 from farandole.engine.handle import Entry, Handle, Item, Wait
-from farandole.engine.rounds import Decision, Rounds
+from farandole.engine.rounds import Decision, Repeat, Rounds
 from farandole.engine.sequence import SequenceNumbers
 from farandole.engine.subscribers import Subscribers
 from farandole.errors import (
@@ -107,7 +107,8 @@ class Engine:
 
     def run(self, entries: Sequence[Entry]) -> list[Any]:
         """Like ``submit(entries).wait()``, without waking another thread when the engine is idle."""
-        return self._enqueue(entries).wait()
+        repeated = self._repeat(entries[0]) if len(entries) == 1 else None
+        return (repeated or self._enqueue(entries)).wait()
 
     def drive(self, wait: Wait) -> None:
         """Run rounds until ``wait`` is done, or have it sleep if another thread does."""
@@ -214,9 +215,12 @@ class Engine:
             while not handle.done():
                 self._round(spin=True)
         finally:
-            self._driving.release()
-            if (self._queue or self._rounds.waiting or self._posted) and self._parked:
-                self._wake()
+            self._stop_driving()
+
+    def _stop_driving(self) -> None:
+        self._driving.release()
+        if (self._queue or self._rounds.waiting or self._posted) and self._parked:
+            self._wake()
 
     def _wake(self) -> None:
         with self._mutex:
@@ -248,8 +252,12 @@ class Engine:
 
     def _round(self, *, spin: bool) -> None:
         """Take the current round one step further; waits for at most a tick."""
+        self._guarded(self._advance, spin)
+
+    def _guarded(self, step: Callable[[Any], None], argument: Any) -> None:
+        """Take a step, whose failure is that of all that is under way."""
         try:
-            self._advance(spin)
+            step(argument)
         except PeerLostError as error:
             self._fail_all(self._explain(error))
         except HorovodInternalError as error:
@@ -285,6 +293,54 @@ class Engine:
             message = self._rounds.message(batch, self._note() if self._noting else None)
         self.transport.board.post(message)
         self._posted, self._objection = True, b""
+
+    def _repeat(self, entry: Entry) -> Handle | None:
+        """A round for ``entry`` alone, in few steps, if all ranks have had one before. None: nothing was done."""
+        if not self._driving.acquire(blocking=False):
+            return None
+        try:
+            repeat = self._rounds.repeat(entry.request)
+            if repeat is None:
+                return None
+            handle = Handle(1, self._drive)
+            if not self._take_alone(Item(entry, handle, 0, monotonic())):
+                return None
+            self._guarded(self._ask, repeat)
+        finally:
+            self._stop_driving()
+        return handle
+
+    def _take_alone(self, item: Item) -> bool:
+        """Make ``item`` the batch of the next round, unless there is anything else to do or to tell."""
+        entry = item.entry
+        with self._mutex:
+            busy = self._queue or self._batch or self._posted or self._noting or self.observers.running
+            if busy or self._closing or self._ended is not None:
+                return False
+            if not entry.serial:
+                self._names.add(entry.request.name)
+            self._batch.append(item)
+        return True
+
+    def _ask(self, repeat: Repeat) -> None:
+        """Post the batch. When others are late, or ask for anything else, its round goes on like any other."""
+        board, (item,) = self.transport.board, self._batch
+        board.post(repeat.message(item.entry))
+        self._posted, self._objection = True, b""
+        while (messages := board.collect()) is None:
+            if monotonic() - item.since > _TICK:
+                return
+            board.wait(_TICK, spin=True)
+        self._posted = False
+        if not wire.in_step(messages):
+            self._settle(messages)
+            return
+        (result,) = repeat.here(messages, (item.entry.buffer,))
+        self._batch.clear()
+        self._names.discard(item.entry.request.name)
+        item.handle.finish(0, result)
+        for watch in tuple(self.watches):
+            watch()
 
     def _note(self) -> wire.Note:
         with self._mutex:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from farandole.config import Settings
 from farandole.engine import attached, wire
 from farandole.engine.cache import SignatureCache
-from farandole.engine.fusion import Placed, plan
-from farandole.engine.handle import Item
+from farandole.engine.fusion import Placed, Run, plan
+from farandole.engine.handle import Entry, Item
 from farandole.engine.negotiation import Named, Negotiation
 from farandole.errors import ShutDownError
 from farandole.observe.stall.names import listed
@@ -40,6 +40,18 @@ class Decision(NamedTuple):
     since: Sequence[Sequence[float]] = ()
 
 
+class Repeat(NamedTuple):
+    """What all ranks have asked for before, and nothing else in that round: its number, and how it is run on the
+    elements that come with the messages."""
+
+    number: int
+    here: Run
+
+    def message(self, entry: Entry) -> bytes:
+        """The message that asks for it again."""
+        return wire.alone(self.number, entry.serial, entry.buffer.data.tobytes())
+
+
 class Rounds:
     """The rounds of one rank: what it asks for, what it waits for, and what was decided before.
 
@@ -55,6 +67,7 @@ class Rounds:
         self._cache = SignatureCache(settings.cache_capacity)
         self._room = attached.room(size)
         self._decisions: dict[bytes, list[Placed]] = {}
+        self._repeats: dict[Request, Repeat] = {}  # those of a single request
         self._decided_in = 0  # the cache generation that the decisions belong to
 
     def message(self, batch: list[Item], note: wire.Note | None = None) -> bytes:
@@ -62,6 +75,13 @@ class Rounds:
         if note is None:
             return self._cache.encode(batch, self._room)
         return wire.with_note(self._cache.encode(batch), note)
+
+    def repeat(self, request: Request) -> Repeat | None:
+        """How ``request`` is asked for alone, without a note, if that was decided before, and nobody waits for
+        anything. If all ranks ask for it again (``wire.in_step``), that is the decision."""
+        if self._decided_in != self._cache.generation or not self._negotiation.idle:
+            return None
+        return self._repeats.get(request)
 
     def objection(self, stuck: Sequence[str]) -> bytes:
         """The message of a rank that waits in vain under the names ``stuck``."""
@@ -81,7 +101,7 @@ class Rounds:
         Raises ShutDownError if a rank has left; this rank waits for ``batch``, too, then.
         """
         if self._decided_in != self._cache.generation:
-            self._decisions.clear()
+            self._forget()
             self._decided_in = self._cache.generation
         key, placed = self._remembered(messages)
         since: Sequence[Sequence[float]] = ()
@@ -96,7 +116,7 @@ class Rounds:
         if key and found.items is batch:
             made = attached.prepared(made, [item.entry.request for item in batch], self._size)
         if key and self._negotiation.idle and len(self._decisions) < _REMEMBERED:
-            self._decisions[key] = made
+            self._remember(key, made, batch)
         return found._replace(placed=made, attached=came, since=since)
 
     def what_waited(self, rank: int, batch: Sequence[Item] = ()) -> str:
@@ -109,6 +129,18 @@ class Rounds:
     def names(self, batch: Sequence[Item]) -> list[str]:
         """Of all that this rank, which posted ``batch``, waits for."""
         return [*self.waiting, *(item.entry.name for item in batch)]
+
+    def _remember(self, key: bytes, made: list[Placed], batch: Sequence[Item]) -> None:
+        self._decisions[key] = made
+        if len(batch) == 1 and made[0].here is not None:
+            request = batch[0].entry.request
+            number = self._cache.number(request)
+            if number is not None:
+                self._repeats[request] = Repeat(number, made[0].here)
+
+    def _forget(self) -> None:
+        self._decisions.clear()
+        self._repeats.clear()
 
     def _remembered(self, messages: Sequence[bytes]) -> tuple[bytes | None, list[Placed] | None]:
         """The requests of all ranks, if they are the same; and the earlier decision about them."""
@@ -124,7 +156,7 @@ class Rounds:
         sizes = pairs[0][1].sizes
         if sizes is not None:
             self.sizes = sizes
-            self._decisions.clear()
+            self._forget()
         return [message for message, _ in pairs], [note.since for _, note in pairs]
 
     def _negotiate(self, messages: Sequence[bytes], batch: list[Item], *, in_step: bool) -> Decision:

@@ -46,7 +46,7 @@ def encode(
     """``elements``: to be attached, of requests that are all known."""
     if len(known) == 1 and not new and not shutdown:  # by far the most frequent: a synchronous collective
         if elements is not None:
-            return _ONE_ATTACHED.pack(ATTACHED, 1, *known[0]) + elements
+            return alone(*known[0], elements)
         return _ONE.pack(0, 1, *known[0])
     head = _HEAD.pack(SHUTDOWN if shutdown else 0 if elements is None else ATTACHED, len(known))
     numbers = array("I", [number for number, _ in known]).tobytes()
@@ -55,6 +55,11 @@ def encode(
         return (head + numbers + serials).ljust(elements_at(len(known)), b"\0") + elements
     rest = json.dumps([[serial, *request] for request, serial in new]).encode() if new else b""
     return head + numbers + serials + rest
+
+
+def alone(number: int, serial: int, elements: bytes) -> bytes:
+    """``encode`` of one known request with its elements."""
+    return _ONE_ATTACHED.pack(ATTACHED, 1, number, serial) + elements
 
 
 def objection(names: Sequence[str]) -> bytes:
@@ -105,7 +110,7 @@ def in_step(messages: Sequence[bytes]) -> bool:
     if first[:1] != _ATTACHED:
         return messages.count(first) == len(messages)
     head = first[: elements_at(_HEAD.unpack_from(first)[1])]
-    return all(message.startswith(head) for message in messages)
+    return all([message.startswith(head) for message in messages])  # noqa: C419  # a generator takes longer than these
 
 
 def has_elements(message: bytes) -> bool:

@@ -6,6 +6,7 @@ from farandole.transports.shm import futex
 from farandole.transports.shm.segment import NOTICE, NOTICE_HEADER, NOTICES, POSTED, Segment
 
 _ROOM = NOTICE - NOTICE_HEADER
+_POSTED = POSTED // 8  # of the words
 
 
 class ShmBoard:
@@ -16,43 +17,47 @@ class ShmBoard:
         self._segment = segment
         self._page = 1  # the page that is being posted or awaited
         self._rest: list[bytes] | None = None  # pages still to post; None: nothing posted in this round
+        self._flags = [segment.words[peer] for peer in segment.others]
+        self._views = list(zip(segment.words, segment.chars, strict=True))
+        self._mine = self._views[segment.rank]
         self._collected: list[bytes] = [b""] * segment.size
         self._heard = 0
 
     def post(self, message: bytes) -> None:
-        pages = [message[i : i + _ROOM] for i in range(0, len(message), _ROOM)] or [b""]
-        self._rest = pages
-        self._pin()
+        if len(message) <= _ROOM:
+            self._rest = []
+            self._pin(message)
+        else:
+            self._rest = [message[i : i + _ROOM] for i in range(0, len(message), _ROOM)]
+            self._pin(self._rest.pop(0))
 
     def started(self) -> bool:
-        return any(self._segment.words[peer][POSTED // 8] >= self._page for peer in self._segment.others)
+        return any(words[_POSTED] >= self._page for words in self._flags)
 
     def missing(self) -> list[int]:
-        return [rank for rank in range(self._segment.size) if self._segment.words[rank][POSTED // 8] < self._page]
+        return [rank for rank, (words, _) in enumerate(self._views) if words[_POSTED] < self._page]
 
     def collect(self) -> list[bytes] | None:
-        segment = self._segment
         while True:
-            for peer in segment.others:
-                if segment.words[peer][POSTED // 8] < self._page:
+            for words in self._flags:
+                if words[_POSTED] < self._page:
                     return None
             if self._rest is None:
                 return None
             if not self._read():
-                messages, self._collected = self._collected, [b""] * segment.size
+                messages, self._collected = self._collected, [b""] * self._segment.size
                 self._rest = None
                 self._page += 1
                 return messages
             self._page += 1
-            self._pin()
+            self._pin(self._rest.pop(0) if self._rest else b"")
 
     def wait(self, seconds: float, *, spin: bool) -> None:
-        segment, page = self._segment, self._page
-        flags = [segment.words[peer] for peer in segment.others]
+        segment, page, flags = self._segment, self._page, self._flags
         enough = any if self._rest is None else all  # before posting, one peer is news; after it, the last one is
 
         def news() -> bool:
-            return segment.wakes != self._heard or enough([words[POSTED // 8] >= page for words in flags])
+            return segment.wakes != self._heard or enough([words[_POSTED] >= page for words in flags])
 
         segment.wait_until(news, seconds, spin=spin)
         self._heard = segment.wakes
@@ -63,30 +68,26 @@ class ShmBoard:
     def verify(self) -> None:
         self._segment.check_alive()
 
-    def _pin(self) -> None:
-        assert self._rest is not None
-        page = self._rest.pop(0) if self._rest else b""
-        segment, me = self._segment, self._segment.rank
-        start = NOTICES + (self._page % 2) * NOTICE
-        words = segment.words[me]
-        words[start // 8] = len(page)
+    def _pin(self, page: bytes) -> None:
+        start = NOTICES + (self._page & 1) * NOTICE
+        (words, chars), length = self._mine, len(page)
+        words[start // 8] = length
         words[start // 8 + 1] = bool(self._rest)
-        if page:
+        if length:
             first = start + NOTICE_HEADER
-            segment.chars[me][first : first + len(page)] = page
+            chars[first : first + length] = page
         futex.publish_fence()
-        words[POSTED // 8] = self._page
-        segment.wake_others()
+        words[_POSTED] = self._page
+        self._segment.wake_others()
 
     def _read(self) -> bool:
         """Take in everybody's current page; True if anybody has more to come."""
-        segment, more = self._segment, False
-        start = NOTICES + (self._page % 2) * NOTICE
-        first = start + NOTICE_HEADER
-        for rank in range(segment.size):
-            words = segment.words[rank]
-            length = words[start // 8]
+        collected, more = self._collected, 0
+        start = NOTICES + (self._page & 1) * NOTICE
+        at, first = start // 8, start + NOTICE_HEADER
+        for rank, (words, chars) in enumerate(self._views):
+            length = words[at]
             if length:
-                self._collected[rank] += bytes(segment.chars[rank][first : first + length])
-            more = more or bool(words[start // 8 + 1])
-        return more
+                collected[rank] += chars[first : first + length].tobytes()
+            more |= words[at + 1]
+        return bool(more)
