@@ -39,7 +39,7 @@ store
 log handshake liveness network
 contracts
 config
-registry autoload threads
+registry autoload threads interrupts
 types errors lazy pickled
 """
 # The driver's side and the rank's side of a job meet in `report` alone.
@@ -51,7 +51,7 @@ BUILT = [
     "estimators", "spark", "cli", "worker", "compat", "autoload", "inference", "keras", "torch", "tensorflow", "jax",
     "mxnet", "numpy", "data", "strategies", "frontend", "context", "engine", "groups", "observe", "surroundings",
     "launch", "report", "collectives", "transports", "kernels", "store", "config", "registry", "log", "handshake",
-    "liveness", "network", "contracts", "threads", "types", "errors", "lazy", "pickled",
+    "liveness", "network", "contracts", "threads", "interrupts", "types", "errors", "lazy", "pickled",
 ]  # fmt: skip
 
 # A heavy package, and the names of the files (or folders) that may import it.

@@ -26,8 +26,8 @@ def entry(name: str, value: float, kind: Kind = Kind.ALLREDUCE, serial: int = 0,
     return Entry(Request(name, kind, DType.FLOAT32, (count,)), Buffer(flat, flat, DType.FLOAT32), serial)
 
 
-def summed(engine: Engine, name: str, value: float, serial: int = 0) -> float:
-    one = entry(name, value, serial=serial)
+def summed(engine: Engine, name: str, value: float, serial: int = 0, count: int = 4) -> float:
+    one = entry(name, value, serial=serial, count=count)
     engine.run([one])
     return float(one.buffer.out[0])
 
@@ -57,19 +57,21 @@ def engines(n: int, fn: Callable[[Engine], Any], observers: Any = (), **settings
     return ranks(n, body)
 
 
+@pytest.mark.parametrize("count", [4, 100_000], ids=["with the message", "over the transport"])
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_from_the_third_time_on_nothing_is_decided(n: int) -> None:
+def test_from_the_third_time_on_nothing_is_decided(n: int, count: int) -> None:
     def body(engine: Engine) -> int:
         decisions = Decisions(engine)
         for step in range(10):
-            assert summed(engine, "a", engine.rank + step) == sum(range(n)) + n * step
-            assert summed(engine, "unnamed", engine.rank, serial=step + 1) == sum(range(n))
+            assert summed(engine, "a", engine.rank + step, count=count) == sum(range(n)) + n * step
+            assert summed(engine, "unnamed", engine.rank, serial=step + 1, count=count) == sum(range(n))
         return decisions.made
 
-    assert engines(n, body) == [20 if n == 1 else 4] * n  # alone, nothing travels with a message
+    assert engines(n, body) == [4] * n
 
 
-def test_a_random_program_of_several_threads_per_rank() -> None:
+@pytest.mark.parametrize("count", [4, 5000], ids=["with the message", "over the transport"])
+def test_a_random_program_of_several_threads_per_rank(count: int) -> None:
     def body(engine: Engine) -> None:
         wrong: list[str] = []
         shuffled = random.Random(engine.rank)
@@ -79,13 +81,13 @@ def test_a_random_program_of_several_threads_per_rank() -> None:
                 for step in range(60):
                     names = [f"{mine}{place}" for place in range(3)]
                     one, two, three = shuffled.sample(names, 3) if step % 3 else names
-                    early = [entry(name, step) for name in (one, two)]
+                    early = [entry(name, step, count=count) for name in (one, two)]
                     handles = [engine.submit([each]) for each in early]
-                    got = [summed(engine, three, step)]
+                    got = [summed(engine, three, step, count=count)]
                     for handle, each in zip(handles, early, strict=True):
                         handle.wait()
                         got.append(float(each.buffer.out[0]))
-                    got.append(summed(engine, mine, step))
+                    got.append(summed(engine, mine, step, count=count))
                     if set(got) != {3.0 * step}:
                         wrong.append(f"{mine}, step {step}: {got}")
             except Exception as error:
@@ -301,12 +303,13 @@ def test_an_interrupt_leaves_the_round_to_the_background() -> None:
     assert engines(2, body) == [[5, 5]] * 2
 
 
-def test_a_failure_while_it_runs_ends_all_ranks() -> None:
+@pytest.mark.parametrize("count", [4, 5000], ids=["with the message", "over the transport"])
+def test_a_failure_while_it_runs_ends_all_ranks(count: int) -> None:
     def body(transport: Any) -> str:
         engine = Engine(transport, Settings())
         for _ in range(4):
-            summed(engine, "a", 1)
-        one = entry("a", 1)
+            summed(engine, "a", 1, count=count)
+        one = entry("a", 1, count=count)
         if engine.rank:
             one.buffer.out.flags.writeable = False
         with pytest.raises(HorovodInternalError) as caught:

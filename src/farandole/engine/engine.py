@@ -20,7 +20,7 @@ import numpy as np
 
 from farandole import threads
 from farandole.config import Settings
-from farandole.contracts import Observer, Transport, Waiting
+from farandole.contracts import Observer, Transport
 from farandole.engine import wire
 from farandole.engine.check import check, refused
 from farandole.engine.devices import HOST, Devices
@@ -30,17 +30,19 @@ from farandole.engine.handle import Entry, Handle, Item, Wait
 from farandole.engine.rounds import Decision, Repeat, Rounds
 from farandole.engine.sequence import SequenceNumbers
 from farandole.engine.subscribers import Subscribers
+from farandole.engine.waits import Waits
 from farandole.errors import (
     DUPLICATE_NAME,
     HorovodInternalError,
     PeerLostError,
     RequestError,
     ShutDownError,
-    StalledError,
 )
+from farandole.interrupts import interrupts
 from farandole.observe.stall.names import listed
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request, Sizes
 
+ANEW = "hvd.shutdown() and hvd.init() on all ranks begin anew"
 _TICK = 0.5  # seconds between two looks at waiting collectives
 _PATIENCE = 1.0  # seconds until a rank objects to waiting for another kind of collective than the others
 _GATHER_CYCLES = 5  # the background thread waits for more to come for at most so many cycles
@@ -68,14 +70,13 @@ class Engine:
         self.joins = 0  # joins of all ranks that have ended
         self._devices = Devices(transport, settings, self._end)
         self._objection = b""  # posted when there is nothing else to post
-        self._running: Sequence[Item] = ()  # in a collective that has begun
+        self._waits = Waits(transport, self._rounds, self.observers)
+        self._idle = False  # waits for others' posts
         self._ended: HorovodInternalError | None = None
         self._closing = False
         self._looked = monotonic()
         self._parked = True
         self._unpark = threading.Semaphore(0)
-        if self.observers.waiting:
-            transport.report_waits(self._held_up)
         self.observers.hear_parts_of(transport)
         self._thread = threading.Thread(target=self._background, name="farandole-engine", daemon=True)
         threads.start(self._thread)
@@ -262,26 +263,39 @@ class Engine:
             self._fail_all(self._explain(error))
         except HorovodInternalError as error:
             self._fail_all(error)
-        except Exception as error:  # a collective broke off half-way: ranks are out of step
-            why = f"rank {self.rank} failed inside a collective: {type(error).__name__}: {error}"
-            self.transport.abort(why)
-            self._fail_all(HorovodInternalError(why))
+        except BaseException as error:
+            interrupted, idle = interrupts(error), self._idle
+            self._idle = False
+            if not (interrupted and idle):  # broke off half-way: ranks are out of step
+                what, cure = ("was interrupted", f" ({ANEW})") if interrupted else ("failed", "")
+                error_text = f"{type(error).__name__}: {error}".rstrip(": ")
+                why = f"rank {self.rank} {what} inside a collective: {error_text}{cure}"
+                self.transport.abort(why)
+                self._fail_all(HorovodInternalError(why))
+            if interrupted:
+                raise
 
     def _advance(self, spin: bool) -> None:
         board = self.transport.board
         if not self._posted:
             if not (self._queue or self._objection or board.started()):
-                board.wait(_TICK, spin=spin)
+                self._wait(spin)
                 self._look()
                 return
             self._post()
         messages = board.collect()
         if messages is None:
-            board.wait(_TICK, spin=spin)
+            self._wait(spin)
             self._look()
             return
         self._posted = False
         self._settle(messages)
+
+    def _wait(self, spin: bool) -> None:
+        """For other ranks. Whoever is interrupted here leaves the round to the others of this process."""
+        self._idle = True
+        self.transport.board.wait(_TICK, spin=spin)
+        self._idle = False
 
     def _post(self) -> None:
         queue, batch = self._queue, self._batch
@@ -302,8 +316,7 @@ class Engine:
             repeat = self._rounds.repeat(entry.request)
             if repeat is None:
                 return None
-            handle = Handle(1, self._drive)
-            if not self._take_alone(Item(entry, handle, 0, monotonic())):
+            if not self._take_alone(Item(entry, handle := Handle(1, self._drive), 0, monotonic())):
                 return None
             self._guarded(self._ask, repeat)
         finally:
@@ -330,15 +343,18 @@ class Engine:
         while (messages := board.collect()) is None:
             if monotonic() - item.since > _TICK:
                 return
-            board.wait(_TICK, spin=True)
+            self._wait(True)
         self._posted = False
         if not wire.in_step(messages):
             self._settle(messages)
             return
-        (result,) = repeat.here(messages, (item.entry.buffer,))
+        if repeat.here is None:
+            self._run(repeat.unit, (item,), messages, None)
+        else:
+            (result,) = repeat.here(messages, (item.entry.buffer,))
+            self._names.discard(item.entry.request.name)
+            item.handle.finish(0, result)
         self._batch.clear()
-        self._names.discard(item.entry.request.name)
-        item.handle.finish(0, result)
         for watch in tuple(self.watches):
             watch()
 
@@ -405,7 +421,7 @@ class Engine:
                 observer.started(unit.kind, names, nbytes)
         divisor = self.size - len(unit.absent) if self._mean_of_present else self.size
         device, after = unit.requests[0].device, None
-        self._running = items
+        self._waits.running = items
         if here is not None:
             results = here(messages, [entry.buffer for entry in entries])
         elif device == HOST:
@@ -418,7 +434,7 @@ class Engine:
                 for item in items:
                     item.handle.fail(error)
                 return
-        self._running = ()
+        self._waits.running = ()
         self.joins += unit.kind is Kind.JOIN
         if observers:
             for observer in observers:
@@ -438,29 +454,7 @@ class Engine:
         if waiting and not self._posted:
             stuck = [name for name, item in waiting.items() if item.handle.waited and now - item.since > _PATIENCE]
             self._objection = self._rounds.objection(stuck)
-        items = [
-            (item.entry.name, item)
-            for item in (*waiting.values(), *self._batch)
-            if item.entry.request.kind is not Kind.JOIN  # a rank that joins means to wait
-        ]
-        if not items or not self.observers.waiting:
-            return
-        absent = self._rounds.missing()
-        silent = tuple(rank for rank in self.transport.board.missing() if rank != self.rank)
-        self._tell_what_waits(
-            [Waiting(name, now - item.since, absent.get(name, silent) or silent) for name, item in items]
-        )
-
-    def _held_up(self, ranks: Sequence[int], seconds: float) -> None:
-        """A collective that has begun waits for ``ranks``."""
-        self._tell_what_waits([Waiting(item.entry.name, seconds, tuple(ranks), True) for item in self._running])
-
-    def _tell_what_waits(self, waiting: Sequence[Waiting]) -> None:
-        for observer in self.observers.waiting:
-            why = observer.waiting(waiting)
-            if why:
-                self.transport.abort(why)
-                raise StalledError(why, next((rank for wait in waiting for rank in wait.missing), -1))
+        self._waits.tell(self._batch, now)
 
     def _explain(self, error: PeerLostError) -> HorovodInternalError:
         if error.left:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from farandole.config import Settings
 from farandole.engine import attached, wire
 from farandole.engine.cache import SignatureCache
-from farandole.engine.fusion import Placed, Run, plan
+from farandole.engine.devices import HOST
+from farandole.engine.fusion import Placed, Run, Unit, plan
 from farandole.engine.handle import Entry, Item
 from farandole.engine.negotiation import Named, Negotiation
 from farandole.errors import ShutDownError
@@ -41,15 +42,16 @@ class Decision(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """What all ranks have asked for before, and nothing else in that round: its number, and how it is run on the
-    elements that come with the messages."""
+    """What all ranks have asked for before, and nothing else in that round: its number, and the decision."""
 
     number: int
-    here: Run
+    unit: Unit
+    here: Run | None
 
     def message(self, entry: Entry) -> bytes:
         """The message that asks for it again."""
-        return wire.alone(self.number, entry.serial, entry.buffer.data.tobytes())
+        elements = entry.buffer.data.tobytes() if self.here is not None else None
+        return wire.alone(self.number, entry.serial, elements)
 
 
 class Rounds:
@@ -132,11 +134,11 @@ class Rounds:
 
     def _remember(self, key: bytes, made: list[Placed], batch: Sequence[Item]) -> None:
         self._decisions[key] = made
-        if len(batch) == 1 and made[0].here is not None:
-            request = batch[0].entry.request
+        if len(batch) == len(made) == 1:
+            request, placed = batch[0].entry.request, made[0]
             number = self._cache.number(request)
-            if number is not None:
-                self._repeats[request] = Repeat(number, made[0].here)
+            if number is not None and request.device == HOST:
+                self._repeats[request] = Repeat(number, placed.unit, placed.here)
 
     def _forget(self) -> None:
         self._decisions.clear()

@@ -44,10 +44,8 @@ def encode(
     *, shutdown: bool = False, elements: bytes | None = None,
 ) -> bytes:  # fmt: skip
     """``elements``: to be attached, of requests that are all known."""
-    if len(known) == 1 and not new and not shutdown:  # by far the most frequent: a synchronous collective
-        if elements is not None:
-            return alone(*known[0], elements)
-        return _ONE.pack(0, 1, *known[0])
+    if len(known) == 1 and not new and not shutdown:
+        return alone(*known[0], elements)
     head = _HEAD.pack(SHUTDOWN if shutdown else 0 if elements is None else ATTACHED, len(known))
     numbers = array("I", [number for number, _ in known]).tobytes()
     serials = array("Q", [serial for _, serial in known]).tobytes()
@@ -57,9 +55,11 @@ def encode(
     return head + numbers + serials + rest
 
 
-def alone(number: int, serial: int, elements: bytes) -> bytes:
-    """``encode`` of one known request with its elements."""
-    return _ONE_ATTACHED.pack(ATTACHED, 1, number, serial) + elements
+def alone(number: int, serial: int, elements: bytes | None) -> bytes:
+    """``encode`` of one known request, by far the most frequent: a synchronous collective."""
+    if elements is not None:
+        return _ONE_ATTACHED.pack(ATTACHED, 1, number, serial) + elements
+    return _ONE.pack(0, 1, number, serial)
 
 
 def objection(names: Sequence[str]) -> bytes:

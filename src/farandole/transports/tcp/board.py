@@ -187,18 +187,27 @@ class TcpBoard:
             if self._closed:
                 return False
             before = self._news
-            for fd, events in self.connections.poll(0):
-                peer = self._by_fd.get(fd)
-                if peer is None:
-                    self._ask_parent()
-                    continue
-                if events & select.EPOLLOUT:
-                    self._flush(peer)
-                if events & ~select.EPOLLOUT:
-                    self._read(peer)
-            if self._relays:
-                self._forward()
+            try:
+                self._look_at_connections()
+            except HorovodInternalError:
+                raise
+            except BaseException as error:  # a signal's: what was read is lost, perhaps
+                self.fail(WireError(f"rank {self.rank} was interrupted while it read messages: {type(error).__name__}"))
+                raise
             return self._news and not before
+
+    def _look_at_connections(self) -> None:
+        for fd, events in self.connections.poll(0):
+            peer = self._by_fd.get(fd)
+            if peer is None:
+                self._ask_parent()
+                continue
+            if events & select.EPOLLOUT:
+                self._flush(peer)
+            if events & ~select.EPOLLOUT:
+                self._read(peer)
+        if self._relays:
+            self._forward()
 
     def _pass_on(self) -> None:
         """What the thread of a rank in a tree does."""
