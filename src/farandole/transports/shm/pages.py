@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -86,6 +87,18 @@ def are_shared(first: int, last: int) -> bool:
 def place(first: int, nbytes: int, flags: int, fd: int, offset: int = 0) -> None:
     """Have them map ``fd``, or what else ``flags`` say, in one step: other threads see the one or the other."""
     _map(first, nbytes, flags | _MAP_FIXED, fd, offset)
+
+
+def share(first: int, last: int, fd: int) -> None:
+    """Have them map ``fd``, which holds what they hold, for others, too. OSError where that is not seen by
+    ``are_shared`` afterwards: the kernel does not say so, or no more files may be opened. Then they are private."""
+    place(first, last - first, mmap.MAP_SHARED, fd)
+    try:
+        if not are_shared(first, last):
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+    except OSError:
+        place(first, last - first, mmap.MAP_PRIVATE, fd)
+        raise
 
 
 def copy(first: int, nbytes: int) -> None:

@@ -192,10 +192,7 @@ class RemappedBuffers:
             if pages.are_private(first, last):
                 fd = memory.create(last - first)
                 pages.write(fd, array[first - address : last - address])
-                pages.place(first, last - first, mmap.MAP_SHARED, fd)
-                if not pages.are_shared(first, last):  # a kernel that does not say so
-                    pages.place(first, last - first, mmap.MAP_PRIVATE, fd)
-                    raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+                pages.share(first, last, fd)
                 used = {region.number for region in self._regions.values()}
                 number = next(number for number in range(len(used) + 1) if number not in used)
                 region = Region(number, first, last - first, fd, keeper)
