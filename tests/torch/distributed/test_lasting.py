@@ -361,6 +361,31 @@ def test_memory_that_the_program_resizes() -> None:
     members(2, fn)
 
 
+def test_memory_that_grows() -> None:
+    """Where it was, there may be nothing any more: who looks there dies."""
+
+    def fn(rank: int) -> bool:
+        from unittest import mock
+
+        import torch
+        from torch import distributed as dist
+
+        from farandole.transports.shm import pages, remapped
+
+        tensor = torch.empty(10_000_000)  # malloc maps it apart, and gives it back to the system
+        assert registered(tensor)
+        before = tensor.data_ptr()
+        tensor.resize_(2 * len(tensor))
+        gone = not pages.mapped(before + 4096, before + 8192)
+        with mock.patch.object(remapped.RemappedBuffers, "_look"):  # it sees one region in each call: others here
+            dist.all_reduce(tensor.fill_(rank))
+        assert (tensor == 1).all()
+        assert registered(tensor)
+        return gone
+
+    assert any(members(2, fn)), "something else is there: nothing was tried"
+
+
 def test_memory_that_the_program_frees_and_gets_again_at_the_same_address() -> None:
     def fn(rank: int) -> bool:
         import torch

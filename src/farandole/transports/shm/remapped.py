@@ -128,9 +128,12 @@ class RemappedBuffers:
         return Offer(self, array, keeper, shown if state == _STANDS else shown[:64])
 
     def _standing_region(self, keeper: Keeper) -> Region | None:
-        """Not one whose memory the program has freed and got again, at the same address: its pages are others."""
+        """Not one whose memory is elsewhere by now, or was freed and got again at the same address: its pages are
+        others, or none."""
         region = self._regions.get(keeper.identity)
-        if region is None or pages.are_shared(region.first, region.first + region.nbytes):
+        if region is None:
+            return None
+        if not region.keeper.moved() and pages.are_shared(region.first, region.first + region.nbytes):
             return region
         region.part()  # what is left of them
         self._forget(region)
