@@ -338,6 +338,40 @@ def test_a_rank_that_may_open_no_more_files() -> None:
     assert all(0 < count < 20 for count in members(2, fn))
 
 
+def test_a_rank_that_may_open_no_more_files_once_tensors_are_registered() -> None:
+    def fn(rank: int) -> bool:
+        import contextlib
+        import os
+        import resource
+
+        import torch
+        from torch import distributed as dist
+
+        tensors = [torch.empty(LENGTH) for _ in range(2)]
+        assert all(registered(tensor) for tensor in tensors)
+        tensor = tensors.pop()
+        tensors[0].untyped_storage().resize_(8 * LENGTH)
+        before, files = resource.getrlimit(resource.RLIMIT_NOFILE), []
+        if rank == 1:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 50, before[1]))
+            with contextlib.suppress(OSError):
+                while True:
+                    files.append(os.open("/dev/null", os.O_RDONLY))
+        try:
+            for turn in range(TIMES):
+                dist.all_reduce(tensor.fill_(turn + rank))
+                assert (tensor == 2 * turn + 1).all()
+                dist.broadcast(tensor.fill_(turn + rank), 1)
+                assert (tensor == turn + 1).all()
+        finally:
+            for file in files:
+                os.close(file)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        return registered(tensor)
+
+    assert members(2, fn) == [True, True]
+
+
 def test_memory_that_the_program_resizes() -> None:
     """As FSDP does: its pages are somebody else's then."""
 
@@ -372,7 +406,7 @@ def test_memory_that_grows() -> None:
 
         from farandole.transports.shm import pages, remapped
 
-        tensor = torch.empty(10_000_000)  # malloc maps it apart, and gives it back to the system
+        *_used_up, tensor = (torch.empty(10_000_000) for _ in range(6))  # mapped apart, and given back to the system
         assert registered(tensor)
         before = tensor.data_ptr()
         tensor.resize_(2 * len(tensor))

@@ -116,16 +116,22 @@ class RemappedBuffers:
     def _offer_of(self, array: Array, keeper: Keeper | None) -> Offer:
         state, number, offset, shown = _NO, 0, 0, self._shown
         if keeper is not None and not self._poor and keeper.identity not in self._refused:
-            region = self._standing_region(keeper)
-            first = array.ctypes.data + PAGE
-            if region is None:
-                state = _NEW
-            elif region.first <= first and first + len(array) - 2 * PAGE <= region.first + region.nbytes:
-                state, number, offset = _STANDS, region.number, first - region.first
-                shown[64 : 64 + PAGE] = array[:PAGE]
-                shown[64 + PAGE :] = array[-PAGE:]
+            with contextlib.suppress(OSError):  # what stands there cannot be seen: too many files are open just now
+                state, number, offset = self._state_of(array, keeper)
+        if state == _STANDS:
+            shown[64 : 64 + PAGE] = array[:PAGE]
+            shown[64 + PAGE :] = array[-PAGE:]
         shown[:24].view(np.int64)[:] = state, number, offset
         return Offer(self, array, keeper, shown if state == _STANDS else shown[:64])
+
+    def _state_of(self, array: Array, keeper: Keeper) -> tuple[int, int, int]:
+        """As it stands in an offer."""
+        region, first = self._standing_region(keeper), array.ctypes.data + PAGE
+        if region is None:
+            return _NEW, 0, 0
+        if region.first <= first and first + len(array) - 2 * PAGE <= region.first + region.nbytes:
+            return _STANDS, region.number, first - region.first
+        return _NO, 0, 0
 
     def _standing_region(self, keeper: Keeper) -> Region | None:
         """Not one whose memory is elsewhere by now, or was freed and got again at the same address: its pages are
@@ -217,8 +223,9 @@ class RemappedBuffers:
             self._refused.clear()
         if self._regions:
             region = list(self._regions.values())[self._offers % len(self._regions)]
-            if region.end():
-                self._forget(region)
+            with contextlib.suppress(OSError):  # it stays until another look
+                if region.end():
+                    self._forget(region)
 
     def _forget(self, region: Region) -> None:
         del self._regions[region.keeper.identity]
