@@ -186,6 +186,55 @@ def test_forks_while_ranks_reduce() -> None:
     assert members(2, fn)[0] > 5
 
 
+def test_a_fork_that_cannot_wait_for_a_collective_has_memory_of_its_own() -> None:
+    def fn(rank: int) -> None:
+        import importlib
+        import os
+        from unittest import mock
+
+        import torch
+        from torch import distributed as dist
+
+        remapped: Any = importlib.import_module("farandole.transports.shm.remapped")
+        idle, given = torch.empty(LENGTH), torch.empty(LENGTH)
+        assert registered(idle)
+        assert registered(given)
+        idle.fill_(5)
+        if rank == 1:
+            dist.recv(torch.empty(1), 0)
+            dist.all_reduce(given.fill_(2))
+        else:
+            work: Any = dist.all_reduce(given.fill_(2), async_op=True)
+            while not dist.group.WORLD.state._transport._remapped._busy.locked():
+                os.sched_yield()
+            there, back = os.pipe(), os.pipe()
+            with mock.patch.object(remapped, "_WAIT_SECONDS", 0.1):
+                child = os.fork()
+            if child == 0:
+                os.write(back[1], b"1")
+                os.read(there[0], 1)  # when the parent has gone on
+                good = (idle == 5).all() and (given == 2).all()
+                given.fill_(-1)
+                idle.fill_(-1)
+                os.write(back[1], b"1" if good else b"0")
+                os._exit(0)
+            os.read(back[0], 1)
+            idle.fill_(7)
+            dist.send(torch.ones(1), 1)
+            work.wait()
+            os.write(there[1], b"1")
+            assert os.read(back[0], 1) == b"1", "the child sees what the parent does"
+            os.waitpid(child, 0)
+            assert (idle == 7).all(), "the parent sees what the child does"
+            for file in (*there, *back):
+                os.close(file)
+        assert (given == 4).all()
+        assert registered(idle)
+        assert registered(given)
+
+    members(2, fn)
+
+
 def test_memory_that_the_program_has_freed_is_given_back() -> None:
     def fn(rank: int) -> None:
         import torch

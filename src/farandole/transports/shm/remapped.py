@@ -96,6 +96,7 @@ class RemappedBuffers:
         self._poor = False  # others' regions cannot be mapped: too many files are open, or there is no room
         self._shown = np.zeros(OFFERED, np.uint8)
         self._busy, self._holder = threading.Lock(), 0  # from an offer on until the collective has ended
+        self._given = 0  # the identity of the keeper of what is offered
         _open.add(self)
 
     @contextlib.contextmanager
@@ -103,6 +104,7 @@ class RemappedBuffers:
         """See ``contracts.Showing``. Until the context ends, no fork begins."""
         with self._busy:
             self._holder = threading.get_ident()
+            self._given = 0 if keeper is None else keeper.identity
             try:
                 self._look()
                 yield self._offer_of(array.view(np.uint8), keeper)
@@ -111,7 +113,7 @@ class RemappedBuffers:
                     self._give_up(keeper)
                 raise
             finally:
-                self._holder = 0
+                self._holder = self._given = 0
 
     def _offer_of(self, array: Array, keeper: Keeper | None) -> Offer:
         state, number, offset, shown = _NO, 0, 0, self._shown
@@ -202,7 +204,7 @@ class RemappedBuffers:
                 fd = memory.create(last - first)
                 pages.write(fd, array[first - address : last - address])
                 pages.share(first, last, fd)
-                used = {region.number for region in self._regions.values()}
+                used = {region.number for region in list(self._regions.values())}  # a fork may part some meanwhile
                 number = next(number for number in range(len(used) + 1) if number not in used)
                 region = Region(number, first, last - first, fd, keeper)
                 _recall(keeper)
@@ -239,8 +241,11 @@ class RemappedBuffers:
             self._forget(region)
 
     def part(self) -> None:
-        """Others work on no memory of this rank any longer. What the program holds stays as it is."""
+        """Others work on no memory of this rank any longer, but for what is offered. What the program holds stays as it
+        is."""
         for region in list(self._regions.values()):
+            if region.keeper.identity == self._given:
+                continue
             region.part()
             self._forget(region)
             _left.append(region._replace(parted=True))
@@ -270,8 +275,10 @@ class RemappedBuffers:
             self._busy.release()
 
     def after_fork_in_child(self) -> None:
+        """What the fork could not wait for goes on in the parent."""
         for region in self._regions.values():
-            region.part()
+            region.sever()
+        self._regions.clear()
 
 
 class Offer(NamedTuple):
@@ -342,7 +349,7 @@ def _recall(keeper: Keeper) -> None:
 
 
 def _before_fork() -> None:
-    """Where this thread is in a collective itself, or one does not end, the child has to do with what it finds."""
+    """Where this thread is in a collective itself, or one does not end, the child finds what that has done so far."""
     wanted = [buffers for buffers in list(_open) if not buffers.mine]
     held: list[RemappedBuffers] = []
     until, first = time.monotonic() + _WAIT_SECONDS, 0
@@ -356,7 +363,7 @@ def _before_fork() -> None:
                 break
             held.append(buffers)
     held = held or [buffers for buffers in wanted if buffers.hold(0.0)]
-    for buffers in held:
+    for buffers in list(_open):
         buffers.part()
 
 
