@@ -235,6 +235,31 @@ def test_a_fork_that_cannot_wait_for_a_collective_has_memory_of_its_own() -> Non
     members(2, fn)
 
 
+def test_a_fork_after_a_group_was_forgotten() -> None:
+    def fn(rank: int) -> None:
+        import gc
+        import os
+
+        import torch
+        from torch import distributed as dist
+
+        world: Any = dist.group.WORLD
+        group, tensor = world.split_group([0, 1]), torch.empty(LENGTH)
+        for _ in range(TIMES):
+            dist.all_reduce(tensor.fill_(5), group=group)
+        assert tensor.untyped_storage()._cdata in regions(group)
+        del group
+        gc.collect()
+        child = os.fork()
+        if child == 0:
+            tensor.fill_(-1)
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert (tensor == 10).all()
+
+    members(2, fn)
+
+
 def test_memory_that_the_program_has_freed_is_given_back() -> None:
     def fn(rank: int) -> None:
         import torch

@@ -257,6 +257,10 @@ class RemappedBuffers:
         self._maps = {}
         _sweep("start", {})
 
+    def __del__(self) -> None:
+        """A group that the program forgets, and has not destroyed: its tensors are not to be shared with forks."""
+        self.part()
+
     def hold(self, seconds: float) -> bool:
         """Begin no collective until ``after_fork``, if there is none within these seconds."""
         if self._busy.acquire(timeout=seconds):
