@@ -8,6 +8,7 @@ allocator for the same reason.)
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -28,3 +29,27 @@ def keep_freed_memory() -> bool:
     if not (hasattr(libc, "gnu_get_libc_version") and hasattr(libc, "mallopt")):
         return False
     return bool(libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_FROM) and libc.mallopt(_M_TRIM_THRESHOLD, _KEEP))
+
+
+class _Found(ctypes.Structure):
+    """What dladdr says of an address."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("address", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+@functools.cache
+def is_glibcs() -> bool:
+    """Is it glibc that gives this process its memory? Or another allocator, which LD_PRELOAD put in its place?"""
+    process = ctypes.CDLL(None)
+    if not (hasattr(process, "gnu_get_libc_version") and hasattr(process, "dladdr")):
+        return False
+    return _home_of(process.posix_memalign) == _home_of(process.gnu_get_libc_version)
+
+
+def _home_of(function: object) -> int | None:
+    """Where the library begins that a function is of."""
+    found = _Found()
+    known = ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(found))  # type: ignore[arg-type]
+    return found.base if known else None

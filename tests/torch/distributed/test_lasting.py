@@ -600,3 +600,18 @@ def test_where_it_cannot_be_seen_whose_pages_they_are_nothing_is_registered() ->
         return found
 
     assert members(2, fn) == [[False, True] * 3] * 2
+
+
+def test_memory_of_another_allocator_than_glibcs_is_left_alone() -> None:
+    def fn(rank: int) -> list[bool]:
+        from unittest import mock
+
+        import torch
+
+        from farandole.context import malloc
+
+        with mock.patch.object(malloc, "is_glibcs", return_value=False):
+            found = registered(torch.empty(LENGTH))
+        return [found, registered(torch.empty(LENGTH))]
+
+    assert members(2, fn) == [[False, True]] * 2
