@@ -31,7 +31,8 @@ SETTINGS = {each.name: each for kind in KINDS for each in settings_of(kind)}
 # A new flag is a promise to users: it is added here on purpose.
 FLAGS = [
     "--transport", "--fusion-threshold-mb", "--bucket-mb", "--strategy", "--codec", "--servers", "--replicas",
-    "--overlap", "--nccl", "--cycle-time-ms", "--cache-capacity", "--network-interfaces", "--tcp-streams", "--tls",
+    "--overlap", "--nccl", "--registration", "--cycle-time-ms", "--cache-capacity", "--network-interfaces",
+    "--tcp-streams", "--tls",
     "--ssh-port", "--ssh-identity-file", "--ssh-options", "--no-stall-check", "--stall-check-warning-time-seconds",
     "--stall-check-shutdown-time-seconds", "--check", "--timeline-filename", "--timeline-mark-cycles",
     "--timeline-all-ranks", "--autotune", "--autotune-log-file", "--autotune-warmup-samples",
@@ -252,7 +253,7 @@ CHOICES = {
     "ssh_port": st.integers(0, 65535), "codec": st.sampled_from(["", "int8", "topk:0.01"]),
     "nccl": st.sampled_from(["auto", "on", "off"]), "check": st.sampled_from(["warn", "raise", "off"]),
     "servers": st.integers(1, 1024), "replicas": st.integers(1, 16), "tcp_streams": st.integers(1, 64),
-    "start_timeout": st.floats(0.001, 1e9),
+    "start_timeout": st.floats(0.001, 1e9), "registration": st.sampled_from(["auto", "off"]),
 }  # fmt: skip
 
 

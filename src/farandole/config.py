@@ -85,14 +85,8 @@ MIB = 1 << 20
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 SWITCH = ("auto", "on", "off")
 SIZES = (1 << 10, 1 << 40)  # bytes: a message between the two is possible
-EXCHANGE, HOSTS, STALLS, TIMELINE, AUTOTUNE, OTHER = (
-    "exchange of tensors",
-    "other hosts",
-    "ranks that stay away",
-    "timeline",
-    "autotune",
-    "other",
-)
+EXCHANGE, HOSTS, STALLS = "exchange of tensors", "other hosts", "ranks that stay away"
+TIMELINE, AUTOTUNE, OTHER = "timeline", "autotune", "other"
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -220,6 +214,10 @@ class Settings(Variables):
     nccl: str = setting(
         "auto", "GPUs exchange directly, by NCCL: on, off (through host memory), or auto (where every rank has one)",
         flag="--nccl", group=EXCHANGE, choices=SWITCH,
+    )  # fmt: skip
+    registration: str = setting(
+        "auto", "tensors that torch.distributed reduces again and again: auto (where they stand) or off (copied)",
+        flag="--registration", group=EXCHANGE, choices=("auto", "off"),
     )  # fmt: skip
     cycle_time: float = setting(
         1.0, "time for which asynchronous collectives are gathered before the background thread starts on them",

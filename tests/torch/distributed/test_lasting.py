@@ -602,16 +602,21 @@ def test_where_it_cannot_be_seen_whose_pages_they_are_nothing_is_registered() ->
     assert members(2, fn) == [[False, True] * 3] * 2
 
 
-def test_memory_of_another_allocator_than_glibcs_is_left_alone() -> None:
+def test_memory_of_another_allocator_than_glibcs_is_left_alone_and_all_where_one_rank_does_not_want_it() -> None:
     def fn(rank: int) -> list[bool]:
         from unittest import mock
 
         import torch
 
         from farandole.context import malloc
+        from farandole.torch.distributed import lasting
 
         with mock.patch.object(malloc, "is_glibcs", return_value=False):
-            found = registered(torch.empty(LENGTH))
-        return [found, registered(torch.empty(LENGTH))]
+            found = [registered(torch.empty(LENGTH))]
+        with mock.patch.dict("os.environ", {"FARANDOLE_REGISTRATION": "off"} if rank else {}):
+            lasting._wanted.cache_clear()
+            found.append(registered(torch.empty(LENGTH)))
+        lasting._wanted.cache_clear()
+        return [*found, registered(torch.empty(LENGTH))]
 
-    assert members(2, fn) == [[False, True]] * 2
+    assert members(2, fn) == [[False, False, True]] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from farandole.config import Settings
 from farandole.context import malloc
 
 _AGAIN = 2  # times that a tensor's memory was given before
@@ -35,13 +37,18 @@ class StorageKeeper:
         return bool(_count(self.identity) > 1 or sys.getrefcount(self._storage) > _ALONE)
 
 
+@functools.cache
+def _wanted() -> bool:
+    return Settings.from_env().registration != "off"
+
+
 def keeper_of(tensor: Any) -> StorageKeeper | None:
     """A keeper of the tensor's memory, if that was given several times; each time in one piece, so that nothing else is
     in it. Not of what other processes or devices know by its pages, nor of what is not the storage's own: it may be of
     use, as an array of numpy's, when the storage is gone. What ``tensor.numpy()`` has shown looks the same. And of
     glibc's memory alone: others (jemalloc, for calloc) take freed pages for zeros after madvise(), and registered ones
     that the program resizes are not."""
-    if _count is None or type(tensor) is not torch.Tensor or not malloc.is_glibcs():
+    if _count is None or type(tensor) is not torch.Tensor or not (malloc.is_glibcs() and _wanted()):
         return None
     storage = tensor.untyped_storage()
     if storage.nbytes() != tensor.nbytes or not storage.data_ptr() or not storage.resizable():
