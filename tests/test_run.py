@@ -381,6 +381,14 @@ def test_a_rank_that_finishes_early_is_named(capfd: pytest.CaptureFixture[str]) 
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("jobs")
+def test_ranks_of_a_job_below_torchrun_do_not_look_for_the_store_of_its_agent() -> None:
+    """With this variable, torch.distributed's rank 0 makes no store, and all ranks wait for one."""
+    agent = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "1", "WORLD_SIZE": "2"}
+    found = farandole.run(lambda: [os.environ.get(name) for name in agent], np=1, env=agent)
+    assert found == [["none", None, "0", "1"]]
+
+
 def test_a_rank_ends_with_no_warning_of_its_own_where_python_shows_all(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     program = tmp_path / "train.py"

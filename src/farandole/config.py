@@ -29,6 +29,7 @@ ORIGIN = "FARANDOLE_ORIGIN"  # the variable that holds what had started a rank w
 STARTERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "TORCHELASTIC_RUN_ID")  # see ``surroundings.origin``
 TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
          "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torch.distributed's: torchrun serves the store, not rank 0
 PROCESS = "FARANDOLE_PROCESS"  # the variable that holds the pid of a rank whose program is a command
 STATUS = "FARANDOLE_STATUS"  # the variable that is set if somebody sees the status of this rank's job
 

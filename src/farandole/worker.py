@@ -16,6 +16,7 @@ from typing import Any
 
 from farandole import registry
 from farandole.config import (
+    AGENT_STORE,
     HOROVOD_FIXED,
     ORIGIN,
     PROCESS,
@@ -67,6 +68,7 @@ def main() -> int:
         _report(client, rank, str(error))
         return 1
     os.environ.update(torch_variables(placement, *first))
+    os.environ.pop(AGENT_STORE, None)  # of a torchrun above this job: at our address, rank 0 makes the store
     if job["command"]:
         return _become(job["command"], client, rank)
     return _call(job, client, rank, settings.start_timeout)

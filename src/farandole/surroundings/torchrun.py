@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
-from farandole.config import Placement
+from farandole.config import AGENT_STORE, Placement
 from farandole.errors import RendezvousError, SettingsError
 from farandole.surroundings.siblings import NOBODY, Siblings
 from farandole.surroundings.slurm import read, write
@@ -172,7 +172,7 @@ def _agent(env: Mapping[str, str]) -> int:
 
 
 def _through_store(placement: Placement, text: Callable[[], str], timeout: float) -> str:
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    if os.environ.get(AGENT_STORE) != "True":
         raise SettingsError(
             f"torchrun started this process as rank {placement.rank} of {placement.size} on several hosts, and keeps "
             "no store for its ranks. Start it with --rdzv-backend c10d, or the job with: farandole run"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import distributed
 
 from farandole import network
-from farandole.config import Connection, Placement, Settings
+from farandole.config import AGENT_STORE, Connection, Placement, Settings
 from farandole.context import wiring
 from farandole.context.malloc import keep_freed_memory
 from farandole.contracts import Transport
@@ -108,7 +108,7 @@ def keep_served(store: Any, rank: int) -> None:
     """Of the default group. What serves torch.distributed's store on rank 0 would end with that group, while other
     ranks may be on their way to the next one: so it stays until the process ends. torchrun's outlives both."""
     port = os.environ.get("MASTER_PORT", "")
-    if rank or not port or port in _served or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if rank or not port or port in _served or os.environ.get(AGENT_STORE) == "True":
         return
     store = _innermost(store)
     if isinstance(store, distributed.TCPStore) and str(store.port) == port:
