@@ -372,6 +372,25 @@ def test_the_rank_that_failed_is_blamed_and_no_victim(seed: int, capfd: pytest.C
     assert "PeerLostError" not in capfd.readouterr().err, "victims do not fill the screen"
 
 
+def catches_all(victim: int) -> None:
+    """As command line libraries do it (Hydra): whatever the error is, it is told, and the exit code is 1."""
+    import traceback
+
+    try:
+        allreduce_for_ever(victim, "raise")
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+
+
+@pytest.mark.usefixtures("jobs")
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_catches_what_a_victim_gets_is_not_blamed(victim: int) -> None:
+    with pytest.raises(JobFailedError, match=r"ValueError: boom\nRank \d failed only in consequence") as caught:
+        farandole.run(catches_all, (victim,), np=2)
+    assert caught.value.rank == victim
+
+
 @pytest.mark.usefixtures("jobs")
 def test_a_rank_that_finishes_early_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(JobFailedError, match=r"^Rank 1 .* finished \(exit code 0\) while ranks 0, 2") as caught:

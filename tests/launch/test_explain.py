@@ -109,6 +109,15 @@ class TestExplain:
         assert verdict.patience > 0, "it may have caught what a victim gets"
         assert verdict.message.endswith("code 3\nIts last lines on stderr:\nusage: train.py\nerror: no data")
 
+    def test_a_victim_that_caught_its_error_and_gave_up(self) -> None:
+        """It is no cause; if it went on, it is no victim."""
+        caught = Event(0, outcome=VICTIM._replace(status="ok"))
+        verdict = explain([caught, Event(0, code=1), Event(1, code=1)], HOSTS[:2], {1: "ValueError: boom"})
+        assert verdict is not None
+        assert verdict.rank == 1
+        assert verdict.message.endswith("stderr:\nValueError: boom\nRank 0 failed only in consequence.")
+        assert explain([caught, Event(0, code=0), Event(1, code=0)], HOSTS[:2]) is None
+
     def test_the_same_failure_everywhere_is_told_once(self) -> None:
         events = [Event(rank, code=2) for rank in (1, 0, 2, 3)]
         verdict = explain(events, HOSTS, dict.fromkeys(range(4), "SyntaxError: invalid syntax"))

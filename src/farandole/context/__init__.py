@@ -173,6 +173,7 @@ def _enter(placement: Placement, settings: Settings, transport: Transport, conne
 
     engine = Engine(transport, settings, observers.of(transport))
     observers.attach(engine)
+    reporter.caught(engine.failures)
     global_process_set.ranks = list(range(placement.size))
     _place = _Place(placement, connection, settings, engine, observers, Sets(engine, engine_of))
 

@@ -73,6 +73,7 @@ class Engine:
         self._waits = Waits(transport, self._rounds, self.observers)
         self._idle = False  # waits for others' posts
         self._ended: HorovodInternalError | None = None
+        self.failures: list[BaseException] = []  # what ended it, if the program had asked for something
         self._closing = False
         self._looked = monotonic()
         self._parked = True
@@ -199,6 +200,7 @@ class Engine:
 
     def _raise_if_ended(self) -> None:
         if self._ended is not None:
+            self.failures.append(self._ended)
             raise self._ended
 
     # Driving.
@@ -476,6 +478,8 @@ class Engine:
             self._devices.abort(str(error))
         with self._mutex:
             items = [*self._rounds.waiting.values(), *self._batch, *self._queue]
+            if items and not self._closing:
+                self.failures.append(error)
             self._rounds.waiting.clear()
             self._batch.clear()
             self._queue.clear()

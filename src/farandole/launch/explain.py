@@ -58,6 +58,8 @@ class _Rank(NamedTuple):
             return "running"
         if self.code < 0:
             return "signal"
+        if self.code and self.outcome is not None and self.outcome.kind:
+            return "victim"  # it caught what others' end brought it, and gave up
         return "exit" if self.code else "finished"
 
 

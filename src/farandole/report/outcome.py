@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from farandole.errors import (
@@ -31,7 +32,8 @@ def parsed(data: bytes | bytearray) -> dict[str, Any]:
 
 
 class Outcome(NamedTuple):
-    """A rank's report of its own end. ``status``: ok, error, or victim (it failed because another rank left)."""
+    """A rank's report of its own end. ``status``: ok, error, or victim (it failed because another rank left); ok with a
+    ``kind``: its program has caught what a victim gets, and its exit code will tell whether it could go on."""
 
     status: str
     kind: str = ""
@@ -84,6 +86,12 @@ class Outcome(NamedTuple):
             status="victim" if victims and not ended_it else "error", kind=type(error).__name__,
             message=_text(error), traceback=text[-_TEXT_LIMIT:], lost=lost, host=socket.gethostname(),
         )  # fmt: skip
+
+    @classmethod
+    def without(cls, caught: Sequence[BaseException]) -> Outcome:
+        """The outcome of a rank that ends without an error, or has caught these."""
+        found = [outcome for outcome in map(cls.of, caught[:1]) if outcome.status == "victim"]
+        return found[0]._replace(status="ok") if found else cls(status="ok")
 
 
 def _text(error: BaseException) -> str:

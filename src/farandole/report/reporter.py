@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -27,6 +28,7 @@ class _Reporter:
         self.rank = 0
         self.pid = 0
         self.done = self.failed = False
+        self.caught: Sequence[BaseException] = ()
 
     def report(self, outcome: Outcome) -> None:
         if self.client is None or self.done or os.getpid() != self.pid:
@@ -90,6 +92,11 @@ def install_early() -> None:
         install(_Caller(connection.store, connection.secret), Placement.from_env().rank)
 
 
+def caught(failures: Sequence[BaseException]) -> None:
+    """``failures``: what collectives of this process will have failed with; its program may catch that, and give up."""
+    _reporter.caught = failures
+
+
 def report(outcome: Outcome) -> None:
     """Tell the driver now; the later report of ``install`` is dropped."""
     _reporter.report(outcome)
@@ -105,4 +112,4 @@ def _at_exit() -> None:
     error = getattr(sys, "last_value", None)
     if error is None and isinstance(_reporter.client, _Caller):
         return  # never in the job, and no failure
-    _reporter.report(Outcome.of(error) if error is not None else Outcome(status="ok"))
+    _reporter.report(Outcome.of(error) if error is not None else Outcome.without(_reporter.caught))
