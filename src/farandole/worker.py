@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -140,17 +141,33 @@ def _become(command: Sequence[str], client: StoreClient, rank: int) -> int:
     try:
         os.execvpe(command[0], list(command), os.environ)
     except (FileNotFoundError, NotADirectoryError):
-        code, text = NOT_FOUND, f"the command {command[0]!r} was not found"
+        code, text = NOT_FOUND, _not_found(command[0])
     except PermissionError:
         code, text = NOT_EXECUTABLE, f"the command {command[0]!r} cannot be executed"
     except (OSError, ValueError) as error:  # an empty word
         code, text = NOT_EXECUTABLE, f"the command {command[0]!r} cannot be executed: {error}"
+        if getattr(error, "errno", 0) == errno.ENOEXEC:
+            text += (
+                "; it is no program for this processor, and no script whose first line names what runs it (#!/bin/sh)"
+            )
     for number in _RESTORED:
         signal.signal(number, signal.SIG_IGN)  # for the report
     if command[0].endswith(".py"):
         text += f"; a script needs its interpreter in front: python {command[0]}"
     _report(client, rank, text)
     return code
+
+
+def _not_found(program: str) -> str:
+    """Why the kernel did not find it: a script may be there, and what its first line names is not."""
+    for folder in [""] if os.path.dirname(program) else os.get_exec_path():
+        with contextlib.suppress(OSError), open(os.path.join(folder, program), "rb") as file:
+            line = file.readline(256).rstrip(b"\n")
+            if line.startswith(b"#!"):
+                what = repr(line[2:].decode(errors="replace").strip(" "))
+                what += ": the file has line ends of Windows, and needs those of Unix" * line.endswith(b"\r")
+                return f"the command {program!r} is a script, and what its first line names is not here: {what}"
+    return f"the command {program!r} was not found"
 
 
 def _report(client: StoreClient, rank: int, message: str) -> None:

@@ -232,6 +232,22 @@ trap '' TERM; touch {tmp_path}/up; while true; do sleep 0.1; done"""
         assert "Traceback" not in done.stderr
         assert len(done.stderr.splitlines()) <= 5, "two of ours, and three in Horovod's words"
 
+    @pytest.mark.parametrize(
+        ("script", "code", "text"),
+        [
+            ("#!/no/such/python -u\n", 127, "what its first line names is not here: '/no/such/python -u' (exited"),
+            ("#!/bin/sh\r\necho\r\n", 127, r"'/bin/sh\r': the file has line ends of Windows, and needs those of Unix"),
+            ("echo\n", 126, "no script whose first line names what runs it (#!/bin/sh) (exited"),
+        ],
+    )
+    def test_a_script_that_cannot_run(self, jobs: Marked, tmp_path: Path, script: str, code: int, text: str) -> None:
+        path = tmp_path / "train.sh"
+        path.write_text(script)
+        path.chmod(0o755)
+        done = jobs.run("run", "-np", "2", str(path))
+        assert done.returncode == code
+        assert done.stderr.count(text) == 1
+
     def test_with_verbose_every_traceback_is_shown(self, jobs: Marked) -> None:
         done = jobs.run("run", "-np", "2", "--verbose", PY, "-c", "raise ValueError('boom')")
         assert done.stderr.count("ValueError: boom") == 3
