@@ -182,6 +182,7 @@ class TestRun:
             ("-np 2 python /no/such/train.py", "there is no file '/no/such/train.py' in /no/such"),
             ("-np 2 /etc/passwd", "cannot be executed; chmod +x /etc/passwd"),
             ("-np 2 /etc", "'/etc' is a folder"),
+            ("-np 2 --cycle-time-ms=-- true", "--cycle-time-ms needs a value"),
             ("-np 2 --verbose=1 true", "ignored explicit argument '1'"),
             ("-np 2 --cycle-time-ms soon true", "--cycle-time-ms='soon' cannot be read: it must be a number"),
             ("-np 2 --cache-capacity 1.5 true", "--cache-capacity='1.5' cannot be read: it must be a whole number"),
@@ -212,6 +213,13 @@ class TestRun:
     def test_an_empty_word_in_the_place_of_the_program(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["run", "-np", "2", "", "train.py"]) == 2
         assert capsys.readouterr().err.startswith("farandole: the first word of the command is empty")
+
+    @pytest.mark.parametrize("words", [("--hostfile", ""), ("--output-dir=",), ("--config-file", ""), ("--launcher=",)])
+    def test_a_variable_that_is_not_set(self, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+        """It would mean another job: on this machine, without files."""
+        assert cli.main(["run", "-np", "1", *words, "true"]) == 2
+        name = words[0].rstrip("=")
+        assert capsys.readouterr().err.startswith(f"farandole: the value of {name} is empty: is it a variable of the")
 
     def test_help_lists_every_flag_and_every_value_within_the_terminal(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

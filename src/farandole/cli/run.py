@@ -30,6 +30,7 @@ ELSEWHERE = {
 _ATTACHED = r"(-np|-n)=?(\d\S*|auto)"
 _PROC = ("-np", "-n", "--np", "--num-proc")
 
+_NAMED = ("--hostfile", "--output-dir", "--config-file", "--launcher")  # an empty one would mean: none
 LONG_DASHES = ("\u2013", "\u2014", "\u2212")
 _SHELL = ("cd", "export", "source", "set", "ulimit", "alias", "eval")
 _PLAIN = ("-u", "-O", "-OO", "-B", "-s", "-S", "-E", "-I", "-P", "-q", "-v")  # options of Python without a value
@@ -220,6 +221,10 @@ def split(made: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list
             if not rest or rest[0] == "--" or rest[0].split("=")[0] in takes_value:
                 raise SettingsError(f"{name} needs a value; see farandole run --help")
             flags.append(rest.pop(0))
+        if name in _NAMED and flags[-1] in ("", f"{name}="):
+            raise SettingsError(f"the value of {name} is empty: is it a variable of the shell that is not set?")
+        if flags[-1] == f"{name}=--":  # argparse would make a list of it
+            raise SettingsError(f"{name} needs a value; see farandole run --help")
     return flags, rest
 
 
