@@ -81,6 +81,25 @@ print("ran once")
         )
         assert (done.stdout, done.stderr) == ("ran once\n", "")
 
+    def test_a_process_that_multiprocessing_has_spawned(self, tmp_path: Path) -> None:
+        """Its functions belong to a module that it alone has, by another name than that of the script."""
+        script = tmp_path / "search.py"
+        script.write_text("""
+import farandole, multiprocessing, pickle
+class Box:
+    def __init__(self, value): self.value = value
+def double(box): return Box(2 * box.value)
+def make(value): return pickle.loads(pickle.dumps(double(Box(value))))
+def job(value):
+    boxes = farandole.run(make, (value,), np=2)
+    return [type(box) is Box and box.value for box in boxes]
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.apply(job, (4,)), [box.value for box in pool.apply(farandole.run, (make, (5,)))])
+""")
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False)
+        assert (done.stdout, done.stderr) == ("[8, 8] [10]\n", "")
+
     def test_a_script_without_a_main_guard_runs_once_and_finds_its_neighbours(self, tmp_path: Path) -> None:
         (tmp_path / "neighbour.py").write_text("def double(x): return 2 * x\n")
         script = tmp_path / "sub" / "script.py"

@@ -14,6 +14,8 @@ from typing import Any
 
 import cloudpickle
 
+SPAWNED = "__mp_main__"  # the name of the script in a process that multiprocessing has spawned
+
 _reduce: Callable[[CodeType], tuple[Any, ...]] = cloudpickle.Pickler.dispatch_table[CodeType]
 
 
@@ -98,6 +100,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def dumps(value: Any, pickler: type[Pickler] = Pickler) -> bytes:
     """``value`` as bytes, for ``cloudpickle.loads`` where this package can be imported."""
+    main = sys.modules.get("__main__")
+    if getattr(main, "__name__", "") == SPAWNED:  # no other process can import it
+        cloudpickle.register_pickle_by_value(main)
     file = io.BytesIO()
     pickler(file).dump(value)
     return file.getvalue()

@@ -233,8 +233,8 @@ def _display(*shown: Any, **_: Any) -> None:
 def _fill_main(function: Any) -> None:
     """Let pickle find the classes of the user's ``__main__`` by name (torch.save does)."""
     names = getattr(function, "__globals__", {})
-    if names.get("__name__") == "__main__":
-        main = sys.modules["__main__"]
+    if names.get("__name__") in ("__main__", "__mp_main__"):  # the second: where multiprocessing has spawned the driver
+        main = sys.modules[names["__name__"]] = sys.modules["__main__"]
         for name, value in names.items():
             if not name.startswith("__"):
                 setattr(main, name, value)
