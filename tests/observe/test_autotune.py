@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -225,6 +227,32 @@ def test_unnamed_collectives_make_steps_too(clock: list[float]) -> None:
 def test_a_log_that_cannot_be_written_is_named() -> None:
     with pytest.raises(SettingsError, match=r"--autotune-log-file='/nowhere/log\.csv'.*No such file"):
         Tuner(Settings(autotune_log="/nowhere/log.csv"))
+
+
+LOGS = """
+import sys, time
+from farandole.config import Settings
+from farandole.observe.autotune import Tuner
+tuner = Tuner(Settings(autotune_log=sys.argv[1]))
+print("go", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_log_that_another_job_writes_is_left_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("of yesterday\n")
+    with subprocess.Popen([sys.executable, "-c", LOGS, str(path)], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"go\n"
+            assert path.read_text() == ""
+            path.write_text("its own\n")
+            with pytest.raises(SettingsError, match=r"log\.csv' .* another job writes its own there; each job needs"):
+                Tuner(Settings(autotune_log=str(path)))
+        finally:
+            other.kill()
+    assert path.read_text() == "its own\n"
 
 
 def test_a_full_disk_ends_the_log_not_the_training(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:

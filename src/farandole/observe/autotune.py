@@ -268,10 +268,19 @@ def _key(name: str, nbytes: int) -> str:
 def _open(path: str) -> TextIO | None:
     if not path:
         return None
+    from farandole.observe.timeline.file import claim
+
     try:
-        return open(path, "w", encoding="utf-8")
+        file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (the caller's)
     except OSError as error:
         raise SettingsError(
             f"--autotune-log-file={path!r} (HOROVOD_AUTOTUNE_LOG) cannot be written: {error.strerror}; it must name "
             "a file in a directory that exists and can be written"
         ) from error
+    if not claim(file.fileno()):
+        file.close()
+        raise SettingsError(
+            f"--autotune-log-file={path!r} (HOROVOD_AUTOTUNE_LOG) cannot be written: another job writes its own there; "
+            "each job needs a file of its own"
+        )
+    return file

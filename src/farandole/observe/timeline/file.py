@@ -13,6 +13,19 @@ from farandole.errors import SettingsError
 _CLOSE = b"\n]\n"
 
 
+def claim(fd: int) -> bool:
+    """Empty the file, unless another job writes it (False): both would write over each other. The lock is this
+    process's alone (no forked child has it) and goes with it. A file system without locks is taken as it is."""
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+    with contextlib.suppress(OSError):  # a device (/dev/null) has no length
+        os.ftruncate(fd, 0)
+    return True
+
+
 class ArrayFile:
     """Each write begins where the closing bracket stands, and ends with a new one: whoever reads the file finds a whole
     array. Killed in the very middle of a write, a process may leave the last line torn, which ``merge.read`` and trace
@@ -27,26 +40,16 @@ class ArrayFile:
                 f"the timeline cannot be written to {path!r}: {error.strerror}; --timeline-filename (HOROVOD_TIMELINE) "
                 "must name a file in a directory that exists and can be written"
             ) from error
-        self._claim()
+        if not claim(self._fd):
+            os.close(self._fd)
+            raise SettingsError(
+                f"the timeline cannot be written to {path!r}: another job writes its own there; each job needs a file "
+                "of its own (--timeline-filename, HOROVOD_TIMELINE)"
+            )
         self._end = 0  # where the bracket stands
         self._separator = b"[\n"
         with contextlib.suppress(OSError):  # a full disk: whoever appends the first element is told
             self.append([])
-
-    def _claim(self) -> None:
-        """Empty the file, unless another job writes it: both would write over each other. The lock is this process's
-        alone (no forked child has it) and goes with it. A file system without locks is taken as it is."""
-        try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                os.close(self._fd)
-                raise SettingsError(
-                    f"the timeline cannot be written to {self.path!r}: another job writes its own there; each job "
-                    "needs a file of its own (--timeline-filename, HOROVOD_TIMELINE)"
-                ) from error
-        with contextlib.suppress(OSError):  # a device (/dev/null) has no length
-            os.ftruncate(self._fd, 0)
 
     def append(self, elements: Sequence[str]) -> None:
         """Add elements, each a JSON text. Raises OSError, and leaves the file as it was, if there is no room."""
