@@ -84,8 +84,9 @@ def forget(how: Prepare) -> None:
     _lazy.forget(how)
 
 
-def configure(level: str, *, rank: int, hide_time: bool) -> None:
-    """Write the package's log to stderr at ``level``, unless the program has set up a handler of its own."""
+def configure(level: str, *, who: str, hide_time: bool) -> None:
+    """Write the package's log to stderr at ``level``, unless the program has set up a handler of its own. ``who``: this
+    process, as in "rank 3"."""
     number = _LEVELS[level.lower()]
 
     def write(found: logging.Logger) -> None:
@@ -98,14 +99,14 @@ def configure(level: str, *, rank: int, hide_time: bool) -> None:
         if not found.handlers:
             handler = logging.StreamHandler(sys.stderr)
             handler.name = _NAME
-            handler.setFormatter(_formatter(rank, hide_time))
+            handler.setFormatter(_formatter(who, hide_time))
             found.addHandler(handler)
             found.propagate = False
 
     _lazy.prepare(number, write)
 
 
-def _formatter(rank: int, hide_time: bool) -> logging.Formatter:
+def _formatter(who: str, hide_time: bool) -> logging.Formatter:
     import logging
     from datetime import datetime
 
@@ -115,6 +116,6 @@ def _formatter(rank: int, hide_time: bool) -> logging.Formatter:
             message = record.getMessage()
             if record.exc_info:
                 message += "\n" + self.formatException(record.exc_info)
-            return f"[{stamp}{record.levelname[0]} farandole rank {rank}] {message}"
+            return f"[{stamp}{record.levelname[0]} farandole {who}] {message}"
 
     return Format()

@@ -13,7 +13,7 @@ from farandole.launch.servers import name, running, verdict
 from tests.launch.tools import Marked
 
 PY = sys.executable
-# Trains without end, or 30 steps; at step 5, rank 0 kills the first server.
+# Trains without end, or 30 steps; at step 5, rank 0 kills the first server, or a replica of it.
 PROGRAM = """
 import os, signal, sys
 import numpy as np
@@ -31,7 +31,7 @@ for step in range(1, steps + 1):
         weight += 1
     exchange(weights, slots, step)
     if step == 5 and hvd.rank() == 0:
-        os.kill(context.servers().servers[0]._addresses[0]["pid"], signal.SIGKILL)
+        os.kill(context.servers().servers[0]._addresses[int(*sys.argv[2:])]["pid"], signal.SIGKILL)
 exchange.average(weights, slots)
 print(float(weights[0][0]), float(weights[1][2]))
 """
@@ -71,6 +71,14 @@ def test_a_primary_that_is_killed_costs_nothing_where_it_has_a_replica(jobs: Mar
     assert "parameter server 0 on " in done.stderr
     assert "its replica goes on" in done.stderr
     assert {path.name for path in tmp_path.iterdir()} >= {"rank.0", "server.0", "server.3"}
+
+
+@pytest.mark.slow
+def test_a_replica_that_is_killed_is_told_by_its_server(jobs: Marked) -> None:
+    flags = ("--replicas", "2", "--strategy", "ps_async", "--log-without-timestamp")
+    done = jobs.run("run", "-np", "2", *flags, PY, "-c", PROGRAM, "30", "1")
+    assert done.returncode == 0, done.stderr
+    assert "[server 0]<stderr>:[W farandole server 0] a replica of a parameter server was lost" in done.stderr
 
 
 @pytest.mark.slow

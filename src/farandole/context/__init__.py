@@ -129,7 +129,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         if found and communicator.is_part(comm, found.placement):
             found, comm = found.among(comm, settings), None
         rank = found.placement.rank if found else placement.rank
-        log.configure(settings.log_level, rank=rank, hide_time=settings.log_hide_time)
+        log.configure(settings.log_level, who=f"rank {rank}", hide_time=settings.log_hide_time)
         if found:
             placement, connection = found.join(settings)
         elif warning := environment.lost(os.environ):

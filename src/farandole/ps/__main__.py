@@ -21,7 +21,7 @@ def main() -> int:
         sys.stderr.write("farandole.ps is started by farandole run --strategy ps, not by hand\n")
         return 2
     index, beside = int(os.environ["FARANDOLE_SERVER"]), os.environ.get("FARANDOLE_SERVER_INTERFACE")
-    log.configure(settings.log_level, rank=-1, hide_time=settings.log_hide_time)
+    log.configure(settings.log_level, who=f"server {index}", hide_time=settings.log_hide_time)
     store = StoreClient(connection.store, connection.secret, timeout=settings.start_timeout)
     last = (index // settings.replicas + 1) * settings.replicas  # servers with their replicas, one after the other
 
