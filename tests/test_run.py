@@ -410,6 +410,31 @@ def test_a_rank_that_catches_what_a_victim_gets_is_not_blamed(victim: int) -> No
     assert caught.value.rank == victim
 
 
+def makes_another_error() -> None:
+    """Of what it caught; the text alone tells where it came from."""
+    import numpy as np
+
+    import farandole.numpy as hvd
+
+    hvd.init()
+    if hvd.rank() == 1:
+        sys.exit(3)
+    failed = False
+    try:
+        hvd.allreduce(np.ones(3), name="x")
+    except Exception:
+        failed = True
+    if failed:
+        raise RuntimeError("training failed")
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_rank_that_makes_another_error_of_what_it_caught_is_not_blamed() -> None:
+    with pytest.raises(JobFailedError, match="Rank 1 on localhost exited with code 3") as caught:
+        farandole.run(makes_another_error, np=2)
+    assert (caught.value.rank, caught.value.exit_code) == (1, 3)
+
+
 @pytest.mark.usefixtures("jobs")
 def test_a_rank_that_finishes_early_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(JobFailedError, match=r"^Rank 1 .* finished \(exit code 0\) while ranks 0, 2") as caught:

@@ -118,6 +118,25 @@ class TestExplain:
         assert verdict.message.endswith("stderr:\nValueError: boom\nRank 0 failed only in consequence.")
         assert explain([caught, Event(0, code=0), Event(1, code=0)], HOSTS[:2]) is None
 
+    @pytest.mark.parametrize("code", [3, -11])
+    def test_an_error_that_a_program_made_of_a_victims(self, code: int) -> None:
+        """It may be of its own, so it is the cause if there is no other."""
+        own = ERROR._replace(lost=1)
+        events = [Event(0, outcome=own), Event(0, code=1)]
+        waiting = explain(events, HOSTS[:2])
+        assert waiting is not None
+        assert waiting.patience > 1, "the cause may be slow to end"
+        verdict = explain([*events, Event(1, code=code)], HOSTS[:2])
+        assert verdict is not None
+        assert (verdict.rank, verdict.apart, verdict.patience) == (1, (0,), 0.0)
+        verdict = explain([*events, Event(1, code=0)], HOSTS[:2])
+        assert verdict is not None
+        assert (verdict.rank, verdict.patience) == (0, 0.0)
+        assert verdict.message.endswith("ValueError: boom\nRank 1 had finished before.")
+        stalled = explain([Event(0, outcome=own._replace(kind="StalledError"))], HOSTS[:2])
+        assert stalled is not None
+        assert stalled.patience == 0, "it ended the job"
+
     def test_the_same_failure_everywhere_is_told_once(self) -> None:
         events = [Event(rank, code=2) for rank in (1, 0, 2, 3)]
         verdict = explain(events, HOSTS, dict.fromkeys(range(4), "SyntaxError: invalid syntax"))

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from farandole.errors import SHUT_DOWN, PeerLostError, RendezvousError, ServerLostError, ShutDownError
+from farandole.errors import SHUT_DOWN, PeerLostError, RendezvousError, ServerLostError, ShutDownError, StalledError
 from farandole.report.outcome import Outcome
 
 VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first victim
 EXIT_PATIENCE = 0.3  # the same after a plain exit code, which may be a victim's that caught its exception
 _PLACES = 4  # at which ranks failed in the same way
+_STALLED = StalledError.__name__  # an error that ends the job, of a rank that another kept waiting
 _ABSENT = 4  # ranks that stayed away whose activity is named
 _SAME_CALLS = (
     "every rank must make the same calls (the same number of batches, for instance; or hvd.join() on those that are "
@@ -73,9 +74,9 @@ def explain(
 
     ``events`` in the order they were seen, without what the driver's own signals did. A rank that reported an error
     of its own or was killed by a signal is the cause before one that merely exited with a code (it may have caught
-    what a victim gets); SIGKILL, which no failure of another rank brings about, comes before all. Victims are never
-    the cause. ``hosts``: per rank; ``tails``: per rank, its last lines on stderr;
-    ``activity``: its present activity.
+    what a victim gets), and both before one whose own error came after another rank had left; SIGKILL, which no
+    failure of another rank brings about, comes before all. Victims are never the cause. ``hosts``: per rank;
+    ``tails``: per rank, its last lines on stderr; ``activity``: its present activity.
     """
     ranks = _standings(events, len(hosts))
     failed = [rank for rank in ranks if rank.standing not in ("running", "finished")]
@@ -86,7 +87,8 @@ def explain(
         return _without_cause(ranks, hosts, activity or {})
     cause = min(candidates, key=lambda candidate: (_weight(candidate), candidate.order))
     ended = all(rank.standing != "running" for rank in ranks)
-    patience = EXIT_PATIENCE if cause.standing == "exit" and not ended else 0.0
+    patience = VICTIM_PATIENCE if _met_another(cause) else EXIT_PATIENCE if cause.standing == "exit" else 0.0
+    patience *= not ended
     return _blame(cause, ranks, hosts, tails or {}, patience)
 
 
@@ -105,7 +107,15 @@ def _standings(events: Sequence[Event], size: int) -> list[_Rank]:
 def _weight(rank: _Rank) -> int:
     if rank.code == -signal.SIGKILL:
         return 0
+    if _met_another(rank):
+        return 3
     return 1 if rank.standing in ("error", "signal") else 2
+
+
+def _met_another(rank: _Rank) -> bool:
+    """Had another rank left before it failed? Its program may have caught that, and made an error of its own of it."""
+    outcome = rank.outcome
+    return outcome is not None and outcome.status == "error" and outcome.lost >= 0 and outcome.kind != _STALLED
 
 
 def _blame(
@@ -134,7 +144,7 @@ def _blame(
     lines += _in_the_same_way(cause, [rank for rank in ranks if rank.rank in same])
     if victims:
         lines.append(f"{_ranks(victims)} failed only in consequence.")
-    if early and victims:
+    if early and (victims or (_met_another(cause) and cause.outcome is not None and cause.outcome.lost in early)):
         lines.append(f"{_ranks(early)} had finished before.")
     apart = [rank.rank for rank in ranks if rank.standing in ("error", "signal", "exit") and rank.rank not in same]
     apart.remove(cause.rank)

@@ -33,7 +33,8 @@ def parsed(data: bytes | bytearray) -> dict[str, Any]:
 
 class Outcome(NamedTuple):
     """A rank's report of its own end. ``status``: ok, error, or victim (it failed because another rank left); ok with a
-    ``kind``: its program has caught what a victim gets, and its exit code will tell whether it could go on."""
+    ``kind``: its program has caught what a victim gets, and its exit code will tell whether it could go on.
+    ``lost``: the rank that left; of an error: that left before it, and the program may have made its error of that."""
 
     status: str
     kind: str = ""

@@ -34,6 +34,8 @@ class _Reporter:
         if self.client is None or self.done or os.getpid() != self.pid:
             return
         self.done, self.failed = True, outcome.status != "ok"
+        if outcome.status == "error" and outcome.lost < 0:
+            outcome = outcome._replace(lost=Outcome.without(self.caught).lost)
         try:
             self.client.set(keys.outcome(self.rank), outcome.to_bytes())
         except (HorovodInternalError, OSError):
