@@ -115,7 +115,12 @@ class TestExplain:
         verdict = explain([caught, Event(0, code=1), Event(1, code=1)], HOSTS[:2], {1: "ValueError: boom"})
         assert verdict is not None
         assert verdict.rank == 1
-        assert verdict.message.endswith("stderr:\nValueError: boom\nRank 0 failed only in consequence.")
+        assert verdict.message.endswith("ValueError: boom\nRank 0 had lost another rank before exiting with a code.")
+        assert verdict.apart == (0,), "it may have printed more than a victim's traceback"
+        verdict = explain([caught, Event(0, code=1), Event(1, code=0)], HOSTS[:2])
+        assert verdict is not None
+        assert "Rank 1 on alpha finished" in verdict.message
+        assert verdict.apart == (0,)
         assert explain([caught, Event(0, code=0), Event(1, code=0)], HOSTS[:2]) is None
 
     @pytest.mark.parametrize("code", [3, -11])

@@ -46,10 +46,16 @@ class Verdict(NamedTuple):
 
 
 class _Rank(NamedTuple):
+    """``caught``: a victim whose program caught its error, and exited with a code. Its output may tell of more."""
+
     rank: int
     order: int  # when its failure was first seen
     outcome: Outcome | None
     code: int | None
+
+    @property
+    def caught(self) -> bool:
+        return self.standing == "victim" and self.outcome is not None and self.outcome.status == "ok"
 
     @property
     def standing(self) -> str:
@@ -60,7 +66,7 @@ class _Rank(NamedTuple):
         if self.code < 0:
             return "signal"
         if self.code and self.outcome is not None and self.outcome.kind:
-            return "victim"  # it caught what others' end brought it, and gave up
+            return "victim"  # see caught
         return "exit" if self.code else "finished"
 
 
@@ -84,7 +90,7 @@ def explain(
         return None
     candidates = [rank for rank in failed if rank.standing != "victim"]
     if not candidates:
-        return _without_cause(ranks, hosts, activity or {})
+        return _without_cause(ranks, hosts, activity or {})._replace(apart=tuple(_caught(ranks)))
     cause = min(candidates, key=lambda candidate: (_weight(candidate), candidate.order))
     ended = all(rank.standing != "running" for rank in ranks)
     patience = VICTIM_PATIENCE if _met_another(cause) else EXIT_PATIENCE if cause.standing == "exit" else 0.0
@@ -110,6 +116,10 @@ def _weight(rank: _Rank) -> int:
     if _met_another(rank):
         return 3
     return 1 if rank.standing in ("error", "signal") else 2
+
+
+def _caught(ranks: Sequence[_Rank]) -> list[int]:
+    return [rank.rank for rank in ranks if rank.caught]
 
 
 def _met_another(rank: _Rank) -> bool:
@@ -139,16 +149,21 @@ def _blame(
         lines.append(f"Its last lines on stderr:\n{tail}")
         lines += [cure for missing, cure in _MISSING.items() if missing in tail]
     same = [rank.rank for rank in ranks if rank.rank != cause.rank and _alike(rank, cause, tails)]
-    victims = [rank.rank for rank in ranks if rank.standing == "victim"]
+    victims = [rank.rank for rank in ranks if rank.standing == "victim" and not rank.caught]
+    caught = _caught(ranks)
     early = [rank.rank for rank in ranks if rank.standing == "finished"]
     lines += _in_the_same_way(cause, [rank for rank in ranks if rank.rank in same])
     if victims:
         lines.append(f"{_ranks(victims)} failed only in consequence.")
-    if early and (victims or (_met_another(cause) and cause.outcome is not None and cause.outcome.lost in early)):
+    if caught:
+        lines.append(f"{_ranks(caught)} had lost another rank before exiting with a code.")
+    if early and (
+        victims or caught or (_met_another(cause) and cause.outcome is not None and cause.outcome.lost in early)
+    ):
         lines.append(f"{_ranks(early)} had finished before.")
     apart = [rank.rank for rank in ranks if rank.standing in ("error", "signal", "exit") and rank.rank not in same]
     apart.remove(cause.rank)
-    return Verdict(cause.rank, patience, status, "\n".join(lines), shown, tuple(apart))
+    return Verdict(cause.rank, patience, status, "\n".join(lines), shown, (*apart, *caught))
 
 
 def _alike(rank: _Rank, cause: _Rank, tails: Mapping[int, str]) -> bool:
