@@ -67,6 +67,24 @@ def test_ranks_that_were_told_differently_whether_to_encrypt(tls: bool) -> None:
         serverless.join(Other(), Placement(rank=1, size=2), Settings(tls=tls))  # type: ignore[arg-type]
 
 
+def test_ranks_that_were_told_different_numbers_of_ranks() -> None:
+    """By hand, say: WORLD_SIZE=2 for rank 0, and 3 for rank 1."""
+    host = Host(Placement(size=2, local_size=2), Settings(start_timeout=5.0))
+
+    class Other(Told):
+        def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
+            host.server.set("node/0", b'["h", 0]')
+            threading.Thread(target=host.deal).start()
+            return host.invitation()
+
+    try:
+        with pytest.raises(SettingsError, match=r"rank 1 was started as one of 3 ranks, rank 0 as one of 2: "):
+            serverless.join(Other(), Placement(rank=1, size=3), Settings(start_timeout=5.0))  # type: ignore[arg-type]
+    finally:
+        host.hang_up()
+        serverless._stay = None
+
+
 def test_an_address_that_does_not_answer_is_passed_over() -> None:
     host = Host(Placement(size=2, local_size=2), Settings())
     *_, address, secret = host.invitation().split(",")

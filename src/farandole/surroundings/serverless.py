@@ -80,6 +80,11 @@ def join(cluster: Cluster, placement: Placement, settings: Settings) -> tuple[Pl
             raise RendezvousError.ended(facts["ended"])
         if facts["missing"]:
             raise RendezvousError.late(facts["missing"], timeout, otherwise=cluster.otherwise)
+        if facts["placement"]["size"] != placement.size:
+            raise SettingsError(
+                f"rank {placement.rank} was started as one of {placement.size} ranks, rank 0 as one of "
+                f"{facts['placement']['size']}: whatever starts them must tell all ranks the same number"
+            )
     except BaseException as error:
         if client is not None:
             client.close()
