@@ -145,6 +145,29 @@ def test_models_are_converted_and_train_alike() -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_gradients_where_ranks_hold_different_weights() -> None:
+    """As between two exchanges of a strategy of weights: each sample's gradient goes by the weight of its own rank."""
+    weights = torch.tensor([[0.5, 2.0, -1.0], [1.5, 0.0, 3.0]], dtype=torch.float64)
+    whole, factors = batch((11, 3), 0, torch.float64), batch((11, 3), 50, torch.float64)
+
+    def fn(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        module = hvd.SyncBatchNorm(3).double()
+        with torch.no_grad():
+            module.weight.copy_(weights[rank])
+        x = whole.split([4, 7])[rank].clone().requires_grad_()
+        (module(x) * factors.split([4, 7])[rank]).sum().backward()
+        return x.grad, module.weight.grad
+
+    results = job(2, fn)
+    x, own = whole.clone().requires_grad_(), weights.clone().requires_grad_()
+    normal = (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt()
+    (normal * own.repeat_interleave(torch.tensor([4, 7]), 0) * factors).sum().backward()
+    torch.testing.assert_close(torch.cat([found[0] for found in results]), x.grad, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(torch.stack([found[1] for found in results]), own.grad, rtol=1e-9, atol=1e-9)
+
+
 def test_sets_frozen_inputs_and_what_is_refused() -> None:
     def fn(rank: int) -> Any:
         import farandole.torch as hvd

@@ -115,12 +115,13 @@ class _Normalize(Function):  # type: ignore[misc]  # torch has no types for it
         sums = torch.stack([wide.sum(axes), (wide * normal).sum(axes)])
         of_weight = sums[1].to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
         of_bias = sums[0].to(gradient.dtype if weight is None else weight.dtype) if ctx.needs_input_grad[2] else None
+        if weight is not None:  # each rank's own: with strategies of weights they differ between exchanges
+            wide, sums = wide * _shaped(weight.double(), x), sums * weight.double()
         # Always asked for: another rank may need its input's gradient where this one does not.
         means = allreduce(sums, op=ReduceOp.SUM, process_set=ctx.set) / max(ctx.count, 1.0)
         if not ctx.needs_input_grad[0]:
             return None, of_weight, of_bias, None, None
-        factor = inverse if weight is None else inverse * weight.double()
-        of_x = (wide - _shaped(means[0], x) - normal * _shaped(means[1], x)) * _shaped(factor, x)
+        of_x = (wide - _shaped(means[0], x) - normal * _shaped(means[1], x)) * _shaped(inverse, x)
         return of_x.to(x.dtype), of_weight, of_bias, None, None
 
 
