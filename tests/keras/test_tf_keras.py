@@ -318,6 +318,35 @@ def test_local_variables_configurations_and_what_is_refused() -> None:
     job(2, body)
 
 
+def test_a_metric_of_the_model_counts_the_first_batch_of_each_rank() -> None:
+    """Models with a ``train_step`` of their own (a GAN, a VAE) have metrics among their variables."""
+
+    def body(rank: int) -> None:
+        import tf_keras
+
+        from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
+
+        class Model(tf_keras.Model):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(1,))])
+                self.seen = tf_keras.metrics.Mean(name="seen")
+
+            def train_step(self, data: Any) -> Any:
+                self.optimizer.minimize(lambda: self.inner(data[0])[0, 0], self.inner.trainable_variables)
+                self.seen.update_state(data[0])
+                return {"seen": self.seen.result()}
+
+        model = Model()
+        model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1)))
+        x = np.array([[0.0], [4.0]], np.float32) + 10 * rank  # two batches
+        callbacks = [BroadcastGlobalVariablesCallback(0), MetricAverageCallback()]
+        seen = model.fit(x, x, batch_size=1, shuffle=False, verbose=0, callbacks=callbacks).history["seen"]
+        assert seen == [7.0]  # of 0, 4, 10, 14
+
+    job(2, body)
+
+
 def test_metrics_are_averaged_and_states_go_back() -> None:
     def body(rank: int) -> None:
         import tf_keras

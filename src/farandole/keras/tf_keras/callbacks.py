@@ -85,7 +85,9 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         optimizer = self.model.optimizer
         of_optimizer = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
         local = [*(ref.deref() for ref in self._local), *local_of(optimizer)]
-        kept = {variable.ref() for variable in [*local, *slots_of(optimizer, local)]}
+        metrics = [each for each in self.model.submodules if isinstance(each, tf_keras.metrics.Metric)]
+        counted = [variable for metric in metrics for variable in metric.variables]  # of this rank's samples so far
+        kept = {variable.ref() for variable in [*local, *slots_of(optimizer, local), *counted]}
         variables = [variable for variable in [*self.model.variables, *of_optimizer] if variable.ref() not in kept]
         known = context.parameters_broadcast()
         broadcast_variables(variables, self.root_rank)
