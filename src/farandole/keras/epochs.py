@@ -247,9 +247,7 @@ def _even_out(model: Any, steps: list[int], process_set: ProcessSet, local: Sequ
         if process_set.rank() == 0:
             warnings.uneven(", ".join(map(str, steps)))
         ranks = process_set.ranks or range(len(steps))
-        others = [each for each in optimizers_of(model) if each is not model.optimizer]
-        states = [variable for each in others for variable in each.variables]
-        broadcast_states(model, [*shared_variables(model, local), *states], ranks[most], process_set)
+        broadcast_states(model, shared_variables(model, local), ranks[most], process_set)
 
 
 def _compare(model: Any, training: Training) -> None:

@@ -12,6 +12,7 @@ from farandole import context
 from farandole.context import ProcessSet
 from farandole.frontend.arrays import broadcast_arrays
 from farandole.frontend.documented import documented
+from farandole.frontend.objects import allgather_object
 from farandole.frontend.ops import WORLD
 from farandole.keras.constants import renew_in
 from farandole.keras.optimizer import gradients_of, optimizers_of, reducers_of
@@ -82,7 +83,22 @@ def broadcast_built(model: Any, root_rank: int, process_set: ProcessSet, local_v
         )
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
+    _build_held(model, process_set)
     broadcast_states(model, shared_variables(model, local_variables), root_rank, process_set)
+
+
+def _build_held(model: Any, process_set: ProcessSet) -> None:
+    """Optimizers that ``model`` holds beside its own are built in their first step: now, on all ranks, where one rank's
+    are, which goes on from a checkpoint."""
+    held = [each for each in optimizers_of(model) if each is not getattr(model, "optimizer", None)]
+    if not held:
+        return
+    places = {id(variable): place for place, variable in enumerate(model.variables)}
+    mine = [[places.get(id(one)) for one in _innermost(each)._trainable_variables] for each in held]
+    for optimizer, *theirs in zip(held, *allgather_object(mine, process_set=process_set), strict=False):
+        of = next(filter(None, theirs), ())
+        if not optimizer.built and of and None not in of:
+            optimizer.build([model.variables[place] for place in of])
 
 
 def broadcast_states(model: Any, variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> None:
@@ -156,19 +172,17 @@ def broadcast_global_variables(root_rank: int, model: Any = None, process_set: P
 
 
 def shared_variables(model: Any, local_variables: Sequence[Any] = ()) -> list[Any]:
-    """Weights and optimizer variables that all ranks hold alike. The state of random generators is each rank's own, so
-    that ranks do not drop the same units."""
-    optimizer = getattr(model, "optimizer", None)
+    """Weights and variables of all optimizers that all ranks hold alike. The state of random generators is each rank's
+    own, so that ranks do not drop the same units."""
     local = local_of(model, local_variables)
     weights = [variable for variable in model.weights if not any(variable is other for other in local)]
-    if optimizer is None:
-        return weights
+    states = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
     if not local:
-        return weights + list(optimizer.variables)
+        return weights + states
     prefixes = {
         _slots_of(variable): any(variable is other for other in local) for variable in model.trainable_variables
     }
-    return weights + [variable for variable in optimizer.variables if not prefixes.get(_owner(variable.name, prefixes))]
+    return weights + [variable for variable in states if not prefixes.get(_owner(variable.name, prefixes))]
 
 
 def _slots_of(variable: Any) -> str:
