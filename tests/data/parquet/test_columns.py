@@ -304,6 +304,8 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         DataError, match=r"b\.parquet, column 'x': its type is string, but int64 in .*a\.parquet: write"
     ):
         from_parquet(str(tmp_path))
+    with pytest.raises(DataError, match=r"a\.parquet, column 'x': its type is int64, but string in .*b\.parquet"):
+        from_parquet([str(tmp_path / "b.parquet"), str(tmp_path / "a.parquet")])  # the first one decides
     pq.write_table(pa.table({"y": [1]}), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"b\.parquet, column 'x': it is missing, while .*a\.parquet has it"):
         from_parquet(str(tmp_path))

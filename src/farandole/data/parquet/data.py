@@ -340,7 +340,10 @@ def _check_types(files: Sequence[Any], schema: Any, names: Sequence[str]) -> Non
                 raise Where(file.path).error(name, None, f"it is missing, while {other} has it")
             kind, expected = file.physical_schema.field(name).type, schema.field(name).type
             if kind != expected:
-                text = f"its type is {kind}, but {expected} in {files[0].path}: write one of them with the other's type"
+                alike = (each.path for each in files for field in each.physical_schema
+                         if (field.name, field.type) == (name, expected))  # fmt: skip
+                other = next(alike, files[0].path)
+                text = f"its type is {kind}, but {expected} in {other}: write one of them with the other's type"
                 raise Where(file.path).error(name, None, f"{text}, or leave the column out")
 
 
