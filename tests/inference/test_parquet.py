@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +326,28 @@ def test_files_whose_columns_differ_make_files_of_one_schema(tmp_path: Path) -> 
         pq.write_table(each, tmp_path / f"{number}.parquet")
     with pytest.raises(DataError, match=r"1.parquet, column 'x': it is int64 here, and double for all files"):
         predict_parquet(np.exp, [tmp_path / f"{number}.parquet" for number in (0, 1)], tmp_path / "w", returns="double")
+
+
+def test_timestamps_as_spark_writes_them_stay_instants(tmp_path: Path) -> None:
+    times = [datetime(2024, 6, 1, 12), datetime(9999, 12, 31), datetime(1, 1, 2), None]  # Arrow's own is nanoseconds
+    kind, utc = pa.timestamp("us"), pa.timestamp("us", "UTC")
+    columns = {
+        "at": pa.array(times, kind), "all": pa.array([[each] for each in times], pa.list_(kind)),
+        "of": pa.array([[("a", each)] for each in times], pa.map_(pa.string(), kind)),
+        "in": pa.array([{"at": each, "x": 1} for each in times], pa.struct([("at", kind), ("x", pa.int64())])),
+    }  # fmt: skip
+    pq.write_table(pa.table({"x": range(4), **columns}), tmp_path / "b.parquet", use_deprecated_int96_timestamps=True)
+    new = pa.table({"local": pa.array(times, kind), "at": columns["at"].cast(utc), "x": range(4)})
+    pq.write_table(new, tmp_path / "a.parquet")
+    both = [tmp_path / "b.parquet", tmp_path / "a.parquet"]
+    predict_parquet(np.exp, both, tmp_path / "out", inputs="x", returns="double")
+    found = pq.read_table(tmp_path / "out")
+    assert found.schema.names == ["x", *columns, "local", "prediction"]
+    at, every, of, inside, local, _ = found.schema.types[1:]
+    assert [at, every.value_type, of.item_type, inside.field("at").type, local] == [utc, utc, utc, utc, kind]
+    assert found["at"].cast(kind).to_pylist() == times + times
+    for name, column in columns.items():
+        assert found[name].slice(4).cast(column.type).to_pylist() == column.to_pylist(), name
 
 
 def test_an_input_without_rows_has_the_columns_of_its_path(tmp_path: Path) -> None:

@@ -252,7 +252,8 @@ def fragments(
     found = [paths.arrow_filesystem(os.fspath(each), options) for each in several]
     try:
         inside = _files_of([each for _, each in found], found[0][0]) if len(found) > 1 else found[0][1]
-        dataset = ds.dataset(inside, filesystem=found[0][0], format="parquet", partitioning="hive")
+        form = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # which the year 9999 fits
+        dataset = ds.dataset(inside, filesystem=found[0][0], format=form, partitioning="hive")
         files = sorted(dataset.get_fragments(), key=lambda each: str(each.path))
         for each in files:
             _metadata(each)

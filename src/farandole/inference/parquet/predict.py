@@ -23,6 +23,7 @@ from farandole.data.parquet.data import fragments, keys
 from farandole.data.whole import whole
 from farandole.errors import DataError, SettingsError, did_you_mean
 from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
+from farandole.inference.parquet.instants import UNIT, instants
 from farandole.inference.parquet.target import Target, check_apart, mark
 from farandole.inference.pieces import Piece, Source, at_once, pieces, share
 from farandole.inference.recut import Slice, take
@@ -138,19 +139,21 @@ def predict_parquet(
 def _merged(files: Sequence[Any], first: Any) -> Any:
     """The columns of all files, so that all files of the output have the same ones. A type is the widest that files
     have, and a column that a file does not have is null there. DataError where no type holds both."""
-    found, last = first.remove_metadata(), None
+    own = {name for file in files for name in file.physical_schema.names}
+    found, last = pa.schema([field for field in first if field.name not in own]), None  # of paths
     for file in files:
         if last is not None and file.physical_schema.equals(last):
             continue
         last = file.physical_schema
         try:
-            found = pa.unify_schemas([found, last.remove_metadata()], promote_options="permissive")
+            found = pa.unify_schemas([found, instants(file)], promote_options="permissive")
         except pa.ArrowException as error:
             raise DataError(
                 f"{file.path}: a column has another type than in {files[0].path}, and none holds both ({error}): "
                 "convert one of the files, or predict for them one by one"
             ) from None
-    return found
+    names = dict.fromkeys([*first.names, *found.names])
+    return pa.schema([found.field(name) for name in names])
 
 
 def _facts(
@@ -314,8 +317,8 @@ def _batches(system: Any, source: Source, piece: Piece, schema: Any) -> Iterator
     own = [name for name in schema.names if name not in constant]
     rows = at_once(source, _READ, _READ_BYTES)
     near = isinstance(system, fs.LocalFileSystem)
-    buffers = {"pre_buffer": not near, "buffer_size": _BUFFER if near else 0}
-    with pq.ParquetFile(source.path, filesystem=system, **buffers) as file:
+    how = {"pre_buffer": not near, "buffer_size": _BUFFER if near else 0, "coerce_int96_timestamp_unit": UNIT}
+    with pq.ParquetFile(source.path, filesystem=system, **how) as file:
         row = 0
         for number in range(file.metadata.num_row_groups):
             end = row + file.metadata.row_group(number).num_rows
