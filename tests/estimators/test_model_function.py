@@ -75,3 +75,7 @@ def test_more_steps_than_a_checkpoint_has_are_trained(tmp_path: Path) -> None:
     assert rounds_left(store, 1007) == (1, 27)
     assert rounds_left(store, 1500, 250) == (250, 22)
     assert rounds_left(store, 500)[1] == 20  # nothing is left
+    write(store, RUN, Checkpoint(20, [], {}, b"", None, None, 350, {"train_steps_per_epoch": 50}))  # ended early
+    assert rounds_left(store, 1000) == (50, 34)
+    assert [rounds_left(store, *given) for given in ((1001,), (1000, 26), (8350,))] == [(93, 28), (26, 46), (400, 41)]
+    assert rounds_left(store, 350) == rounds_left(store, 14, 7) == (50, 21)  # that training, whatever its steps now

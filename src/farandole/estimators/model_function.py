@@ -98,14 +98,17 @@ def columns_of(model: Any, mapping: Mapping[str, str] | None) -> list[str]:
 
 
 def rounds_left(store: Store, steps: int, each: int | None = None) -> tuple[int, int]:
-    """Steps of an epoch, and epochs in all, so that there are ``steps`` with those that a checkpoint has already."""
-    made = rounds(steps, each)
+    """Steps of an epoch, and epochs in all, so that there are ``steps`` with those that a checkpoint has already.
+    Epochs are as long as before, unless that makes more than 20 of what is left."""
     found = last_of(store, RUN)
     if found is None:
-        return made
-    if found.steps >= steps:
-        return made[0], found.epoch + 1
-    length, epochs = rounds(steps - found.steps, each)
+        return rounds(steps, each)
+    length, left = (found.fingerprint or {}).get("train_steps_per_epoch"), steps - found.steps
+    if left <= 0:
+        return length or rounds(steps, each)[0], found.epoch + 1
+    if each is None and length and left % length == 0 and left // length <= MOST_EPOCHS:
+        each = length
+    length, epochs = rounds(left, each)
     return length, found.epoch + 1 + epochs
 
 
