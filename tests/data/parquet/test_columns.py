@@ -291,6 +291,20 @@ def test_an_error_of_the_interpreter_in_decode_is_tried_again(tmp_path: Path) ->
         read(tmp_path, pa.array([b"2"]), decode={"x": decode})
 
 
+@pytest.mark.parametrize(("log", "kind"), [("_delta_log", "Delta"), (".hoodie", "Hudi")])
+def test_a_folder_of_a_table_may_hold_files_that_do_not_count(tmp_path: Path, log: str, kind: str) -> None:
+    part = tmp_path / "table" / "day=1" / "hour=2"
+    part.mkdir(parents=True)
+    written(part, pa.array([1, 2]))
+    assert from_parquet(tmp_path / "table").rows == 2
+    (tmp_path / "table" / log).mkdir()
+    file = part / "part.parquet"
+    for path in (tmp_path / "table", part, f"file://{part}/", [part, file]):
+        with pytest.raises(DataError, match=rf"of the {kind} table .*/table: .* from_spark\(.*\('{kind.lower()}'\)"):
+            from_parquet(path)
+    assert from_parquet(file).rows == from_parquet([file]).rows == 2  # which are those that the log names
+
+
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="missing cannot be read as Parquet"):
         from_parquet(str(tmp_path / "missing"))

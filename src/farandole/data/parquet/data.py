@@ -19,6 +19,7 @@ from farandole.data.extras import need
 from farandole.data.parquet.columns import Column, Wanted, check_names, check_weight, column_of, first_null, values
 from farandole.data.parquet.places import Where, null_error
 from farandole.data.parquet.stamps import Stamp, stamp
+from farandole.data.parquet.tables import check_no_table
 from farandole.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -251,6 +252,7 @@ def fragments(
         raise DataError("path=[] names no file")
     found = [paths.arrow_filesystem(os.fspath(each), options) for each in several]
     try:
+        check_no_table([each for _, each in found], found[0][0])
         inside = _files_of([each for _, each in found], found[0][0]) if len(found) > 1 else found[0][1]
         form = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # which the year 9999 fits
         dataset = ds.dataset(inside, filesystem=found[0][0], format=form, partitioning="hive")
@@ -341,9 +343,7 @@ def _check_types(files: Sequence[Any], schema: Any, names: Sequence[str]) -> Non
                 raise Where(file.path).error(name, None, f"it is missing, while {other} has it")
             kind, expected = file.physical_schema.field(name).type, schema.field(name).type
             if kind != expected:
-                alike = (each.path for each in files for field in each.physical_schema
-                         if (field.name, field.type) == (name, expected))  # fmt: skip
-                other = next(alike, files[0].path)
+                other = next((each.path for each in files if schema.field(name) in [*each.physical_schema]), file.path)
                 text = f"its type is {kind}, but {expected} in {other}: write one of them with the other's type"
                 raise Where(file.path).error(name, None, f"{text}, or leave the column out")
 
