@@ -431,3 +431,11 @@ def test_a_null_that_a_model_is_given_is_named_by_its_column(spark: Any) -> None
         model.transform(vectors).collect()
     with pytest.raises(DataError, match="column 'z' holds null in 1 rows: give data_options="):
         estimator(net(1, inputs=1), feature_cols=["z"], backend=Never(1)).fit(vectors)
+
+
+def test_too_few_task_slots_are_told_before_spark_computes(spark: Any) -> None:
+    computed = spark.sparkContext.accumulator(0)
+    rows = frame(spark).withColumn("y", F.udf(lambda y: computed.add(1) or y, "double")("y"))
+    with pytest.raises(SettingsError, match="np=99 ranks need 99 task slots at the same time"):
+        estimator(num_proc=99, backend=None).fit(rows)
+    assert computed.value == 0

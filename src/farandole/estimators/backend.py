@@ -57,6 +57,12 @@ class SparkBackend(Backend):
     def num_processes(self) -> int:
         return self._num_proc or self.default_num_proc()
 
+    def check(self) -> None:
+        """SettingsError where so many tasks can never start together."""
+        from farandole.launch.launchers.spark import Spark
+
+        Spark().check(self.num_processes())
+
     @staticmethod
     def default_num_proc() -> int:
         from farandole.launch.launchers.spark import Spark

@@ -155,12 +155,15 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
         """The columns. What is wrong with parameters or the model is told here, before Spark computes."""
         columns = self._columns()
         self.payload()
-        if isinstance(self._backend(spark=True), SparkBackend) and session.context() is None:
+        backend = self._backend(spark=True)
+        if isinstance(backend, SparkBackend) and session.context() is None:
             raise SettingsError(
                 "this process has no SparkContext (a session of Spark Connect has none), so ranks cannot be Spark "
                 "tasks: give backend=LocalBackend(n), whose ranks are processes of this machine, or fit on the "
                 "cluster's own driver"
             )
+        if isinstance(backend, SparkBackend):
+            backend.check()
         return columns
 
     def _trained(self, data: Pair) -> Any:

@@ -59,6 +59,10 @@ class Spark:
         """How many ranks fit; waits for the first executor."""
         return int(self._found().await_slots(1, self._start_timeout))
 
+    def check(self, np: int) -> None:
+        """Raise SettingsError where so many ranks can never start together."""
+        self._found().check(np)
+
     def _found(self) -> Any:
         if self._cluster is None:
             from farandole.launch.launchers.spark.cluster import Cluster

@@ -74,9 +74,8 @@ class Cluster:
         infos = self._context._jsc.sc().statusTracker().getExecutorInfos()
         return max(1, len(infos) - (0 if self.is_local else 1))
 
-    def await_slots(self, np: int, seconds: float) -> int:
-        """The slots, once there are ``np``. Raises SettingsError when there are too few and no more will come, or none
-        have come in ``seconds``."""
+    def check(self, np: int) -> None:
+        """Raise SettingsError where so many ranks can never start together, whatever executors come."""
         if not self.is_local and self.get("spark.dynamicAllocation.enabled") == "true":
             raise SettingsError(
                 "all ranks of a job start together, in a barrier stage, and Spark has none with dynamic allocation: "
@@ -84,21 +83,29 @@ class Cluster:
                 "(spark.executor.instances)"
             )
         most = self._most()
-        patience = seconds if most is None or most >= np else 0.0
+        if most is not None and most < np and (found := self.slots()) < np:
+            raise self._too_few(np, found)
+
+    def await_slots(self, np: int, seconds: float) -> int:
+        """The slots, once there are ``np``. Raises SettingsError when there are too few and no more will come, or none
+        have come in ``seconds``."""
+        self.check(np)
         began, told = time.monotonic(), -1
-        while (found := self.slots()) < np and (waited := time.monotonic() - began) < patience:
+        while (found := self.slots()) < np and (waited := time.monotonic() - began) < seconds:
             if waited > NOTICE and found != told:
                 told = found
                 logger.warning("waiting for executors: np=%d ranks need as many task slots, and %s; it waits %.0f s "
                                "(HOROVOD_SPARK_START_TIMEOUT)", np, self.describe(found), seconds)  # fmt: skip
             time.sleep(LOOK)
         if found < np:
-            late = f" after {patience:.0f} s" if patience else ""
-            raise SettingsError(
-                f"np={np} ranks need {np} task slots at the same time; {self.describe(found)}{late}. "
-                f"{self._cure(np, found)}"
-            )
+            raise self._too_few(np, found, f" after {seconds:.0f} s" if seconds else "")
         return found
+
+    def _too_few(self, np: int, found: int, late: str = "") -> SettingsError:
+        return SettingsError(
+            f"np={np} ranks need {np} task slots at the same time; {self.describe(found)}{late}. "
+            f"{self._cure(np, found)}"
+        )
 
     def describe(self, slots: int) -> str:
         count = self.executors() if slots else 0
