@@ -73,7 +73,7 @@ class Engine:
         self._waits = Waits(transport, self._rounds, self.observers)
         self._idle = False  # waits for others' posts
         self._ended: HorovodInternalError | None = None
-        self.failures: list[BaseException] = []  # what ended it, if the program had asked for something
+        self.failures: list[BaseException] = []  # what ended it, once the program has been told
         self._closing = False
         self._looked = monotonic()
         self._parked = True
@@ -200,7 +200,7 @@ class Engine:
 
     def _raise_if_ended(self) -> None:
         if self._ended is not None:
-            self.failures.append(self._ended)
+            self.failures[:] = [self._ended]
             raise self._ended
 
     # Driving.
@@ -479,7 +479,7 @@ class Engine:
         with self._mutex:
             items = [*self._rounds.waiting.values(), *self._batch, *self._queue]
             if items and not self._closing:
-                self.failures.append(error)
+                self.failures[:] = [error]
             self._rounds.waiting.clear()
             self._batch.clear()
             self._queue.clear()
