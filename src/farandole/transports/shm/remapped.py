@@ -97,6 +97,7 @@ class RemappedBuffers:
         self._shown = np.zeros(OFFERED, np.uint8)
         self._busy, self._holder = threading.Lock(), 0  # from an offer on until the collective has ended
         self._given = 0  # the identity of the keeper of what is offered
+        self._choosing = threading.RLock()  # what is given, and what is parted: a fork may come while this rank is busy
         _open.add(self)
 
     @contextlib.contextmanager
@@ -104,9 +105,10 @@ class RemappedBuffers:
         """See ``contracts.Showing``. Until the context ends, no fork begins."""
         with self._busy:
             self._holder = threading.get_ident()
-            self._given = 0 if keeper is None else keeper.identity
             try:
-                self._look()
+                with self._choosing:
+                    self._given = 0 if keeper is None else keeper.identity
+                    self._look()
                 yield self._offer_of(array.view(np.uint8), keeper)
             except BaseException:
                 if keeper is not None:
@@ -244,10 +246,12 @@ class RemappedBuffers:
         """Others work on no memory of this rank any longer, but for what is offered. What the program holds stays as it
         is."""
         for region in list(self._regions.values()):
-            if region.keeper.identity == self._given:
-                continue
-            region.part()
-            self._forget(region)
+            with self._choosing:
+                identity = region.keeper.identity
+                if identity == self._given or self._regions.get(identity) is not region:
+                    continue
+                region.part()
+                self._forget(region)
             _left.append(region._replace(parted=True))
         if _left and _sweep not in gc.callbacks:
             gc.callbacks.append(_sweep)
