@@ -93,6 +93,7 @@ def test_hosts_of_the_command_line_win_over_both_ways_to_say_them(
         ("help: true", "there is no option 'help'"),
         ("- a list", "must hold options by name (np: 2), not ['a list']"),
         ("np: {", "cannot be read"),
+        ("np: 2\nverbose: true\nnp: 3", "job.yaml: np: it stands there twice, again in line 3: remove one"),
         ("verbose: true", "-np is missing"),
     ],
 )

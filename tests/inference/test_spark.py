@@ -21,7 +21,7 @@ from pyspark.sql.types import StructField, StructType  # noqa: E402
 
 from farandole.errors import SettingsError  # noqa: E402
 from farandole.inference import predict_udf, transform  # noqa: E402
-from farandole.inference.spark import _sent, device_of  # noqa: E402
+from farandole.inference.spark import _sent, device_of, unused  # noqa: E402
 
 
 def numbers(spark: Any, rows: int = 1000, partitions: int = 2) -> Any:
@@ -49,12 +49,13 @@ def test_each_row_is_predicted_once_where_a_struct_becomes_columns(spark: Any) -
         drawn = np.random.default_rng().random(len(a))
         return {"sum": a + b, "pair": np.stack([drawn, b], axis=1), "drawn": drawn}
 
-    frame = numbers(spark, 300, 3).withColumn("b", F.lit(0.5)).withColumn("dotted.name", F.col("id"))
+    own = {unused(spark.range(1)).upper(): F.lit(7)}  # as our own column for the struct would be called
+    frame = numbers(spark, 300, 3).withColumns({"b": F.lit(0.5), "dotted.name": F.col("id"), **own})
     found = transform(
         frame, model, inputs=["dotted.name", "b"], output=["total", "d.rawn", "pair"],
         returns="sum double, drawn double, pair array<double>",
     )  # fmt: skip
-    assert found.columns == ["id", "b", "dotted.name", "total", "d.rawn", "pair"]
+    assert found.columns == ["id", "b", "dotted.name", *own, "total", "d.rawn", "pair"]
     for row in found.collect():
         assert row["total"] == row["id"] + 0.5
         assert row["pair"] == [row["d.rawn"], 0.5], "two calls would have drawn two numbers"

@@ -124,7 +124,7 @@ def transform(
     found = function(*(_column(frame, name) for name in [*names, *([] if key is None else [key])]))
     if errors == "raise" and isinstance(output, str):
         return frame.withColumn(output, found)
-    whole = "__farandole_prediction"
+    whole = unused(frame)
     top = _quoted(whole) if errors == "raise" else f"{whole}.{PREDICTION}"
     columns = {outputs[0]: top}
     if not isinstance(output, str):
@@ -133,6 +133,14 @@ def transform(
         columns[f"{outputs[0]}_error"] = f"{whole}.{ERROR}"
     frame = frame.withColumn(whole, found)
     return frame.withColumns({name: functions.col(path) for name, path in columns.items()}).drop(whole)
+
+
+def unused(frame: Any) -> str:
+    """A name that no column of ``frame`` has, in whatever case."""
+    taken, name = {column.lower() for column in frame.columns}, "__farandole_prediction"
+    while name in taken:
+        name += "_"
+    return name
 
 
 def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -> Iterator[Any]:

@@ -53,12 +53,29 @@ def read(path: str, *, extra: str, holds: str) -> dict[Any, Any]:
         raise SettingsError(f"--config-file needs PyYAML, which is not installed: pip install {extra!r}") from None
     try:
         with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file)
+            text = file.read()
+        twice, content = _twice(yaml.compose(text, yaml.SafeLoader)), yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise SettingsError(f"--config-file {path!r} cannot be read: {reason}") from error
+    if twice is not None:
+        line = twice.start_mark.line + 1
+        raise SettingsError(f"{path}: {twice.value}: it stands there twice, again in line {line}: remove one of them")
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise SettingsError(f"--config-file {path!r} must hold {holds}, not {content!r}")
     return content
+
+
+def _twice(node: Any) -> Any:
+    """The first key of a section, in what YAML has made of a file, that has another of its name before it."""
+    keys = set()
+    for key, value in node.value if getattr(node, "id", "") == "mapping" else ():
+        if key.id == "scalar" and key.value in keys:
+            return key
+        keys.add(key.value if key.id == "scalar" else None)
+        found = _twice(value)
+        if found is not None:
+            return found
+    return None

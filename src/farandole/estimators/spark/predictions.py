@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from farandole.errors import DataError
 from farandole.estimators.spark.frames import case_sensitive, quote
 from farandole.inference import predict_udf
-from farandole.inference.spark import sent_archive
+from farandole.inference.spark import sent_archive, unused
 from farandole.pickled import dumps
 
 _COLUMNAR = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
@@ -28,7 +28,7 @@ def predicted(
     loader's model, and ``finished``. A column of that name is replaced. ``options``: how the columns are read, one for
     each."""
     fields = ",".join(f"o{place}:{kind}" for place, kind in enumerate(returns.values()))
-    held = "__farandole_predictions"
+    held = unused(frame)
     function = predict_udf(loader, returns=f"struct<{fields}>", batch_size=rows, inputs=[*columns], **options)
     whole = _in_rows(frame).withColumn(held, function(*columns.values()))
     added = {name: finished[name](F.col(f"{held}.o{place}")) for place, name in enumerate(returns)}
