@@ -347,6 +347,81 @@ def test_a_metric_of_the_model_counts_the_first_batch_of_each_rank() -> None:
     job(2, body)
 
 
+def gan(optimizers: list[Any]) -> Any:
+    """A model that steps its first optimizer in each batch, and its second in each second one."""
+    import tf_keras
+
+    class Gan(tf_keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            tf_keras.utils.set_random_seed(2)
+            self.parts = [tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(1,))]) for _ in range(2)]
+            self.first, self.second = optimizers
+            self.batch = 0
+
+        def train_step(self, data: Any) -> Any:
+            self.batch += 1
+            for part, optimizer in zip(self.parts, [self.first, self.second], strict=True):
+                if optimizer is self.first or self.batch % 2 == 0:
+                    with tf.GradientTape() as tape:
+                        loss = tf.reduce_mean(part(data[0]) ** 2)
+                    weights = part.trainable_weights
+                    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return {"loss": loss}
+
+    model = Gan()
+    model.compile(run_eagerly=True)
+    return model
+
+
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_optimizers_that_a_model_holds_for_itself_begin_with_the_state_of_the_root(old: bool, passes: int) -> None:
+    """Rank 0 alone went on from a checkpoint of a GAN; the other's second optimizer waits for its first step."""
+
+    def body(rank: int) -> Any:
+        import tf_keras
+
+        from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback
+        from farandole.keras.tf_keras.optimizer import make_slots
+
+        kind = tf_keras.optimizers.legacy.SGD if old else tf_keras.optimizers.SGD
+        plain = [kind(0.1, momentum=0.9) for _ in range(2)]
+        model = gan([hvd.DistributedOptimizer(each, backward_passes_per_step=passes) for each in plain])
+        if rank == 0:
+            for part, optimizer in zip(model.parts, [model.first, model.second], strict=True):
+                make_slots(optimizer, part.trainable_weights)
+                for variable in optimizer.variables() if old else optimizer.variables:
+                    variable.assign(variable + 1)
+        x = np.array([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0]], np.float32) + rank
+        model.fit(x, x, batch_size=1, shuffle=False, verbose=0, callbacks=[BroadcastGlobalVariablesCallback(0)])
+        return [each.numpy() for part in model.parts for each in part.weights]
+
+    zero, one = job(2, body)
+    for mine, other in zip(zero, one, strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+def test_optimizers_that_a_model_holds_for_itself_exchange_weights_at_the_end_of_epochs() -> None:
+    def body(rank: int) -> Any:
+        import tf_keras
+
+        from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback
+
+        plain = [tf_keras.optimizers.SGD(0.01) for _ in range(2)]
+        model = gan([hvd.DistributedOptimizer(each, strategy="local_sgd:epoch") for each in plain])
+        x, found = np.array([[1.0], [2.0]], np.float32) + rank, []
+        note = tf_keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: found.append(model.get_weights()))
+        callbacks = [BroadcastGlobalVariablesCallback(0), note]
+        model.fit(x, x, batch_size=1, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+        return found
+
+    zero, one = job(2, body)
+    for mine, other in zip(zero, one, strict=True):
+        for first, second in zip(mine, other, strict=True):
+            np.testing.assert_array_equal(first, second)
+
+
 def test_metrics_are_averaged_and_states_go_back() -> None:
     def body(rank: int) -> None:
         import tf_keras

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,16 +11,26 @@ import tensorflow as tf
 import tf_keras
 
 from farandole import context
+from farandole.frontend.objects import allgather_object
 from farandole.frontend.solo import MOMENT, compared, tell_solo
 from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
 from farandole.keras.constants import renew_in
+from farandole.keras.exchange import KerasExchange
 from farandole.keras.tf_keras import backup
 from farandole.keras.tf_keras.elastic import (
     CommitStateCallback,
     UpdateBatchStateCallback,
     UpdateEpochStateCallback,
 )
-from farandole.keras.tf_keras.optimizer import average_weights, exchange_of, local_of, make_slots, slots_of
+from farandole.keras.tf_keras.optimizer import (
+    average_weights,
+    exchange_of,
+    keys_of,
+    local_of,
+    make_slots,
+    optimizers_of,
+    slots_of,
+)
 from farandole.observe.replicas import combined
 from farandole.tensorflow.broadcasting import broadcast_variables
 from farandole.tensorflow.differentiable import allreduce
@@ -53,19 +64,19 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         if not self.broadcast_done and self.model.built:
             self._make_slots()
             self._broadcast()
-            self.broadcast_done = exchange_of(self.model.optimizer) is not None  # each rank has steps of its own
+            self.broadcast_done = bool(self._exchanges())  # each rank has steps of its own
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         if not self.broadcast_done:
             self._broadcast()
             self.broadcast_done = True
-            exchange = exchange_of(self.model.optimizer)
-            if exchange is not None:
+            for exchange in self._exchanges():
                 exchange.begin_anew()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if hasattr(self.model.optimizer, "end_of_epoch"):
-            self.model.optimizer.end_of_epoch()
+        for optimizer in optimizers_of(self.model):
+            if hasattr(optimizer, "end_of_epoch"):
+                optimizer.end_of_epoch()
         trained = self.model.trainable_variables
         if trained and readable() and context.exchanges_no_gradients() and context.settings().check != "off":
             what = f"model.fit ran an epoch with {type(self.model.optimizer).__name__}"
@@ -75,20 +86,41 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
     def on_train_end(self, logs: Any = None) -> None:
         average_weights(self.model, self._local)
 
+    def _exchanges(self) -> list[KerasExchange]:
+        found = [exchange_of(optimizer) for optimizer in optimizers_of(self.model)]
+        return [exchange for exchange in found if exchange is not None]
+
     def _make_slots(self) -> None:
         """A rank that loaded the model has slots, and the others make theirs in the first step only."""
         if readable():
             with self.model.distribute_strategy.scope():
                 make_slots(self.model.optimizer, self.model.trainable_variables)
 
+    def _make_slots_of_held(self) -> None:
+        """Optimizers that the model holds beside its own have slots from their first step on, which may be a later
+        batch: now, on all ranks, where one rank's have, which goes on from a checkpoint."""
+        held = [each for each in optimizers_of(self.model) if each is not self.model.optimizer]
+        if not held or not readable():
+            return
+        variables = self.model.variables
+        places = {variable._unique_id: place for place, variable in enumerate(variables)}
+        mine = [[places.get(key) for key in keys_of(each)] for each in held]
+        for optimizer, *theirs in zip(held, *allgather_object(mine), strict=False):
+            of = max(theirs, key=len)
+            if None not in of:
+                make_slots(optimizer, [variables[place] for place in of])
+
     def _broadcast(self) -> None:
-        optimizer = self.model.optimizer
-        of_optimizer = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-        local = [*(ref.deref() for ref in self._local), *local_of(optimizer)]
+        self._make_slots_of_held()
+        optimizers = optimizers_of(self.model)
+        states = [each.variables() if callable(each.variables) else each.variables for each in optimizers]
+        local = [*(ref.deref() for ref in self._local), *(one for each in optimizers for one in local_of(each))]
+        slots = [slot for each in optimizers for slot in slots_of(each, local)]
         metrics = [each for each in self.model.submodules if isinstance(each, tf_keras.metrics.Metric)]
         counted = [variable for metric in metrics for variable in metric.variables]  # of this rank's samples so far
-        kept = {variable.ref() for variable in [*local, *slots_of(optimizer, local), *counted]}
-        variables = [variable for variable in [*self.model.variables, *of_optimizer] if variable.ref() not in kept]
+        kept = {variable.ref() for variable in [*local, *slots, *counted]}
+        variables = [*self.model.variables, *itertools.chain(*states)]
+        variables = [variable for variable in variables if variable.ref() not in kept]
         known = context.parameters_broadcast()
         broadcast_variables(variables, self.root_rank)
         if readable():

@@ -85,9 +85,32 @@ def PartialDistributedOptimizer(
 
 def state_of(optimizer: Any) -> _OptimizerState | None:
     """The facts of a distributed optimizer, or of the one that it wraps; None if neither is distributed."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)  # a LossScaleOptimizer may be on either side
+    inner = _innermost(optimizer)  # a LossScaleOptimizer may be on either side
     state: _OptimizerState | None = optimizer.__dict__.get("_farandole", inner.__dict__.get("_farandole"))
     return state
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizer that ``model`` is compiled with, and distributed ones that it holds beside that, for a
+    ``train_step`` of its own: those of a GAN."""
+    kinds = (tf_keras.optimizers.legacy.Optimizer, tf_keras.optimizers.Optimizer)
+    held = [value for value in vars(model).values() if isinstance(value, kinds) and state_of(value) is not None]
+    found = {id(_innermost(each)): each for each in [*held, model.optimizer] if each is not None}
+    return sorted(found.values(), key=lambda each: each is not model.optimizer)
+
+
+def keys_of(optimizer: Any) -> list[Any]:
+    """The keys (``variable._unique_id``) of the variables that ``optimizer`` has made its state for."""
+    inner = _innermost(optimizer)
+    return list(inner._slots if _is_old(inner) else getattr(inner, "_index_dict", ()))
+
+
+def _innermost(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _is_old(optimizer: Any) -> bool:
+    return isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer)
 
 
 def local_of(optimizer: Any) -> list[Any]:
@@ -107,17 +130,20 @@ def exchange_of(optimizer: Any) -> KerasExchange | None:
 def average_weights(model: Any, kept: Collection[Any]) -> None:
     """Where ranks exchange weights: the mean of them, and of statistics like those of BatchNormalization. ``kept``: the
     keys (``variable.ref()``) of those that are left to each rank."""
-    state = state_of(model.optimizer)
-    if state is not None:
-        local = {*kept, *(variable.ref() for variable in local_of(model.optimizer))}
-        floats = [variable for variable in model.non_trainable_variables if variable.dtype.is_floating]
-        state.average_weights(model.optimizer, [variable for variable in floats if variable.ref() not in local])
+    optimizers = optimizers_of(model)
+    local = {*kept, *(variable.ref() for optimizer in optimizers for variable in local_of(optimizer))}
+    floats = [variable for variable in model.non_trainable_variables if variable.dtype.is_floating]
+    statistics = [variable for variable in floats if variable.ref() not in local]
+    for optimizer in optimizers:
+        state = state_of(optimizer)
+        if state is not None:
+            state.average_weights(optimizer, statistics)
 
 
 def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
     """The state that ``optimizer`` has for ``variables``: momenta, say."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if isinstance(inner, tf_keras.optimizers.legacy.Optimizer):
+    inner = _innermost(optimizer)
+    if _is_old(inner):
         return [slot for variable in variables for slot in inner._slots.get(variable._unique_id, {}).values()]
     ends = tuple(f"/{variable._shared_name}:0" for variable in variables)
     return [slot for slot in inner.variables if slot.name.endswith(ends)] if ends else []
@@ -127,7 +153,7 @@ def make_slots(optimizer: Any, variables: Sequence[Any]) -> None:
     """Give ``optimizer`` the state that its first step on ``variables`` would make. What it has stays as it is."""
     if hasattr(optimizer, "_create_all_weights"):  # an old one
         optimizer._create_all_weights(variables)
-    elif hasattr(optimizer, "build"):
+    elif hasattr(optimizer, "build") and variables:  # without any it would count as built
         optimizer.build(variables)
 
 
