@@ -347,6 +347,28 @@ def test_a_metric_of_the_model_counts_the_first_batch_of_each_rank() -> None:
     job(2, body)
 
 
+def test_models_train_as_one_without_eager_execution() -> None:
+    """As old programs do: ``tf.compat.v1.disable_eager_execution()``."""
+
+    def train(rank: int, size: int) -> list[Any]:
+        import tf_keras
+
+        from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
+
+        with tf.Graph().as_default(), tf.compat.v1.Session():
+            model, optimizer = make(rank), tf_keras.optimizers.legacy.SGD(0.3, momentum=0.9)
+            model.compile(hvd.DistributedOptimizer(optimizer) if size > 1 else optimizer, "mse")
+            callbacks = [BroadcastGlobalVariablesCallback(0), MetricAverageCallback()] if size > 1 else []
+            kwargs = {"batch_size": BATCH // size, "epochs": 2, "shuffle": False, "verbose": 0}
+            losses = model.fit(*data(rank, size), callbacks=callbacks, **kwargs).history["loss"]
+            return [*model.get_weights(), np.array(losses)]
+
+    results, single = job(2, lambda rank: train(rank, 2)), train(0, 1)
+    for result in results:
+        for value, other in zip(result, single, strict=True):
+            np.testing.assert_allclose(value, other, rtol=2e-4, atol=1e-5)
+
+
 def gan(optimizers: list[Any]) -> Any:
     """A model that steps its first optimizer in each batch, and its second in each second one."""
     import tf_keras

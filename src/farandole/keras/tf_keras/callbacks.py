@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 import tf_keras
 
 from farandole import context
@@ -31,9 +30,9 @@ from farandole.keras.tf_keras.optimizer import (
     optimizers_of,
     slots_of,
 )
+from farandole.keras.tf_keras.values import allreduce, evaluated
 from farandole.observe.replicas import combined
 from farandole.tensorflow.broadcasting import broadcast_variables
-from farandole.tensorflow.differentiable import allreduce
 from farandole.tensorflow.replica import digests_of, readable
 
 __all__ = [
@@ -122,7 +121,7 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
         variables = [*self.model.variables, *itertools.chain(*states)]
         variables = [variable for variable in variables if variable.ref() not in kept]
         known = context.parameters_broadcast()
-        broadcast_variables(variables, self.root_rank)
+        evaluated(broadcast_variables(variables, self.root_rank))
         if readable():
             renew_in(self.model, tf_keras.layers.Normalization, np.asarray)
         if context.size() > 1:  # count the weights, once; not the optimizer's variables
@@ -142,7 +141,7 @@ class MetricAverageCallback(tf_keras.callbacks.Callback):  # type: ignore[misc]
         if not values or context.size() == 1:
             return
         flat = np.concatenate([value.ravel() for value in values.values()], dtype=np.float64)
-        means = allreduce(tf.constant(flat)).numpy()
+        means = np.asarray(allreduce(flat))
         for name, value in values.items():
             mean, means = means[: value.size].reshape(value.shape), means[value.size :]
             logs[name] = mean.astype(value.dtype) if value.ndim else float(mean)

@@ -20,7 +20,7 @@ def allreduce(
     process_set: ProcessSet = WORLD,
 ) -> Any:  # fmt: skip
     """The reduction of every rank's ``value``. ``op``: Average (the default), Sum, Min, Max, ..."""
-    return _value(
+    return evaluated(
         differentiable.allreduce(
             tf.convert_to_tensor(value), average=average, name=name, compression=compression, op=op,
             prescale_factor=prescale_factor, postscale_factor=postscale_factor, process_set=process_set,
@@ -30,12 +30,14 @@ def allreduce(
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
     """Every rank's ``value``, one below the other. The first dimension may differ."""
-    return _value(differentiable.allgather(tf.convert_to_tensor(value), name=name, process_set=process_set))
+    return evaluated(differentiable.allgather(tf.convert_to_tensor(value), name=name, process_set=process_set))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = WORLD) -> Any:
     """``root_rank``'s ``value``."""
-    return _value(differentiable.broadcast(tf.convert_to_tensor(value), root_rank, name=name, process_set=process_set))
+    return evaluated(
+        differentiable.broadcast(tf.convert_to_tensor(value), root_rank, name=name, process_set=process_set)
+    )
 
 
 def reducescatter(
@@ -43,7 +45,7 @@ def reducescatter(
 ) -> Any:
     """This rank's rows of the reduction."""
     tensor = tf.convert_to_tensor(value)
-    return _value(differentiable.reducescatter(tensor, name=name, op=op, process_set=process_set))
+    return evaluated(differentiable.reducescatter(tensor, name=name, op=op, process_set=process_set))
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
@@ -51,9 +53,9 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
     Raises RuntimeError in eager mode, where there is no such list: use the callback, or ``broadcast_variables``.
     """
-    return _value(broadcasting.broadcast_global_variables(root_rank))
+    return evaluated(broadcasting.broadcast_global_variables(root_rank))
 
 
-def _value(found: Any) -> Any:
+def evaluated(found: Any) -> Any:
     """What was found, or what running it in Keras's session gives."""
     return found if tf.executing_eagerly() else backend.get_session().run(found)
