@@ -592,9 +592,11 @@ def test_an_optimizer_that_keras_has_wrapped_counts_once() -> None:
         model = p.dense(0)
         model.held = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
         model.compile(keras.optimizers.LossScaleOptimizer(model.held), p.loss())
-        return [each is model.optimizer for each in optimizers_of(model)]
+        alone = [each is model.optimizer for each in optimizers_of(model)]
+        model.several = {"critic": hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))}
+        return [*alone, *(each is model.optimizer for each in optimizers_of(model))]
 
-    assert on(QUICK, 1, count) == [[True]]
+    assert on(QUICK, 1, count) == [[True, True, False]]
 
 
 def test_statistics_of_batch_normalisation_are_those_of_all(backend: str) -> None:

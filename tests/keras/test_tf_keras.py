@@ -378,12 +378,12 @@ def gan(optimizers: list[Any]) -> Any:
             super().__init__()
             tf_keras.utils.set_random_seed(2)
             self.parts = [tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(1,))]) for _ in range(2)]
-            self.first, self.second = optimizers
+            self.first, self.others = optimizers[0], {"second": optimizers[1]}
             self.batch = 0
 
         def train_step(self, data: Any) -> Any:
             self.batch += 1
-            for part, optimizer in zip(self.parts, [self.first, self.second], strict=True):
+            for part, optimizer in zip(self.parts, [self.first, self.others["second"]], strict=True):
                 if optimizer is self.first or self.batch % 2 == 0:
                     with tf.GradientTape() as tape:
                         loss = tf.reduce_mean(part(data[0]) ** 2)
@@ -411,7 +411,7 @@ def test_optimizers_that_a_model_holds_for_itself_begin_with_the_state_of_the_ro
         plain = [kind(0.1, momentum=0.9) for _ in range(2)]
         model = gan([hvd.DistributedOptimizer(each, backward_passes_per_step=passes) for each in plain])
         if rank == 0:
-            for part, optimizer in zip(model.parts, [model.first, model.second], strict=True):
+            for part, optimizer in zip(model.parts, [model.first, model.others["second"]], strict=True):
                 make_slots(optimizer, part.trainable_weights)
                 for variable in optimizer.variables() if old else optimizer.variables:
                     variable.assign(variable + 1)

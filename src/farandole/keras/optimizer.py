@@ -15,6 +15,7 @@ from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.documented import documented
 from farandole.frontend.keras_version import keras_of
 from farandole.frontend.ops import WORLD
+from farandole.keras.attributes import held_by
 from farandole.keras.clipping import by_parts
 from farandole.keras.loss_scaling import NO_STRATEGY
 from farandole.keras.reducer import KerasReducer
@@ -153,7 +154,7 @@ def optimizers_of(model: Any) -> list[Any]:
     ``train_step`` of its own: those of a GAN."""
     first = getattr(model, "optimizer", None)
     found = {} if first is None else {id(distributed_in(first) or first): first}  # Keras wraps one for mixed_float16
-    for value in vars(model).values():
+    for value in held_by(model):
         inner = distributed_in(value) if isinstance(value, keras.optimizers.Optimizer) else None
         if inner is not None:
             found.setdefault(id(inner), value)

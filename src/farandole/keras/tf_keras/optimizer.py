@@ -12,6 +12,7 @@ from farandole.context import ProcessSet
 from farandole.contracts import Codec, Strategy
 from farandole.frontend.compression import NoneCompressor
 from farandole.frontend.ops import WORLD
+from farandole.keras.attributes import held_by
 from farandole.keras.clipping import by_parts
 from farandole.keras.exchange import KerasExchange
 from farandole.keras.loss_scaling import NO_STRATEGY, marked
@@ -94,7 +95,7 @@ def optimizers_of(model: Any) -> list[Any]:
     """The optimizer that ``model`` is compiled with, and distributed ones that it holds beside that, for a
     ``train_step`` of its own: those of a GAN."""
     kinds = (tf_keras.optimizers.legacy.Optimizer, tf_keras.optimizers.Optimizer)
-    held = [value for value in vars(model).values() if isinstance(value, kinds) and state_of(value) is not None]
+    held = [value for value in held_by(model) if isinstance(value, kinds) and state_of(value) is not None]
     found = {id(_innermost(each)): each for each in [*held, model.optimizer] if each is not None}
     return sorted(found.values(), key=lambda each: each is not model.optimizer)
 
