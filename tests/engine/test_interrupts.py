@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 from farandole.config import Settings
-from farandole.engine import Engine, Entry
+from farandole.engine import Engine, Entry, driving, engine, handle
 from farandole.errors import HorovodInternalError
 from farandole.types import Buffer, DType, Kind, Request
 from tests.kits.worlds import until
@@ -100,3 +102,103 @@ def interrupted(engine: Engine, call: Callable[[], object]) -> None:
     finally:
         sender.join()
         signal.signal(signal.SIGUSR1, before)
+
+
+class Handled(BaseException):
+    pass
+
+
+class Places:
+    """Raises at one of the places at which Python runs handlers of signals: behind calls, where functions begin, and
+    where loops begin anew. A tracer for ``sys.settrace``."""
+
+    def __init__(self, number: int) -> None:
+        self.left, self.at = number, ""
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> Any:
+        caller = frame
+        while caller.f_code.co_filename == threading.__file__:
+            caller = caller.f_back
+        if caller.f_code.co_filename not in (
+            engine.__file__,
+            driving.__file__,
+            handle.__file__,
+        ):  # the wire is a double
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        names = {each.offset: each.opname for each in dis.get_instructions(frame.f_code)}
+        last = -1
+
+        def within(frame: Any, event: str, argument: Any) -> Any:
+            nonlocal last
+            if event == "opcode":
+                place = last < 0 or frame.f_lasti < last or names.get(last, "").startswith("CALL")
+                last = frame.f_lasti
+                self.left -= place
+                if place and self.left == 0:
+                    self.at = f"{frame.f_code.co_name}, line {frame.f_lineno}"
+                    sys.settrace(None)
+                    raise Handled
+            return within
+
+        return within
+
+
+@pytest.mark.parametrize("times", [0, 4], ids=["new", "repeated"])
+@pytest.mark.parametrize("way", ["run", "submit"])
+def test_wherever_a_handler_raises_nothing_is_held_for_ever(way: str, times: int) -> None:
+    def body(transport: Any, places: Places, asked: threading.Event) -> str:
+        engine = Engine(transport, Settings())
+        flat = np.ones(4, np.float32)
+        entry = Entry(Request("a", Kind.ALLREDUCE, DType.FLOAT32, (4,)), Buffer(flat, flat, DType.FLOAT32))
+        try:
+            for _ in range(times):
+                summed(engine, "a", 1)
+            if engine.rank:
+                engine.submit([entry])
+                asked.set()
+            else:
+                assert asked.wait(30)
+                try:
+                    sys.settrace(places)
+                    engine.run([entry]) if way == "run" else engine.submit([entry]).wait()
+                except Handled:
+                    pass
+                finally:
+                    sys.settrace(None)
+            assert summed(engine, "b", 1) == 2
+            assert not engine._names or engine.rank
+        except HorovodInternalError as error:
+            return str(error)
+        finally:
+            asked.set()
+            engine.shutdown()
+        return ""
+
+    for number in range(1, 1000):
+        places, asked = Places(number), threading.Event()
+        try:
+            told = ranks(2, lambda transport: body(transport, places, asked), deadline=20)  # noqa: B023
+        except AssertionError as error:
+            raise AssertionError(f"raised in {places.at}") from error
+        if not places.at:
+            assert number > 30
+            return
+        assert told == ["", ""] or all("rank 0 was interrupted inside a collective" in each for each in told), places.at
+
+
+def test_a_handle_that_was_interrupted_when_it_was_nearly_done_is_done_when_it_fails() -> None:
+    class Interrupted(handle.Handle):
+        def _complete(self) -> None:
+            if self._error is None:
+                raise KeyboardInterrupt
+            super()._complete()
+
+    told: list[bool] = []
+    one = Interrupted(1, lambda _: None)
+    one.when_done(lambda: told.append(True))
+    with pytest.raises(KeyboardInterrupt):
+        one.finish(0, None)
+    one.fail(HorovodInternalError("rank 0 was interrupted"))
+    assert one.done()
+    assert told == [True]

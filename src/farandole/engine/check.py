@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from farandole.errors import HorovodInternalError, JoinedError, MismatchError, RequestError
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING
+
+from farandole.errors import DUPLICATE_NAME, HorovodInternalError, JoinedError, MismatchError, RequestError
 from farandole.types import DType, Kind, ReduceOp, Refusal, Request
+
+if TYPE_CHECKING:
+    from farandole.engine.handle import Entry
 
 
 def check(request: Request, size: int) -> None:
@@ -95,3 +101,15 @@ def _check_splits(request: Request, size: int) -> None:
             f"Sum of splits entries is smaller than the first dimension of tensor: {rows - sum(splits)} rows would be "
             f"lost. (sum {sum(splits)}, {rows} rows)"
         )
+
+
+def unused(entries: Sequence[Entry], names: Container[str]) -> set[str]:
+    """The names of those without a serial number. Raises RequestError for one that is among ``names``, or twice."""
+    found: set[str] = set()
+    for entry in entries:
+        name = entry.request.name
+        if not entry.serial:
+            if name in names or name in found:
+                raise RequestError(f"{DUPLICATE_NAME} (name: {name!r})")
+            found.add(name)
+    return found

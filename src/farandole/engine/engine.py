@@ -13,6 +13,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from queue import SimpleQueue
 from time import monotonic, sleep
 from typing import Any
 
@@ -22,8 +23,9 @@ from farandole import threads
 from farandole.config import Settings
 from farandole.contracts import Observer, Transport
 from farandole.engine import wire
-from farandole.engine.check import check, refused
+from farandole.engine.check import check, refused, unused
 from farandole.engine.devices import HOST, Devices
+from farandole.engine.driving import Driving
 from farandole.engine.execute import execute, nothing
 from farandole.engine.fusion import Run, Unit
 from farandole.engine.handle import Entry, Handle, Item, Wait
@@ -31,13 +33,7 @@ from farandole.engine.rounds import Decision, Repeat, Rounds
 from farandole.engine.sequence import SequenceNumbers
 from farandole.engine.subscribers import Subscribers
 from farandole.engine.waits import Waits
-from farandole.errors import (
-    DUPLICATE_NAME,
-    HorovodInternalError,
-    PeerLostError,
-    RequestError,
-    ShutDownError,
-)
+from farandole.errors import HorovodInternalError, PeerLostError, RequestError, ShutDownError
 from farandole.interrupts import interrupts
 from farandole.observe.stall.names import listed
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request, Sizes
@@ -62,7 +58,7 @@ class Engine:
         self._cycle = settings.cycle_time / 1000
         self._rounds = Rounds(self.rank, self.size, settings, self._stand_in)
         self._mutex = threading.Lock()  # guards the queue, the names in use and the state of the background thread
-        self._driving = threading.Lock()  # held by the thread that runs rounds
+        self._driving = Driving()  # taken by the thread that runs rounds
         self._queue: deque[Item] = deque()
         self._names: set[str] = set()
         self._batch: list[Item] = []  # posted in this round
@@ -77,7 +73,7 @@ class Engine:
         self._closing = False
         self._looked = monotonic()
         self._parked = True
-        self._unpark = threading.Semaphore(0)
+        self._unpark: SimpleQueue[None] = SimpleQueue()  # a handler that raises leaves it whole, and no semaphore
         self.observers.hear_parts_of(transport)
         self._thread = threading.Thread(target=self._background, name="farandole-engine", daemon=True)
         threads.start(self._thread)
@@ -134,7 +130,7 @@ class Engine:
                 return
             self._closing = True
         self.transport.board.wake()
-        self._unpark.release()
+        self._unpark.put(None)
         self._thread.join()
         self._devices.close()
         self.transport.close()
@@ -183,19 +179,13 @@ class Engine:
                 check(request, self.size)
             if request.device != HOST and event is None:  # one behind all of them
                 event = self._devices.record_event(request.device)
+        items = [Item(entry, handle, place, now, event) for place, entry in enumerate(entries)]
         with self._mutex:
             self._raise_if_ended()
             if self._closing:
                 raise ShutDownError
-            names = self._names
-            for done, entry in enumerate(entries):
-                if not entry.serial:
-                    if entry.request.name in names:
-                        names.difference_update(entry.request.name for entry in entries[:done] if not entry.serial)
-                        raise RequestError(f"{DUPLICATE_NAME} (name: {entry.request.name!r})")
-                    names.add(entry.request.name)
-            # at one go: a group is posted in one round
-            self._queue.extend([Item(entry, handle, place, now, event) for place, entry in enumerate(entries)])
+            self._names |= unused(entries, self._names)  # and no call before the next: a handler may raise behind it
+            self._queue.extend(items)  # at one go: a group is posted in one round
         return handle
 
     def _raise_if_ended(self) -> None:
@@ -207,21 +197,24 @@ class Engine:
 
     def _drive(self, handle: Wait) -> None:
         """Run rounds until ``handle`` is done, unless another thread already does."""
-        if not self._driving.acquire(blocking=False):
-            if self._parked:  # a driver that is about to leave, perhaps
-                self._wake()
-            elif not self._posted:  # one that waits for others, and has not seen this handle's collective
-                self.transport.board.wake()
-            handle.sleep()
-            return
+        held: list[bool] = []
         try:
+            if not self._driving.take(held):
+                if self._parked:  # a driver that is about to leave, perhaps
+                    self._wake()
+                elif not self._posted:  # one that waits for others, and has not seen this handle's collective
+                    self.transport.board.wake()
+                handle.sleep()
+                return
             while not handle.done():
                 self._round(spin=True)
         finally:
-            self._stop_driving()
+            if True in held:
+                self._driving.release()
+                self._leave_rest()
 
-    def _stop_driving(self) -> None:
-        self._driving.release()
+    def _leave_rest(self) -> None:
+        """This thread has driven: what is left is the background's."""
         if (self._queue or self._rounds.waiting or self._posted) and self._parked:
             self._wake()
 
@@ -229,13 +222,13 @@ class Engine:
         with self._mutex:
             if self._parked:
                 self._parked = False
-                self._unpark.release()
+                self._unpark.put(None)
 
     def _background(self) -> None:
         while True:
-            self._unpark.acquire()
+            self._unpark.get()
             self._gather()
-            with self._driving:
+            with self._driving.lock:
                 while (self._queue or self._rounds.waiting or self._posted) and not self._closing:
                     self._round(spin=False)
                 if self._closing:
@@ -244,7 +237,7 @@ class Engine:
                 with self._mutex:
                     self._parked = not self._queue
                     if not self._parked:
-                        self._unpark.release()
+                        self._unpark.put(None)
 
     def _gather(self) -> None:
         """Let a program that submits many tensors finish that, and drive itself if it waits for them."""
@@ -312,34 +305,35 @@ class Engine:
 
     def _repeat(self, entry: Entry) -> Handle | None:
         """A round for ``entry`` alone, in few steps, if all ranks have had one before. None: nothing was done."""
-        if not self._driving.acquire(blocking=False):
-            return None
+        held: list[bool] = []
         try:
-            repeat = self._rounds.repeat(entry.request)
-            if repeat is None:
+            if not self._driving.take(held) or (repeat := self._rounds.repeat(entry.request)) is None:
                 return None
             if not self._take_alone(Item(entry, handle := Handle(1, self._drive), 0, monotonic())):
                 return None
             self._guarded(self._ask, repeat)
         finally:
-            self._stop_driving()
+            if True in held:
+                self._driving.release()
+                self._leave_rest()
         return handle
 
     def _take_alone(self, item: Item) -> bool:
-        """Make ``item`` the batch of the next round, unless there is anything else to do or to tell."""
+        """Queue ``item`` for the next round, unless there is anything else to do or to tell."""
         entry = item.entry
         with self._mutex:
             busy = self._queue or self._batch or self._posted or self._noting or self.observers.running
             if busy or self._closing or self._ended is not None:
                 return False
             if not entry.serial:
-                self._names.add(entry.request.name)
-            self._batch.append(item)
+                self._names |= {entry.request.name}
+            self._queue.append(item)
         return True
 
     def _ask(self, repeat: Repeat) -> None:
-        """Post the batch. When others are late, or ask for anything else, its round goes on like any other."""
-        board, (item,) = self.transport.board, self._batch
+        """Post what is queued first. When others are late, or ask for more, its round goes on like any other."""
+        board, item = self.transport.board, self._queue.popleft()
+        self._batch.append(item)
         board.post(repeat.message(item.entry))
         self._posted, self._objection = True, b""
         while (messages := board.collect()) is None:

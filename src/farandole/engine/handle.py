@@ -78,10 +78,11 @@ class Handle:
 
     def sleep(self) -> None:
         """Wait for another thread to finish this."""
-        waiter = threading.Event()
-        self._waiters.append(waiter.set)
+        waiter = threading.Lock()  # released in one step, also where a signal's handler raises
+        waiter.acquire()
+        self._waiters.append(waiter.release)
         if not self._done:
-            waiter.wait()
+            waiter.acquire()
 
     def when_done(self, call: Callable[[], None]) -> None:
         """Have ``call`` called when this is done, once, by whichever thread finishes it (by this one if it is done).
@@ -106,7 +107,7 @@ class Handle:
         if self._error is None:
             self._error = error
         self._left -= 1
-        if not self._left:
+        if self._left <= 0:  # less: a signal's handler raised between the last ``finish`` and ``_complete``
             self._complete()
 
     def _complete(self) -> None:
