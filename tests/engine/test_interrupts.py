@@ -104,6 +104,39 @@ def interrupted(engine: Engine, call: Callable[[], object]) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
+class Interrupting:
+    """A stream whose next ``send`` is interrupted before the system call."""
+
+    def __init__(self, peer: Any) -> None:
+        self.peer, self.stream = peer, peer.stream
+        peer.stream = self
+
+    def send(self, frame: Any) -> int:
+        self.peer.stream = self.stream
+        raise KeyboardInterrupt
+
+    def recv(self, count: int) -> bytes:
+        data: bytes = self.stream.recv(count)
+        return data
+
+
+def test_who_is_interrupted_while_it_sends_a_message_is_still_heard() -> None:
+    def body(transport: Any) -> str:
+        engine = Engine(transport, Settings())
+        summed(engine, "a", 1)
+        if engine.rank == 0:
+            Interrupting(transport.board._peers[1])
+            with pytest.raises(KeyboardInterrupt):
+                summed(engine, "a", 1)
+        with pytest.raises(HorovodInternalError) as caught:
+            [summed(engine, "a", 1) for _ in range(2)]  # rank 1 has all that it needs for the first
+        engine.shutdown()
+        return str(caught.value)
+
+    for told in procs(2, body, wire="tcp"):
+        assert "rank 0 was interrupted inside a collective: KeyboardInterrupt" in told
+
+
 class Handled(BaseException):
     pass
 

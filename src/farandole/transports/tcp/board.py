@@ -311,7 +311,7 @@ class TcpBoard:
         if peer.open:
             head, tail = peer.session.outgoing.seal(content)
             peer.outbox.append(memoryview(b"".join((head, content, tail))))
-            if len(peer.outbox) == 1:
+            if not peer.blocked:
                 self._flush(peer)
 
     def _finish_sending(self) -> None:
@@ -325,12 +325,14 @@ class TcpBoard:
         blocked = False
         try:
             while peer.outbox:
-                frame = peer.outbox[0]
-                sent = peer.stream.send(frame)
-                if sent == len(frame):
-                    peer.outbox.popleft()
-                else:
-                    peer.outbox[0] = frame[sent:]
+                sent: list[int] = []
+                try:  # a signal's handler may raise behind each call: one both sends and notes it
+                    sent.extend(map(peer.stream.send, (peer.outbox[0],)))
+                finally:
+                    if sent and (rest := peer.outbox[0][sent[0] :]):
+                        peer.outbox[0] = rest
+                    elif sent:
+                        del peer.outbox[0]
         except BlockingIOError:
             blocked = True
         except OSError as error:
