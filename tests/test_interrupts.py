@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from farandole.interrupts import interrupts
@@ -34,6 +35,19 @@ class Handlers:
         raise Preempted
 
 
+def fails(*arrays: Any) -> None:
+    raise ValueError(arrays)
+
+
+class Inherits(Handlers):
+    pass
+
+
+def only_once(*given: Any) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    raise Preempted
+
+
 @contextmanager
 def handled_by(handler: Any) -> Iterator[None]:
     before = signal.signal(signal.SIGUSR1, handler)
@@ -51,13 +65,17 @@ def caught(call: Callable[[], object]) -> BaseException:
 
 @pytest.mark.parametrize(
     "each",
-    [handler, lambda number, frame: deeper(), Handlers().method, Handlers(), functools.partial(handler)],
-    ids=["function", "lambda", "method", "object", "partial"],
-)
+    [
+        handler, lambda number, frame: deeper(), Handlers().method, Handlers(), functools.partial(handler),
+        Inherits(), functools.partial(Handlers()), only_once,
+    ],
+    ids=["function", "lambda", "method", "object", "partial", "inherits", "partial object", "gives its place away"],
+)  # fmt: skip
 def test_what_a_handler_raises(each: Any) -> None:
     with handled_by(each):
         assert interrupts(caught(lambda: signal.raise_signal(signal.SIGUSR1)))
         assert not interrupts(caught(deeper))
+        assert not interrupts(caught(lambda: fails(np.zeros(3))))  # nothing is compared by value
 
 
 def test_what_ends_a_program() -> None:
