@@ -16,7 +16,7 @@ import pytest
 
 from farandole.config import Settings
 from farandole.engine import Engine, Entry, driving, engine, handle
-from farandole.errors import HorovodInternalError
+from farandole.errors import HorovodInternalError, RequestError
 from farandole.types import Buffer, DType, Kind, Request
 from tests.kits.worlds import until
 from tests.pool import procs, ranks
@@ -235,3 +235,40 @@ def test_a_handle_that_was_interrupted_when_it_was_nearly_done_is_done_when_it_f
     one.fail(HorovodInternalError("rank 0 was interrupted"))
     assert one.done()
     assert told == [True]
+
+
+def test_a_handler_that_waits_for_a_collective_itself_is_told_so() -> None:
+    told: list[str] = []
+
+    def body(transport: Any) -> float:
+        engine = Engine(transport, Settings())
+        for _ in range(4):
+            summed(engine, "a", 1)
+        if engine.rank == 0:
+
+            def saves(number: int, frame: Any) -> None:
+                with pytest.raises(RequestError) as caught:
+                    summed(engine, "state", 1)
+                told.append(str(caught.value))
+
+            board: Any = engine.transport.board
+            wait = board.wait
+
+            def handled(*args: Any, **kwargs: Any) -> None:
+                if not told:
+                    saves(signal.SIGUSR1, None)
+                wait(*args, **kwargs)
+
+            board.wait = handled
+            summed(engine, "a", 1)
+            board.wait = wait
+        else:
+            until(lambda: bool(told), "a handler")
+            summed(engine, "a", 1)
+            summed(engine, "state", 1)
+        found = summed(engine, "b", 1)
+        engine.shutdown()
+        return found
+
+    assert ranks(2, body) == [2, 2]
+    assert "the handler of a signal waits for a collective" in told[0]

@@ -8,17 +8,30 @@ from __future__ import annotations
 
 import threading
 
+from farandole.errors import RequestError
+
 _AT_ONCE = (False,)  # how a lock is acquired without waiting
 
 
 class Driving:
-    """``lock`` waits in a ``with`` statement, which loses nothing either."""
+    """``lock`` waits in a ``with`` statement, which loses nothing either. ``owner``: the thread that has taken it; that
+    one sets it back before the release."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock, self.owner = threading.Lock(), 0
         self.release = self.lock.release
 
     def take(self, held: list[bool]) -> bool:
         """Take the lock if it is free. ``held``, an empty list, has True in it then, also if this raises."""
         held.extend(map(self.lock.acquire, _AT_ONCE))
+        if held[0]:
+            self.owner = threading.get_ident()
         return held[0]
+
+    def check(self) -> None:
+        """Raise RequestError if this thread has it already, and would wait for itself."""
+        if self.owner == threading.get_ident():
+            raise RequestError(
+                "the handler of a signal waits for a collective, while its thread is inside another one: have the "
+                "handler set a flag or raise, and make the call where the program goes on"
+            )

@@ -200,6 +200,7 @@ class Engine:
         held: list[bool] = []
         try:
             if not self._driving.take(held):
+                self._driving.check()
                 if self._parked:  # a driver that is about to leave, perhaps
                     self._wake()
                 elif not self._posted:  # one that waits for others, and has not seen this handle's collective
@@ -210,6 +211,7 @@ class Engine:
                 self._round(spin=True)
         finally:
             if True in held:
+                self._driving.owner = 0
                 self._driving.release()
                 self._leave_rest()
 
@@ -314,6 +316,7 @@ class Engine:
             self._guarded(self._ask, repeat)
         finally:
             if True in held:
+                self._driving.owner = 0
                 self._driving.release()
                 self._leave_rest()
         return handle
