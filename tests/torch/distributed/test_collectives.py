@@ -279,3 +279,34 @@ def strange_roots(_: int) -> None:
 
 def test_a_root_that_is_no_member_is_told_and_the_group_goes_on() -> None:
     members(2, strange_roots)
+
+
+def in_inference_mode(rank: int) -> None:
+    """With gaps, so that they are copied, on a thread of ours: the mode is that of the program's thread alone."""
+    import torch
+    from torch import distributed as dist
+
+    n = dist.get_world_size()
+    with torch.inference_mode():
+        given = (torch.arange(6.0) + rank).view(2, 3)
+        total = given.new_tensor(range(6)).view(2, 3) * n + sum(range(n))
+        summed, first = given.clone().t(), given.clone().t()
+        dist.all_reduce(summed, async_op=True).get_future().wait()
+        assert torch.equal(summed, total.t())
+        dist.broadcast(first, 0, async_op=True).get_future().wait()
+        assert torch.equal(first, torch.arange(6.0).view(2, 3).t())
+        taken = torch.zeros(2, 3).t()
+        receives = dist.irecv(taken, (rank - 1) % n)
+        dist.isend(given.t(), (rank + 1) % n).wait()
+        receives.wait()
+        assert torch.equal(taken, given.t() - rank + (rank - 1) % n)
+        table = given.to_sparse()
+        dist.all_reduce(table, async_op=True).get_future().wait()
+        assert torch.equal(table.to_dense(), total)
+        scaled = given.clone()
+        dist.all_reduce(scaled, dist._make_nccl_premul_sum(2.0), async_op=True).get_future().wait()
+        assert torch.equal(scaled, 2 * total)
+
+
+def test_inference_tensors_of_calls_that_run_on_another_thread() -> None:
+    members(2, in_inference_mode)

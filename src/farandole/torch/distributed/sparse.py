@@ -9,7 +9,7 @@ import torch
 from torch.distributed import ReduceOp as TorchOp
 
 from farandole.groups.group import Group
-from farandole.torch.distributed.tensors import code, raw, shown
+from farandole.torch.distributed.tensors import apart, code, raw, shown
 
 _KIND = 20  # beyond the numbers of dense collectives
 
@@ -19,7 +19,7 @@ def allreduce_sparse(group: Group, tensors: Sequence[Any], op: Any) -> None:
     if op.op != TorchOp.SUM or any(tensor.layout is not torch.sparse_coo for tensor in tensors):
         raise ValueError(f"sparse tensors can be summed, in COO layout alone; asked for: {op.op.name}")
     for tensor in tensors:
-        with torch.no_grad():
+        with apart(tensor):
             tensor.copy_(_sum(group, tensor.detach().coalesce()))
 
 

@@ -38,14 +38,20 @@ class Memory(NamedTuple):
         """Take what the tensor holds now: a call reads it when its turn comes."""
         if self.home is not None:
             tensor, copy = self.home
-            with torch.no_grad():
+            with apart(copy):
                 copy.copy_(tensor if self.factor is None else tensor * self.factor)
 
     def write_back(self) -> None:
         if self.home is not None:
             tensor, copy = self.home
-            with torch.no_grad():
+            with apart(tensor):
                 tensor.copy_(copy)
+
+
+def apart(tensor: Any) -> Any:
+    """A context in which ``tensor`` may be written, apart from autograd: on any thread. ``inference_mode()`` of the
+    program is its thread's alone."""
+    return torch.inference_mode() if tensor.is_inference() else torch.no_grad()
 
 
 class Reduction(NamedTuple):
