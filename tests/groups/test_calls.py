@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import threading
 import time
 from concurrent.futures import Future
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -209,21 +211,40 @@ def test_a_callback_may_wait_for_what_it_calls() -> None:
     calls.close()
 
 
-def test_an_interrupt_reaches_the_thread_that_it_was_meant_for() -> None:
+class Preempted(Exception):
+    pass
+
+
+def preempt(number: int, frame: FrameType | None) -> None:
+    raise Preempted
+
+
+@pytest.mark.parametrize(("handler", "raised"), [(signal.default_int_handler, KeyboardInterrupt), (preempt, Preempted)])
+def test_an_interrupt_reaches_the_thread_that_it_was_meant_for(handler: Any, raised: type[BaseException]) -> None:
     calls = Calls("calls")
     calls._threads = [threading.current_thread()]  # nobody else takes them
 
     def interrupt() -> None:
-        raise KeyboardInterrupt
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        finally:
+            handlers.append(before)
+
+    handlers: list[Any] = []
 
     heard: list[str] = []
-    first, second = Call(interrupt), Call(lambda: heard.append("ran"))
+    first, second = Call(lambda: signal.raise_signal(signal.SIGUSR1)), Call(lambda: heard.append("ran"))
     first.when_done(lambda: heard.append("told"))
     calls.start(first)
     calls.start(second)
-    with pytest.raises(KeyboardInterrupt):
-        calls.run_all()
-    assert isinstance(first.error, KeyboardInterrupt)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(raised):
+            calls.run_all()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert isinstance(first.error, raised)
     assert heard == ["told"]
     calls.wait(second)
     assert heard == ["told", "ran"]

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from types import FrameType
 
+from farandole.interrupts import interrupts
 from farandole.log import logger
 
 _HOLD = 0.02  # seconds for which the holder of calls waits, before the thread runs them all the same
@@ -165,7 +166,7 @@ class Calls:
             self._news.release()  # the thread may be between two looks
 
     def run_all(self) -> None:
-        """Run what waits, on this thread. A KeyboardInterrupt or SystemExit ends the call, and is raised here."""
+        """Run what waits, on this thread. What a signal brings ends the call, and is raised here."""
         while self._run_next():
             pass
 
@@ -201,8 +202,8 @@ class Calls:
             _run(call)
             self._end(call)
         self._untold[call.depth].tell()  # with no lock held: callbacks may make calls themselves
-        if call.error is not None and not isinstance(call.error, Exception):
-            raise call.error  # Ctrl-C: it was meant for this thread, whoever waits for the call
+        if call.error is not None and interrupts(call.error):
+            raise call.error  # a signal: it was meant for this thread, whoever waits for the call
         return True
 
     def _end(self, call: Call) -> None:

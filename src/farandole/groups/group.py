@@ -106,7 +106,8 @@ class Group:
 
     def _run(self, what: str, work: Callable[[], None], timeout: float) -> None:
         if self.failure is not None:
-            raise HorovodInternalError(f"{what}: {self.name} has failed before: {self.failure}") from self.failure
+            before = f"{what}: {self.name} has failed before: {_told(self.failure)}"
+            raise HorovodInternalError(before) from self.failure
         self._what, self._limit, self._stalled = what, timeout, ""
         made = self.collectives.calls
         try:
@@ -126,7 +127,7 @@ class Group:
         except BaseException as error:  # a signal, no memory
             if self.collectives.calls != made:  # others may have gone on: from here on they would take old for new
                 self.failure = error
-                self._transport.abort(f"{self.name_of(self.rank)}, in {what}: {type(error).__name__}: {error}")
+                self._transport.abort(f"{self.name_of(self.rank)}, in {what}: {_told(error)}")
             raise
         finally:
             self._ended = time.monotonic()
@@ -149,6 +150,10 @@ class Group:
                 f"{self._what} on {self.name}: {self.name_of(self.rank)} waited past the timeout of {self._limit:g} s "
                 f"for {missing}: stopped, or does not make this call{self.where(ranks)}"
             )
+
+
+def _told(error: BaseException) -> str:
+    return str(error) if isinstance(error, HorovodInternalError) else f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def _ignore(ranks: Sequence[int], seconds: float) -> None:

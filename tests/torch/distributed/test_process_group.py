@@ -329,7 +329,7 @@ def interrupted(rank: int, group: Any) -> None:
         assert isinstance(group.state.run("a call", within, 5.0, wait=True).error, KeyboardInterrupt)
 
     text = error_of(lambda: met(rank, group))
-    assert ("has failed before" if rank == 0 else "rank 0, in a call: KeyboardInterrupt") in text
+    assert ("has failed before: KeyboardInterrupt" if rank == 0 else "rank 0, in a call: KeyboardInterrupt") in text
 
 
 def life_of_groups(rank: int) -> None:
