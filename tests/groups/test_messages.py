@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -80,6 +81,37 @@ def test_where_a_silent_rank_stands_is_asked_with_no_lock_held() -> None:
     assert "it was given up" in str(given_up.error)
     messages.close(0.0)
     assert isinstance(made[0].error, HorovodInternalError)
+
+
+@pytest.mark.parametrize("began", [False, True], ids=["when it began", "while it was waited for"])
+def test_what_a_signal_brings_between_the_bytes_of_messages_ends_them(began: bool) -> None:
+    """How many have gone, or come, is not known any more: they would go twice, or be waited for."""
+    streams, begun = streams_without_news(), threading.Event()
+    streams.seal = lambda dst, content: content
+
+    def write(dst: int, data: np.ndarray) -> int:
+        if began and not begun.is_set():
+            begun.set()
+            return 0
+        raise KeyboardInterrupt
+
+    streams.write = write
+    messages = Messages(streams, "rank {}".format)
+    messages._thread = threading.current_thread()  # nobody else moves them
+    other = messages.receive(1, 1, np.empty(1, np.uint8), 0, 60.0)
+
+    def send() -> Message:
+        return messages.send(1, 0, np.zeros(100_000, np.uint8), 0, 60.0)
+
+    call = partial(messages.wait, send()) if began else send
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert other.done
+    assert "a message broke off half-way" in str(other.error)
+    assert str(other.error).endswith(": KeyboardInterrupt")
+    assert streams.aborted == [f"rank 0: {other.error}"]
+    assert messages.receive(1, 2, np.empty(1, np.uint8), 0, 60.0).error is other.error
+    messages.close(0.0)
 
 
 class Planned(NamedTuple):

@@ -11,7 +11,7 @@ from farandole.contracts import Streaming, Transport
 from farandole.errors import HorovodInternalError, MismatchError, PeerLostError, RequestError, StalledError
 from farandole.groups.calls import Call, Calls
 from farandole.groups.checked import Checked
-from farandole.groups.messages import Messages
+from farandole.groups.messages import Messages, told
 
 _LATE = 0.5  # seconds after its last call from which a rank may find that others have given up its next one
 _BEHIND = 60.0  # seconds for which callbacks are left to a thread that waits, in another call, for ranks that are late
@@ -106,7 +106,7 @@ class Group:
 
     def _run(self, what: str, work: Callable[[], None], timeout: float) -> None:
         if self.failure is not None:
-            before = f"{what}: {self.name} has failed before: {_told(self.failure)}"
+            before = f"{what}: {self.name} has failed before: {told(self.failure)}"
             raise HorovodInternalError(before) from self.failure
         self._what, self._limit, self._stalled = what, timeout, ""
         made = self.collectives.calls
@@ -127,7 +127,7 @@ class Group:
         except BaseException as error:  # a signal, no memory
             if self.collectives.calls != made:  # others may have gone on: from here on they would take old for new
                 self.failure = error
-                self._transport.abort(f"{self.name_of(self.rank)}, in {what}: {_told(error)}")
+                self._transport.abort(f"{self.name_of(self.rank)}, in {what}: {told(error)}")
             raise
         finally:
             self._ended = time.monotonic()
@@ -150,10 +150,6 @@ class Group:
                 f"{self._what} on {self.name}: {self.name_of(self.rank)} waited past the timeout of {self._limit:g} s "
                 f"for {missing}: stopped, or does not make this call{self.where(ranks)}"
             )
-
-
-def _told(error: BaseException) -> str:
-    return str(error) if isinstance(error, HorovodInternalError) else f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def _ignore(ranks: Sequence[int], seconds: float) -> None:

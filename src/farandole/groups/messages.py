@@ -107,9 +107,7 @@ class Messages:
             if message.ended:
                 self._tell()
                 message.sleep(left)
-            elif self._drive_for(message, end):
-                self._tell()
-            else:
+            elif not self._drive_for(message, end):
                 message.sleep(_LOOK if left is None else min(_LOOK, left))
         return True
 
@@ -127,6 +125,7 @@ class Messages:
         finally:
             self._waiting.remove(message)
             self._call_thread()
+            self._tell()
 
     def _take_over(self) -> bool:
         """From the thread, if it drives: it yields to who waits."""
@@ -194,7 +193,7 @@ class Messages:
                 self._step()
             finally:
                 self._driving.release()
-            self._tell()
+                self._tell()
         else:
             self._streams.wake()
         self._call_thread()
@@ -298,6 +297,10 @@ class Messages:
             except HorovodInternalError as error:
                 self._fail_here(error)
                 moved = [True]
+            except BaseException as error:  # a signal, no memory: bytes may have gone, or come, that are not counted
+                why = f"a message broke off half-way, so this group can send and receive no more: {told(error)}"
+                self._fail_here(HorovodInternalError(why))
+                raise
         return any(moved)
 
     def _send_on(self, queue: deque[Message]) -> bool:
@@ -481,6 +484,11 @@ class Messages:
         for message in self._all():
             message.error = message.error or error
             self._drop(message)
+
+
+def told(error: BaseException) -> str:
+    """An error, for messages."""
+    return str(error) if isinstance(error, HorovodInternalError) else f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def _anew(failure: BaseException) -> BaseException:
