@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from farandole.errors import PeerLostError
 from tests.torch.distributed.tools import members
 
 pytest.importorskip("torch")
@@ -620,3 +622,31 @@ def test_memory_of_another_allocator_than_glibcs_is_left_alone_and_all_where_one
         return [*found, registered(torch.empty(LENGTH))]
 
     assert members(2, fn) == [[False, False, True]] * 2
+
+
+def broken_off(rank: int) -> str:
+    """Ctrl-C on rank 0 while it registers a tensor, for which rank 1 waits."""
+    import torch
+    from torch import distributed as dist
+
+    from farandole.transports.shm.remapped import RemappedBuffers
+
+    tensor = torch.ones(LENGTH)
+    for _ in range(2):
+        dist.all_reduce(tensor)
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 0:
+            patch.setattr(RemappedBuffers, "_remap", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt if rank == 0 else PeerLostError) as found:
+            dist.all_reduce(tensor)
+    store = dist.group.WORLD.get_group_store()  # rank 0 goes on meanwhile: it has not gone
+    if rank == 0:
+        store.wait(["told"])
+    else:
+        store.set("told", "")
+    return str(found.value)
+
+
+def test_a_rank_that_breaks_off_while_it_registers_is_told() -> None:
+    told = members(2, broken_off, timeout=5.0)[1]
+    assert told.startswith("rank 0, in all_reduce: KeyboardInterrupt")

@@ -15,6 +15,7 @@ import errno
 import gc
 import mmap
 import os
+import select
 import socket
 import struct
 import threading
@@ -171,18 +172,24 @@ class RemappedBuffers:
         if segment.rank in ranks:
             region = self._remap(offer)
             for sock in segment.peers.values():
-                if region is None:
-                    sock.sendall(_HANDED.pack(-1, 0))
-                else:
-                    rendezvous.hand_over(sock, region.fd, _HANDED.pack(region.number, region.nbytes))
+                with contextlib.suppress(ConnectionError):  # it has gone: who waits for it next hears why
+                    if region is None:
+                        sock.sendall(_HANDED.pack(-1, 0))
+                    else:
+                        rendezvous.hand_over(sock, region.fd, _HANDED.pack(region.number, region.nbytes))
             if region is not None:
                 self._maps[segment.rank, region.number] = pages.array(region.first, region.nbytes)
+            segment.wake_others()
         for peer in ranks:
             if peer != segment.rank:
                 self._take(peer, segment.peers[peer])
 
     def _take(self, peer: int, sock: socket.socket) -> None:
-        said, fd = rendezvous.receive_with(sock, peer, self._segment.patience, _HANDED.size)
+        segment, come = self._segment, select.poll()
+        come.register(sock, select.POLLIN)
+        segment.wait_until(lambda: bool(come.poll(0)), segment.patience, peer=peer)  # it may break off, or be stopped
+        segment.check_abort()  # who has left may have said why
+        said, fd = rendezvous.receive_with(sock, peer, segment.patience, _HANDED.size)
         number, nbytes = _HANDED.unpack(said)
         if number < 0:
             return
