@@ -19,11 +19,11 @@ class Driving:
 
     def __init__(self) -> None:
         self.lock, self.owner = threading.Lock(), 0
-        self.release = self.lock.release
+        self._acquire, self.release = self.lock.acquire, self.lock.release
 
     def take(self, held: list[bool]) -> bool:
         """Take the lock if it is free. ``held``, an empty list, has True in it then, also if this raises."""
-        held.extend(map(self.lock.acquire, _AT_ONCE))
+        held += map(self._acquire, _AT_ONCE)
         if held[0]:
             self.owner = threading.get_ident()
         return held[0]

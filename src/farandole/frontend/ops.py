@@ -75,7 +75,8 @@ class Verbs:
         buffer = self._binding.buffer(tensor)
         if fresh:
             buffer = self._apart(tensor, buffer)
-        prescale, postscale = factor(prescale, "prescale_factor"), factor(postscale, "postscale_factor")
+        if type(prescale) is not float or type(postscale) is not float:
+            prescale, postscale = factor(prescale, "prescale_factor"), factor(postscale, "postscale_factor")
         label = "allreduce.noname" if name is None else f"allreduce.{name}"
         request = Request(
             label, Kind.ALLREDUCE, buffer[2], tuple(tensor.shape), op, 0, prescale, postscale, (), "", 1, buffer.device
