@@ -35,6 +35,10 @@ SHUT_DOWN = (
     "exception, you should see the exception in the log before the first shutdown message."
 )
 
+WAITS_FOR_ITSELF = (
+    "the handler of a signal waits for a collective, while its thread is inside another one: have the handler set a "
+    "flag or raise, and make the call where the program goes on"
+)
 DUPLICATE_NAME = (
     "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
     "currently being processed. If you want to request another tensor, use a different tensor name."

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from farandole.errors import RequestError
 from farandole.groups.calls import Call, Calls
 
 
@@ -40,6 +41,24 @@ def test_a_call_that_was_to_run_elsewhere_does_not_keep_the_one_behind_it() -> N
     calls.start(second)
     assert second.sleep(30)
     assert order == [1, 2]
+    calls.close()
+
+
+def test_a_call_that_waits_for_another_one_on_its_own_thread_is_told_so() -> None:
+    """As a signal's handler may that comes while a call runs."""
+    calls = Calls("calls")
+    first, behind = Call(lambda: calls.run(Call(lambda: None))), Call(lambda: None)
+    calls.run(first)
+    assert isinstance(first.error, RequestError)
+    assert "the handler of a signal waits for a collective" in str(first.error)
+    other = Call(lambda: calls.wait(behind))
+    calls._waiting.extend([other, behind])
+    calls.run_all()
+    assert isinstance(other.error, RequestError)
+    assert behind.done
+    calls.run(last := Call(lambda: None))
+    assert last.done
+    assert last.error is None
     calls.close()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from farandole.errors import RequestError
+from farandole.errors import WAITS_FOR_ITSELF, RequestError
 
 _AT_ONCE = (False,)  # how a lock is acquired without waiting
 
@@ -31,7 +31,4 @@ class Driving:
     def check(self) -> None:
         """Raise RequestError if this thread has it already, and would wait for itself."""
         if self.owner == threading.get_ident():
-            raise RequestError(
-                "the handler of a signal waits for a collective, while its thread is inside another one: have the "
-                "handler set a flag or raise, and make the call where the program goes on"
-            )
+            raise RequestError(WAITS_FOR_ITSELF)

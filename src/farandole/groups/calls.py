@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from types import FrameType
 
+from farandole.errors import WAITS_FOR_ITSELF, RequestError
 from farandole.interrupts import interrupts
 from farandole.log import logger
 
@@ -120,7 +121,7 @@ class Calls:
     def __init__(self, name: str, *, behind: float = 0.0) -> None:
         self._name, self._behind = name, behind
         self._waiting: deque[Call] = deque()
-        self._running = threading.Lock()
+        self._running, self._runner = threading.Lock(), 0  # the thread that runs a call
         self._untold: list[_Untold] = [_Untold(0)]
         self._news = threading.Semaphore(0)
         self._threads: list[threading.Thread] = []
@@ -132,11 +133,14 @@ class Calls:
 
     def run(self, call: Call) -> None:
         """Run ``call``, after those before it. On this thread, unless another one is at it."""
+        self._check()
         if not self._waiting and self._running.acquire(blocking=False):
             try:
+                self._runner = threading.get_ident()
                 _run(call)
                 self._end(call)
             finally:
+                self._runner = 0
                 self._running.release()
             self._untold[call.depth].tell()
         else:
@@ -173,8 +177,14 @@ class Calls:
     def wait(self, call: Call) -> None:
         """Until ``call`` is done; what is to be run before it, and itself, runs on this thread if no other is at it."""
         while not call.done:
+            self._check()
             if not self._run_next(call):
                 call.sleep()
+
+    def _check(self) -> None:
+        """Raise RequestError if this thread is inside a call, and would wait for itself."""
+        if self._runner == threading.get_ident():
+            raise RequestError(WAITS_FOR_ITSELF)
 
     @property
     def busy(self) -> bool:
@@ -199,7 +209,9 @@ class Calls:
             if not self._waiting or (last is not None and last.done):
                 return False
             call = self._waiting.popleft()
+            self._runner = threading.get_ident()
             _run(call)
+            self._runner = 0
             self._end(call)
         self._untold[call.depth].tell()  # with no lock held: callbacks may make calls themselves
         if call.error is not None and interrupts(call.error):
