@@ -50,11 +50,11 @@ def reducer(op: ReduceOp, dtype: DType, scale: float = 1.0) -> Callable[[Array, 
     ufunc = _UFUNCS[op]
     if dtype.is_half:
         return partial(_reduce_half, ufunc=ufunc, dtype=dtype, scale=scale)
-    if scale == 1.0 or dtype.is_float:
-        # numpy is quicker with an array of the type than with a number whose type it has to find out
-        with quiet():
-            factor = None if scale == 1.0 else np.array(scale, dtype.storage)
-        return partial(_reduce_plain, ufunc=ufunc, factor=factor)
+    if scale == 1.0:
+        return partial(_reduce_plain, ufunc=ufunc, factor=None)
+    if dtype.is_float:
+        with quiet():  # numpy is quicker with an array of the type than with a number whose type it has to find out
+            return partial(_reduce_plain, ufunc=ufunc, factor=np.array(scale, dtype.storage))
     return partial(_reduce_wide, ufunc=ufunc, scale=scale)
 
 

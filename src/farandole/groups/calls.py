@@ -133,7 +133,8 @@ class Calls:
 
     def run(self, call: Call) -> None:
         """Run ``call``, after those before it. On this thread, unless another one is at it."""
-        self._check()
+        if self._runner:
+            self._check()
         if not self._waiting and self._running.acquire(blocking=False):
             try:
                 self._runner = threading.get_ident()
