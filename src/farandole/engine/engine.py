@@ -38,7 +38,7 @@ from farandole.interrupts import interrupts
 from farandole.observe.stall.names import listed
 from farandole.types import Buffer, DType, Kind, ReduceOp, Request, Sizes
 
-ANEW = "hvd.shutdown() and hvd.init() on all ranks begin anew"
+_ANEW = "hvd.shutdown() and hvd.init() on all ranks begin anew"
 _TICK = 0.5  # seconds between two looks at waiting collectives
 _PATIENCE = 1.0  # seconds until a rank objects to waiting for another kind of collective than the others
 _GATHER_CYCLES = 5  # the background thread waits for more to come for at most so many cycles
@@ -264,7 +264,7 @@ class Engine:
             interrupted, idle = interrupts(error), self._idle
             self._idle = False
             if not (interrupted and idle):  # broke off half-way: ranks are out of step
-                what, cure = ("was interrupted", f" ({ANEW})") if interrupted else ("failed", "")
+                what, cure = ("was interrupted", f" ({_ANEW})") if interrupted else ("failed", "")
                 error_text = f"{type(error).__name__}: {error}".rstrip(": ")
                 why = f"rank {self.rank} {what} inside a collective: {error_text}{cure}"
                 self.transport.abort(why)
