@@ -1,7 +1,12 @@
-"""Parquet files as batches on one process: ours, shuffled, beside what reads the same files in their own order."""
+"""Parquet files as batches on one process: ours, shuffled, beside what reads the same files in their own order.
+
+As in a program that trains: after init(), which has freed memory kept for all of them, and epoch after epoch of readers
+and datasets that are opened once.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import shutil
 import tempfile
@@ -26,6 +31,7 @@ from benchmarks.samples import (
     Case,
     interleave,
 )  # fmt: skip
+from farandole import context
 
 ROWS = 400_000
 QUICK_ROWS = 20_000
@@ -49,6 +55,7 @@ def cases(quick: bool) -> Iterator[Case]:
     rows = QUICK_ROWS if quick else ROWS
     repetitions = 1 if quick else REPETITIONS
     folder = Path(tempfile.mkdtemp(prefix="farandole-bench-"))
+    context.init()
     try:
         write(folder, rows)
         for size in BATCH_SIZES[1:] if quick else BATCH_SIZES:
@@ -62,6 +69,9 @@ def cases(quick: bool) -> Iterator[Case]:
         name = f"{steps} steps of {STEP * 1e3:.0f} ms, with batches of {STEP_BATCH}"
         yield Case("data", name, interleave(turns, repetitions=repetitions))
     finally:
+        context.shutdown()
+        opened.cache_clear()
+        scanned.cache_clear()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -118,38 +128,38 @@ def write(folder: Path, rows: int) -> None:
         pq.write_table(part, folder / f"{number}.parquet", row_group_size=GROUP)
 
 
-def streamed(folder: str, size: int) -> Iterator[Any]:
-    """Shuffled."""
+@functools.cache
+def opened(folder: str, size: int, memory: int, shuffle: bool) -> Any:
     from farandole.data import from_parquet
 
-    return iter(from_parquet(folder).torch(size, memory=MEMORY, rank=0, size=1))
+    return from_parquet(folder).torch(size, memory=memory, shuffle=shuffle, rank=0, size=1)
+
+
+def streamed(folder: str, size: int) -> Iterator[Any]:
+    """Shuffled."""
+    return iter(opened(folder, size, MEMORY, True))
 
 
 def in_order(folder: str, size: int) -> Iterator[Any]:
-    from farandole.data import from_parquet
-
-    return iter(from_parquet(folder).torch(size, shuffle=False, memory=MEMORY, rank=0, size=1))
-
-
-_kept: dict[tuple[str, int], Any] = {}
+    return iter(opened(folder, size, MEMORY, False))
 
 
 def kept(folder: str, size: int) -> Iterator[Any]:
     """Shuffled, with memory for all: after the first epoch files are not read any more."""
-    from farandole.data import from_parquet
+    return iter(opened(folder, size, 1 << 30, True))
 
-    if (folder, size) not in _kept:
-        _kept.clear()
-        _kept[folder, size] = from_parquet(folder).torch(size, memory=1 << 30, rank=0, size=1)
-    return iter(_kept[folder, size])
+
+@functools.cache
+def scanned(folder: str) -> Any:
+    import pyarrow.dataset as ds
+
+    return ds.dataset(folder)
 
 
 def record_batches(folder: str, size: int) -> Iterator[dict[str, Any]]:
     """By pyarrow's own scanner, which reads ahead in threads, in the files' order. Arrays are made of a row group at
     once, and cut: asking the scanner for batches of this size takes much longer."""
-    import pyarrow.dataset as ds
-
-    for found in ds.dataset(folder).to_batches():
+    for found in scanned(folder).to_batches():
         own = {name: array.copy() for name, array in arrays_of(found).items()}
         for begin in range(0, found.num_rows, size):
             yield {name: array[begin : begin + size] for name, array in own.items()}
@@ -167,7 +177,7 @@ def shuffled_batches(folder: str, size: int) -> Iterator[dict[str, Any]]:
     mixed."""
     import pyarrow.dataset as ds
 
-    found = ds.dataset(folder)
+    found = scanned(folder)
     groups = [group for file in found.get_fragments() for group in file.split_by_row_group()]
     random = np.random.default_rng()
     random.shuffle(groups)
@@ -202,12 +212,11 @@ def loaded(batches: Iterator[dict[str, Any]]) -> Iterator[Any]:
 def row_by_row(folder: str, size: int) -> Iterator[Any]:
     """A dict of each row, and batches of them by the DataLoader's own function: the way of petastorm's make_reader, by
     which Horovod's estimators read where they had a transformation_fn, without its pool of workers."""
-    import pyarrow.dataset as ds
     import torch
 
     class Rows(torch.utils.data.IterableDataset):  # type: ignore[misc]
         def __iter__(self) -> Iterator[Any]:
-            for batch in ds.dataset(folder).to_batches():
+            for batch in scanned(folder).to_batches():
                 for row in batch.to_pylist():
                     yield {**row, "x": np.array(row["x"], np.float32)}
 

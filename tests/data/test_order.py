@@ -81,7 +81,9 @@ def test_lanes_fit_into_memory_and_have_blocks_enough() -> None:
 
 
 def test_what_is_read_ahead_fits_into_memory_too() -> None:
-    assert ahead_for(threads=2, lanes=48, largest=4, memory=1000) == 4
+    assert ahead_for(threads=2, lanes=48, largest=4, memory=1000) == 48
+    assert ahead_for(threads=2, lanes=48, largest=16, memory=1000) == 14
+    assert ahead_for(threads=2, lanes=1, largest=4, memory=1000) == 4
     assert ahead_for(threads=4, lanes=2, largest=250, memory=1000) == 2
     assert ahead_for(threads=2, lanes=1, largest=5000, memory=1000) == 1, "reading goes on while training computes"
     assert ahead_for(threads=0, lanes=1, largest=1, memory=1000) == 0

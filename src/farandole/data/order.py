@@ -38,8 +38,10 @@ def lanes_for(blocks: int, largest: int, memory: int) -> int:
 
 def ahead_for(threads: int, lanes: int, largest: int, memory: int) -> int:
     """How many pieces ``threads`` read ahead: as many as fit into memory beside those of the lanes, at least one. Lanes
-    come to the ends of their pieces at about the same time, so more than the threads read at a time."""
-    return min(_AHEAD_PER_THREAD * threads, max(1, memory // max(largest, 1) - lanes))
+    come to the ends of their pieces at about the same time, so as many as there are lanes."""
+    if not threads:
+        return 0
+    return min(max(_AHEAD_PER_THREAD * threads, lanes), max(1, memory // max(largest, 1) - lanes))
 
 
 class Piece(NamedTuple):

@@ -61,20 +61,17 @@ class _Slots:
             count = len(next(iter(part.values())))
             begin, end = max(piece.begin, place), min(piece.end, place + count)
             if begin == piece.begin and end == piece.end:  # all of it
-                self._order(part, rows - place, first)
+                for name, array in part.items():
+                    _take(array, rows - place, self.arrays[name][first : first + len(rows)])
             elif begin < end:
                 for name, array in part.items():
                     to = first + begin - piece.begin
                     self.arrays[name][to : to + end - begin] = array[begin - place : end - place]
                 if end == piece.end:
-                    here = {name: array[first:] for name, array in self.arrays.items()}
-                    self._order(here, rows - piece.begin, first)
+                    for array in self.arrays.values():
+                        array[first : first + len(rows)] = array[first:].take(rows - piece.begin, axis=0)
             place += count
         return np.arange(first, first + len(rows))
-
-    def _order(self, arrays: Arrays, rows: Array, first: int) -> None:
-        for name, array in arrays.items():
-            self.arrays[name][first : first + len(rows)] = array.take(rows, axis=0)
 
 
 class Chunks:
@@ -140,7 +137,7 @@ class Chunks:
     def _copy(self, arrays: Arrays, rows: Array, out: Arrays) -> None:
         for name, array in out.items():
             if self._order.shuffled:
-                arrays[name].take(rows, axis=0, out=array, mode="clip")  # otherwise numpy makes a copy in between
+                _take(arrays[name], rows, array)
             else:
                 array[:] = arrays[name][rows[0] : rows[-1] + 1 : self._strands[0].stride]
 
@@ -193,6 +190,11 @@ class Chunks:
         if self._slots is None:
             return _Loaded(self._read(piece.block), rows, slot)
         return _Loaded(self._slots.arrays, self._slots.fill(slot, piece, self._parts(piece.block), rows), slot)
+
+
+def _take(array: Array, rows: Array, out: Array) -> None:
+    """Those rows, which are there. With another mode numpy makes a copy in between."""
+    array.take(rows, axis=0, out=out, mode="clip")
 
 
 def _empty(column: Column, rows: int) -> Array:

@@ -76,6 +76,10 @@ class Reader:
         largest = max(sum(group.size for group in block) for block in self._blocks)
         self._lanes = lanes_for(len(self._blocks), largest, memory)
         self._pieces_ahead = ahead_for(threads, self._lanes, largest, memory)
+        # Batches are put together on a thread of their own only where that takes long (decoding, and tensors of rows
+        # that are kept), or would wait for files: a thread more costs the others time.
+        encoded = any(column.kind == "encoded" for column in scan.columns)
+        self._apart = threads > 0 and (encoded or self._whole or self._pieces_ahead < self._lanes)
         self._files = Files(data)
         self._kept: Arrays | None = None
         self._running: tuple[_Epoch, int] | None = None  # the last loop's, and how many batches it handed out
@@ -163,7 +167,7 @@ class Reader:
 
     def _ahead(self, epoch: _Epoch) -> Iterator[list[Any]]:
         chunks = _Iteration(self, epoch)
-        if not self._threads:
+        if not self._apart:
             yield from chunks._iterate()
             return
         ahead = _Ahead(chunks, _CHUNKS_AHEAD)
