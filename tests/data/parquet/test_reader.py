@@ -346,3 +346,27 @@ def test_the_benchmark_reads_what_it_wrote() -> None:
     assert {OURS, KEPT, DATALOADER, SHUFFLED, ROW_BY_ROW} <= reading.samples.keys()
     assert {OURS, KEPT, DATALOADER, STEPS} <= steps.samples.keys()
     assert SHUFFLED in report.text([reading, steps])
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_epochs_use_memory_again_and_loops_at_once_have_their_own(data: ParquetData, threads: int) -> None:
+    reader = data.numpy(10, memory=SMALL, threads=threads)
+    kept = [batch["id"].copy() for batch in reader]
+    (slots,) = reader._spare
+    fresh = data.numpy(10, memory=SMALL, threads=threads)
+    for epoch in (1, 2, 3):
+        reader.set_epoch(epoch)
+        for _, _ in zip(reader, range(5), strict=False):
+            pass  # broken off
+        reader.set_epoch(epoch)
+        fresh.set_epoch(epoch)
+        one, other = iter(reader), iter(reader)
+        expected = ids(fresh)
+        assert ids(next(each) for _ in range(len(expected)) for each in (one, other)) == [
+            batch for batch in expected for _ in range(2)
+        ]
+        one.close(), other.close()
+        assert len(reader._spare) == 1
+    reader.set_epoch(0)
+    assert [batch["id"].tolist() for batch in reader] == [batch.tolist() for batch in kept]
+    assert slots.size == reader._spare[0].size

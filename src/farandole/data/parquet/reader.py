@@ -12,7 +12,7 @@ from farandole import context
 from farandole.config import Placement
 from farandole.data.loader import _Ahead
 from farandole.data.order import SHUFFLE, Order, ahead_for, lanes_for
-from farandole.data.parquet.chunks import Arrays, Chunks
+from farandole.data.parquet.chunks import Arrays, Chunks, Slots
 from farandole.data.parquet.columns import Column, decoded, fitting
 from farandole.data.parquet.data import Files, ParquetData, RowGroup
 from farandole.data.parquet.places import Where
@@ -82,10 +82,11 @@ class Reader:
         self._apart = threads > 0 and (encoded or self._whole or self._pieces_ahead < self._lanes)
         self._files = Files(data)
         self._kept: Arrays | None = None
+        self._spare: list[Slots] = []
         self._running: tuple[_Epoch, int] | None = None  # the last loop's, and how many batches it handed out
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}  # rows are read where the pickle is opened
+        return {**self.__dict__, "_kept": None, "_spare": []}  # rows are read where the pickle is opened
 
     @property
     def weighted(self) -> bool:
@@ -202,6 +203,7 @@ class _Iteration:
         strands = self._order.strands(epoch.begin, epoch.rank, epoch.size)
         chunks = Chunks(
             self._order, strands, self._columns, reader._block, reader._parts, reader._threads, reader._pieces_ahead,
+            reader._spare,
         )  # fmt: skip
         together, first, taken = self._together(), 0, 0
         try:
