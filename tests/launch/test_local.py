@@ -60,6 +60,26 @@ def test_our_own_settings_do_not_leak_in(jobs: Marked, monkeypatch: pytest.Monke
         end(workers)
 
 
+@pytest.mark.parametrize(
+    ("name", "stays"),
+    [
+        ("OMPI_COMM_WORLD_RANK", False), ("PMIX_RANK", False), ("PMI_FD", False), ("HYDI_CONTROL_FD", False),
+        ("MPI_LOCALRANKID", False), ("SLURM_PROCID", False), ("SLURM_NTASKS", False), ("SLURM_STEP_ID", False),
+        ("OMPI_MCA_btl", True), ("OMPI_ALLOW_RUN_AS_ROOT", True), ("SLURM_JOB_ID", True), ("SLURM_CPUS_ON_NODE", True),
+    ],
+)  # fmt: skip
+def test_a_rank_is_no_process_of_an_outer_mpirun_or_step(
+    name: str, stays: bool, jobs: Marked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "7")
+    workers = start(jobs, 1, f"echo [${name}]")
+    try:
+        assert wait_until(lambda: workers[0].poll() == 0)
+        assert os.read(workers[0].stdout or 0, 100) == (b"[7]\n" if stays else b"[]\n")
+    finally:
+        end(workers)
+
+
 def test_codes_and_signals(jobs: Marked) -> None:
     workers = start(jobs, 2, "if [ $FARANDOLE_RANK = 1 ]; then kill -SEGV $$; else exit 5; fi")
     try:

@@ -73,6 +73,26 @@ def test_the_ranks_may_call_mpi_which_a_program_for_horovod_leaves_to_it(tmp_pat
     assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:[0, 1]", "[1]<stdout>:[0, 1]"], done.stderr
 
 
+def test_ranks_that_a_process_of_mpirun_starts_itself_are_none_of_mpirun(tmp_path: Path) -> None:
+    """All of them took themselves for that one process: MPI ended them by SIGSEGV, or waited for ever."""
+    pytest.importorskip("mpi4py")
+    beside = Path(sys.executable).with_name("mpirun")
+    if not beside.exists():
+        pytest.skip("no mpirun is installed beside this Python")
+    script = tmp_path / "program.py"
+    script.write_text(
+        "from mpi4py import MPI\nimport farandole.numpy as hvd\nhvd.init()\n"
+        "print(hvd.rank(), hvd.size(), MPI.COMM_WORLD.size, flush=True)\n"
+    )
+    outer = [str(beside), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
+    done = subprocess.run(
+        [*outer, sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, str(script)],
+        env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:0 2 1"] * 2 + ["[1]<stdout>:1 2 1"] * 2, done.stderr
+
+
 @pytest.mark.parametrize("ends", [["false"], ["sh", "-c", "echo there are not enough slots >&2; exit 3"]], ids=str)
 def test_an_mpirun_that_fails_says_why(ends: list[str], tmp_path: Path) -> None:
     mpirun = tmp_path / "mpirun"

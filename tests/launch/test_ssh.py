@@ -349,6 +349,7 @@ def test_the_drivers_variables_go_along_but_those_of_its_machine() -> None:
         "HOME": "/h",
         "SSH_AUTH_SOCK": "s",
         "HOROVOD_RANK": "3",
+        "SLURM_PROCID": "0",
         "MINE": "1",
     }
     assert environment(driver) == {"PATH": "/p", "LD_LIBRARY_PATH": "/l", "MINE": "1"}

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Container, Mapping, Sequence
 
 from farandole.config import Connection, Placement, Settings, variables
+from farandole.launch import outer
 from farandole.launch.contract import Allocation, Serving, Worker
 from farandole.launch.explain import Verdict, describe, exit_status
 from farandole.launch.processes import start_ranks
@@ -28,7 +29,7 @@ def start_servers(
         return allocation.serve(command, [{**env, **own} for own in envs], settings.replicas)
     slots = [Slot(np + index, host, index, count, 0, 1, count) for index in range(count)]
     known = variables(Placement, Connection, Settings)
-    base = {name: value for name, value in os.environ.items() if name not in known}
+    base = {name: value for name, value in outer.without(os.environ).items() if name not in known}
     own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # this Farandole, no other
     path = os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH", ""))))
     base |= {**env, "PYTHONPATH": path, "FARANDOLE_SERVER_INTERFACE": interface}

@@ -21,6 +21,7 @@ from typing import Any
 
 from farandole.config import Connection, Placement, Settings, cores, variables
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
+from farandole.launch import outer
 from farandole.launch.limits import cure
 from farandole.launch.processes import LocalWorker, start_ranks
 from farandole.store import StoreClient, enter
@@ -39,8 +40,9 @@ _GONE = (HorovodInternalError, RendezvousError, AuthenticationError, OSError)  #
 
 class Agent:
     """``task``: index, address, secret (``invited``: those of a door), timeout, gpus; ``env``: variables for the ranks
-    that are of this place; ``hidden``: prefixes of the agent's own variables that ranks do not get; ``cwd``: where
-    ranks work, if not here. ``folder`` holds the driver's packages, if this host had others: ``odd``."""
+    that are of this place; ``hidden``: prefixes of the agent's own variables that ranks do not get, if not those of
+    ``outer``; ``cwd``: where ranks work, if not here. ``folder`` holds the driver's packages, if this host had others:
+    ``odd``."""
 
     def __init__(self, task: Mapping[str, Any], folder: str, odd: Mapping[str, str]) -> None:
         self.name = f"agent/{task['index']}"
@@ -103,7 +105,7 @@ class Agent:
 
     def _run(self, order: Mapping[str, Any]) -> bool:
         """Start what the order says; False if it cannot be started."""
-        own = environment(dict(os.environ), self._folder, tuple(self._task.get("hidden", ())))
+        own = environment(os.environ, self._folder, tuple(self._task.get("hidden", outer.PLACE)))
         command = [order["python"] or sys.executable, *order["command"]]
         slots = [Slot(*rank["slot"]) for rank in order["ranks"]]
         here = {"FARANDOLE_STORE": self._client.address}  # not every host reaches the driver by the same address
@@ -326,10 +328,10 @@ def place() -> str:
     return name or socket.gethostname()
 
 
-def environment(own: Mapping[str, str], folder: str, hidden: tuple[str, ...] = ()) -> dict[str, str]:
+def environment(own: Mapping[str, str], folder: str, hidden: tuple[str, ...] = outer.PLACE) -> dict[str, str]:
     """The variables of this host for ranks: the agent's own but settings and ``hidden`` prefixes, with its importable
     packages."""
     known = variables(Placement, Connection, Settings)
-    base = {name: value for name, value in own.items() if name not in known and not name.startswith(hidden)}
+    base = {name: value for name, value in outer.without(own, hidden).items() if name not in known}
     path = [folder, *(entry for entry in sys.path if entry != folder)]
     return {**base, "PYTHONPATH": os.pathsep.join(entry for entry in path if entry)}

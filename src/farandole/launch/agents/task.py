@@ -14,23 +14,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from farandole import registry
+from farandole.launch import outer
 from farandole.launch.agents.agent import Agent
 from farandole.launch.agents.remote import contact, no_contact
 
 HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)
-# The place of the agent itself in the cluster's job, which is not that of its ranks.
-PRIVATE = (
-    "PMI_", "PMI2_", "PRTE_", "MPI_LOCAL", "HYD", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS", "SLURM_STEP",
-    "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASK", "SLURM_MPI_TYPE",
-)  # fmt: skip
-# The same of Open MPI: where mpirun starts an agent for each rank, the rank takes its place, and may call MPI.
-OPEN_MPI = ("OMPI_", "PMIX")
 
 
 def main(task: Mapping[str, Any], folder: str, odd: Mapping[str, str]) -> int:
     """Until the driver lets it go; its status. See ``agent.Agent``."""
     here = registry.load("launcher", task["launcher"])().surroundings(os.environ)
-    hidden = PRIVATE if task["launcher"] == "mpi" else (*PRIVATE, *OPEN_MPI)
+    # Where Open MPI starts an agent for each rank, the rank takes its place, and may call MPI.
+    hidden = outer.OTHERS if task["launcher"] == "mpi" else outer.PLACE
     own = {"index": here.rank if here is not None else 0, "hidden": hidden}
     address = contact(task["addresses"], task["secret"])
     if not address:

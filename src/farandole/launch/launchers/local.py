@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from farandole.config import Connection, Placement, Settings, cores, variables
 from farandole.errors import SettingsError
+from farandole.launch import outer
 from farandole.launch.contract import Request
 from farandole.launch.limits import crowding
 from farandole.launch.plan import places, plan
@@ -57,7 +58,7 @@ class LocalAllocation:
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> Sequence[LocalWorker]:
         # Settings in our own environment have been read already and are part of env where they matter.
         known = variables(Placement, Connection, Settings)
-        base = {name: value for name, value in os.environ.items() if name not in known}
+        base = {name: value for name, value in outer.without(os.environ).items() if name not in known}
         return start_ranks(self._slots, command, {**base, **env})
 
     def slots(self) -> Sequence[Slot]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from farandole.config import Connection, Placement, Settings, variables
 from farandole.errors import SettingsError
+from farandole.launch import outer
 from farandole.launch.contract import Request
 from farandole.launch.openssh import CONNECT, Session, command, failures, program
 from farandole.launch.plan import parse_hosts, places, plan
@@ -148,4 +149,5 @@ def search_path() -> list[str]:
 def environment(driver: Mapping[str, str]) -> dict[str, str]:
     """The driver's variables for ranks on other hosts. Settings have been read already, and come with the job."""
     known = {*variables(Placement, Connection, Settings), *OWN}
-    return {name: value for name, value in driver.items() if name not in known and not name.startswith(OWN_PREFIXES)}
+    hidden = (*OWN_PREFIXES, *outer.PLACE)
+    return {name: value for name, value in outer.without(driver, hidden).items() if name not in known}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole.errors import SettingsError
+from farandole.launch import outer
 from farandole.launch.agents import boot
 from farandole.launch.agents.bundle import bundle
 from farandole.log import logger
@@ -168,7 +169,7 @@ class Cluster:
 def _task(boot: str, archive: bytes, wanted: dict[str, str], facts: dict[str, Any]) -> Callable[..., Iterator[Any]]:
     """The task for the executors. A function inside a function is sent whole, this one imports nothing of
     Farandole: it need not be there. The secret is among ``facts``, so in no environment and no setting of Spark's."""
-    files, hidden = FILES, PRIVATE
+    files, hidden = FILES, (*PRIVATE, *outer.PLACE)
 
     def run(_: Iterator[Any]) -> Iterator[Any]:
         from pyspark import BarrierTaskContext, SparkFiles
