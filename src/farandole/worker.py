@@ -31,6 +31,7 @@ from farandole.config import (
 )
 from farandole.errors import AuthenticationError, HorovodInternalError, RendezvousError, SettingsError
 from farandole.report import keys
+from farandole.report.files import FILES, files
 from farandole.store import StoreClient
 from farandole.store.ports import free_port
 from farandole.types import Slot
@@ -63,6 +64,7 @@ def main() -> int:
     placement = identify(slots, here)
     os.environ.update(environment(placement, connection, settings))
     os.environ[ORIGIN] = _origin(os.environ)
+    os.environ[FILES] = files(settings)
     try:
         first = _store_of_first(slots, rank, client, settings, job)
     except SettingsError as error:  # an interface that this host does not have

@@ -84,6 +84,47 @@ def test_a_timeline_that_cannot_be_written_stops_init(monkeypatch: pytest.Monkey
     run("a")
 
 
+def test_a_timeline_goes_on_after_another_init(tmp_path: Path) -> None:
+    """Of the same process, and of another one that the rank's script runs then; but not in another job."""
+    path = tmp_path / "t.json"
+    program = (
+        "import sys, numpy as np, farandole.numpy as hvd\n"
+        "for name in sys.argv[1:]:\n"
+        "    hvd.init()\n    hvd.allreduce(np.ones(3), name=name)\n    hvd.shutdown()\n"
+    )
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    flags = ["--timeline-filename", str(path)]
+    line = f"{sys.executable} {script} one two && {sys.executable} {script} three"
+    for _ in range(2):
+        command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", *flags, "sh", "-c", line]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+        ends = [event["args"]["name"] for event in read(str(path)) if event["name"] == "process_name"]
+        assert ends == ["rank 0", "allreduce.one", "allreduce.two", "allreduce.three"]
+
+
+def test_a_job_within_a_rank_leaves_the_files_of_the_outer_job_alone(tmp_path: Path) -> None:
+    path, log, own = tmp_path / "t.json", tmp_path / "log.csv", tmp_path / "own.json"
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os, subprocess, sys, numpy as np, farandole.numpy as hvd\n"
+        "name = sys.argv[1]\n"
+        "hvd.init()\nhvd.allreduce(np.ones(3), name=name)\nhvd.shutdown()\n"
+        "if name == 'outer' and os.environ['FARANDOLE_RANK'] == '0':\n"
+        "    command = [sys.executable, '-m', 'farandole', 'run', '-np', '2', sys.executable, __file__, 'inner']\n"
+        "    subprocess.run(command, check=True)\n"
+        "    subprocess.run(command, check=True, env={**os.environ, 'HOROVOD_TIMELINE': sys.argv[2]})\n"
+    )
+    flags = ["--timeline-filename", str(path), "--autotune", "--autotune-log-file", str(log)]
+    command = [sys.executable, "-m", "farandole.cli", "run", "-np", "2", *flags, sys.executable, str(script)]
+    done = subprocess.run([*command, "outer", str(own)], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "allreduce.outer" in path.read_text()
+    assert "allreduce.inner" not in path.read_text()
+    assert "allreduce.inner" in own.read_text()
+
+
 PROGRAM = """
 import sys
 import numpy as np

@@ -239,6 +239,19 @@ time.sleep(600)
 """
 
 
+def test_a_log_goes_on_where_an_earlier_part_of_the_job_ended(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    for on, text in (False, ""), (True, "rows\n"), (False, ""):
+        path.write_text("rows\n")
+        tuner = Tuner(Settings(autotune_log=str(path)), on=on)
+        tuner.close()
+        assert path.read_text() == text
+    log = io.StringIO()
+    for _ in range(2):
+        Tuning(START, Settings(), thresholds=True, buckets=False, log=log)
+    assert log.getvalue().count("score") == 1
+
+
 def test_a_log_that_another_job_writes_is_left_to_it(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("of yesterday\n")

@@ -293,6 +293,34 @@ def test_a_file_may_be_begun_again(tmp_path: Path) -> None:
     assert list(tensors(whole(path))) == ["second"]
 
 
+@pytest.mark.parametrize("tear", [b"", b',\n{"ph":"B","na'], ids=["whole", "torn"])
+def test_a_file_goes_on_where_an_earlier_part_of_the_job_ended(tear: bytes, tmp_path: Path) -> None:
+    path = str(tmp_path / "t.json")
+    for turn, names in enumerate((["a", "b"], ["b", "c"], ["a"])):
+        timeline = Timeline(0, 1)
+        timeline.start(path, on=bool(turn))
+        tracer = timeline.of("shm")
+        for name in names:
+            tracer.settled([[(name, REQUEST._replace(name=name))]], [[]], [name], [])
+            tracer.finished(Kind.ALLREDUCE, [name])
+        timeline.stop()
+        if tear:
+            Path(path).write_bytes(Path(path).read_bytes().removesuffix(b"\n]\n") + tear)
+    assert len([event for event in read(path) if "farandole" in event]) == 1
+    events = whole(path)
+    assert {name: of(events, name).count(("E", "ALLREDUCE")) for name in tensors(events)} == {"a": 2, "b": 2, "c": 1}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "[\n\n]\n", "words", '[\n{"ph":"M"}\n]\n'])
+def test_what_is_no_timeline_of_ours_is_begun_anew(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(content)
+    timeline = Timeline(0, 1)
+    timeline.start(str(path), on=True)
+    timeline.stop()
+    assert len(whole(path)) == 1
+
+
 VICTIM = """
 import sys, time
 from farandole.observe.timeline import Timeline

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farandole.config import ORIGIN, PROCESS, STARTERS, TORCH, Connection, Placement, variables
+from farandole.report.files import FILES, of_outer_job
 
 if TYPE_CHECKING:
     from farandole.surroundings import Found
@@ -23,7 +24,14 @@ def forget_outer_job(env: MutableMapping[str, str]) -> None:
     if {*filter(None, origin(env).split(","))} <= {*env[ORIGIN].split(",")}:
         return  # or a container hides some of it
     torchruns = "TORCHELASTIC_RUN_ID" in env
-    for name in (ORIGIN, PROCESS, *variables(Placement, Connection), *(() if torchruns else TORCH)):
+    for name in (
+        *of_outer_job(env),
+        FILES,
+        ORIGIN,
+        PROCESS,
+        *variables(Placement, Connection),
+        *(() if torchruns else TORCH),
+    ):
         env.pop(name, None)
 
 

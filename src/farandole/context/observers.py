@@ -13,12 +13,13 @@ from farandole.errors import SettingsError
 from farandole.log import logger
 from farandole.observe.gradient_check import GradientCheck
 from farandole.observe.stall import Inquiry, StallCheck
+from farandole.report import keys
+from farandole.report.files import DYNAMIC
 from farandole.store import StoreClient, clock_name
 
 if TYPE_CHECKING:
     from farandole.observe.timeline import Timeline
 
-DYNAMIC = "DYNAMIC"
 _LONGEST_DELAY = 5.0  # seconds before a rank connects to the store for the stall check
 _NOT_ENABLED = "Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage."
 
@@ -35,14 +36,15 @@ class Observers:
         self._settings, self._rank = settings, placement.rank
         self.timeline: Timeline | None = None
         self.gradient_check = GradientCheck()
-        self._tuner = _tuner(placement, settings)
+        self._client = client
+        self._tuner = self._tuner_of(placement, settings)
         if settings.timeline:
             from farandole.observe.timeline import Timeline, ahead  # here: most jobs write none
 
             clock = ahead(client.clock, clock_name()) if client is not None else 0.0
             self.timeline = Timeline(placement.rank, placement.size, clock)
             if settings.timeline != DYNAMIC:
-                self.start_timeline(settings.timeline, settings.timeline_mark_cycles)
+                self._start_timeline(settings.timeline, settings.timeline_mark_cycles, on=True)
 
         self._stall_checks: list[StallCheck] = []
         self._inquiry: Inquiry | None = None
@@ -79,15 +81,44 @@ class Observers:
         """Rank 0 writes to ``path``; the others, if they were told to write at all, to ``path.rank<N>``."""
         if self.timeline is None:
             raise SettingsError(_NOT_ENABLED)
+        self._start_timeline(path, mark_cycles, on=False)
+
+    def _start_timeline(self, path: str, mark_cycles: bool, *, on: bool) -> None:
+        """``on``: what an earlier ``init`` has begun goes on."""
         rank = self._rank
-        if rank and not self._settings.timeline_all_ranks:
+        if self.timeline is None or (rank and not self._settings.timeline_all_ranks):
             return
-        self.timeline.start(f"{path}.rank{rank}" if rank else path, mark_cycles=mark_cycles)
+        path = f"{path}.rank{rank}" if rank else path
+        self.timeline.start(path, mark_cycles=mark_cycles, on=on and self._begun(path))
+
+    def _begun(self, path: str) -> bool:
+        """Has this rank begun the file before, in this job? From now on it has: also for another program of the rank,
+        for a shell script may run several."""
+        path = os.path.abspath(path)
+        if self._client is None:
+            before = path in _begun
+            _begun.add(path)
+            return before
+        key = keys.begun(self._rank, path)
+        before = self._client.try_get(key) is not None
+        self._client.set(key, b"")
+        return before
 
     def stop_timeline(self) -> None:
         if self.timeline is None:
             raise SettingsError(_NOT_ENABLED)
         self.timeline.stop()
+
+    def _tuner_of(self, placement: Placement, settings: Settings) -> Any:
+        """Rank 0's tuner, if one is asked for."""
+        if not settings.autotune or placement.rank:
+            return None
+        if placement.size == 1:
+            logger.info("--autotune has nothing to do: there is one rank")
+            return None
+        from farandole.observe.autotune import Tuner
+
+        return Tuner(settings, on=bool(settings.autotune_log) and self._begun(settings.autotune_log))
 
     def close(self) -> None:
         if self._inquiry is not None:
@@ -96,18 +127,6 @@ class Observers:
             self.timeline.stop()
         if self._tuner is not None:
             self._tuner.close()
-
-
-def _tuner(placement: Placement, settings: Settings) -> Any:
-    """Rank 0's tuner, if one is asked for."""
-    if not settings.autotune or placement.rank:
-        return None
-    if placement.size == 1:
-        logger.info("--autotune has nothing to do: there is one rank")
-        return None
-    from farandole.observe.autotune import Tuner
-
-    return Tuner(settings)
 
 
 def wire_name(transport: Any) -> str:
@@ -127,3 +146,4 @@ def note_ignored() -> None:
 
 
 _noted = False
+_begun: set[str] = set()  # files of a process that is alone in its job

@@ -10,6 +10,7 @@ from farandole.config import Settings, settings_of
 from farandole.errors import SettingsError, did_you_mean
 from farandole.launch.contract import Launcher
 from farandole.launch.display import Display
+from farandole.report.files import of_outer_job
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -47,7 +48,9 @@ def settings_for(env: Mapping[str, str], overrides: Mapping[str, Any]) -> Settin
                 f"{name}={value!r} is a {type(value).__name__}; it must be of type {kind.__name__} "
                 f"({adjustable[name].doc})"
             )
-    return Settings.from_env({**os.environ, **env}).replace(**overrides)
+    outer = of_outer_job(os.environ)
+    own = {name: text for name, text in os.environ.items() if name not in outer}
+    return Settings.from_env({**own, **env}).replace(**overrides)
 
 
 def check_env(env: Mapping[str, str]) -> None:

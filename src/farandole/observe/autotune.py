@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Generator, Sequence
 from statistics import median
 from time import monotonic
@@ -127,7 +128,8 @@ class Tuning:
         self._start, self._settings = start, settings
         self._thresholds, self._buckets = thresholds, buckets
         self._log = log
-        self._say("cycle_time_ms,tensor_fusion_threshold,bucket_bytes,score")
+        if log is not None and not log.tell():
+            self._say("cycle_time_ms,tensor_fusion_threshold,bucket_bytes,score")
 
     def run(self) -> Generator[Sizes, Sample, Sizes]:
         """Returns the point to stay with."""
@@ -186,10 +188,10 @@ class Tuning:
 class Tuner(Observer):
     """Observes rank 0's engine. Sizes that were set to something else than the default are not tuned."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Raises SettingsError if the log cannot be written."""
+    def __init__(self, settings: Settings, *, on: bool = False) -> None:
+        """``on``: go on with the log that is there. Raises SettingsError if it cannot be written."""
         self._settings = settings
-        self._log = _open(settings.autotune_log)
+        self._log = _open(settings.autotune_log, on=on)
         self._run: Generator[Sizes, Sample, Sizes] | None = None
         self._point = Sizes(settings.fusion_threshold, settings.bucket_bytes)
         self.done = False
@@ -265,7 +267,7 @@ def _key(name: str, nbytes: int) -> str:
     return f"{head}/{nbytes}" if head.endswith("noname") and tail.isdigit() else name
 
 
-def _open(path: str) -> TextIO | None:
+def _open(path: str, *, on: bool) -> TextIO | None:
     if not path:
         return None
     from farandole.observe.timeline.file import claim
@@ -277,7 +279,7 @@ def _open(path: str) -> TextIO | None:
             f"--autotune-log-file={path!r} (HOROVOD_AUTOTUNE_LOG) cannot be written: {error.strerror}; it must name "
             "a file in a directory that exists and can be written"
         ) from error
-    if not claim(file.fileno()):
+    if not claim(file.fileno(), os.fstat(file.fileno()).st_size if on else 0):
         file.close()
         raise SettingsError(
             f"--autotune-log-file={path!r} (HOROVOD_AUTOTUNE_LOG) cannot be written: another job writes its own there; "

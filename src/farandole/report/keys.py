@@ -35,6 +35,11 @@ def left(scope: str, rank: int) -> str:
     return f"left/{scope}/{rank}"
 
 
+def begun(rank: int, path: str) -> str:
+    """Set by a rank that has begun a timeline or a log there."""
+    return f"begun/{rank}/{path}"
+
+
 SERVERS_WANTED = "servers/wanted"  # set by a rank that needs the job's parameter servers
 
 

@@ -19,6 +19,7 @@ from farandole.errors import AuthenticationError, HorovodInternalError, Rendezvo
 from farandole.handshake import encrypted, new_secret
 from farandole.log import logger
 from farandole.report import keys
+from farandole.report.files import FILES, files
 from farandole.report.outcome import Outcome
 from farandole.store import Door, StoreClient, StoreServer, enter, reach
 from farandole.store.ports import free_port
@@ -96,6 +97,7 @@ def join(cluster: Cluster, placement: Placement, settings: Settings) -> tuple[Pl
     _stay = _Stay(os.getpid(), cluster, placement, client, host)
     os.environ.update(environment(placement, connection))
     os.environ[ORIGIN] = origin(os.environ)
+    os.environ[FILES] = files(settings)
     for name, text in torch_variables(placement, network.split(client.address)[0], facts["port"]).items():
         os.environ.setdefault(name, text)
     logger.info("rank %d of %d, started by %s: the store is at %s", placement.rank, placement.size, cluster.name,

@@ -13,16 +13,16 @@ from farandole.errors import SettingsError
 _CLOSE = b"\n]\n"
 
 
-def claim(fd: int) -> bool:
-    """Empty the file, unless another job writes it (False): both would write over each other. The lock is this
-    process's alone (no forked child has it) and goes with it. A file system without locks is taken as it is."""
+def claim(fd: int, keep: int = 0) -> bool:
+    """Cut the file to ``keep`` bytes, unless another job writes it (False): both would write over each other. The lock
+    is this process's alone (no forked child has it) and goes with it. A file system without locks is taken as it is."""
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False
     with contextlib.suppress(OSError):  # a device (/dev/null) has no length
-        os.ftruncate(fd, 0)
+        os.ftruncate(fd, keep)
     return True
 
 
@@ -31,7 +31,8 @@ class ArrayFile:
     array. Killed in the very middle of a write, a process may leave the last line torn, which ``merge.read`` and trace
     viewers accept."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, keep: int = 0) -> None:
+        """``keep``: bytes of whole elements that the file has, and keeps."""
         self.path = path
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -40,16 +41,16 @@ class ArrayFile:
                 f"the timeline cannot be written to {path!r}: {error.strerror}; --timeline-filename (HOROVOD_TIMELINE) "
                 "must name a file in a directory that exists and can be written"
             ) from error
-        if not claim(self._fd):
+        if not claim(self._fd, keep):
             os.close(self._fd)
             raise SettingsError(
                 f"the timeline cannot be written to {path!r}: another job writes its own there; each job needs a file "
                 "of its own (--timeline-filename, HOROVOD_TIMELINE)"
             )
-        self._end = 0  # where the bracket stands
-        self._separator = b"[\n"
+        self._end = keep  # where the bracket stands
+        self._separator = b",\n" if keep else b"[\n"
         with contextlib.suppress(OSError):  # a full disk: whoever appends the first element is told
-            self.append([])
+            self._write(_CLOSE) if keep else self.append([])
 
     def append(self, elements: Sequence[str]) -> None:
         """Add elements, each a JSON text. Raises OSError, and leaves the file as it was, if there is no room."""

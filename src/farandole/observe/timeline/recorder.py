@@ -11,6 +11,7 @@ from time import monotonic
 from farandole import threads
 from farandole.contracts import Observer
 from farandole.log import logger
+from farandole.observe.timeline.earlier import earlier
 from farandole.observe.timeline.file import ArrayFile
 from farandole.observe.timeline.trace import Exchanged, Finished, Named, Part, Record, Scope, Settled, Started, Trace
 from farandole.types import Kind
@@ -29,13 +30,17 @@ class Timeline:
         self._changing = threading.Lock()
         self._writer: _Writer | None = None
 
-    def start(self, path: str, *, mark_cycles: bool = False) -> None:
-        """Write to ``path`` from now on. Raises SettingsError if that cannot be; what was written before is ended
-        first, for it may be the same file."""
+    def start(self, path: str, *, mark_cycles: bool = False, on: bool = False) -> None:
+        """Write to ``path`` from now on, or go ``on`` with what it has. Raises SettingsError if that cannot be; what
+        was written before is ended first, for it may be the same file."""
         with self._changing:
             self._stop()
-            trace = Trace(self.rank, self.size, self.now(), time.time(), mark_cycles=mark_cycles)
-            self._writer = _Writer(ArrayFile(path), trace)
+            found = earlier(path) if on else None
+            begin, tensors, end = (
+                (found.head["begin"] / 1e6, found.tensors, found.end) if found else (self.now(), {}, 0)
+            )
+            trace = Trace(self.rank, self.size, begin, time.time(), tensors, mark_cycles=mark_cycles)
+            self._writer = _Writer(ArrayFile(path, end), trace, [] if found else trace.opening())
 
     def stop(self) -> None:
         """End the file; it is complete when this returns. Does nothing when nothing is written."""
@@ -93,14 +98,14 @@ class EngineTracer(Observer):
 class _Writer:
     """One file and the thread that writes it."""
 
-    def __init__(self, file: ArrayFile, trace: Trace) -> None:
+    def __init__(self, file: ArrayFile, trace: Trace, opening: Sequence[str]) -> None:
         self._file, self._trace = file, trace
         self._records: deque[Record] = deque()
         self._lost = 0
         self._end = threading.Event()
         self._dead = False
         self._thread = threading.Thread(target=self._run, name="farandole-timeline", daemon=True)
-        self._write(trace.opening())
+        self._write(opening)
         threads.start(self._thread)
 
     def put(self, record: Record) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from farandole.types import Kind, Request
@@ -99,12 +99,16 @@ class _Flight:
 class Trace:
     """``events(record)`` gives JSON texts, in the order in which they belong into the file."""
 
-    def __init__(self, rank: int, size: int, begin: float, epoch: float, *, mark_cycles: bool = False) -> None:
-        """``begin``: the time that is 0 in the file; ``epoch``: the same moment in seconds since 1970."""
+    def __init__(
+        self, rank: int, size: int, begin: float, epoch: float, tensors: Mapping[str, int] | None = None, *,
+        mark_cycles: bool = False,
+    ) -> None:  # fmt: skip
+        """``begin``: the time that is 0 in the file; ``epoch``: the same moment in seconds since 1970; ``tensors``: the
+        numbers of those that are in the file already."""
         self._rank, self._size, self._begin, self._epoch = rank, size, begin, epoch
         self._mark_cycles = mark_cycles
         self.latest = begin  # the time of the last record
-        self._tensors: dict[str, _Tensor] = {}
+        self._tensors = {label: _Tensor(pid) for label, pid in (tensors or {}).items()}
         self._flights: dict[str, _Flight] = {}
         self._lasts: dict[tuple[int, int], float] = {}  # per lane: nothing may begin before what came last has ended
         self._out: list[str] = []
