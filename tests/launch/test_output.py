@@ -185,6 +185,28 @@ class TestFiles:
         assert (older[0] / "rank.00" / "stdout").read_text() == "run 0"
         assert (older[1] / "rank.0" / "stdout").read_text() == "run 1"
 
+    def test_jobs_that_run_at_the_same_time_keep_theirs_apart(self, tmp_path: Path) -> None:
+        jobs = [Streams(2, io.StringIO(), io.StringIO(), directory=str(tmp_path)) for _ in range(3)]
+        for number, streams in enumerate(jobs):
+            streams.feed(1, "stdout", b"job %d" % number)
+        for streams in jobs:
+            streams.close()
+        assert (tmp_path / "rank.1" / "stdout").read_text() == "job 0"
+        others = sorted(path.read_text() for path in tmp_path.glob("run-*/rank.1/stdout"))
+        assert others == ["job 1", "job 2"]
+        assert jobs[0].notes == []
+        said = f"another job writes to {tmp_path} now; the output of this one is in {tmp_path}/run-"
+        assert all(note.startswith(said) for streams in jobs[1:] for note in streams.notes)
+
+    def test_where_an_older_run_lies_is_told(self, tmp_path: Path) -> None:
+        for moved in (False, True):
+            streams = Streams(1, io.StringIO(), io.StringIO(), directory=str(tmp_path))
+            streams.feed(0, "stdout", b"x")
+            streams.close()
+            (older,) = tmp_path.glob("run-*") if moved else [""]
+            note = f"{tmp_path} held the output of an older run, which is in {older} now"
+            assert streams.notes == ([note] if moved else [])
+
     def test_one_per_rank_and_stream(self, tmp_path: Path) -> None:
         streams, _, _ = make(11, tmp_path / "logs")
         streams.feed(3, "stdout", b"plain\r\n\xff")

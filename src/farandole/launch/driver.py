@@ -54,6 +54,8 @@ def run(job: Job) -> list[Any]:
             timestamp=display.prefix_timestamp, shown=display.show_ranks,
         )  # fmt: skip
         stack.callback(streams.close)
+        for note in [] if display.quiet else streams.notes:
+            display.tell(note)
         secret = handshake.new_secret(tls=job.settings.tls)
         store = allocation.listen(secret)
         stack.callback(store.close)

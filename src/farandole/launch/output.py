@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import errno
+import fcntl
 import functools
 import itertools
 import os
@@ -167,16 +169,30 @@ def _first_end(text: str) -> int:
 
 class Files:
     """``DIR/rank.<number>/stdout`` and ``stderr``, without prefixes. What an older run has left there moves into a
-    folder beside it, named for the time of that run. A full disk costs one warning, not the job."""
+    folder beside it, named for the time of that run; while another job writes there, this one has such a folder of its
+    own. ``notes`` say so. A full disk costs one warning, not the job."""
 
     def __init__(self, directory: str, size: int) -> None:
         self._directory = directory
         self._width = len(str(size - 1))
         self._files: dict[Key, int] = {}
         self._warned = False
-        self._try(functools.partial(put_aside, directory))
+        self._claim = -1
+        self.notes: list[str] = []
+        self._try(self._begin)
         for rank in range(size):
             self._try(functools.partial(self._open, rank))
+
+    def _begin(self) -> None:
+        directory = self._directory
+        if not os.path.exists(directory):
+            os.makedirs(directory, exist_ok=True)  # another job may make it just now
+        self._claim = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if not claimed(self._claim):
+            self._directory = new_folder(directory, time.time())
+            self.notes.append(f"another job writes to {directory} now; the output of this one is in {self._directory}")
+        elif moved := put_aside(directory):
+            self.notes.append(f"{directory} held the output of an older run, which is in {moved} now")
 
     def add(self, rank: int, name: str) -> None:
         """Of a process that is no rank."""
@@ -216,6 +232,9 @@ class Files:
     def close(self) -> None:
         while self._files:
             os.close(self._files.popitem()[1])
+        if self._claim >= 0:
+            os.close(self._claim)
+            self._claim = -1
 
     def _warn(self, error: OSError) -> None:
         if not self._warned:
@@ -225,19 +244,37 @@ class Files:
             )
 
 
-def put_aside(directory: str) -> None:
-    """Move the logs of an older run, if there are any, to ``DIR/run-<when it began>``."""
+def claimed(folder: int) -> bool:
+    """Is the open folder ours, and nobody else's, until it is closed? A file system without locks is taken as it is."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EAGAIN)
+    return True
+
+
+def new_folder(directory: str, when: float) -> str:
+    """``DIR/run-<when>``, made now."""
+    began = time.strftime("run-%Y-%m-%d_%H.%M.%S", time.localtime(when))
+    for number in itertools.count():
+        path = os.path.join(directory, f"{began}.{number}" if number else began)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+            return path
+    raise AssertionError
+
+
+def put_aside(directory: str) -> str:
+    """Move the logs of an older run, if there are any, to ``DIR/run-<when it began>``, which is returned."""
     names = os.listdir(directory) if os.path.isdir(directory) else []
     folders = [os.path.join(directory, name) for name in names if re.match(_RANK, name)]
     files = [os.path.join(folder, name) for folder in folders for name in ("stdout", "stderr")]
     if not any(os.path.isfile(file) and os.path.getsize(file) for file in files):
-        return
-    began = time.strftime("run-%Y-%m-%d_%H.%M.%S", time.localtime(min(map(os.path.getmtime, folders))))
-    free = (f"{began}.{number}" if number else began for number in itertools.count())
-    aside = next(path for name in free if not os.path.lexists(path := os.path.join(directory, name)))
-    os.mkdir(aside)
+        return ""
+    aside = new_folder(directory, min(map(os.path.getmtime, folders)))
     for folder in folders:
         os.rename(folder, os.path.join(aside, os.path.basename(folder)))
+    return aside
 
 
 class Streams:
@@ -248,6 +285,7 @@ class Streams:
         timestamp: bool = False, shown: Collection[int] | None = None,
     ) -> None:  # fmt: skip
         self._files = Files(directory, size) if directory else None
+        self.notes = self._files.notes if self._files is not None else []  # where files lie
         self._servers: dict[int, str] = {}  # labels of processes that are no ranks
         self._lines: dict[Key, Lines] = {(rank, name): Lines() for rank in range(size) for name in ("stdout", "stderr")}
         self._timestamp = timestamp
