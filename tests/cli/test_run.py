@@ -390,3 +390,13 @@ class TestRegistry:
         assert registry.load("launcher", "moon").name == "moon"
         with pytest.raises(SettingsError, match=r"'mars' needs a package .* No module named 'no_such'"):
             registry.load("launcher", "mars")
+
+
+def test_prediction_without_pyarrow_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert cli.main(["predict", "--model", "m.pt", "--input", "in.parquet", "--output", "out"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("farandole: farandole predict needs pyarrow, which cannot be imported here")
+    assert said.endswith("pip install 'farandole[data]'\n")

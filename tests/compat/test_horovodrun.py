@@ -176,6 +176,8 @@ def test_what_has_no_effect_is_said_in_a_line_each(started: list[Job], capsys: p
         ("-np 2 --nonsense true", "unrecognized arguments: --nonsense"),
         ("-np 0 true", "np=0 must be >= 1"),
         ("-np two true", "invalid int value: 'two'"),
+        ("--num-proc=-- true", "argument -np/--num-proc: "),
+        ("-np 2 --cycle-time-ms=-- true", "argument --cycle-time-ms: "),
         ("-np 2 --cycle-time-ms -1 true", "cycle_time_ms=-1.0 must be >= 0"),
         ("-np 2 --fusion-threshold-mb -1 true", "fusion_threshold_mb=-1 must be >= 0"),
         ("-np 2 --cache-capacity -1 true", "cache_capacity=-1 must be >= 0"),

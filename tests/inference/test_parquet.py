@@ -196,6 +196,11 @@ def test_the_command(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         (["--model", f"{tmp_path}/own.py:none"], "has no function 'none'"),
         (["--model", f"{tmp_path}/own.py:bad", "--overwrite"], "gave 2 rows for 256"),
         (["--model", f"{tmp_path}/own.py:load", "--shape", "x"], "--shape x must be COLUMN=VALUE"),
+        (["--model", f"{tmp_path}/own.py:load", "--shape", "x=2,y"], "--shape x=2,y must be COLUMN=SIZE,SIZE,..., in"),
+        (["--model", f"{tmp_path}/own.py:load", "--shape=--"], "argument --shape: "),
+        (["--model", f"{tmp_path}/own.py:load", "--threads=--"], "argument --threads: "),
+        (["--model", ":"], "':' names no function: write FILE.py:FUNCTION"),
+        (["--model", "..own:load"], "'..own:load' names no function"),
         (["--model", f"{tmp_path}/own.py:load", "-np", "0"], "-np 0 must be at least 1"),
     ):
         assert cli.main([*other, *wrong]) == 2

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from farandole.errors import SettingsError, did_you_mean
+from farandole.launch.arguments import check_values
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,6 +26,7 @@ class Parser(argparse.ArgumentParser):
         if rest:
             near = did_you_mean(rest[0], self._option_string_actions)
             self.error(f"there is no option {rest[0]!r}{near}")
+        check_values(self, options)
         return options
 
     def error(self, message: str) -> NoReturn:

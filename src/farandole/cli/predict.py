@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from farandole.cli.parsing import Parser, one_of, say
+from farandole.data.extras import need
 from farandole.errors import DataError, SettingsError
 
 EXAMPLE = "farandole predict --model m.pt --input in.parquet --output out.parquet -np 4"
@@ -69,13 +70,17 @@ def main(arguments: Sequence[str]) -> int:
         "output_columns": _output(options.output_columns), "batch_size": options.batch_size, "errors": options.errors,
         "key": options.key, "threads": options.threads, "device": options.device, "signature": options.signature,
         "rows_per_file": options.rows_per_file, "trust_pickle": options.trust_pickle,
-        "shapes": {name: tuple(map(int, text.split(","))) for name, text in _pairs("--shape", options.shape)},
+        "shapes": {name: _sizes(name, text) for name, text in _pairs("--shape", options.shape)},
         "dtypes": dict(_pairs("--dtype", options.dtype)),
         "fill": {name: _value(text) for name, text in _pairs("--fill", options.fill)},
         "decode": {name: _function(text) for name, text in _pairs("--decode", options.decode)},
     }  # fmt: skip
     if options.np < 1:
         raise SettingsError(f"-np {options.np} must be at least 1")
+    try:
+        need("pyarrow", "farandole predict")
+    except ImportError as error:
+        raise SettingsError(str(error)) from error
     from farandole.inference import predict_parquet
 
     model = _model(options.model, {name: given.pop(name) for name in ("signature", "trust_pickle")})
@@ -106,8 +111,8 @@ def _model(text: str, options: dict[str, Any]) -> Any:
 
 
 def _function(text: str) -> Any:
-    source, colon, name = text.rpartition(":")
-    if not colon:
+    source, _, name = text.rpartition(":")
+    if not name.isidentifier() or not (source.endswith(".py") or all(map(str.isidentifier, source.split(".")))):
         raise SettingsError(f"{text!r} names no function: write FILE.py:FUNCTION or MODULE:FUNCTION")
     try:
         if source.endswith(".py"):
@@ -136,6 +141,13 @@ def _pairs(flag: str, texts: Sequence[str]) -> list[tuple[str, str]]:
         if not name or not value:
             raise SettingsError(f"{flag} {text} must be COLUMN=VALUE")
     return found
+
+
+def _sizes(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        raise SettingsError(f"--shape {name}={text} must be COLUMN=SIZE,SIZE,..., in whole numbers") from None
 
 
 def _value(text: str) -> Any:

@@ -6,6 +6,7 @@ import argparse
 from typing import Any, NamedTuple, NoReturn
 
 from farandole.errors import SettingsError
+from farandole.launch.arguments import check_values
 
 USAGE = "horovodrun -np N [options] python train.py [arguments]"
 _ONE_WAY = "there is one way to do it, and it is chosen automatically"
@@ -118,6 +119,11 @@ LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 
 class _Parser(argparse.ArgumentParser):
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options = super().parse_args(args, namespace)
+        check_values(self, options)
+        return options
+
     def error(self, message: str) -> NoReturn:
         raise SettingsError(f"{message}; see horovodrun --help")
 
