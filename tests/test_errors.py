@@ -108,3 +108,7 @@ def test_they_travel_between_processes(error: BaseException) -> None:
     """A pool of processes whose function raises what cannot be read back waits for ever."""
     for read in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert (type(read), str(read), vars(read)) == (type(error), str(error), vars(error))
+
+
+def test_what_is_counted_has_its_plural() -> None:
+    assert [errors.counted(number, "rank") for number in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]

@@ -210,6 +210,11 @@ def _ranks(ranks: Sequence[int], host: str = "") -> str:
     return f"local {which} on {host}" if host else which
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 rank", "2 ranks"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
     """The known word that is most like ``word``, if one is; ``alike`` goes from 0 (anything) to 1 (the same)."""
     import difflib  # here: it takes longer to load than this module, and few processes need it

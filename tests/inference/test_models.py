@@ -204,7 +204,7 @@ def test_saved_models(tmp_path: Path) -> None:
     np.testing.assert_allclose(called(packed, np.ones(3), X, names="b a")["rows"], expected)
     with pytest.raises(WholeError) as error:
         called(packed, X)
-    assert re.search("the SavedModel takes (a, b|b, a), and 1 columns are given", str(error.value))
+    assert re.search("the SavedModel takes (a, b|b, a), and is given 1 column", str(error.value))
     with pytest.raises(WholeError, match="in no order, and columns x, y are given: give them the names"):
         called(packed, X, np.ones(3))
     with pytest.raises(SettingsError, match=r"has no signature 'serving'.*did you mean 'serving_default'"):
@@ -237,7 +237,7 @@ def test_onnx_models(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found["difference"], -np.ones_like(X))
         assert found["first"].tolist() == [3, 3, 3]
     np.testing.assert_array_equal(called(packed, X + 1, X, names="b a")["difference"], -np.ones_like(X))
-    with pytest.raises(WholeError, match="takes a, b, and 1 columns are given"):
+    with pytest.raises(WholeError, match="takes a, b, and is given 1 column"):
         called(packed, X)
 
 

@@ -13,7 +13,7 @@ from farandole import registry
 from farandole.cli import USAGE
 from farandole.cli.parsing import Parser, say
 from farandole.config import Setting, Settings, cores, parse, settings_of
-from farandole.errors import SettingsError, did_you_mean, nearest
+from farandole.errors import SettingsError, counted, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from farandole.launch.job import Job
@@ -197,7 +197,7 @@ def _number(options: argparse.Namespace, launcher: str) -> int:
         chosen = machine.Choice(places, "the places of --hosts")
     else:
         chosen = machine.ranks(cores(), machine.visible_gpus(os.environ), machine.free_memory())
-    sys.stderr.write(f"farandole: -np auto: {chosen.np} ranks ({chosen.why})\n")
+    sys.stderr.write(f"farandole: -np auto: {counted(chosen.np, 'rank')} ({chosen.why})\n")
     return check_np(chosen.np)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farandole.cli.parsing import Parser, one_of, say
+from farandole.errors import counted
 
 EXAMPLE = "farandole timeline merge trace.json trace.json.rank1 -o merged.json"
 
@@ -28,4 +29,4 @@ def main(arguments: Sequence[str]) -> int:
 
     merged = timeline.merge([timeline.read(path) for path in options.files])
     timeline.write(options.output, merged)
-    return say(f"{len(options.files)} timelines, {len(merged)} events: {options.output}")
+    return say(f"{counted(len(options.files), 'timeline')}, {len(merged)} events: {options.output}")

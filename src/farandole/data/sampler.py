@@ -14,7 +14,7 @@ import numpy as np
 
 from farandole import context
 from farandole.data.permutation import Permutation
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, counted
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -109,7 +109,7 @@ class DistributedSampler:
         position = int(state_dict["processed_num"])
         if not 0 <= position <= self.length:
             raise SettingsError(
-                f"processed_num={position} is not within the dataset's {self.length} samples: "
+                f"processed_num={position} is not within the dataset's {counted(self.length, 'sample')}: "
                 "the state belongs to another dataset"
             )
         self.epoch, self.position = int(state_dict["epoch"]), position

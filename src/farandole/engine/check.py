@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from farandole.errors import DUPLICATE_NAME, HorovodInternalError, JoinedError, MismatchError, RequestError
+from farandole.errors import DUPLICATE_NAME, HorovodInternalError, JoinedError, MismatchError, RequestError, counted
 from farandole.types import DType, Kind, ReduceOp, Refusal, Request
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ def check(request: Request, size: int) -> None:
     elif kind is Kind.BROADCAST:
         if not 0 <= request.root < size:
             raise RequestError(
-                f"broadcast received invalid root rank {request.root} for provided process set of {size} ranks"
+                f"broadcast received invalid root rank {request.root} for provided process set of "
+                f"{counted(size, 'rank')}"
             )
     elif kind is Kind.ALLGATHER:
         _check_rows(request)

@@ -11,7 +11,7 @@ import numpy as np
 from farandole.data import ParquetData
 from farandole.data.extras import need
 from farandole.data.steps import Step, Steps
-from farandole.errors import DataError
+from farandole.errors import DataError, counted
 from farandole.estimators import row_weights
 from farandole.estimators.spec import Columns, Reading
 from farandole.log import logger
@@ -176,8 +176,8 @@ def _of_frame(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Array]
     changed = columns.transform(frame)
     if len(changed) != len(frame):
         raise DataError(
-            f"transformation_fn makes {len(changed)} rows of {len(frame)}: it may change columns, not the number of "
-            "rows; leave rows out of the DataFrame before fit()"
+            f"transformation_fn makes {counted(len(changed), 'row')} of {len(frame)}: it may change columns, not the "
+            "number of rows; leave rows out of the DataFrame before fit()"
         )
     return {str(name): changed[name].to_numpy() for name in changed.columns}
 

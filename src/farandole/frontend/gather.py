@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from farandole.context import ProcessSet
-from farandole.errors import RequestError
+from farandole.errors import RequestError, counted
 from farandole.frontend.documented import collective
 from farandole.frontend.ops import ELSEWHERE, WORLD, engine_of, place_of
 
@@ -34,8 +34,8 @@ def gather_by(alltoall: Callable[..., Any], rows: Callable[[Any], Any] = _rows) 
         root = place_of(root_rank, process_set, "gather")
         if not 0 <= root < size:
             raise RequestError(
-                f"gather received invalid root rank {root_rank} for provided process set of {size} ranks: give one of "
-                f"0 to {size - 1}"
+                f"gather received invalid root rank {root_rank} for provided process set of "
+                f"{counted(size, 'rank')}: give one of 0 to {size - 1}"
             )
         splits = [ELSEWHERE] * size  # so that the ranks compare the root, also where there are no rows
         splits[root] = rows(tensor)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from farandole.data.parquet import casts
-from farandole.errors import DataError, SettingsError
+from farandole.errors import DataError, SettingsError, counted
 from farandole.inference.isolate import WholeError
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ def named(columns: Mapping[str, Array], names: Sequence[str], what: str, ordered
     inputs that have no order (``ordered``: whether they have) must have the columns' names, and no column may come in
     the place of an input when another one has its name: WholeError."""
     if len(columns) != len(names):
-        raise WholeError(SettingsError(f"{what} takes {', '.join(names)}, and {len(columns)} columns are given"))
+        raise WholeError(
+            SettingsError(f"{what} takes {', '.join(names)}, and is given {counted(len(columns), 'column')}")
+        )
     if set(columns) == set(names):
         return {name: columns[name] for name in names}
     if len(names) > 1 and not ordered:

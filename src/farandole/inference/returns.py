@@ -11,7 +11,7 @@ import numpy as np
 
 from farandole.data.extras import need
 from farandole.data.parquet.casts import cast
-from farandole.errors import DataError, SettingsError, did_you_mean
+from farandole.errors import DataError, SettingsError, counted, did_you_mean
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -158,7 +158,7 @@ def to_arrow(output: Any, kind: Type, rows: int, name: str = "the model") -> Any
         return pa.StructArray.from_arrays(parts, fields=list(arrow_type(kind)))
     output = _single(output, name)
     if len(output) != rows:
-        raise ShapeError(f"{name} gave {len(output)} rows for {rows}: it must give one for each")
+        raise ShapeError(f"{name} gave {counted(len(output), 'row')} for {rows}: it must give one for each")
     plain = isinstance(output, np.ndarray) and output.dtype != object and not np.ma.is_masked(output)
     if kind.kind in ("string", "binary") or not plain:  # what is masked becomes null
         return _from_values(output, kind, name)

@@ -17,7 +17,7 @@ import cloudpickle
 from farandole.data.extras import need
 from farandole.data.parquet.columns import Wanted, check_names
 from farandole.data.whole import whole
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, counted
 from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
 from farandole.inference.returns import DEFAULT, Type, arrow_type, parse
 from farandole.inference.stream import BATCH_SIZE, ERROR, PREDICTION, Chunk, How, predictions
@@ -118,7 +118,8 @@ def transform(
     fields = [name for name, _ in kind.fields]
     if not isinstance(output, str) and len(fields) != len(outputs):
         raise SettingsError(
-            f"output={outputs} names {len(outputs)} columns, and returns='{kind}' has {len(fields)} fields"
+            f"output={outputs} names {counted(len(outputs), 'column')}, and returns='{kind}' has "
+            f"{counted(len(fields), 'field')}"
         )
     function = predict_udf(packed, returns=str(kind), inputs=names, key=key is not None, errors=errors, **options)
     found = function(*(_column(frame, name) for name in [*names, *([] if key is None else [key])]))
@@ -172,8 +173,8 @@ def _how(job: _Job, columns: int, threads: int) -> How:
     names = job.inputs or tuple(f"input {number}" for number in range(columns - job.key))
     if len(names) + job.key != columns:
         raise SettingsError(
-            f"{columns} columns are given to predict_udf, and inputs={list(names)}{' and a key' * job.key} names "
-            f"{len(names) + job.key}"
+            f"predict_udf is given {counted(columns, 'column')}, and inputs={list(names)}{' and a key' * job.key} "
+            f"names {len(names) + job.key}"
         )
     options = {name: _by_name(name, job.options.get(name, {}), names) for name in Wanted._fields}
     wanted = Wanted(**options)
@@ -187,7 +188,9 @@ def _by_name(option: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise SettingsError(f"{option}={value!r} must be a dict by column, or a list with one for each column")
     if len(value) != len(names):
-        raise SettingsError(f"{option}={value!r} has {len(value)} for {len(names)} columns ({', '.join(names)})")
+        raise SettingsError(
+            f"{option}={value!r} has {len(value)} for {counted(len(names), 'column')} ({', '.join(names)})"
+        )
     return {name: each for name, each in zip(names, value, strict=True) if each is not None}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from farandole.data.extras import need
 from farandole.data.parquet.columns import Wanted, check_names
-from farandole.errors import DataError
+from farandole.errors import DataError, counted
 from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
 from farandole.inference.returns import DEFAULT, parse
 from farandole.inference.stream import How, Predictor, predictions
@@ -59,7 +59,8 @@ class Tuned(NamedTuple):
         for each in self.measured:
             mark = "  <- chosen" if (each.batch_size, each.threads) == (self.batch_size, self.threads) else ""
             lines.append(f"{each.batch_size:>10}  {each.threads:>7}  {each.rate:>12.0f} ({each.rate / best:.0%}){mark}")
-        lines.append(f"{self.tasks} tasks of {self.threads} thread{'s' * (self.threads > 1)} fill this machine")
+        tasks, threads = counted(self.tasks, "task"), counted(self.threads, "thread")
+        lines.append(f"{tasks} of {threads} fill{'s' * (self.tasks == 1)} this machine")
         return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from farandole.context import ProcessSet
 from farandole.data import DistributedSampler
+from farandole.errors import counted
 from farandole.frontend.documented import documented
 from farandole.frontend.ops import WORLD
 from farandole.keras import warnings
@@ -69,7 +70,7 @@ def _every(data: Iterator[Any], rank: int, size: int) -> Iterator[Any]:
 def _rows(data: Any, rank: int, size: int, even: bool) -> Any:
     total = int(data.shape[0])
     if total == 0 or (not even and rank >= total):
-        raise ValueError(f"{total} rows cannot be dealt out to {size} ranks")
+        raise ValueError(f"{counted(total, 'row')} cannot be dealt out to {size} ranks")
     rows = np.arange(rank, -(-total // size) * size if even else total, size)
     if rows[-1] < total:
         return data[rank::size]

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TextIO
 
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, counted
 
 FILES = 32  # open files that a job needs however small it is
 FILES_PER_RANK = 6  # while ranks start: both ends of two pipes, and connections to the store
@@ -49,8 +49,8 @@ def check_open_files(np: int, logs: bool) -> None:
     needed = used + FILES + np * (FILES_PER_RANK + (LOGS_PER_RANK if logs else 0))
     if allowed != resource.RLIM_INFINITY and allowed < needed:
         raise SettingsError(
-            f"a process may have {allowed} open files here (RLIMIT_NOFILE), and a job of {np} ranks needs {needed}: "
-            f"raise the limit with `ulimit -n {max(1024, needed)}`, or start fewer ranks"
+            f"a process may have {allowed} open files here (RLIMIT_NOFILE), and a job of {counted(np, 'rank')} needs "
+            f"{needed}: raise the limit with `ulimit -n {max(1024, needed)}`, or start fewer ranks"
         )
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, counted
 from farandole.launch.limits import check_proc, cure
 from farandole.types import Slot
 
@@ -49,7 +49,7 @@ def start_ranks(
     except OSError as error:
         pipes.close(pipes.readers)
         raise SettingsError(
-            f"{len(slots)} ranks could not be started, only {handle.started}: {error}{cure(error)}"
+            f"{counted(len(slots), 'rank')} could not be started, only {handle.started}: {error}{cure(error)}"
         ) from error
     finally:
         pipes.close(pipes.writers)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Container, Mapping, Sequence
 
 from farandole.config import Connection, Placement, Settings, variables
+from farandole.errors import counted
 from farandole.launch import outer
 from farandole.launch.contract import Allocation, Serving, Worker
 from farandole.launch.explain import Verdict, describe, exit_status
@@ -68,4 +69,4 @@ def verdict(
 def running(workers: Sequence[Worker], codes: Mapping[int, int]) -> str:
     """For the status line."""
     left = len(workers) - len(codes)
-    return f", {left} parameter server{'s' * (left != 1)}" if workers else ""
+    return f", {counted(left, 'parameter server')}" if workers else ""

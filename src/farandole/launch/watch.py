@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from farandole.config import STATUS, content
-from farandole.errors import JobFailedError, RendezvousError
+from farandole.errors import JobFailedError, RendezvousError, counted
 from farandole.launch import servers
 from farandole.launch.contract import Allocation, Worker
 from farandole.launch.explain import Event, Verdict, explain, with_lines
@@ -198,7 +198,7 @@ class Watch:
             number = self._for_ranks.popleft()
             running = [worker for worker in self._workers if worker.slot.rank not in self._supervisor.codes]
             if self._job.display.verbose:
-                self._job.display.tell(f"{signal.Signals(number).name} goes to {len(running)} ranks")
+                self._job.display.tell(f"{signal.Signals(number).name} goes to {counted(len(running), 'rank')}")
             for worker in running:
                 worker.signal(number)
 
@@ -217,7 +217,7 @@ class Watch:
         self._show_messages()
         self._status.tick(
             self._doing
-            or f"{self._supervisor.running} of {self._job.np} ranks running"
+            or f"{self._supervisor.running} of {counted(self._job.np, 'rank')} running"
             + servers.running(self._servers, self._served)
         )
         if self._signals:

@@ -20,7 +20,7 @@ from farandole.data.parquet.columns import Column, Wanted, check_names, check_we
 from farandole.data.parquet.places import Where, null_error
 from farandole.data.parquet.stamps import Stamp, stamp
 from farandole.data.parquet.tables import check_no_table
-from farandole.errors import DataError, did_you_mean
+from farandole.errors import DataError, counted, did_you_mean
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -442,7 +442,7 @@ class Files:
                     yield self._arrays(batch, keys, self._data.where(path, row))
                     row += batch.num_rows
             if row < end:  # pyarrow raises nothing where a file ends early
-                raise OSError(f"it ends with {row - group.row} rows of them")
+                raise OSError(f"it ends with {counted(row - group.row, 'row')} of them")
         except (pa.ArrowException, OSError) as error:
             self._check(group.file)
             raise DataError(f"{path}, rows {row} to {end - 1}: {error}") from error

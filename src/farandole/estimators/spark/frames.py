@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from farandole.data import ParquetData, from_spark
 from farandole.data.parquet.places import NullError
 from farandole.data.spark import spark_url
-from farandole.errors import DataError
+from farandole.errors import DataError, counted
 from farandole.estimators import row_weights
 from farandole.estimators.nans import KINDS, warn
 from farandole.estimators.spark.recomputed import kept, varies
@@ -208,7 +208,9 @@ def check_values(session: Any, data: ParquetData, columns: Columns) -> None:
         missing, least, most = (row[f"{what}{place}"] for what in ("missing", "least", "most"))
         fill = f"data_options={{'fill': {{{column.name!r}: value}}}}"
         if missing:
-            raise DataError(f"column {column.name!r} holds null in {missing} rows: give {fill}, or leave them out")
+            raise DataError(
+                f"column {column.name!r} holds null in {counted(missing, 'row')}: give {fill}, or leave them out"
+            )
         if least != most:
             raise DataError(
                 f"the {column.kind}s of column {column.name!r} have from {least} to {most} elements: a model takes "

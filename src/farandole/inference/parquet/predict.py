@@ -21,7 +21,7 @@ from farandole.data import paths
 from farandole.data.parquet.columns import Wanted, check_names
 from farandole.data.parquet.data import fragments, keys
 from farandole.data.whole import whole
-from farandole.errors import DataError, SettingsError, did_you_mean
+from farandole.errors import DataError, SettingsError, counted, did_you_mean
 from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
 from farandole.inference.parquet.instants import UNIT, instants
 from farandole.inference.parquet.target import Target, check_apart, mark
@@ -47,7 +47,7 @@ class Summary(NamedTuple):
 
     def __str__(self) -> str:
         before = f", {self.resumed} of them from before" if self.resumed else ""
-        return f"{self.rows} rows in {self.files} file{'' if self.files == 1 else 's'}{before}, {self.seconds:.1f} s"
+        return f"{counted(self.rows, 'row')} in {counted(self.files, 'file')}{before}, {self.seconds:.1f} s"
 
 
 class _Job(NamedTuple):

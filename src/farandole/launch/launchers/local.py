@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from farandole.config import Connection, Placement, Settings, cores, variables
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, counted
 from farandole.launch import outer
 from farandole.launch.contract import Request
 from farandole.launch.limits import crowding
@@ -50,7 +50,7 @@ class LocalAllocation:
         self._slots = slots
 
     def describe(self) -> str:
-        return f"{len(self._slots)} ranks on {places(self._slots)}, launcher local"
+        return f"{counted(len(self._slots), 'rank')} on {places(self._slots)}, launcher local"
 
     def listen(self, secret: str) -> StoreServer:
         return StoreServer(secret)

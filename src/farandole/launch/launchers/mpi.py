@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from farandole.config import Connection, Placement, Settings, variables
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, counted
 from farandole.launch.contract import Request
 from farandole.launch.plan import parse_hosts, plan
 
@@ -54,8 +54,7 @@ class Mpi:
             )
         version = asked.stdout
         argv = [program, *options(version, request, {**os.environ, FACTS: ""})]
-        ranks = f"{request.np} rank{'' if request.np == 1 else 's'}"
-        where = f"{ranks} by {program}"
+        where = f"{counted(request.np, 'rank')} by {program}"
         command = Command(self.name, argv, where, request.settings.network_interfaces)
         return AgentAllocation(command, [Place(1)] * request.np, request.start_timeout)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from farandole.config import Placement
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, counted
 from farandole.launch.contract import Request
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Slurm:
             )
         slots = plan(room(os.environ, request.np), request.np)
         nodes = [slot.host for slot in slots if slot.local_rank == 0]
-        where = f"{request.np} ranks on {places(slots)}, by srun in job {os.environ.get('SLURM_JOB_ID')}"
+        where = f"{counted(request.np, 'rank')} on {places(slots)}, by srun in job {os.environ.get('SLURM_JOB_ID')}"
         each = [Place(slot.local_size, slot.host) for slot in slots if slot.local_rank == 0]
         command = Command(self.name, srun(nodes), where, request.settings.network_interfaces)
         return AgentAllocation(command, each, request.start_timeout)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from farandole.config import Connection, Placement, Settings, variables
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, counted
 from farandole.launch import outer
 from farandole.launch.contract import Request
 from farandole.launch.openssh import CONNECT, Session, command, failures, program
@@ -73,7 +73,7 @@ class Sessions:
         self._began = 0.0
 
     def describe(self) -> str:
-        return f"{len(self._slots)} ranks on {places(self._slots)}, by ssh"
+        return f"{counted(len(self._slots), 'rank')} on {places(self._slots)}, by ssh"
 
     def address(self) -> tuple[str, str]:
         """All interfaces: the hosts try the addresses of each, and one of them may be dead for some."""

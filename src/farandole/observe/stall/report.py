@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from farandole.contracts import Waiting
+from farandole.errors import counted
 from farandole.observe.stall.inquiry import Answer
 from farandole.observe.stall.names import MOST, listed, shown
 from farandole.observe.stall.stacks import Frame
@@ -80,7 +81,7 @@ def _doing(answers: Mapping[int, Answer], detailed: bool) -> list[str]:
         else:
             lines.append(_place(rank, answer))
     if len(order) > _RANKS_SHOWN:
-        lines.append(f"and {len(order) - _RANKS_SHOWN} more ranks")
+        lines.append(f"and {counted(len(order) - _RANKS_SHOWN, 'more rank')}")
     return lines
 
 

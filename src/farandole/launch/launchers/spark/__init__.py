@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from farandole.config import Placement
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, counted
 from farandole.launch.contract import Request
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Spark:
         timeout = self._start_timeout if self._told else max(self._start_timeout, request.start_timeout)
         slots = self._found().await_slots(request.np, timeout)
         title = self._title or request.title
-        tasks = f"{request.np} Spark task{'' if request.np == 1 else 's'}"
+        tasks = counted(request.np, "Spark task")
         where = f"{tasks} for {title}; {self._cluster.describe(slots)}"
         setting = self._setting.format(seconds=timeout)
         stage = Tasks(self._cluster, request.np, title, where, setting, self._python)
@@ -115,7 +115,8 @@ class Tasks:
         )
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        name, description = f"farandole-{os.urandom(6).hex()}", f"{self._title} on {self._np} ranks (Farandole)"
+        description = f"{self._title} on {counted(self._np, 'rank')} (Farandole)"
+        name = f"farandole-{os.urandom(6).hex()}"
         self._stage = self._cluster.submit(self._np, dict(facts), name, description)
 
     def absent(self, agents: Sequence[int]) -> str:

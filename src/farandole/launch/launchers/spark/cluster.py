@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from farandole.errors import SettingsError
+from farandole.errors import SettingsError, counted
 from farandole.launch import outer
 from farandole.launch.agents import boot
 from farandole.launch.agents.bundle import bundle
@@ -110,8 +110,8 @@ class Cluster:
 
     def describe(self, slots: int) -> str:
         count = self.executors() if slots else 0
-        where = "in the driver" if self.is_local else f"on {count} executor{'' if count == 1 else 's'}"
-        return f"{self.master} has {slots} task slot{'' if slots == 1 else 's'} {where}"
+        where = "in the driver" if self.is_local else f"on {counted(count, 'executor')}"
+        return f"{self.master} has {counted(slots, 'task slot')} {where}"
 
     def _most(self) -> int | None:
         """How many slots there can be when all executors have come; None: nobody says."""
