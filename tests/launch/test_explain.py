@@ -174,6 +174,19 @@ class TestExplain:
         assert verdict.rank == 1, "the one that was lost"
         assert "waited in vain for rank 1 on alpha" in verdict.message
 
+    def test_a_victim_of_a_rank_that_has_ended_waits_less(self) -> None:
+        """No cause is to come but what ended with that; unless that rank had lost another one before."""
+        gone, bereft = Event(1, code=0), Event(0, outcome=VICTIM)
+        also = Event(1, outcome=VICTIM._replace(status="ok", lost=2))
+        own = Event(0, outcome=ERROR._replace(lost=1))
+        for events, patience in (
+            ([gone, bereft], 1.0), ([gone, own], 1.0), ([also, gone, bereft], 3.0), ([also, gone, own], 3.0),
+            ([also, gone, bereft, Event(2, code=0)], 1.0),
+        ):  # fmt: skip
+            verdict = explain(events, HOSTS)
+            assert verdict is not None
+            assert verdict.patience == patience
+
     def test_a_rank_that_finished_early(self) -> None:
         shut = Outcome(status="victim", kind="ShutDownError", message="Horovod has been shut down.")
         events = [Event(1, outcome=Outcome(status="ok")), Event(1, code=0)]

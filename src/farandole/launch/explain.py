@@ -12,6 +12,7 @@ from farandole.errors import SHUT_DOWN, PeerLostError, RendezvousError, ServerLo
 from farandole.report.outcome import Outcome
 
 VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first victim
+ENDED_PATIENCE = 1.0  # the same if all that victims have lost is seen to have ended: what ended with it is seen by then
 EXIT_PATIENCE = 0.3  # the same after a plain exit code, which may be a victim's that caught its exception
 _PLACES = 4  # at which ranks failed in the same way
 _STALLED = StalledError.__name__  # an error that ends the job, of a rank that another kept waiting
@@ -93,7 +94,7 @@ def explain(
         return _without_cause(ranks, hosts, activity or {})._replace(apart=tuple(_caught(ranks)))
     cause = min(candidates, key=lambda candidate: (_weight(candidate), candidate.order))
     ended = all(rank.standing != "running" for rank in ranks)
-    patience = VICTIM_PATIENCE if _met_another(cause) else EXIT_PATIENCE if cause.standing == "exit" else 0.0
+    patience = _patience([cause], ranks) if _met_another(cause) else EXIT_PATIENCE if cause.standing == "exit" else 0.0
     patience *= not ended
     return _blame(cause, ranks, hosts, tails or {}, patience)
 
@@ -126,6 +127,21 @@ def _met_another(rank: _Rank) -> bool:
     """Had another rank left before it failed? Its program may have caught that, and made an error of its own of it."""
     outcome = rank.outcome
     return outcome is not None and outcome.status == "error" and outcome.lost >= 0 and outcome.kind != _STALLED
+
+
+def _patience(bereft: Sequence[_Rank], ranks: Sequence[_Rank]) -> float:
+    """While ranks run: how long to wait for a cause of what these ranks have lost."""
+    todo = {rank.outcome.lost for rank in bereft if rank.outcome is not None}
+    seen: set[int] = set()
+    while todo:
+        number = todo.pop()
+        if not 0 <= number < len(ranks) or ranks[number].code is None:
+            return VICTIM_PATIENCE
+        seen.add(number)
+        outcome = ranks[number].outcome
+        if outcome is not None and outcome.lost >= 0 and outcome.lost not in seen:  # it may have lost one itself
+            todo.add(outcome.lost)
+    return ENDED_PATIENCE
 
 
 def _blame(
@@ -209,7 +225,7 @@ def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str], activity: Mappi
     if first.outcome.kind == RendezvousError.__name__:
         rank, message = _late(ranks, hosts, first, activity)
         return Verdict(rank, 0.0, code, message, trace)
-    patience = 0.0 if ended else VICTIM_PATIENCE
+    patience = 0.0 if ended else _patience(victims, ranks)
     said = _said(first)
     waiting = _ranks([victim.rank for victim in victims])
     if server := next((v.outcome for v in victims if v.outcome and v.outcome.kind == ServerLostError.__name__), None):
