@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 
@@ -73,7 +74,7 @@ def test_ranks_that_were_told_different_numbers_of_ranks() -> None:
 
     class Other(Told):
         def broadcast(self, placement: Placement, text: Callable[[], str], timeout: float, siblings: Siblings) -> str:
-            host.server.set("node/0", b'["h", 0]')
+            host.server.set("node/0", b'["h", 0, 2]')
             threading.Thread(target=host.deal).start()
             return host.invitation()
 
@@ -83,6 +84,36 @@ def test_ranks_that_were_told_different_numbers_of_ranks() -> None:
     finally:
         host.hang_up()
         serverless._stay = None
+
+
+@pytest.mark.parametrize(
+    ("size", "others", "says"),
+    [
+        (3, {1: 3, 2: 4}, "rank 2 was started as one of 4 ranks, rank 0 as one of 3: "),
+        (4, {1: 3, 2: 3}, "rank 1 was started as one of 3 ranks, rank 0 as one of 4: "),
+        (2, {1: 3, 2: 3}, "rank 1 was started as one of 3 ranks, rank 0 as one of 2: "),
+    ],
+)
+def test_all_hear_of_different_numbers_of_ranks(
+    size: int, others: dict[int, int], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that agree with rank 0, those beyond its number, and rank 0 itself; the rest has no time to come."""
+    monkeypatch.setattr(serverless, "SLACK", 1.0)
+    host = Host(Placement(size=size, local_size=size), Settings(start_timeout=30.0))
+    clients = {rank: StoreClient(host.server.address, host._secret) for rank in (0, *others)}
+    try:
+        for rank, client in clients.items():
+            client.stay(f"rank/{rank}")
+            client.set(f"node/{rank}", json.dumps(["h", rank, {0: size, **others}[rank]]).encode())
+        dealing = threading.Thread(target=host.deal)
+        dealing.start()
+        for rank, client in clients.items():
+            facts = json.loads(client.get(f"placement/{rank}", 10.0))
+            assert facts["unlike"].startswith(says)
+            client.close()
+        dealing.join()
+    finally:
+        host.hang_up()
 
 
 def test_an_address_that_does_not_answer_is_passed_over() -> None:
@@ -122,7 +153,7 @@ class TestTheEnd:
         clients = [StoreClient(address, secret) for _ in range(4)]
         for rank, client in enumerate(clients):
             client.stay(f"rank/{rank}")
-            client.set(f"node/{rank}", f'["h{rank % 2}", {rank // 2}]'.encode())
+            client.set(f"node/{rank}", f'["h{rank % 2}", {rank // 2}, 4]'.encode())
         host.deal()
         yield clients
         for client in clients:

@@ -33,6 +33,7 @@ PATIENCE = 10.0  # seconds in which the others end after a failure; what is left
 REACH = 5.0  # seconds for each address of rank 0's host, if it has several, before one is waited for longer
 SLACK = 5.0  # seconds that the word on who is missing may take
 _LOOPBACK = "127.0.0.1"
+_NODE = "node/"  # where a rank is, and the size that it was told
 _LEFT = "left/"  # a rank's last word
 _ENDED = "ended/"  # a rank that never came, in the words of one that has
 
@@ -73,19 +74,17 @@ def join(cluster: Cluster, placement: Placement, settings: Settings) -> tuple[Pl
         if settings.tls:  # what the cluster has carried is an invitation
             client = enter(client, placement.rank)
         client.stay(f"rank/{placement.rank}")
-        client.set(f"node/{placement.rank}", json.dumps([placement.hostname, placement.local_rank]).encode())
+        node = [placement.hostname, placement.local_rank, placement.size]
+        client.set(f"{_NODE}{placement.rank}", json.dumps(node).encode())
         if host:
             host.deal(siblings, cluster.settled)
         facts = _facts(client, placement.rank, timeout + SLACK, siblings)
+        if facts["unlike"]:
+            raise SettingsError(facts["unlike"])
         if facts["ended"]:
             raise RendezvousError.ended(facts["ended"])
         if facts["missing"]:
             raise RendezvousError.late(facts["missing"], timeout, otherwise=cluster.otherwise)
-        if facts["placement"]["size"] != placement.size:
-            raise SettingsError(
-                f"rank {placement.rank} was started as one of {placement.size} ranks, rank 0 as one of "
-                f"{facts['placement']['size']}: whatever starts them must tell all ranks the same number"
-            )
     except BaseException as error:
         if client is not None:
             client.close()
@@ -192,6 +191,7 @@ class Host:
         self._everywhere = placement.local_size < placement.size
         self._changed = threading.Condition()
         self._present = set(range(1, placement.size))
+        self._unlike: dict[int, int] = {}  # ranks that were told another size than we were
         self._nodes: list[tuple[str, int]] = []
         listen = network.EVERYWHERE if self._everywhere else _LOOPBACK
         self.server = StoreServer(self._secret, host=listen)
@@ -212,31 +212,48 @@ class Host:
         return ",".join([*(network.joined(host, port) for host in hosts), secret])
 
     def deal(self, siblings: Siblings = NOBODY, settled: Callable[[], None] = lambda: None) -> None:
-        """Wait for the other ranks, and tell all of them who they are, or who is missing or has ended. ``settled`` is
-        called before any of them goes on."""
+        """Wait for the other ranks, and tell all of them who they are, or who is missing, has ended, or was told
+        another size. ``settled`` is called before any of them goes on."""
         deadline = time.monotonic() + self._timeout
-        names = [f"node/{rank}" for rank in range(self._size)]
+        names = [f"{_NODE}{rank}" for rank in range(self._size)]
         ended: list[int] = []
         while True:
             missing = [rank for rank, name in enumerate(names) if self.server.get(name) is None]
             left = deadline - time.monotonic()
-            if not missing or ended or left <= 0:
+            if not missing or ended or self._unlike or left <= 0:
                 break
             self.server.wait(names[missing[0]], min(LOOK, left))
             gone = {rank for rank in missing if self.server.get(f"{_ENDED}{rank}") is not None}
             ended = sorted(gone | set(missing).intersection(siblings.ended()))
         ended = [rank for rank in ended if rank in missing]
-        found = [self.server.get(name) for name in names]
+        found = [json.loads(self.server.get(name) or b"null") for name in names]
+        self._unlike |= {rank: node[2] for rank, node in enumerate(found) if node and node[2] != self._size}
+        if self._unlike:
+            self._refuse()
         if self._door is not None:
             self._door.close()
         settled()
         if not missing:
-            self._nodes = [(name, local_rank) for name, local_rank in (json.loads(node or b"") for node in found)]
+            self._nodes = [(name, local_rank) for name, local_rank, _ in found]
         port = free_port()
         who = placements(self._nodes) or [Placement(rank=rank, size=self._size) for rank in range(self._size)]
         for placement in who:
-            told = {"placement": vars(placement), "missing": missing, "ended": ended, "port": port}
-            self.server.set(f"placement/{placement.rank}", json.dumps(told).encode())
+            told = {"placement": vars(placement), "missing": missing, "ended": ended, "port": port, "unlike": ""}
+            if not self._unlike:
+                self.server.set(f"placement/{placement.rank}", json.dumps(told).encode())
+
+    def _refuse(self) -> None:
+        """Tell all ranks that they were not told the same size, and wait until they have heard it; those, too, that
+        are about to come."""
+        rank, size = min(self._unlike.items())
+        text = (
+            f"rank {rank} was started as one of {size} ranks, rank 0 as one of {self._size}: whatever starts them must "
+            "tell all ranks the same number"
+        )
+        for number in range(max(self._size, *self._unlike.values())):
+            self.server.set(f"placement/{number}", json.dumps({"unlike": text}).encode())
+        with self._changed:
+            self._changed.wait_for(lambda: not self._present, SLACK)
 
     def present(self) -> set[int]:
         """The other ranks that have not ended."""
@@ -253,7 +270,7 @@ class Host:
 
     def dismiss(self, seconds: float) -> None:
         """Hang up when those that came have heard why they have to go: within these seconds."""
-        came = {rank for rank in range(1, self._size) if self.server.get(f"node/{rank}") is not None}
+        came = {rank for rank in range(1, self._size) if self.server.get(f"{_NODE}{rank}") is not None}
         with self._changed:
             self._changed.wait_for(lambda: not came & self._present, seconds)
         self.hang_up()
@@ -279,6 +296,12 @@ class Host:
     def _heard(self, key: str, value: object) -> None:
         if key.startswith(_LEFT):
             self._lost(key)
+        elif key.startswith(_NODE) and isinstance(value, bytes | bytearray):
+            rank, size = int(key.removeprefix(_NODE)), json.loads(value)[2]
+            if size != self._size:
+                with self._changed:
+                    self._unlike[rank] = size
+                    self._present.add(rank)
 
     def _lost(self, name: str) -> None:
         with self._changed:
