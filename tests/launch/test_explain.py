@@ -123,6 +123,21 @@ class TestExplain:
         assert verdict.apart == (0,)
         assert explain([caught, Event(0, code=0), Event(1, code=0)], HOSTS[:2]) is None
 
+    @pytest.mark.parametrize("told", ["farandole.errors.PeerLostError: rank 1 went", str(ShutDownError("(x)"))])
+    def test_a_code_after_last_lines_that_tell_of_the_loss_of_another(self, told: str) -> None:
+        """``traceback.print_exc(); os._exit(1)``: no outcome."""
+        tails = {0: f"Traceback ...\n{told}", 1: "ValueError: boom"}
+        waiting = explain([Event(0, code=1)], HOSTS[:2], tails)
+        assert waiting is not None
+        assert waiting.patience == 3.0
+        verdict = explain([Event(0, code=1), Event(1, code=1)], HOSTS[:2], tails)
+        assert verdict is not None
+        assert verdict.message == (
+            "Rank 1 on alpha exited with code 1\nIts last lines on stderr:\nValueError: boom\n"
+            "Rank 0 had lost another rank before exiting with a code."
+        )
+        assert (verdict.rank, verdict.apart, verdict.patience) == (1, (0,), 0.0)
+
     @pytest.mark.parametrize("code", [3, -11])
     def test_an_error_that_a_program_made_of_a_victims(self, code: int) -> None:
         """It may be of its own, so it is the cause if there is no other."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from farandole.config import Settings
-from farandole.errors import PeerLostError
+from farandole.errors import JobFailedError, PeerLostError
 from farandole.handshake import new_secret
 from farandole.launch.display import Display
 from farandole.launch.job import Job
@@ -31,6 +31,7 @@ class Played:
     def __init__(self, slot: Slot, act: Callable[[Played], None]) -> None:
         self.slot, self._act = slot, act
         self.code: int | None = None
+        self.ended = 0.0
         self.stdout, self._out = os.pipe()
         self.stderr, self._err = os.pipe()
 
@@ -116,3 +117,22 @@ def test_ranks_that_lose_those_which_the_driver_ends_are_not_heard() -> None:
     assert sorted(err.getvalue().splitlines()) == [
         "[1]<stderr>:almost done", "[2]<stderr>:Traceback (most recent call last):", "[2]<stderr>:ValueError: no space",
     ]  # fmt: skip
+
+
+def test_of_ranks_that_are_seen_to_have_ended_at_once_the_first_is_the_cause() -> None:
+    """Those that lose it and end by os._exit, which reports nothing, come after it."""
+    store = StoreServer(new_secret())
+    workers = [Played(slot, lambda rank: None) for slot in plan(None, 3)]
+    for worker, ended in zip(workers, (3.0, 2.0, 1.0), strict=True):
+        worker.ended = ended
+        worker.end(1, err=f"rank {worker.slot.rank}\n")
+    streams = Streams(3, io.StringIO(), io.StringIO())
+    watch = Watch(Job(np=3, settings=Settings(), display=Display()), store, streams)
+    try:
+        with watch, pytest.raises(JobFailedError) as caught:
+            watch.follow(workers)
+            watch.until_done()
+        streams.close()
+    finally:
+        store.close()
+    assert caught.value.rank == 2

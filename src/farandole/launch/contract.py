@@ -33,6 +33,10 @@ class Worker(Protocol):
     stdout: int | None  # file descriptors that the driver reads, None when there is nothing to read
     stderr: int | None
 
+    @property
+    def ended(self) -> float:
+        """When its end was heard of (``time.monotonic``): who ended first is no victim of those that ended later."""
+
     def poll(self) -> int | None:
         """The exit code (negative: the signal), or None while it runs."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from farandole.errors import SHUT_DOWN, PeerLostError, RendezvousError, ServerLostError, ShutDownError, StalledError
-from farandole.report.outcome import Outcome
+from farandole.report.outcome import Outcome, tells_of_loss
 
 VICTIM_PATIENCE = 3.0  # seconds in which a cause must show after its first victim
 ENDED_PATIENCE = 1.0  # the same if all that victims have lost is seen to have ended: what ended with it is seen by then
@@ -47,12 +47,14 @@ class Verdict(NamedTuple):
 
 
 class _Rank(NamedTuple):
-    """``caught``: a victim whose program caught its error, and exited with a code. Its output may tell of more."""
+    """``caught``: a victim whose program caught its error, and exited with a code. Its output may tell of more.
+    ``bereft``: its last lines tell of the loss of another."""
 
     rank: int
     order: int  # when its failure was first seen
     outcome: Outcome | None
     code: int | None
+    bereft: bool = False
 
     @property
     def caught(self) -> bool:
@@ -86,6 +88,7 @@ def explain(
     ``tails``: per rank, its last lines on stderr; ``activity``: its present activity.
     """
     ranks = _standings(events, len(hosts))
+    ranks = [rank._replace(bereft=tells_of_loss((tails or {}).get(rank.rank, ""))) for rank in ranks]
     failed = [rank for rank in ranks if rank.standing not in ("running", "finished")]
     if not failed:
         return None
@@ -94,7 +97,9 @@ def explain(
         return _without_cause(ranks, hosts, activity or {})._replace(apart=tuple(_caught(ranks)))
     cause = min(candidates, key=lambda candidate: (_weight(candidate), candidate.order))
     ended = all(rank.standing != "running" for rank in ranks)
-    patience = _patience([cause], ranks) if _met_another(cause) else EXIT_PATIENCE if cause.standing == "exit" else 0.0
+    patience = EXIT_PATIENCE if cause.standing == "exit" else 0.0
+    if _met_another(cause):
+        patience = _patience([cause], ranks)
     patience *= not ended
     return _blame(cause, ranks, hosts, tails or {}, patience)
 
@@ -124,14 +129,17 @@ def _caught(ranks: Sequence[_Rank]) -> list[int]:
 
 
 def _met_another(rank: _Rank) -> bool:
-    """Had another rank left before it failed? Its program may have caught that, and made an error of its own of it."""
+    """Had another rank left before it failed? Its program may have caught that, and made an error of its own of it, or
+    ended by ``os._exit``, which reports nothing."""
     outcome = rank.outcome
+    if rank.standing == "exit":
+        return rank.bereft
     return outcome is not None and outcome.status == "error" and outcome.lost >= 0 and outcome.kind != _STALLED
 
 
 def _patience(bereft: Sequence[_Rank], ranks: Sequence[_Rank]) -> float:
     """While ranks run: how long to wait for a cause of what these ranks have lost."""
-    todo = {rank.outcome.lost for rank in bereft if rank.outcome is not None}
+    todo = {-1 if rank.outcome is None else rank.outcome.lost for rank in bereft}
     seen: set[int] = set()
     while todo:
         number = todo.pop()
@@ -166,7 +174,8 @@ def _blame(
         lines += [cure for missing, cure in _MISSING.items() if missing in tail]
     same = [rank.rank for rank in ranks if rank.rank != cause.rank and _alike(rank, cause, tails)]
     victims = [rank.rank for rank in ranks if rank.standing == "victim" and not rank.caught]
-    caught = _caught(ranks)
+    caught = _caught(ranks) + [rank.rank for rank in ranks if rank.standing == "exit" and rank.bereft and rank != cause]
+    caught = sorted(rank for rank in caught if rank not in same)
     early = [rank.rank for rank in ranks if rank.standing == "finished"]
     lines += _in_the_same_way(cause, [rank for rank in ranks if rank.rank in same])
     if victims:
@@ -179,7 +188,7 @@ def _blame(
         lines.append(f"{_ranks(early)} had finished before.")
     apart = [rank.rank for rank in ranks if rank.standing in ("error", "signal", "exit") and rank.rank not in same]
     apart.remove(cause.rank)
-    return Verdict(cause.rank, patience, status, "\n".join(lines), shown, (*apart, *caught))
+    return Verdict(cause.rank, patience, status, "\n".join(lines), shown, tuple(dict.fromkeys((*apart, *caught))))
 
 
 def _alike(rank: _Rank, cause: _Rank, tails: Mapping[int, str]) -> bool:

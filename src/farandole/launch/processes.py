@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import marshal
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -88,6 +90,10 @@ class LocalWorker:
         self._reaper = handle
         self._index = index
 
+    @property
+    def ended(self) -> float:
+        return self._reaper.times.get(self._index, math.inf)
+
     def poll(self) -> int | None:
         return self._reaper.code(self._index)
 
@@ -123,6 +129,7 @@ class Reaper:
 
     def __init__(self, mark: str, cwd: str = "") -> None:
         self.started = 0
+        self.times: dict[int, float] = {}  # when codes were told, which the reaper does in the order of the ends
         self._cwd = cwd
         self._mark = mark
         self._codes: dict[int, int] = {}
@@ -221,6 +228,7 @@ class Reaper:
             verb, *numbers = line.split()
             if verb == b"exit":
                 self._codes[int(numbers[0])] = int(numbers[1])
+                self.times[int(numbers[0])] = time.monotonic()
             elif verb == b"lost":
                 self._lost = True  # somebody killed it
             elif verb == b"gone":

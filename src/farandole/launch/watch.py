@@ -261,15 +261,12 @@ class Watch:
 
     def _note(self) -> None:
         """Outcomes before exits: a rank reports before it ends, and before others can notice."""
-        for worker in self._workers:
-            rank = worker.slot.rank
-            if rank not in self._supervisor.codes:
-                code = worker.poll()
-                self._take_reports()
-                if code is not None:
-                    self._see(Event(rank, code=code))
-                    self._tell_finished()
+        running = [worker for worker in self._workers if worker.slot.rank not in self._supervisor.codes]
+        ends = [(worker.ended, worker.slot.rank, code) for worker in running if (code := worker.poll()) is not None]
         self._take_reports()
+        for _, rank, code in sorted(ends):
+            self._see(Event(rank, code=code))
+            self._tell_finished()
         for number, server in enumerate(self._servers):
             if number not in self._served and (code := server.poll()) is not None:
                 self._served[number] = code

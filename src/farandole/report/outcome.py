@@ -109,7 +109,11 @@ def _is_of_a_victim(error: BaseException) -> bool:
 
 def _is_told_by_others(error: BaseException) -> bool:
     """XLA, TensorFlow, and autograd for its callbacks, make an error of their own of the text of ours."""
-    text = "" if isinstance(error, HorovodInternalError) else _text(error)
+    return not isinstance(error, HorovodInternalError) and tells_of_loss(_text(error))
+
+
+def tells_of_loss(text: str) -> bool:
+    """Does a text, an error's or what a program has printed of one, tell that another rank was lost?"""
     return SHUT_DOWN in text or any(f"{kind.__name__}: " in text for kind in _OF_A_VICTIM)
 
 

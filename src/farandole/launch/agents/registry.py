@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import threading
 import time
@@ -52,6 +53,7 @@ class RemoteWorker:
         self.agent: int | None = None
         self.number = 0  # among the ranks of its agent
         self.code: int | None = None
+        self.ended = math.inf
         self.gone = False
         self.reported = False  # the rank has told the driver how it ends
         self.lost_at: float | None = None
@@ -71,6 +73,12 @@ class RemoteWorker:
         with self._lock, contextlib.suppress(OSError):  # the driver does not read any more
             while self._ends is not None and data:
                 data = data[os.write(self._ends[stream], data) :]
+
+    def end(self, code: int) -> None:
+        """(Any thread.)"""
+        self.end_output()
+        self.ended = time.monotonic()
+        self.code = code
 
     def end_output(self) -> None:
         with self._lock:
@@ -153,8 +161,7 @@ class AgentRegistry:
         if what == "out":
             worker.feed(value[0], memoryview(value)[1:])
         elif what == "exit":
-            worker.end_output()
-            worker.code = int(parsed(value)["code"])
+            worker.end(int(parsed(value)["code"]))
         elif what == "gone":
             worker.gone = True
         elif what == "failed":
@@ -195,8 +202,7 @@ class AgentRegistry:
         elif not worker.reported:
             outcome = Outcome(status=status, message=message, host=worker.slot.host)
             self._store.receive(keys.outcome(worker.slot.rank), outcome.to_bytes())
-        worker.end_output()
-        worker.code = int(worker.serves)  # of a rank nobody knows: the outcome tells how it ended
+        worker.end(int(worker.serves))  # of a rank nobody knows: the outcome tells how it ended
         worker.gone = True
 
     def assign(self, index: int, slots: Sequence[Slot], env: Sequence[Mapping[str, str]], order: Any) -> None:
