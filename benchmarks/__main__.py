@@ -117,7 +117,7 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
     for package in (*packages, *["matplotlib"] * (chosen.plot is not None)):
         if find_spec(package) is None:
             extra = "bench" if package in ("torch", "matplotlib") else "data" if package in data else chosen.framework
-            wanted = package if package in spark else f"farandole[{'demo' if digits == [package] else extra}]"
+            wanted = package if package in spark else f".[{'demo' if digits == [package] else extra}]"
             found.error(f"{package} is not installed; pip install '{wanted}'")
     return chosen
 
@@ -182,7 +182,7 @@ def run(chosen: argparse.Namespace) -> Iterator[Found | str]:
     inside = [benchmark for benchmark in chosen.what if benchmark not in ("start", "c10d", "data", *ON_SPARK)]
     if inside:
         if chosen.framework == "torch" and crew.mpirun(chosen.size) is None:
-            say("mpi4py or mpirun is not installed: no MPI takes part (pip install 'farandole[bench]')")
+            say("mpi4py or mpirun is not installed: no MPI takes part (pip install '.[bench]')")
         yield from crew.measure(inside, chosen.size, chosen.quick, chosen.framework)
     if "data" in chosen.what:
         from benchmarks import data

@@ -169,14 +169,30 @@ def run_page(page: Path, tmp_path: Path) -> None:
 
 def links(page: Path) -> Iterator[str]:
     for target in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", page.read_text()):
-        link = (target[0] or target[1]).split("#")[0]
-        if link and "://" not in link:
+        link = target[0] or target[1]
+        if "://" not in link:
             yield link
 
 
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    heads = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files(page: Path) -> None:
-    assert [link for link in links(page) if not (page.parent / link).exists()] == []
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in links(page):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_farandole_is_installed_from_a_clone(page: Path) -> None:
+    """It is on no index yet: there the name may be anybody's."""
+    assert re.findall(r"pip install [^`\n]*\bfarandole\b", page.read_text()) == []
 
 
 def test_every_task_has_its_page_and_the_readme_leads_to_it() -> None:

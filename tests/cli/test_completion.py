@@ -70,6 +70,10 @@ class TestBash:
         assert completed(bash_file, "farandole", "run", "--output-dir", "l", folder=tmp_path) == ["logs"]
         line = ["farandole", "run", "--output-dir", "logs", "--autotune-l"]
         assert completed(bash_file, *line, folder=tmp_path) == ["--autotune-log-file"]
+        (tmp_path / "key").touch()  # for the same setting of another command, too
+        for command in ("run", "hosts"):
+            line = ["farandole", command, "--ssh-identity-file", "k"]
+            assert completed(bash_file, *line, folder=tmp_path) == ["key"]
 
 
 @pytest.mark.parametrize("shell", completion.SHELLS)

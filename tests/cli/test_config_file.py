@@ -129,4 +129,4 @@ def test_without_pyyaml(
 ) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert run(tmp_path, "np: 2") == 2
-    assert "needs PyYAML, which is not installed: pip install 'farandole[yaml]'" in capsys.readouterr().err
+    assert "needs PyYAML, which is not installed: pip install pyyaml" in capsys.readouterr().err

@@ -188,7 +188,7 @@ def test_beside_the_real_one_it_refuses_and_says_what_to_do(distribution: str, t
     done = python("-c", f"import {distribution}", PYTHONPATH=os.pathsep.join([str(SOURCE), str(tmp_path)]))
     assert done.returncode == 1
     assert f"ImportError: the distribution '{distribution}' 0.28.1 is installed in {tmp_path}" in done.stderr
-    assert f"pip uninstall -y {distribution} farandole-horovod && pip install farandole-horovod" in done.stderr
+    assert f"pip uninstall -y {distribution} farandole-horovod, then pip install ./compat in a clone of" in done.stderr
     if distribution == "horovod":
         done = python("-m", "farandole.compat.horovodrun", "-np", "1", "true", PYTHONPATH=str(tmp_path))
         assert done.returncode == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,12 @@ def test_batches_have_the_models_size_across_arrow_batches(spark: Any) -> None:
     sizes = predict_udf(lambda x: np.full(len(x), len(x)), returns="int", batch_size=300)
     found = numbers(spark).repartition(2).select("id", sizes("id").alias("rows")).groupBy("rows").count().collect()
     assert {row["rows"]: row["count"] for row in found} == {300: 600, 200: 400}
+
+
+def test_spark_warns_of_nothing_that_the_program_has_not_written(spark: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict_udf(lambda x: x, returns="double")
 
 
 def test_a_torch_module_gives_what_it_gives_without_spark(spark: Any) -> None:

@@ -24,7 +24,7 @@ def fill(options: argparse.Namespace, made: argparse.ArgumentParser, path: str) 
         del known[name]
     said = [dest for dest in PLACES if getattr(options, dest) is not None]
     options.from_file = {}
-    for key, value in config_file.read(path, extra="farandole[yaml]", holds="options by name (np: 2)").items():
+    for key, value in config_file.read(path, holds="options by name (np: 2)").items():
         where = f"{path}: {key}"
         if isinstance(value, dict):
             raise SettingsError(f"{where}: sections are for horovodrun; options stand at the top level (np: 2)")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from farandole.cli.parsing import Parser, say
-from farandole.cli.run import overrides
+from farandole.cli.run import add_setting, overrides
 from farandole.config import Settings, settings_of
 from farandole.errors import JobFailedError, SettingsError
 from farandole.handshake import new_secret
@@ -41,7 +41,7 @@ def parser() -> Parser:
     made.add_argument("--json", action="store_true", help="the same as JSON")
     for setting in settings_of(Settings):
         if setting.name in SETTINGS:
-            made.add_argument(setting.flag, dest=f"setting_{setting.name}", metavar="TEXT", help=setting.doc)
+            add_setting(made, setting)
     return made
 
 

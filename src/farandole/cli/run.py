@@ -57,7 +57,7 @@ def parser(launchers: Sequence[str] = ()) -> Parser:
     for setting in settings_of():
         if setting.group not in groups:
             groups[setting.group] = made.add_argument_group(setting.group)
-        _add_setting(groups[setting.group], setting)
+        add_setting(groups[setting.group], setting)
     return made
 
 
@@ -65,7 +65,8 @@ def full_parser() -> Parser:
     return parser(registry.names("launcher"))
 
 
-def _add_setting(group: Any, setting: Setting) -> None:
+def add_setting(group: Any, setting: Setting) -> None:
+    """The setting's flag, in a parser or a group of one."""
     if setting.kind is bool:
         group.add_argument(setting.flag, dest=_dest(setting), action="store_true", default=None, help=setting.doc)
         return

@@ -18,7 +18,7 @@ _SECTIONS = sorted({section for section, _ in _BY_PLACE if section} | {"stall_ch
 def read(path: str) -> dict[str, Any]:
     """The file's content."""
     holds = f"sections ({', '.join(_SECTIONS)})"
-    return config_file.read(path, extra="farandole-horovod[yaml]", holds=holds)
+    return config_file.read(path, holds=holds)
 
 
 def apply(options: argparse.Namespace, path: str, content: dict[str, Any]) -> list[str]:

@@ -13,6 +13,6 @@ def need(module: str, purpose: str) -> Any:
     except ImportError as error:
         package = module.split(".")[0]
         raise ImportError(
-            f"{purpose} needs {package}, which cannot be imported here ({error}): pip install 'farandole[data]'",
+            f"{purpose} needs {package}, which cannot be imported here ({error}): pip install {package}",
             name=package,
         ) from error

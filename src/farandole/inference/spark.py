@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -203,10 +204,12 @@ def _udf(task_of: Callable[[bool], Callable[..., Any]], kind: str) -> Any:
     ``task_of``: the task, with such columns or without."""
     from pyspark.sql import functions
 
-    if hasattr(functions, "arrow_udf"):
-        return functions.arrow_udf(task_of(False), kind, functions.ArrowUDFType.SCALAR_ITER)
-    plain, masked = (functions.pandas_udf(task_of(each), kind, functions.PandasUDFType.SCALAR_ITER)
-                     for each in (False, True))  # fmt: skip
+    with warnings.catch_warnings():  # that type hints are preferred: hints name the type, and here it is an argument
+        warnings.filterwarnings("ignore", ".*preferred to specify type hints", UserWarning)
+        if hasattr(functions, "arrow_udf"):
+            return functions.arrow_udf(task_of(False), kind, functions.ArrowUDFType.SCALAR_ITER)
+        plain, masked = (functions.pandas_udf(task_of(each), kind, functions.PandasUDFType.SCALAR_ITER)
+                         for each in (False, True))  # fmt: skip
 
     @functools.wraps(plain)  # with what registers it for SQL
     def call(*columns: Any) -> Any:

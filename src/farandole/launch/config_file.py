@@ -43,14 +43,14 @@ def within(place: Place | None) -> Iterator[None]:
         raise SettingsError(f"{place.where}: {error}") from error
 
 
-def read(path: str, *, extra: str, holds: str) -> dict[Any, Any]:
-    """The file's content. ``extra``: what to install where PyYAML is missing; ``holds``: what the file is made of.
+def read(path: str, *, holds: str) -> dict[Any, Any]:
+    """The file's content. ``holds``: what the file is made of.
 
     Raises SettingsError for a file that cannot be read or holds something else."""
     try:
         yaml: Any = importlib.import_module("yaml")
     except ImportError:
-        raise SettingsError(f"--config-file needs PyYAML, which is not installed: pip install {extra!r}") from None
+        raise SettingsError("--config-file needs PyYAML, which is not installed: pip install pyyaml") from None
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
