@@ -37,7 +37,7 @@ def test_batches_have_the_models_size_across_arrow_batches(spark: Any) -> None:
 
 def test_spark_warns_of_nothing_that_the_program_has_not_written(spark: Any) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         predict_udf(lambda x: x, returns="double")
 
 

@@ -43,8 +43,8 @@ def check_alone(*names: str) -> None:
         raise ImportError(
             f"the distribution {name!r} {found.version} is installed in {found.locate_file('')}, and farandole-horovod "
             f"offers the same package. Only one of the two can be there. To run on Farandole: "
-            f"pip uninstall -y {name} farandole-horovod, then pip install ./compat in a clone of Farandole. To stay with "
-            f"{name}: pip uninstall -y farandole-horovod && pip install --force-reinstall {name}",
+            f"pip uninstall -y {name} farandole-horovod, then pip install ./compat in a clone of Farandole. To stay "
+            f"with {name}: pip uninstall -y farandole-horovod && pip install --force-reinstall {name}",
             name=name,
         )
 
