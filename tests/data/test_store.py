@@ -75,6 +75,18 @@ def test_contents_and_runs(store: Store) -> None:
         store.retain_checkpoints("one", 0)
 
 
+def test_files_and_folders_of_this_machine_are_copied_to_the_store(store: Store, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    (mine / "inner").mkdir(parents=True)
+    (mine / "model.pt").write_bytes(b"weights")
+    (mine / "inner" / "log").write_bytes(b"text")
+    run = store.get_run_path("r")
+    store.copy(str(mine / "model.pt"), f"{run}/model.pt")
+    store.copy(str(mine), f"{run}/all", recursive=True)
+    assert store.read(f"{run}/model.pt") == b"weights"
+    assert (store.read(f"{run}/all/model.pt"), store.read(f"{run}/all/inner/log")) == (b"weights", b"text")
+
+
 def test_names_are_no_patterns(store: Store) -> None:
     names = ["lr1", "lr2", "lr[12]", "lr?"]
     for name in names:

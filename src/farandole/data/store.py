@@ -153,6 +153,12 @@ class Store:
     def write_text(self, path: str, text: str) -> None:
         self.write(path, text.encode())
 
+    def copy(self, lpath: str, rpath: str, recursive: bool = False, **options: Any) -> None:
+        """Copy a file of this machine, or with ``recursive`` a folder, to a path of the store."""
+        if self._local():
+            os.makedirs(os.path.dirname(rpath), exist_ok=True)
+        self.fs.put(lpath, rpath, recursive=recursive, **options)
+
     def delete(self, path: str) -> None:
         """Remove a file or folder; one that is not there is no error."""
         with contextlib.suppress(FileNotFoundError):
