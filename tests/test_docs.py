@@ -28,7 +28,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks import report, scale
-from farandole.config import Connection, Placement, settings_of
+from farandole.config import Connection, Placement, Setting, settings_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -214,18 +214,25 @@ def test_the_checker_sees_a_wrong_output(tmp_path: Path) -> None:
 
 
 def table() -> str:
-    """Every setting, and what launchers set."""
-    rows = ["| flag | variable | Horovod's name | default | unit | meaning |", "|---|---|---|---|---|---|"]
-    internal = ["| variable | Horovod's name | default | meaning |", "|---|---|---|---|"]
-    for each in [*settings_of(), *settings_of(Placement), *settings_of(Connection)]:
-        horovod = f"`{each.horovod}`" if each.horovod else ""
-        value = each.shown(each.default)
-        default = f"`{value}`" if value else ""
-        if each.flag:
-            rows.append(f"| `{each.flag}` | `{each.variable}` | {horovod} | {default} | {each.unit} | {each.doc} |")
-        else:
-            internal.append(f"| `{each.variable}` | {horovod} | {default} | {each.doc} |")
-    return "\n".join([*rows, "", "What launchers set in each process, for programs to read:", "", *internal])
+    """Every setting, by the groups of --help, and what launchers set."""
+    lines: list[str] = []
+    for group in dict.fromkeys(each.group for each in settings_of()):
+        found = [each for each in settings_of() if each.group == group]
+        lines += [f"## {group.capitalize()}", "", "| flag | variable | Horovod's name | default | meaning |"]
+        lines.append("|---|---|---|---|---|")
+        lines += [f"| `{each.flag}` | `{each.variable}` | {cells(each)} |" for each in found]
+        lines.append("")
+    lines += ["## What launchers set", "", "In each process, for programs to read:", ""]
+    lines += ["| variable | Horovod's name | default | meaning |", "|---|---|---|---|"]
+    internal = [*settings_of(Placement), *settings_of(Connection)]
+    return "\n".join([*lines, *(f"| `{each.variable}` | {cells(each)} |" for each in internal)])
+
+
+def cells(each: Setting) -> str:
+    """What all tables of settings have."""
+    value = each.shown(each.default)
+    default = f"`{value}` {each.unit}".rstrip() if value else ""
+    return f"{f'`{each.horovod}`' if each.horovod else ''} | {default} | {each.doc}"
 
 
 def bench_table() -> str:
