@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from farandole import cli
 from farandole.errors import DataError, JobFailedError, SettingsError
 from farandole.inference import predict_parquet
 from farandole.inference.pieces import PIECE_BYTES, Source, pieces, share
+
+SPARK = "org.apache.spark.sql.parquet.row.metadata"
 
 
 @given(
@@ -353,6 +356,35 @@ def test_timestamps_as_spark_writes_them_stay_instants(tmp_path: Path) -> None:
     assert found["at"].cast(kind).to_pylist() == times + times
     for name, column in columns.items():
         assert found[name].slice(4).cast(column.type).to_pylist() == column.to_pylist(), name
+
+
+def test_what_footers_say_of_columns_stays_right(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    kinds = ["x", "long"], ["u", {"type": "udt", "class": "U"}], ["gone", "string"], ["wide", "integer"]
+    fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in kinds]
+    about = {SPARK: json.dumps({"type": "struct", "fields": fields}), "avro.schema": "x, u"}
+    wide = pa.array([3], pa.int32())
+    table = pa.table({"x": [1], "u": [{"a": 1.0}], "gone": ["g"], "wide": wide}).replace_schema_metadata(about)
+    pq.write_table(table, tmp_path / "0.parquet")
+    pq.write_table(pa.table({"x": [2], "wide": [2**40]}), tmp_path / "1.parquet")
+    both, keep = [tmp_path / "0.parquet", tmp_path / "1.parquet"], ["x", "u", "wide"]
+    predict_parquet(np.sqrt, both, tmp_path / "out", inputs="x", keep=keep, returns="double")
+    for path in (tmp_path / "out").glob("*.parquet"):
+        metadata = pq.read_schema(path).metadata
+        assert b"avro.schema" not in metadata  # it says that there are no other columns
+        found = {field["name"]: field["type"] for field in json.loads(metadata[SPARK.encode()])["fields"]}
+        assert found == {"x": "long", "u": kinds[1][1], "wide": "long", "prediction": "double"}  # wide is wider now
+
+    odd = table.append_column("at", pa.array([1], pa.time64("us"))).replace_schema_metadata(about)
+    pq.write_table(odd, tmp_path / "odd.parquet")
+    predict_parquet(np.sqrt, tmp_path / "odd.parquet", tmp_path / "odd", inputs="x", returns="double")
+    assert SPARK.encode() not in pq.read_schema(tmp_path / "odd" / "part-00000.parquet").metadata
+
+    frame = pandas.DataFrame({"x": [1.0, 2.0], "c": pandas.Categorical(["b", "a"])}, index=["i", "j"])
+    frame.to_parquet(tmp_path / "frame.parquet")
+    predict_parquet(np.sqrt, tmp_path / "frame.parquet", tmp_path / "frame", inputs="x", returns="double")
+    found = pandas.read_parquet(tmp_path / "frame")
+    pandas.testing.assert_frame_equal(found[["x", "c"]], frame)
 
 
 def test_an_input_without_rows_has_the_columns_of_its_path(tmp_path: Path) -> None:

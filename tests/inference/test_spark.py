@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: E402
 from pyspark.sql.types import StructField, StructType  # noqa: E402
 
 from farandole.errors import SettingsError  # noqa: E402
-from farandole.inference import predict_udf, transform  # noqa: E402
+from farandole.inference import predict_parquet, predict_udf, transform  # noqa: E402
 from farandole.inference.spark import _sent, device_of, unused  # noqa: E402
 
 
@@ -318,3 +318,24 @@ def test_what_cannot_work_is_told_on_the_driver() -> None:
         predict_udf(len, inputs=["a"], shapes={"c": (1,)})
     with pytest.raises(SettingsError, match="names 2 columns, and returns='float' has 0 fields"):
         transform(None, len, inputs="a", output=["b", "c"], returns="float")
+
+
+def test_files_of_predictions_keep_what_spark_knows_of_their_columns(spark: Any, tmp_path: Path) -> None:
+    rows = [(number, Vectors.dense([number, 1.0]), Vectors.sparse(3, {1: 2.0}), f"n{number}") for number in range(6)]
+    frame = spark.createDataFrame(rows, ["id", "v", "s", "name"]).withMetadata("name", {"comment": "whose"})
+    frame.coalesce(1).write.partitionBy("id").parquet(f"file://{tmp_path}/in")
+    model = lambda x: {"sum": x.sum(axis=1), "all": x}  # noqa: E731
+    predict_parquet(
+        model, tmp_path / "in", tmp_path / "out", inputs="v", returns="sum double, all array<float>",
+        errors="column", np=1,
+    )  # fmt: skip
+    found = spark.read.parquet(f"file://{tmp_path}/out")
+    kinds = {field.name: field.dataType.simpleString() for field in found.schema}
+    assert kinds == {
+        "v": "vector", "s": "vector", "name": "string", "id": "int",
+        "prediction": "struct<sum:double,all:array<float>>", "prediction_error": "string",
+    }  # fmt: skip
+    assert found.schema["name"].metadata == {"comment": "whose"}
+    for row in found.collect():
+        assert (row.v, row.s) == (Vectors.dense([row.id, 1.0]), Vectors.sparse(3, {1: 2.0}))
+        assert (row.prediction.sum, row.prediction.all) == (row.id + 1, [row.id, 1.0])

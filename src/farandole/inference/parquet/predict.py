@@ -23,6 +23,7 @@ from farandole.data.parquet.data import fragments, keys
 from farandole.data.whole import whole
 from farandole.errors import DataError, SettingsError, counted, did_you_mean
 from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
+from farandole.inference.parquet.about import Field, described, for_spark, of_file
 from farandole.inference.parquet.instants import UNIT, instants
 from farandole.inference.parquet.target import Target, check_apart, mark
 from farandole.inference.pieces import Piece, Source, at_once, pieces, share
@@ -57,6 +58,7 @@ class _Job(NamedTuple):
     how: How
     sources: tuple[Source, ...]
     schema: Any  # of all input files: each column has one type
+    described: dict[str, Field]  # columns of the input, by Spark
     where: tuple[str, dict[str, Any]]  # a path of the input, and options of its file system
     keep: tuple[str, ...]
     key: str | None
@@ -125,8 +127,8 @@ def predict_parquet(
     todo = tuple(piece for piece in every if not target.has(piece))
     with tempfile.TemporaryDirectory(prefix="farandole-predict-") as folder:
         job = _Job(
-            packed._replace(content=b""), how, sources, schema, where, tuple(kept), key, tuple(names),
-            apart, output, mark(facts), todo, folder, count, device,
+            packed._replace(content=b""), how, sources, schema, described(files, schema), where, tuple(kept), key,
+            tuple(names), apart, output, mark(facts), todo, folder, count, device,
         )  # fmt: skip
         if packed.content:
             Path(folder, packed.file_name).write_bytes(packed.content)
@@ -271,8 +273,9 @@ def _work(job: _Job, rank: int, size: int) -> None:
     predict = open_model(job.model, Place(job.threads, job.device), job.folder)
     system = paths.arrow_filesystem(*job.where)[0]
     target = Target(job.output, job.where[1], job.mark)
+    about = for_spark(_empty(job).schema, job.described)
     for piece in mine:
-        target.write(piece, _grouped(_tables(piece, job, predict, system)))
+        target.write(piece, _grouped(_tables(piece, job, predict, system)), about)
 
 
 def _tables(piece: Piece, job: _Job, predict: Predictor, system: Any) -> Iterator[Any]:
@@ -319,13 +322,13 @@ def _batches(system: Any, source: Source, piece: Piece, schema: Any) -> Iterator
     near = isinstance(system, fs.LocalFileSystem)
     how = {"pre_buffer": not near, "buffer_size": _BUFFER if near else 0, "coerce_int96_timestamp_unit": UNIT}
     with pq.ParquetFile(source.path, filesystem=system, **how) as file:
-        row = 0
+        row, about = 0, of_file(file.metadata.metadata)
         for number in range(file.metadata.num_row_groups):
             end = row + file.metadata.row_group(number).num_rows
             if row < piece.end and end > piece.begin:
                 found = file.iter_batches(rows, row_groups=[number], columns=own, use_threads=False)
                 for batch in _within(found, piece.begin - row, piece.end - row):
-                    yield _completed(batch, constant, schema, source.path)
+                    yield _completed(batch, constant, schema, source.path, about)
             row = end
 
 
@@ -341,9 +344,12 @@ def _within(batches: Iterator[Any], begin: int, end: int) -> Iterator[Any]:
             return
 
 
-def _completed(batch: Any, constant: Mapping[str, Any], schema: Any, path: str) -> Any:
+def _completed(
+    batch: Any, constant: Mapping[str, Any], schema: Any, path: str, about: Mapping[bytes, bytes]
+) -> Any:  # fmt: skip
     """With the columns that stand in the file's path, as in year=2024/part.parquet, and those that only other files
-    have, which are null. DataError for a value that the type of all files does not hold."""
+    have, which are null. ``about``: metadata of the columns. DataError for a value that the type of all files does not
+    hold."""
     columns = []
     for name, kind in zip(schema.names, schema.types, strict=True):
         if name in constant:
@@ -352,7 +358,7 @@ def _completed(batch: Any, constant: Mapping[str, Any], schema: Any, path: str) 
             columns.append(pa.nulls(batch.num_rows, kind))
         else:
             columns.append(_as(batch.column(name), kind, name, path))
-    return pa.RecordBatch.from_arrays(columns, schema.names)
+    return pa.RecordBatch.from_arrays(columns, schema.names, metadata=about)
 
 
 def _as(column: Any, kind: Any, name: str, path: str) -> Any:

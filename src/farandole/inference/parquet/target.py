@@ -83,11 +83,12 @@ class Target:
         except (pa.ArrowException, OSError):
             return False
 
-    def write(self, piece: Piece, tables: Iterator[Any]) -> None:
-        """A file of ``tables``, at least one, of the same columns; each is a row group, and only one is in memory."""
+    def write(self, piece: Piece, tables: Iterator[Any], about: Mapping[bytes, bytes]) -> None:
+        """A file of ``tables``, at least one, of the same columns; each is a row group, and only one is in memory.
+        ``about``: metadata for its footer, beside the tables' own."""
         with self._whole(piece.name) as file:
             first = next(tables)
-            schema = first.schema.with_metadata({**(first.schema.metadata or {}), _MARK: self._mark})
+            schema = first.schema.with_metadata({**(first.schema.metadata or {}), **about, _MARK: self._mark})
             with pq.ParquetWriter(file, schema) as writer:
                 for table in itertools.chain([first], tables):
                     writer.write_table(table)
