@@ -305,6 +305,17 @@ def test_a_folder_of_a_table_may_hold_files_that_do_not_count(tmp_path: Path, lo
     assert from_parquet(file).rows == from_parquet([file]).rows == 2  # which are those that the log names
 
 
+def test_a_folder_of_an_iceberg_table(tmp_path: Path) -> None:
+    (part := tmp_path / "table" / "data" / "day=1").mkdir(parents=True)
+    written(part, pa.array([1, 2]))
+    (tmp_path / "table" / "metadata").mkdir()
+    assert from_parquet(part.parent).rows == 2
+    (tmp_path / "table" / "metadata" / "v1.metadata.json").touch()
+    for path in (tmp_path / "table", part.parent, part):
+        with pytest.raises(DataError, match=r"of the Iceberg table .*/table: .* from_spark\(.*\('iceberg'\)"):
+            from_parquet(path)
+
+
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="missing cannot be read as Parquet"):
         from_parquet(str(tmp_path / "missing"))

@@ -18,8 +18,8 @@ from farandole.data import paths
 from farandole.data.extras import need
 from farandole.data.parquet.columns import Column, Wanted, check_names, check_weight, column_of, first_null, values
 from farandole.data.parquet.places import Where, null_error
+from farandole.data.parquet.sources import fragments, keys
 from farandole.data.parquet.stamps import Stamp, stamp
-from farandole.data.parquet.tables import check_no_table
 from farandole.errors import DataError, counted, did_you_mean
 
 if TYPE_CHECKING:
@@ -239,83 +239,6 @@ def _stamp(system: Any, path: str) -> Stamp:
         return stamp(system, path)
     except OSError as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
-
-
-def fragments(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: Mapping[str, Any] | None = None
-) -> tuple[list[Any], Any]:
-    """Parquet files as pyarrow's fragments, in order of their paths, and their schema. DataError if there are none."""
-    ds = need("pyarrow.dataset", _PURPOSE)
-    pa = need("pyarrow", _PURPOSE)
-    several = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    if not several:
-        raise DataError("path=[] names no file")
-    found = [paths.arrow_filesystem(os.fspath(each), options) for each in several]
-    try:
-        check_no_table([each for _, each in found], found[0][0])
-        inside = _files_of([each for _, each in found], found[0][0]) if len(found) > 1 else found[0][1]
-        form = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # which the year 9999 fits
-        dataset = ds.dataset(inside, filesystem=found[0][0], format=form, partitioning="hive")
-        files = sorted(dataset.get_fragments(), key=lambda each: str(each.path))
-        for each in files:
-            _metadata(each)
-            _check_once(each)
-    except FileNotFoundError as error:
-        cure = "; patterns (*) are not expanded: name the folder" if "*" in str(path) else ""
-        raise DataError(f"{path} cannot be read as Parquet: there is no such file or folder{cure}") from error
-    except (pa.ArrowException, OSError) as error:
-        _check_apart(inside, found[0][0])
-        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
-    if not files:
-        raise DataError(f"{path} holds no Parquet files")
-    return files, dataset.schema
-
-
-def _files_of(inside: Sequence[str], system: Any) -> list[str]:
-    """The files of several paths, where folders stand for the files in them."""
-    ds, fs = need("pyarrow.dataset", _PURPOSE), need("pyarrow.fs", _PURPOSE)
-    found: list[str] = []
-    for info in system.get_file_info(list(inside)):
-        folder = info.type == fs.FileType.Directory
-        found += ds.dataset(info.path, filesystem=system, format="parquet").files if folder else [info.path]
-    return found
-
-
-def _metadata(file: Any) -> None:
-    pa = need("pyarrow", _PURPOSE)
-    try:
-        file.ensure_complete_metadata()
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file.path} cannot be read as Parquet: {error}") from error
-
-
-def _check_once(file: Any) -> None:
-    """DataError for a file in which two columns have one name."""
-    names = file.physical_schema.names
-    if len({*names}) < len(names):
-        name = next(each for each in names if names.count(each) > 1)
-        text = f"{names.count(name)} columns have this name, so it does not tell which one is meant"
-        raise Where(str(file.path)).error(name, None, f"{text}: write the file anew with a name for each")
-
-
-def _check_apart(inside: Any, system: Any) -> None:
-    """DataError for files whose columns Arrow cannot bring together, with each other or with the keys in their paths,
-    for it names neither file nor cure. It does not look at schemas where it is told one."""
-    ds, pa = need("pyarrow.dataset", _PURPOSE), need("pyarrow", _PURPOSE)
-    with contextlib.suppress(pa.ArrowException, OSError):  # files that are no Parquet: the first error tells
-        for file in ds.dataset(inside, filesystem=system, format="parquet", schema=pa.schema([])).get_fragments():
-            _check_once(file)
-            for name in file.physical_schema.names:
-                if key := next((part for part in file.path.split("/")[:-1] if part.startswith(f"{name}=")), None):
-                    kind = file.physical_schema.field(name).type
-                    text = f"its type is {kind} in the file, and the folder {key} has a value of another type"
-                    cure = "write the files without the column, or name the folders otherwise"
-                    raise Where(file.path).error(name, None, f"{text}: {cure}")
-
-
-def keys(file: Any) -> dict[str, Any]:
-    """The values in a file's path, as in year=2024/part.parquet."""
-    return dict(need("pyarrow.dataset", _PURPOSE).get_partition_keys(file.partition_expression))
 
 
 def _first_row(files: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:

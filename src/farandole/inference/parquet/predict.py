@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from farandole.config import Placement
 from farandole.data import paths
 from farandole.data.parquet.columns import Wanted, check_names
-from farandole.data.parquet.data import fragments, keys
+from farandole.data.parquet.sources import fragments, keys
 from farandole.data.whole import whole
 from farandole.errors import DataError, SettingsError, counted, did_you_mean
 from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
