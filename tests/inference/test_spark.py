@@ -185,6 +185,42 @@ def test_null_is_not_nan_and_does_not_change_the_type_of_its_column(spark: Any) 
     assert "null" in kept[2]["prediction_error"]
 
 
+def test_null_in_a_list_does_not_change_its_type(spark: Any) -> None:
+    kinds = {"int": np.int32, "bigint": np.int64, "smallint": np.int16, "boolean": np.bool_, "double": np.float64}
+    values = [(True, 1.0), (None, 1.0), None]
+    rows = spark.createDataFrame([(each,) for each in values], "x struct<a:boolean,b:double>").coalesce(1)
+    rows = rows.select(*(
+        F.expr(f"if(x is null, null, array(cast(x.a as {name}), cast(x.b as {name})))").alias(name) for name in kinds
+    ))  # fmt: skip
+
+    def model(*arrays: Any) -> Any:
+        assert [each.dtype for each in arrays] == [*kinds.values()]
+        return arrays[1]
+
+    fill = dict.fromkeys(kinds, 0) | {"boolean": False}
+    found = transform(rows, model, inputs=[*kinds], fill=fill, returns="array<bigint>").collect()
+    assert [row.prediction for row in found] == [[1, 1], [0, 1], [0, 0]]
+    deep = spark.createDataFrame([([[1, None]],), ([[3, 4]],)], "x array<array<int>>").coalesce(1)
+    found = transform(deep, lambda x: x[:, 0], inputs="x", fill={"x": 0}, returns="array<int>").collect()
+    assert [row.prediction for row in found] == [[1, 0], [3, 4]]
+
+
+@pytest.mark.parametrize("kind", ["bigint", "array<bigint>"])
+def test_large_whole_numbers_beside_null_are_right_or_an_error(spark: Any, kind: str) -> None:
+    large = 2**53 + 1
+    rows = spark.createDataFrame([(large,), (None,)], "x bigint").coalesce(1)
+    rows = rows if kind == "bigint" else rows.select(F.array("x").alias("x"))
+    found = transform(rows, lambda x: x.reshape(-1), inputs="x", fill={"x": 0}, returns="bigint")
+    if hasattr(F, "arrow_udf"):
+        assert [row.prediction for row in found.collect()] == [large, 0]
+    else:
+        with pytest.raises(PythonException, match=r"'x' holds null beside whole numbers of 2\^53 .*: fill the nulls"):
+            found.collect()
+        keyed = rows.select("x", F.lit(1).alias("n"))
+        found = transform(keyed, lambda n: n, inputs="n", key="x", returns="int").collect()
+        assert [row.prediction for row in found] == [1, 1]
+
+
 @pytest.mark.parametrize("errors", ["raise", "column"])
 def test_nan_in_lists_and_structs_of_predictions_is_not_null(spark: Any, errors: str) -> None:
     """Spark before 4.1 makes Python's lists of pandas' columns, for which NaN is null."""

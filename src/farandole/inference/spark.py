@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
+import numpy as np
 
 from farandole.data.extras import need
 from farandole.data.parquet.columns import Wanted, check_names
+from farandole.data.parquet.kinds import innermost, is_list
 from farandole.data.whole import whole
-from farandole.errors import SettingsError, counted
+from farandole.errors import DataError, SettingsError, counted
 from farandole.inference.models import MODEL_OPTIONS, Model, Place, open_model, pack
 from farandole.inference.returns import DEFAULT, Type, arrow_type, parse
 from farandole.inference.stream import BATCH_SIZE, ERROR, PREDICTION, Chunk, How, predictions
@@ -28,6 +30,8 @@ from farandole.report.spark import session
 _PURPOSE = "inference"
 ARCHIVE = "farandole-inference.zip"
 _WHOLE = {"tinyint": "int8", "smallint": "int16", "int": "int32", "bigint": "int64"}
+_WHOLE_LISTS = rf"^(array<)+({'|'.join(_WHOLE)})>"
+_DIGITS = 2.0**53  # from here on, floating numbers leave whole ones out
 _DECIMAL = re.compile(r"decimal\(\d+,(\d+)\)")
 _STRUCTS = (  # Spark's vectors and images, as structs
     "type tinyint, size int, indices array<int>, values array<double>",
@@ -148,7 +152,7 @@ def unused(frame: Any) -> str:
 def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -> Iterator[Any]:
     """Of a Python worker: the columns of one partition to its predictions. ``batches``: what Spark gives to an Arrow
     or pandas function in the form of iterators; what comes out is of the same kind. ``masked``: after the columns come
-    as many that hold their types where they are null."""
+    as many that hold their types where they are null, or such lists."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -165,7 +169,7 @@ def task(job_bytes: bytes, content: Any, masked: bool, batches: Iterator[Any]) -
     arrow = isinstance(first[0], need("pyarrow", _PURPOSE).Array)
     chunks: Iterator[Chunk] = itertools.chain([first], columns)
     if not arrow:
-        chunks = (_chunk(each, masked) for each in chunks)
+        chunks = (_chunk(each, masked, how) for each in chunks)
     found = predictions(chunks, predict, how, f"partition {context.partitionId()}")
     yield from found if arrow else map(_pandas, found)
 
@@ -200,8 +204,8 @@ def _by_name(option: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
 
 def _udf(task_of: Callable[[bool], Callable[..., Any]], kind: str) -> Any:
     """Spark 4.1 and later hand over Arrow's arrays, others what pandas makes of them, for which null is a NaN, and
-    whole numbers beside it are floats. So a column goes along that holds the type of what is null, but in SQL.
-    ``task_of``: the task, with such columns or without."""
+    whole numbers beside it are floats, in lists, too. So a column goes along that holds the type of what is null, and
+    that of lists of whole numbers, but in SQL. ``task_of``: the task, with such columns or without."""
     from pyspark.sql import functions
 
     with warnings.catch_warnings():  # that type hints are preferred: hints name the type, and here it is an argument
@@ -213,8 +217,9 @@ def _udf(task_of: Callable[[bool], Callable[..., Any]], kind: str) -> Any:
 
     @functools.wraps(plain)  # with what registers it for SQL
     def call(*columns: Any) -> Any:
-        absent = [functions.when(functions.isnull(each), functions.typeof(each)) for each in columns]
-        return masked(*columns, *absent)
+        kinds = [functions.typeof(each) for each in columns]
+        told = [functions.isnull(each) | kind.rlike(_WHOLE_LISTS) for each, kind in zip(columns, kinds, strict=True)]
+        return masked(*columns, *(functions.when(*each) for each in zip(told, kinds, strict=True)))
 
     return call
 
@@ -308,28 +313,63 @@ def device_of(context: Any) -> str:
     return f"cuda:{gpu.addresses[0]}" if gpu is not None and gpu.addresses else "cpu"
 
 
-def _chunk(columns: Sequence[Any], masked: bool) -> Chunk:
-    """Columns as pandas has them, with those that hold their types where they are null, as Arrow's."""
+def _chunk(columns: Sequence[Any], masked: bool, how: How) -> Chunk:
+    """Columns as pandas has them, with those that hold the types of some of their rows, as Arrow's."""
     number = len(columns) // (1 + masked)
-    absent = columns[number:] if masked else [None] * number
-    return [_arrow(*each) for each in zip(columns[:number], absent, strict=True)]
+    told = columns[number:] if masked else [None] * number
+    names = [*how.inputs, ""]  # a key is for messages alone
+    return [_arrow(*each) for each in zip(columns[:number], told, names, strict=False)]
 
 
-def _arrow(column: Any, absent: Any = None) -> Any:
-    """A column as pandas has it: a Series, and for structs a DataFrame. ``absent``: its type, where it is null."""
+def _arrow(column: Any, kinds: Any = None, name: str = "") -> Any:
+    """A column as pandas has it: a Series, and for structs a DataFrame. ``kinds``: its type, where it is told.
+    ``name``: of the model's input. DataError for whole numbers that have lost digits."""
     pa = need("pyarrow", _PURPOSE)
     if hasattr(column, "columns"):
         return _struct(column)
-    if absent is None or column.dtype.kind != "f":
+    if kinds is None or column.dtype.kind != "f":
         found = pa.Array.from_pandas(column)
         kind = _widest(found.type)
-        if pa.types.is_null(kind) and absent is not None and len(absent):
-            kind = _named(absent.iloc[0])
+        if (pa.types.is_null(kind) or _of_floats(kind)) and (told := _told(kinds)):
+            kind = _named(told)
+            _check_digits(found, kind, name)
         return found if found.type == kind else found.cast(kind)
-    null = absent.notna()
-    whole = _WHOLE.get(absent[null].iloc[0]) if null.any() else None
-    values = column if whole is None else column.mask(null, 0).astype(whole)
-    return pa.array(values.to_numpy(), mask=null.to_numpy(), from_pandas=False)
+    null, whole = kinds.notna().to_numpy(), _WHOLE.get(_told(kinds))
+    values = column.to_numpy()
+    if whole is not None:
+        values = np.where(null, 0, values)
+        _check_digits(pa.array(values), pa.type_for_alias(whole), name)
+        values = values.astype(whole)
+    return pa.array(values, mask=null, from_pandas=False)
+
+
+def _told(kinds: Any) -> str:
+    """The type that ``kinds`` names, "" for none."""
+    there = None if kinds is None else kinds.first_valid_index()
+    return "" if there is None else str(kinds[there])
+
+
+def _of_floats(kind: Any) -> bool:
+    """Whether an Arrow type is that of lists of floating numbers."""
+    types = need("pyarrow", _PURPOSE).types
+    return bool(is_list(types, kind) and types.is_floating(innermost(types, kind)))
+
+
+def _check_digits(found: Any, kind: Any, name: str) -> None:
+    """DataError for floating numbers so large that whole numbers, which they were, have lost digits. ``kind``: what
+    they were."""
+    pa, pc = need("pyarrow", _PURPOSE), need("pyarrow.compute", _PURPOSE)
+    if not name or not pa.types.is_integer(innermost(pa.types, kind)):
+        return
+    while is_list(pa.types, found.type):
+        found = found.flatten()
+    largest = pc.max(pc.abs(found)).as_py() if len(found) - found.null_count else 0
+    if largest >= _DIGITS:
+        raise DataError(
+            f"column {name!r} holds null beside whole numbers of 2^53 and more, of which Spark before 4.1 hands over "
+            f"{largest:.0f} and the like, with other digits: fill the nulls (df.fillna; in an array "
+            "F.transform(column, lambda x: F.coalesce(x, F.lit(0)))), leave such rows out, or use Spark 4.1"
+        )
 
 
 def _named(kind: str) -> Any:
