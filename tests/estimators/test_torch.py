@@ -126,6 +126,45 @@ def test_numbers_that_are_no_classes_and_no_categories_are_told(tmp_path: Path) 
         estimator(categorical_cols=["x"], backend=Never(1)).fit_on_parquet(path)
 
 
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        (
+            {"categorical_cols": ["kk"]},
+            r"categorical_cols names 'kk', which is none of the columns \(k, x, y\); did you",
+        ),
+        ({"continuous_cols": ["other"]}, r"continuous_cols names 'other', which is none of the columns \(k, x, y\)$"),
+        (
+            {"input_shapes": [[-1, 1]]},
+            r"input_shapes=\[\[-1, 1\]\] must have one for each of feature_cols=\['k', 'x'\]",
+        ),
+        (
+            {"label_shapes": [[1], None]},
+            r"label_shapes=.* must have one for each of label_cols=\['y'\], in their order",
+        ),
+    ],
+)
+def test_parameters_of_columns_that_name_none(tmp_path: Path, params: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingsError, match=text):
+        estimator(feature_cols=["k", "x"], **params, backend=Never(1)).fit_on_parquet(written(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {"removed": ["w"]},
+            r"transformation_removed_fields names 'w', and the rows have no such .*\(they have x, y\)",
+        ),
+        ({"edit": [("xs", np.float32, (3,), False)]}, r"transformation_edit_fields names 'xs', .*; did you mean 'x'\?"),
+    ],
+)
+def test_fields_of_a_transformation_that_name_no_column(tmp_path: Path, fields: dict[str, Any], text: str) -> None:
+    given = {f"transformation_{name}_fields": value for name, value in fields.items()}
+    with pytest.raises(DataError, match=text):
+        estimator(transformation_fn=lambda rows: rows, **given, backend=Never(1)).fit_on_parquet(written(tmp_path))
+
+
 def test_labels_whose_axes_have_another_order_are_not_reshaped() -> None:
     mse = torch.nn.functional.mse_loss
     output, flat = torch.zeros(4, 2, 3), torch.arange(24.0).reshape(4, 6)

@@ -11,7 +11,7 @@ import numpy as np
 from farandole.data import ParquetData
 from farandole.data.extras import need
 from farandole.data.steps import Step, Steps
-from farandole.errors import DataError, counted
+from farandole.errors import DataError, counted, did_you_mean
 from farandole.estimators import row_weights
 from farandole.estimators.spec import Columns, Reading
 from farandole.log import logger
@@ -155,6 +155,13 @@ def _transformed(arrays: Mapping[str, Array], columns: Columns) -> dict[str, Arr
     """What the user's function makes of the rows."""
     changed = _of_rows(arrays, columns) if columns.by_row else _of_frame(arrays, columns)
     edited = {str(field[0]): field for field in columns.edited}
+    rows = {"edit": ({*edited} - {*columns.removed}, changed), "removed": (columns.removed, {**arrays, **changed})}
+    for option, (names, known) in rows.items():
+        if unknown := [name for name in names if name not in known]:
+            raise DataError(
+                f"transformation_{option}_fields names {unknown[0]!r}, and the rows have no such column (they have "
+                f"{', '.join(known)}){did_you_mean(unknown[0], known)}"
+            )
     found = {}
     for name, values in changed.items():
         if name in columns.removed:

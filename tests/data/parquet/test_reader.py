@@ -177,6 +177,21 @@ def test_weights_make_averages_over_ranks_those_of_one_process(folder: Path) -> 
         np.testing.assert_allclose(means, [np.mean(id_ * id_ / 1000) for id_ in rows], rtol=1e-6)
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_a_weight_that_is_no_number_is_told(tmp_path: Path, wrong: float) -> None:
+    weights = np.ones(100)
+    weights[5] = -2.0  # which is one
+    weights[77] = wrong
+    pq.write_table(pa.table({"x": range(100), "w": weights}), tmp_path / "0.parquet", row_group_size=10)
+    data = from_parquet(tmp_path, features="x", labels="x", weight="w")
+    for memory in (100, 1 << 20):
+        with pytest.raises(
+            DataError, match=r"0\.parquet, row 77, column 'w': the weight of this row is -?(nan|inf): a w"
+        ):
+            list(data.numpy(10, rank=0, size=1, memory=memory))
+    assert len(list(from_parquet(tmp_path, features="x", labels="w").numpy(10, rank=0, size=1))) == 10
+
+
 def test_a_weight_is_one_number_whatever_its_shape(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1, 2, 3], "w": [[1.0], [2.0], [3.0]]}), tmp_path / "a.parquet")
     data = from_parquet(tmp_path, features="x", labels="x", weight="w")

@@ -59,13 +59,6 @@ def check_names(wanted: Wanted, columns: Sequence[str]) -> None:
                 raise DataError(f"{option}={{{name!r}: ...}}: that column is not read; {', '.join(columns)} are{near}")
 
 
-def check_weight(column: Column, where: Where) -> None:
-    """DataError for a column of weights that has not one number in each row."""
-    if column.kind == "text" or np.prod(column.shape) != 1:
-        held = "text" if column.kind == "text" else f"shape {column.shape}"
-        raise where.error(column.name, None, f"it has {held} in each row, and a weight is one number")
-
-
 def column_of(name: str, kind: Any, wanted: Wanted, first: Callable[[], Any], where: Where) -> Column:
     """What the Arrow type ``kind`` holds. ``first()``: the value of the first row, for a shape that nobody declared."""
     column = _column_of(name, kind, wanted, first, where)

@@ -16,7 +16,8 @@ import numpy as np
 
 from farandole.data import paths
 from farandole.data.extras import need
-from farandole.data.parquet.columns import Column, Wanted, check_names, check_weight, column_of, first_null, values
+from farandole.data.parquet import weights
+from farandole.data.parquet.columns import Column, Wanted, check_names, column_of, first_null, values
 from farandole.data.parquet.places import Where, null_error
 from farandole.data.parquet.sources import fragments, keys
 from farandole.data.parquet.stamps import Stamp, stamp
@@ -224,7 +225,7 @@ def _scan(data: ParquetData) -> Scan:
     columns = tuple(column_of(name, schema.field(name).type, wanted, partial(first, name), where) for name in names)
     for column in columns:
         if column.name == data.weight:
-            check_weight(column, where)
+            weights.check_column(column, where)
     _check_types(files, schema, names)
     if data.features is None and data._columns is None:
         _check_all(files, schema.names)
@@ -381,6 +382,8 @@ class Files:
             else:
                 array = batch.column(name)
             found[name] = values(array, column, where)
+            if name == self._data.weight:
+                weights.check(found[name], column, where)
         return found
 
     def _check(self, number: int) -> None:

@@ -264,9 +264,32 @@ class DistributedEstimator(Estimator, EstimatorParams, Persistent):  # type: ign
             if value(name) is not None and value(name) < 1:
                 raise SettingsError(f"{name}={value(name)} must be at least 1")
         self._check_choices()
+        self._check_named()
         weights = value("loss_weights")
         if weights is not None and len(weights) != len(value("label_cols")):
             raise SettingsError(f"loss_weights={weights} must have one for each label: {value('label_cols')}")
+
+    def _check_named(self) -> None:
+        """SettingsError for a parameter of columns that names none of them, or has shapes for others."""
+        value = self._value
+        made = [str(field[0]) for field in value("transformation_edit_fields") or ()]
+        known = list(dict.fromkeys([*value("feature_cols"), *made, *value("label_cols")]))
+        for option in ("categorical_cols", "continuous_cols"):
+            unknown = [name for name in value(option) or () if name not in known]
+            if unknown and not (
+                self._by_row or value("transformation_fn")
+            ):  # Horovod's may name any; who makes columns
+                raise SettingsError(
+                    f"{option} names {unknown[0]!r}, which is none of the columns ({', '.join(known)})"
+                    f"{did_you_mean(unknown[0], known)}"
+                )
+        for option, of in (("input_shapes", "feature_cols"), ("label_shapes", "label_cols")):
+            shapes = value(option) if self.hasParam(option) else None
+            if shapes is not None and len(shapes) != len(value(of)):
+                raise SettingsError(
+                    f"{option}={shapes} must have one for each of {of}={value(of)}, in their order; None for a column "
+                    "that has its own"
+                )
 
     def _check_choices(self) -> None:
         validation = self._value("validation")

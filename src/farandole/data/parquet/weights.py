@@ -1,0 +1,31 @@
+"""The column that says by how much a row counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from farandole.data.parquet.columns import Column
+from farandole.data.parquet.places import Where
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+def check_column(column: Column, where: Where) -> None:
+    """DataError for a column of weights that has not one number in each row."""
+    if column.kind == "text" or np.prod(column.shape) != 1:
+        held = "text" if column.kind == "text" else f"shape {column.shape}"
+        raise where.error(column.name, None, f"it has {held} in each row, and a weight is one number")
+
+
+def check(found: Array, column: Column, where: Where) -> None:
+    """DataError for weights of rows that are NaN or infinite. Those below 0 are weights to every framework."""
+    if found.dtype == object:  # of bytes that are decoded later
+        return
+    right = np.isfinite(found).reshape(len(found), -1).all(axis=1)
+    if not right.all():
+        row = int(np.argmin(right))
+        text = f"the weight of this row is {found[row].item():g}: a weight is a finite number"
+        raise where.error(column.name, row, f"{text}; correct it, or leave such rows out")
