@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -238,6 +240,39 @@ def test_an_output_is_gone_on_with_only_by_what_decides_the_same(small: Path, tm
     bare = pq.read_table(out / "part-00001.parquet").replace_schema_metadata(None)
     pq.write_table(bare, out / "part-00001.parquet")  # of a call that overwrite= put an end to
     assert predict_parquet(model, str(small), str(out), **options).resumed == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_command_that_is_ended_leaves_nothing_in_temporary_folders(tmp_path: Path, number: int) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    (tmp_path / "own.py").write_text("import time\ndef model(x):\n    time.sleep(x.max())\n    return x\n")
+    command = [
+        sys.executable,
+        "-m",
+        "farandole",
+        "predict",
+        "--model",
+        f"{tmp_path}/own.py:model",
+        "--returns",
+        "double",
+    ]
+    command += ["--input", str(tmp_path / "in.parquet"), "--output", str(tmp_path / "out"), "--overwrite"]
+    env = {**os.environ, "TMPDIR": str(temporary)}
+    pq.write_table(pa.table({"x": [100.0]}), tmp_path / "in.parquet")
+    with subprocess.Popen(command, env=env) as running:
+        while not list(tmp_path.glob("out/.part*")):
+            assert running.poll() is None
+            time.sleep(0.05)
+        time.sleep(0.2)
+        assert len(list(temporary.glob("farandole-predict-*"))) == 1
+        running.send_signal(number)
+    assert running.returncode in (128 + signal.SIGTERM, -signal.SIGKILL)
+    left = len(list(temporary.iterdir())) + len(list(tmp_path.glob("out/.part*")))
+    assert left == (2 if number == signal.SIGKILL else 0)
+    pq.write_table(pa.table({"x": [0.0]}), tmp_path / "in.parquet")
+    subprocess.run(command, env=env, check=True)
+    assert [*temporary.iterdir(), *tmp_path.glob("out/.part*")] == []
 
 
 def test_an_input_that_is_written_anew_meanwhile_is_told(small: Path, tmp_path: Path) -> None:

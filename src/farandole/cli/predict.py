@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib
 import os
 import runpy
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from farandole.cli.parsing import Parser, one_of, say
@@ -85,13 +88,35 @@ def main(arguments: Sequence[str]) -> int:
 
     model = _model(options.model, {name: given.pop(name) for name in ("signature", "trust_pickle")})
     try:
-        done = predict_parquet(
-            model, options.input, options.output, np=options.np, stack=options.stack,
-            overwrite=options.overwrite, **{name: value for name, value in given.items() if value not in (None, {})},
-        )  # fmt: skip
+        with _tidy():
+            done = predict_parquet(
+                model, options.input, options.output, np=options.np, stack=options.stack, overwrite=options.overwrite,
+                **{name: value for name, value in given.items() if value not in (None, {})},
+            )  # fmt: skip
     except DataError as error:
         raise SettingsError(str(error)) from error
     return say(f"{done}: {options.output}")
+
+
+@contextlib.contextmanager
+def _tidy() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the command as Ctrl-C does: what it has in temporary folders, and files that are not
+    complete, are removed."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ours = [number for number, handler in before.items() if handler == signal.SIG_DFL]  # others are somebody's choice
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])
 
 
 def _model(text: str, options: dict[str, Any]) -> Any:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import re
 import shutil
-import socket
 import tempfile
 import threading
 import urllib.parse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from farandole.data import paths, plans
+from farandole.data import leftovers, paths, plans
 from farandole.data.parquet import ParquetData
 from farandole.data.parquet.places import InFrame, Where
 from farandole.errors import DataError, SettingsError
@@ -24,7 +22,6 @@ ROW_GROUP = 4 << 20  # bytes: small enough to mix rows of many, large enough to 
 FOLDER = "spark.farandole.data.dir"  # Spark's setting for the folder
 _PREFIX = "farandole-data"
 _NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme \S+|Class \S+FileSystem not found")  # as Hadoop says it
-_numbers = itertools.count()
 _written: list[_Written] = []
 _lock = threading.Lock()  # files are found when they are complete, and counted
 
@@ -161,9 +158,8 @@ def _check_frame(frame: Any) -> None:
 
 
 def _write(frame: Any, names: Sequence[str], how: _How) -> _Written:
-    _sweep(how.parent)
-    own = f"{_PREFIX}-{socket.gethostname()}-{os.getpid()}-{_started(os.getpid())}-{_namespace()}-{next(_numbers)}"
-    path = f"{spark_url(how.parent)}/{own}"
+    leftovers.sweep(paths.local(how.parent), _PREFIX)
+    path = f"{spark_url(how.parent)}/{leftovers.own_name(_PREFIX)}"
     columns = ["`" + name.replace("`", "``") + "`" for name in names]
     writer = frame.select(*columns).write.option("parquet.block.size", how.row_group)
     if how.compression:
@@ -250,38 +246,6 @@ def _remove(path: str, session: Any) -> None:
             system.delete_dir(inside)
     except Exception as error:  # of py4j, pyarrow or fsspec
         logger.warning("%s could not be removed: %s. Remove it yourself.", path, error)
-
-
-def _sweep(parent: str) -> None:
-    """Remove the data of drivers of this host that ended without a chance to do so (kill -9)."""
-    folder = paths.local(parent)
-    if folder is None or not os.path.isdir(folder):
-        return
-    for name in os.listdir(folder):
-        front, _, rest = name.partition(f"-{socket.gethostname()}-")
-        numbers = rest.split("-")
-        if front != _PREFIX or len(numbers) != 4 or not numbers[0].isdigit() or numbers[2] != _namespace():
-            continue
-        if _started(int(numbers[0])) != numbers[1]:
-            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-
-
-def _started(pid: int) -> str:
-    """When a process started, in the kernel's ticks, which the clock does not change; "" if it is not there. With its
-    number it is one of a kind."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
-
-
-def _namespace() -> str:
-    """That of process numbers: containers may share a folder and the host's name."""
-    try:
-        return str(os.stat("/proc/self/ns/pid").st_ino)
-    except OSError:
-        return "0"
 
 
 @atexit.register

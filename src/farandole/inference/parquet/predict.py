@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 
 from farandole.config import Placement
 from farandole.data import paths
+from farandole.data.leftovers import own_folder
 from farandole.data.parquet.columns import Wanted, check_names
 from farandole.data.parquet.sources import fragments, keys
 from farandole.data.whole import whole
@@ -125,7 +125,7 @@ def predict_parquet(
     target = Target(output, storage_options, mark(facts))
     target.begin(facts, overwrite)
     todo = tuple(piece for piece in every if not target.has(piece))
-    with tempfile.TemporaryDirectory(prefix="farandole-predict-") as folder:
+    with own_folder("farandole-predict") as folder:
         job = _Job(
             packed._replace(content=b""), how, sources, schema, described(files, schema), where, tuple(kept), key,
             tuple(names), apart, output, mark(facts), todo, folder, count, device,
