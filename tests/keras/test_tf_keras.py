@@ -1030,3 +1030,23 @@ def test_training_goes_on_everywhere_from_a_backup(where: str, tmp_path: Path) -
         for mine, theirs in zip(rest[1], whole[1], strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
     assert not list(tmp_path.glob("**/ckpt*"))
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_the_learning_rate_that_the_first_rank_has_loaded_is_that_of_all(old: bool) -> None:
+    def body(rank: int) -> tuple[float, list[Any]]:
+        import tf_keras
+
+        from farandole.keras.tf_keras.callbacks import BroadcastGlobalVariablesCallback
+
+        optimizers = tf_keras.optimizers.legacy if old else tf_keras.optimizers
+        model = make(0)
+        model.build((None, 3))
+        model.compile(hvd.DistributedOptimizer(optimizers.SGD(0.1 if rank else 0.01)), "mse")  # as a checkpoint says
+        words, targets = data(rank, 2)
+        model.fit(words, targets, batch_size=4, verbose=0, callbacks=[BroadcastGlobalVariablesCallback(0)])
+        return float(model.optimizer.learning_rate), [each.tolist() for each in model.get_weights()]
+
+    (rate, weights), other = job(2, body)
+    assert rate == pytest.approx(0.01)
+    assert other == (rate, weights)

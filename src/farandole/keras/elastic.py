@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
 from farandole.frontend.elastic import run
+from farandole.frontend.ops import WORLD
 from farandole.frontend.state import ObjectState
 from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
-from farandole.keras.weights import broadcast_model, broadcast_variables, numpy_of
+from farandole.keras.optimizer import all_optimizers_of, innermost, optimizers_of
+from farandole.keras.weights import broadcast_model, broadcast_variables, build_alike, numpy_of
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -19,9 +22,10 @@ __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "Upd
 
 
 class KerasState(ObjectState):
-    """A model, its optimizer and plain values (``epoch=0, batch=0``).
+    """A model, its optimizers (the one that it is compiled with, and those that it holds for a ``train_step`` of its
+    own) and plain values (``epoch=0, batch=0``).
 
-    ``optimizer``: by default the one that the model is compiled with. Nothing is sent before ``sync()``.
+    ``optimizer``: another one, which the model does not hold. Nothing is sent before ``sync()``.
     Raises ValueError if the model is not built.
     """
 
@@ -32,7 +36,7 @@ class KerasState(ObjectState):
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         if self.optimizer is not None and not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
-        self._copies: list[Array] = []
+        self._copies: list[tuple[Any, Array]] = []
         super().__init__(**kwargs)
         self._save_model()
 
@@ -41,22 +45,44 @@ class KerasState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        for variable, value in zip(self._variables(), self._copies, strict=False):
+        saved = {id(variable) for variable, _ in self._copies}
+        for optimizer in self._optimizers():
+            for variable, value in _made_since(optimizer, saved):
+                variable.assign(value)
+        for variable, value in self._copies:
             variable.assign(value)
         super().restore()
 
     def sync(self) -> None:
         broadcast_model(self.model, 0)
-        if self.optimizer is not None and self.optimizer is not getattr(self.model, "optimizer", None):
-            broadcast_variables(self.optimizer.variables, 0)
+        sent = {id(each) for each in optimizers_of(self.model)}
+        others = [each for each in self._optimizers() if id(each) not in sent]
+        build_alike(self.model, others, WORLD)
+        broadcast_variables([variable for each in others for variable in each.variables], 0)
         self._save_model()
         super().sync()
 
-    def _variables(self) -> list[Any]:
-        return [*self.model.weights, *([] if self.optimizer is None else self.optimizer.variables)]
+    def _optimizers(self) -> list[Any]:
+        found = all_optimizers_of(self.model)
+        known = self.optimizer is None or any(innermost(each) is innermost(self.optimizer) for each in found)
+        return found if known else [*found, self.optimizer]
 
     def _save_model(self) -> None:
-        self._copies = [np.array(numpy_of(variable)) for variable in self._variables()]
+        states = [variable for optimizer in self._optimizers() for variable in optimizer.variables]
+        self._copies = [(variable, np.array(numpy_of(variable))) for variable in [*self.model.weights, *states]]
+
+
+def _made_since(optimizer: Any, saved: Collection[int]) -> list[tuple[Any, Array]]:
+    """The variables of an optimizer that was built since the others (by their ids) were saved, with the values that
+    building it gives them."""
+    if all(id(variable) in saved for variable in optimizer.variables):
+        return []
+    kind = innermost(optimizer).__class__
+    with keras.saving.custom_object_scope({kind.__name__: kind}):
+        fresh = optimizer.__class__.from_config(optimizer.get_config())
+    fresh.build(innermost(optimizer)._trainable_variables)
+    pairs = zip(optimizer.variables, fresh.variables, strict=True)
+    return [(variable, numpy_of(new)) for variable, new in pairs if id(variable) not in saved]
 
 
 class CommitStateCallback(CommitState, keras.callbacks.Callback):  # type: ignore[misc]

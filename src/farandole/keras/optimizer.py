@@ -149,16 +149,28 @@ def gradients_of(optimizer: Any) -> KerasReducer | None:
     return None if found is None else found._farandole
 
 
-def optimizers_of(model: Any) -> list[Any]:
-    """The optimizer that ``model`` is compiled with, and distributed ones that it holds beside that, for a
-    ``train_step`` of its own: those of a GAN."""
-    first = getattr(model, "optimizer", None)
-    found = {} if first is None else {id(distributed_in(first) or first): first}  # Keras wraps one for mixed_float16
-    for value in held_by(model):
-        inner = distributed_in(value) if isinstance(value, keras.optimizers.Optimizer) else None
-        if inner is not None:
-            found.setdefault(id(inner), value)
+def innermost(optimizer: Any) -> Any:
+    """The optimizer inside of those that scale losses."""
+    while getattr(optimizer, "inner_optimizer", None) is not None:
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def all_optimizers_of(model: Any) -> list[Any]:
+    """The optimizer that ``model`` is compiled with, and those that it holds beside that, for a ``train_step`` of its
+    own: those of a GAN."""
+    held = [value for value in held_by(model) if isinstance(value, keras.optimizers.Optimizer)]
+    found: dict[int, Any] = {}
+    for each in [getattr(model, "optimizer", None), *held]:
+        if each is not None:
+            found.setdefault(id(innermost(each)), each)  # Keras wraps one for mixed_float16
     return list(found.values())
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizer that ``model`` is compiled with, and distributed ones that it holds beside that."""
+    first = getattr(model, "optimizer", None)
+    return [each for each in all_optimizers_of(model) if each is first or gradients_of(each) is not None]
 
 
 def reducers_of(model: Any) -> list[tuple[Any, KerasReducer]]:

@@ -15,7 +15,7 @@ from farandole.frontend.documented import documented
 from farandole.frontend.objects import allgather_object
 from farandole.frontend.ops import WORLD
 from farandole.keras.constants import renew_in
-from farandole.keras.optimizer import gradients_of, optimizers_of, reducers_of
+from farandole.keras.optimizer import gradients_of, innermost, optimizers_of, reducers_of
 from farandole.keras.reducer import KerasReducer, counter, digest_of, name_of
 
 if TYPE_CHECKING:
@@ -83,18 +83,17 @@ def broadcast_built(model: Any, root_rank: int, process_set: ProcessSet, local_v
         )
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    _build_held(model, process_set)
+    build_alike(model, [each for each in optimizers_of(model) if each is not optimizer], process_set)
     broadcast_states(model, shared_variables(model, local_variables), root_rank, process_set)
 
 
-def _build_held(model: Any, process_set: ProcessSet) -> None:
+def build_alike(model: Any, held: Sequence[Any], process_set: ProcessSet) -> None:
     """Optimizers that ``model`` holds beside its own are built in their first step: now, on all ranks, where one rank's
     are, which goes on from a checkpoint."""
-    held = [each for each in optimizers_of(model) if each is not getattr(model, "optimizer", None)]
     if not held:
         return
     places = {id(variable): place for place, variable in enumerate(model.variables)}
-    mine = [[places.get(id(one)) for one in _innermost(each)._trainable_variables] for each in held]
+    mine = [[places.get(id(one)) for one in innermost(each)._trainable_variables] for each in held]
     for optimizer, *theirs in zip(held, *allgather_object(mine, process_set=process_set), strict=False):
         of = next(filter(None, theirs), ())
         if not optimizer.built and of and None not in of:
@@ -105,7 +104,7 @@ def broadcast_states(model: Any, variables: Sequence[Any], root_rank: int, proce
     """Overwrite ``variables`` with ``root_rank``'s values, but for what is of this rank alone in the optimizers of
     ``model``, where one has counted as many batches as the root's: gradients that wait for the next step, and, where
     ranks exchange weights, the momentum of its own steps."""
-    states = [(_innermost(each), gradients_of(each)) for each in optimizers_of(model)]
+    states = [(innermost(each), gradients_of(each)) for each in optimizers_of(model)]
     own = [(optimizer, _batches(optimizer), _own(optimizer, reducer)) for optimizer, reducer in states]
     broadcast_variables(variables, root_rank, process_set)
     renew_in(model, keras.layers.Normalization, numpy_of)
@@ -132,7 +131,7 @@ def _own(optimizer: Any, reducer: KerasReducer | None) -> list[tuple[Any, Array]
 
 def accumulated(optimizer: Any, local: Sequence[Any] = ()) -> list[Any]:
     """The gradients that wait for the end of an accumulation, but for those of ``local`` variables."""
-    optimizer = _innermost(optimizer)
+    optimizer = innermost(optimizer)
     passes = getattr(optimizer, "gradient_accumulation_steps", None)
     if not passes or not _batches(optimizer) % passes:
         return []
@@ -140,18 +139,12 @@ def accumulated(optimizer: Any, local: Sequence[Any] = ()) -> list[Any]:
     return [sums for variable, sums in pairs if sums is not None and not any(variable is other for other in local)]
 
 
-def _innermost(optimizer: Any) -> Any:
-    while getattr(optimizer, "inner_optimizer", None) is not None:
-        optimizer = optimizer.inner_optimizer
-    return optimizer
-
-
 def lacks_variables(model: Any) -> bool:
     """Was the model's optimizer built before the model had weights? Keras does so when it loads an ``.h5`` file."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built or not model.trainable_variables:
         return False
-    return not _innermost(optimizer)._trainable_variables  # Keras 3.3 lists none on the outside
+    return not innermost(optimizer)._trainable_variables  # Keras 3.3 lists none on the outside
 
 
 @documented(

@@ -10,7 +10,6 @@ import numpy as np
 import tf_keras
 
 from farandole import context
-from farandole.frontend.objects import allgather_object
 from farandole.frontend.solo import MOMENT, compared, tell_solo
 from farandole.keras.common_callbacks import Best, LearningRates, WarmUp
 from farandole.keras.constants import renew_in
@@ -24,11 +23,12 @@ from farandole.keras.tf_keras.elastic import (
 from farandole.keras.tf_keras.optimizer import (
     average_weights,
     exchange_of,
-    keys_of,
     local_of,
     make_slots,
+    make_slots_alike,
     optimizers_of,
     slots_of,
+    state_variables,
 )
 from farandole.keras.tf_keras.values import allreduce, evaluated
 from farandole.observe.replicas import combined
@@ -95,24 +95,10 @@ class BroadcastGlobalVariablesCallback(tf_keras.callbacks.Callback):  # type: ig
             with self.model.distribute_strategy.scope():
                 make_slots(self.model.optimizer, self.model.trainable_variables)
 
-    def _make_slots_of_held(self) -> None:
-        """Optimizers that the model holds beside its own have slots from their first step on, which may be a later
-        batch: now, on all ranks, where one rank's have, which goes on from a checkpoint."""
-        held = [each for each in optimizers_of(self.model) if each is not self.model.optimizer]
-        if not held or not readable():
-            return
-        variables = self.model.variables
-        places = {variable._unique_id: place for place, variable in enumerate(variables)}
-        mine = [[places.get(key) for key in keys_of(each)] for each in held]
-        for optimizer, *theirs in zip(held, *allgather_object(mine), strict=False):
-            of = max(theirs, key=len)
-            if None not in of:
-                make_slots(optimizer, [variables[place] for place in of])
-
     def _broadcast(self) -> None:
-        self._make_slots_of_held()
         optimizers = optimizers_of(self.model)
-        states = [each.variables() if callable(each.variables) else each.variables for each in optimizers]
+        make_slots_alike(self.model, [each for each in optimizers if each is not self.model.optimizer])
+        states = [state_variables(each) for each in optimizers]
         local = [*(ref.deref() for ref in self._local), *(one for each in optimizers for one in local_of(each))]
         slots = [slot for each in optimizers for slot in slots_of(each, local)]
         metrics = [each for each in self.model.submodules if isinstance(each, tf_keras.metrics.Metric)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,14 +13,24 @@ from farandole.frontend.elastic import run
 from farandole.frontend.objects import broadcast_object
 from farandole.frontend.state import ObjectState
 from farandole.keras.common_callbacks import CommitState, UpdateBatchState, UpdateEpochState
-from farandole.keras.tf_keras.optimizer import make_slots, state_of
+from farandole.keras.tf_keras.optimizer import (
+    all_optimizers_of,
+    innermost,
+    keys_of,
+    make_slots,
+    make_slots_alike,
+    numbered_state,
+    plain_class,
+    state_of,
+    state_variables,
+)
 from farandole.tensorflow.broadcasting import broadcast_variables
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
 
 class KerasState(ObjectState):
-    """A model of Keras 2, its optimizer and plain values: see ``farandole.keras.elastic.KerasState``."""
+    """A model of Keras 2, its optimizers and plain values: see ``farandole.keras.elastic.KerasState``."""
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
         if not model.built:
@@ -37,11 +48,17 @@ class KerasState(ObjectState):
     def restore(self) -> None:
         for variable in self._accumulated():  # some may have been made since
             variable.assign(tf.zeros_like(variable))
-        for variable, value in getattr(self, "_copies", ()):
+        copies = getattr(self, "_copies", ())
+        saved = {variable.ref() for variable, _ in copies}
+        for optimizer in self._optimizers():
+            for variable, value in _made_since(optimizer, self.model.variables, saved):
+                variable.assign(value)
+        for variable, value in copies:
             variable.assign(value)
         super().restore()
 
     def sync(self) -> None:
+        make_slots_alike(self.model, [each for each in self._optimizers() if each is not self.optimizer])
         broadcast_variables(self._variables(), 0)
         self._save_variables()
         super().sync()
@@ -49,14 +66,31 @@ class KerasState(ObjectState):
     def _save_variables(self) -> None:
         self._copies = [(variable, variable.numpy()) for variable in [*self._variables(), *self._accumulated()]]
 
+    def _optimizers(self) -> list[Any]:
+        found = all_optimizers_of(self.model)
+        known = self.optimizer is None or any(innermost(each) is innermost(self.optimizer) for each in found)
+        return found if known else [*found, self.optimizer]
+
     def _variables(self) -> list[Any]:
-        of_optimizer = getattr(self.optimizer, "variables", [])
-        return [*self.model.variables, *(of_optimizer() if callable(of_optimizer) else of_optimizer)]
+        states = [variable for optimizer in self._optimizers() for variable in state_variables(optimizer)]
+        return [*self.model.variables, *states]
 
     def _accumulated(self) -> list[Any]:
         """What waits on this rank for the last of ``backward_passes_per_step`` passes. It is no other rank's."""
-        state = None if self.optimizer is None else state_of(self.optimizer)
-        return [] if state is None else state.helper.variables
+        states = [state_of(optimizer) for optimizer in self._optimizers()]
+        return [variable for state in states if state is not None for variable in state.helper.variables]
+
+
+def _made_since(optimizer: Any, variables: Sequence[Any], saved: Collection[Any]) -> list[tuple[Any, Any]]:
+    """The slots that an optimizer has made for some of ``variables`` since others were saved (by their ``ref()``), with
+    the values that making them gives."""
+    if all(variable.ref() in saved for variable in state_variables(optimizer)):
+        return []
+    inner, known = innermost(optimizer), {variable._unique_id: variable for variable in variables}
+    fresh = plain_class(inner).from_config(inner.get_config())
+    make_slots(fresh, [known[key] for key in keys_of(inner) if key in known])
+    made, new = numbered_state(inner), numbered_state(fresh)
+    return [(made[key], new[key]) for key in made if key in new and made[key].ref() not in saved]
 
 
 class CommitStateCallback(CommitState, tf_keras.callbacks.Callback):  # type: ignore[misc]

@@ -11,6 +11,7 @@ import tf_keras
 from farandole.context import ProcessSet
 from farandole.contracts import Codec, Strategy
 from farandole.frontend.compression import NoneCompressor
+from farandole.frontend.objects import allgather_object
 from farandole.frontend.ops import WORLD
 from farandole.keras.attributes import held_by
 from farandole.keras.clipping import by_parts
@@ -86,27 +87,74 @@ def PartialDistributedOptimizer(
 
 def state_of(optimizer: Any) -> _OptimizerState | None:
     """The facts of a distributed optimizer, or of the one that it wraps; None if neither is distributed."""
-    inner = _innermost(optimizer)  # a LossScaleOptimizer may be on either side
+    inner = innermost(optimizer)  # a LossScaleOptimizer may be on either side
     state: _OptimizerState | None = optimizer.__dict__.get("_farandole", inner.__dict__.get("_farandole"))
     return state
 
 
-def optimizers_of(model: Any) -> list[Any]:
-    """The optimizer that ``model`` is compiled with, and distributed ones that it holds beside that, for a
-    ``train_step`` of its own: those of a GAN."""
+def all_optimizers_of(model: Any) -> list[Any]:
+    """The optimizer that ``model`` is compiled with, and those that it holds beside that, for a ``train_step`` of its
+    own: those of a GAN."""
     kinds = (tf_keras.optimizers.legacy.Optimizer, tf_keras.optimizers.Optimizer)
-    held = [value for value in held_by(model) if isinstance(value, kinds) and state_of(value) is not None]
-    found = {id(_innermost(each)): each for each in [*held, model.optimizer] if each is not None}
+    held = [value for value in held_by(model) if isinstance(value, kinds)]
+    found = {id(innermost(each)): each for each in [*held, model.optimizer] if each is not None}
     return sorted(found.values(), key=lambda each: each is not model.optimizer)
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizer that ``model`` is compiled with, and distributed ones that it holds beside that."""
+    found = all_optimizers_of(model)
+    return [each for each in found if each is model.optimizer or state_of(each) is not None]
+
+
+def state_variables(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer, and its hyperparameters, which Keras 2 does not count among them."""
+    inner = innermost(optimizer)
+    if _is_old(inner) and readable():  # it makes these in its first step
+        _ = inner.iterations
+        inner._create_hypers()
+    hyper = inner._hyper.values() if _is_old(inner) else [getattr(inner, "_learning_rate", None)]
+    own = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+    return [*own, *(value for value in hyper if isinstance(value, tf.Variable))]
+
+
+def numbered_state(optimizer: Any) -> dict[Any, Any]:
+    """The variables of an optimizer by what tells them apart: for an old one, whose order is that of its steps, by the
+    variable that a slot belongs to."""
+    inner = innermost(optimizer)
+    if not _is_old(inner):
+        return dict(enumerate(inner.variables))
+    slots = {(key, name): slot for key, found in inner._slots.items() for name, slot in found.items()}
+    known = {slot.ref() for slot in slots.values()}
+    return {**slots, **dict(enumerate(each for each in inner.variables() if each.ref() not in known))}
+
+
+def plain_class(optimizer: Any) -> Any:
+    """The class that was wrapped."""
+    return next(base for base in type(optimizer).__mro__ if not issubclass(base, _Distributed))
+
+
+def make_slots_alike(model: Any, held: Sequence[Any]) -> None:
+    """Optimizers that ``model`` holds beside its own have slots from their first step on, which may be a later batch:
+    now, on all ranks, where one rank's have, which goes on from a checkpoint."""
+    if not held or not readable():
+        return
+    variables = model.variables
+    places = {variable._unique_id: place for place, variable in enumerate(variables)}
+    mine = [[places.get(key) for key in keys_of(each)] for each in held]
+    for optimizer, *theirs in zip(held, *allgather_object(mine), strict=False):
+        of = max(theirs, key=len)
+        if None not in of:
+            make_slots(optimizer, [variables[place] for place in of])
 
 
 def keys_of(optimizer: Any) -> list[Any]:
     """The keys (``variable._unique_id``) of the variables that ``optimizer`` has made its state for."""
-    inner = _innermost(optimizer)
+    inner = innermost(optimizer)
     return list(inner._slots if _is_old(inner) else getattr(inner, "_index_dict", ()))
 
 
-def _innermost(optimizer: Any) -> Any:
+def innermost(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
@@ -143,7 +191,7 @@ def average_weights(model: Any, kept: Collection[Any]) -> None:
 
 def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
     """The state that ``optimizer`` has for ``variables``: momenta, say."""
-    inner = _innermost(optimizer)
+    inner = innermost(optimizer)
     if _is_old(inner):
         return [slot for variable in variables for slot in inner._slots.get(variable._unique_id, {}).values()]
     ends = tuple(f"/{variable._shared_name}:0" for variable in variables)
