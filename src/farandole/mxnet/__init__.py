@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from farandole.frontend.helpers import print as print  # not for *: it would hide Python's
 from farandole.frontend.objects import allgather_object, broadcast_object
+from farandole.mxnet import kvstore as kvstore  # MXNet finds it by its name
 from farandole.mxnet import mpi_ops
 from farandole.mxnet.functions import Compression, gather
 from farandole.mxnet.helpers import save, seed_everything

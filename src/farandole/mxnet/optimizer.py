@@ -110,6 +110,7 @@ def _reduce(mine: _OptimizerState, index: Any, grad: Any) -> None:
     """Sum up gradients over the ranks, in place."""
     if not mine.active:
         return
+    _check_unscaled(mine.optimizer)
     several = isinstance(index, (list, tuple))
     pairs = list(zip(index, grad, strict=True)) if several else [(index, grad)]
     prescale, process_set = mine.options.prescale, mine.options.process_set
@@ -129,6 +130,18 @@ def _reduce(mine: _OptimizerState, index: Any, grad: Any) -> None:
             allreduce_(gradient, name=mine.name(number), priority=-place, **options)
     for wait in finish:
         wait()
+
+
+def _check_unscaled(optimizer: Any) -> None:
+    """Raises ValueError if the trainer that steps with ``optimizer`` scales losses: it decides for its rank alone
+    whether to skip a step, before the optimizer hears of gradients."""
+    parameter = next(iter(optimizer.param_dict.values()), None)
+    if getattr(getattr(parameter, "_trainer", None), "_amp_loss_scaler", None) is not None:
+        raise ValueError(
+            "amp.init_trainer(trainer): a gluon.Trainer looks at this rank's gradients alone, and skips the step if "
+            "they are not finite, while the others wait for them in DistributedOptimizer. Ranks decide together with "
+            "hvd.DistributedTrainer(params, optimizer)"
+        )
 
 
 def _restored(optimizer: Any, predivide: float, num_groups: int, process_set: Any, rescale_grad: float) -> Any:

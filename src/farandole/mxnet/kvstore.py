@@ -1,0 +1,71 @@
+"""MXNet's key-value store of the name "horovod": ``gluon.Trainer(..., kvstore=mx.kv.create("horovod"))``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mxnet.kvstore import KVStoreBase
+
+from farandole import context
+from farandole.mxnet.functions import allreduce_, broadcast
+from farandole.types import ReduceOp
+
+
+@KVStoreBase.register
+class Horovod(KVStoreBase):  # type: ignore[misc]  # mxnet has no types, and makes the name of that of the class
+    """Adds up over all ranks. MXNet 1.9.1 has the name, and behind it a store of this process alone."""
+
+    type = "horovod"
+
+    @property
+    def rank(self) -> int:
+        return context.rank()
+
+    @property
+    def local_rank(self) -> int:
+        return context.local_rank()
+
+    @property
+    def num_workers(self) -> int:
+        return context.size()
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """False of ``KVStoreBase.OPTIMIZER``: each rank updates."""
+        return False
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Rank 0's ``value``, to ``out`` (an array for each device)."""
+        found = broadcast(_list(value)[0], 0, priority=priority)
+        for each in _list(out):
+            found.copyto(each)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """The sum of ``value`` over all devices of all ranks, to ``out``, or in place."""
+        first, *others = _list(value)
+        total = first.copy()
+        for other in others:
+            total += other.as_in_context(total.context)
+        allreduce_(total, op=ReduceOp.SUM, priority=priority)
+        for each in _list(value if out is None else out):
+            total.copyto(each)
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        _refuse("set_optimizer")
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        _refuse("save_optimizer_states")
+
+    def load_optimizer_states(self, fname: str) -> None:
+        _refuse("load_optimizer_states")
+
+
+def _list(arrays: Any) -> list[Any]:
+    return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
+
+
+def _refuse(what: str) -> None:
+    raise ValueError(
+        f'{what}: the store "horovod" only adds up, and each rank steps with an optimizer of its own. Leave '
+        "update_on_kvstore=True away, and save the states of the trainer: trainer.save_states(path)"
+    )
