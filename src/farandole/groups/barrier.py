@@ -9,6 +9,7 @@ import numpy as np
 
 from farandole.errors import PeerLostError, StalledError
 from farandole.groups.group import Group
+from farandole.groups.messages import Message, told
 
 _TAG = -(1 << 40)  # programs have others
 _TEXT = 1 << 10
@@ -16,36 +17,52 @@ _TEXT = 1 << 10
 
 def monitored(group: Group, seconds: float, *, everybody: bool) -> None:
     """Returns when all members have come. Raises StalledError after ``seconds``: on member 0 it names one that did not
-    come, or all of them with ``everybody``."""
+    come, or all of them with ``everybody``. The others hear of that, and of an exception of a signal's handler on 0."""
     group.barriers += 1
     tag = _TAG - group.barriers
     if group.rank:
         _report(group, tag, seconds)
         return
+    unanswered, notes = list(range(1, group.size)), dict[int, Message]()
+    try:
+        for rank in unanswered:
+            notes[rank] = group.messages.receive(rank, tag, np.empty(1, np.uint8), 0, math.inf)
+        missing = _missing(group, notes, seconds, everybody)
+        text = ""
+        if missing:
+            who = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(str(group.ranks[rank]) for rank in missing)}"
+            mine = f"Rank {group.ranks[0]} timed out in monitoredBarrier after {seconds * 1000:.0f} ms"
+            text = f"{mine}: {who} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms"
+        _answer(group, tag, text, notes, unanswered)
+    except BaseException as error:  # a signal's handler has raised: the others would wait in vain
+        _answer(group, tag, f"it left the barrier: {told(error)}", notes, unanswered)
+        raise
+    if missing:
+        stopped = f"{text}: they have stopped, or do not call it ({group.name}){group.where(missing)}"
+        raise StalledError(stopped, missing[0])
+
+
+def _missing(group: Group, notes: dict[int, Message], seconds: float, everybody: bool) -> list[int]:
+    """The members that have not come when the time is over; the first one, unless ``everybody`` is asked for."""
     missing: list[int] = []
-    notes = {
-        rank: group.messages.receive(rank, tag, np.empty(1, np.uint8), 0, math.inf) for rank in range(1, group.size)
-    }
     end = time.monotonic() + seconds
     for rank, note in notes.items():
-        arrived = group.messages.wait(note, max(0.0, end - time.monotonic()) if everybody or not missing else 0.0)
-        if not arrived:
-            group.messages.cancel(note)
-        if not arrived or note.error is not None:
+        left = max(0.0, end - time.monotonic()) if everybody or not missing else 0.0
+        if not group.messages.wait(note, left) or note.error is not None:
             missing.append(rank)
-    missing = missing if everybody else missing[:1]
-    text = ""
-    if missing:
-        who = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(str(group.ranks[rank]) for rank in missing)}"
-        mine = f"Rank {group.ranks[0]} timed out in monitoredBarrier after {seconds * 1000:.0f} ms"
-        text = f"{mine}: {who} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms"
+    return missing if everybody else missing[:1]
+
+
+def _answer(group: Group, tag: int, text: str, notes: dict[int, Message], unanswered: list[int]) -> None:
+    """Tell these members ``text``, also those that come later, but for those that have gone."""
     answer = np.frombuffer(text.encode()[:_TEXT].ljust(_TEXT), np.uint8)
-    for rank, note in notes.items():
-        if note.done and note.error is None:
-            group.messages.send(rank, tag, answer, 0, math.inf)
-    if missing:
-        told = f"{text}: they have stopped, or do not call it ({group.name}){group.where(missing)}"
-        raise StalledError(told, missing[0])
+    while unanswered:
+        note = notes.get(unanswered[-1])
+        if note is None or note.error is None:
+            group.messages.send(unanswered[-1], tag, answer, 0, math.inf)
+        unanswered.pop()
+        if note is not None and not note.done:
+            group.messages.cancel(note)
 
 
 def _report(group: Group, tag: int, seconds: float) -> None:

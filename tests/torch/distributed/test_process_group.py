@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import time
 import weakref
 from datetime import timedelta
 from pathlib import Path
@@ -395,6 +396,39 @@ def life_of_groups(rank: int) -> None:
 def test_groups_begin_end_and_begin_again() -> None:
     for _ in range(2):
         members(3, life_of_groups)
+
+
+def left_barrier(rank: int) -> str:
+    """On 3 ranks: a handler of a signal raises on rank 0, which waits for rank 2."""
+    from torch import distributed as dist
+
+    from farandole.torch.distributed import monitored_barrier
+
+    def preempt(number: int, frame: Any) -> None:
+        raise ValueError("preempted")
+
+    before = signal.signal(signal.SIGALRM, preempt) if rank == 0 else None
+    try:
+        if rank == 0:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+        if rank == 2:
+            time.sleep(1.5)
+        begin = time.monotonic()
+        text = error_of(lambda: monitored_barrier(timeout=timedelta(seconds=20)))
+        assert time.monotonic() - begin < 10
+    finally:
+        if rank == 0:
+            signal.signal(signal.SIGALRM, before)
+    dist.barrier()
+    monitored_barrier()
+    return text
+
+
+def test_who_waits_in_a_monitored_barrier_hears_that_rank_0_has_left_it() -> None:
+    """Whether it waits already or comes later. It waited twice the timeout."""
+    texts = members(3, left_barrier)
+    assert texts[0] == "preempted"
+    assert ["it left the barrier: ValueError: preempted" in text for text in texts] == [False, True, True]
 
 
 def memory_of_groups(rank: int) -> None:
