@@ -87,6 +87,7 @@ class End(NamedTuple):
     store: Any  # the job's: what ``farandole.store.StoreClient`` has to set, get and gather values of bytes
     host: str  # addresses of this host for others to try, in this order, with commas between: "10.1.2.3/24,10.7.0.3/16"
     streams: int = 1  # connections between two ranks, where they have connections
+    names: Sequence[int] = ()  # what errors and messages call the ranks, if not 0, 1, 2, ...
 
 
 class Wire(Protocol):
@@ -189,11 +190,11 @@ class Showing(Protocol):
 
 
 class Streams(Protocol):
-    """A stream of bytes from each rank to each other one. Nothing waits but ``wait``. One thread at a time, but for
-    ``wake`` and ``abort``."""
+    """Bytes from each rank to each other. Nothing waits but ``wait``. One thread at a time, but ``wake``, ``abort``."""
 
     rank: int
     size: int
+    names: Sequence[int]  # see ``End``
     overhead: int  # bytes by which ``seal`` makes a content longer
 
     def write(self, dst: int, data: Array) -> int:
@@ -273,9 +274,8 @@ class Binding(Protocol):
         """After a collective wrote ``buffer.out``: bring it home, if ``buffer`` had to copy."""
 
     def tensor(self, array: Array, shape: Sequence[int], like: Any = None) -> Any:
-        """A tensor of ``like``'s dtype and device over a flat ``array`` (of the dtype's storage type).
-
-        Without ``like``: of the array's own type, on the host.
+        """A tensor of ``like``'s dtype and device over a flat ``array`` (of the dtype's storage type);
+        without ``like`` of the array's own type, on the host.
         """
 
     def cast(self, tensor: Any, dtype: Any) -> Any:

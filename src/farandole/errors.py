@@ -60,6 +60,7 @@ class PeerLostError(HorovodInternalError):
     closed its end in order (its program ended, or it called ``shutdown()``)."""
 
     SILENT = "does not answer: its host is gone, or the network between"
+    BROKE = "was lost: its connection broke (did its process die?)"
 
     def __init__(self, message: str, rank: int = -1, *, left: bool = False) -> None:
         super().__init__(message)

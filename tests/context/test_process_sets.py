@@ -9,7 +9,7 @@ import pytest
 
 from farandole import context
 from farandole.engine import Entry
-from farandole.errors import NotInitializedError, RequestError
+from farandole.errors import MismatchError, NotInitializedError, RequestError, ShutDownError
 from farandole.types import Buffer, DType, Kind, Request
 from tests.job import job
 
@@ -71,6 +71,32 @@ def test_sets_and_messages_of_the_library_itself(wire: str) -> None:
         return [True, int((data == np.arange(3_000_000, dtype=np.uint8)).sum())]
 
     assert job(3, fn, wire=wire) == [[True, 3_000_000], [False, None], [True, 3_000_000]]
+
+
+@pytest.mark.parametrize("wire", ["shm", "tcp"])
+def test_errors_of_a_set_call_ranks_by_their_numbers_in_the_job(wire: str) -> None:
+    """Ranks that ask for different things, and one that leaves while another one waits for it."""
+
+    def fn(rank: int) -> list[Any]:
+        mine = context.add_process_set([1, 2])
+        if rank == 0:
+            return []
+        with pytest.raises(MismatchError) as unlike:
+            array = np.zeros(rank, np.float32)
+            request = Request("y", Kind.ALLREDUCE, DType.FLOAT32, (rank,))
+            context.engine(mine).run([Entry(request, Buffer(array, array, DType.FLOAT32))])
+        if rank == 2:
+            context.shutdown()
+            return [str(unlike.value)]
+        with pytest.raises(ShutDownError) as left:
+            total(mine, 1.0)
+        return [str(unlike.value), left.value.rank, str(left.value)]
+
+    nobody, one, two = job(3, fn, wire=wire, dynamic_process_sets=True)
+    assert nobody == []
+    assert all("rank 2 is unlike rank 1" in told for told in (one[0], *two))
+    assert one[1] == 2
+    assert "Rank 2 shut down or ended while rank 1 waited for x" in one[2]
 
 
 def test_ids_are_used_again() -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import socket
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from farandole.collectives.hierarchical import Hierarchical
 from farandole.config import Connection, Placement, Settings
 from farandole.context import wiring
-from farandole.errors import RendezvousError, SettingsError
+from farandole.errors import PeerLostError, RendezvousError, SettingsError
 from farandole.handshake import new_secret
 from farandole.report import keys
 from farandole.store import StoreClient, StoreServer
 from farandole.transports import shm
 from farandole.transports.shm.rendezvous import address
+from farandole.types import Buffer, DType, ReduceOp
 from tests.pool import threads
 
 
@@ -46,8 +51,19 @@ def test_the_choice_of_a_wire_is_explained(hosts: list[list[int]], said: str) ->
     assert wiring.reason(hosts, {0: "refused"}).startswith(said)
 
 
-def run(size: int, monkeypatch: pytest.MonkeyPatch, host_of: dict[int, int] | None = None, **settings: object) -> list:
-    """Every rank's wire and the sum of all ranks' numbers over it. ``host_of``: pretend that there are several."""
+def added(wire: Any) -> tuple[str, float]:
+    """The wire, and the sum of all ranks' numbers over it."""
+    array = np.full(100_000, wire.rank + 1, np.float32)
+    wire.allreduce([Buffer(array, array, DType.FLOAT32)], ReduceOp.SUM)
+    wire.barrier()
+    return type(wire).__name__, float(array.max())
+
+
+def run(
+    size: int, monkeypatch: pytest.MonkeyPatch, host_of: dict[int, int] | None = None,
+    body: Callable[[Any], Any] = added, **settings: object,
+) -> list:  # fmt: skip
+    """What ``body`` gives for every rank's wire. ``host_of``: pretend that there are several."""
     secret = new_secret()
     server = StoreServer(secret)
     if host_of:
@@ -67,16 +83,6 @@ def run(size: int, monkeypatch: pytest.MonkeyPatch, host_of: dict[int, int] | No
             return wiring.connect(mine, connection, Settings(**settings), client, "test")  # type: ignore[arg-type]
         finally:
             client.close()
-
-    def body(wire: object) -> tuple[str, float]:
-        import numpy as np
-
-        from farandole.types import Buffer, DType, ReduceOp
-
-        array = np.full(100_000, wire.rank + 1, np.float32)  # type: ignore[attr-defined]
-        wire.allreduce([Buffer(array, array, DType.FLOAT32)], ReduceOp.SUM)  # type: ignore[attr-defined]
-        wire.barrier()  # type: ignore[attr-defined]
-        return type(wire).__name__, float(array.max())
 
     try:
         return threads(size, join, body)
@@ -107,6 +113,29 @@ def test_one_host_shares_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     with caplog.at_level("INFO", "farandole"):
         assert run(3, monkeypatch) == [("ShmTransport", 6.0)] * 3
     assert "shared memory joins all ranks" in caplog.text
+
+
+def test_hosts_call_ranks_by_their_numbers_in_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a host share memory, and one of each host has a wire of its own; ranks 2 and 3 are second there."""
+    gone = threading.Event()
+
+    def body(wire: Any) -> list[tuple[int, str]]:
+        if wire.rank == 3:
+            wire.local.close()
+            wire.cross.close()
+            gone.set()
+            return []
+        assert gone.wait(60)
+        found = []
+        for part in {1: [wire.cross], 2: [wire.local]}.get(wire.rank, []):
+            with pytest.raises(PeerLostError) as caught:
+                part.barrier()
+            found.append((caught.value.rank, str(caught.value)))
+        return found
+
+    none, one, two, last = run(4, monkeypatch, {0: 0, 1: 0, 2: 1, 3: 1}, body)
+    assert none == last == []
+    assert [(rank, text[:6]) for rank, text in (*one, *two)] == [(3, "rank 3")] * 2
 
 
 def test_strangers_do_not_push_a_job_from_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:

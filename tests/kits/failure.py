@@ -213,3 +213,25 @@ class FailureKit(Worlds):
                     transport.barrier()
 
         self.run(2, body)
+
+    def test_a_part_names_the_ranks_as_the_whole_does(self) -> None:
+        """Also a part of a part: who is lost is told by its number among all."""
+        gone = threading.Event()
+
+        def body(transport: Transport) -> None:
+            part = transport.split([1, 2, 3])
+            last = part.split([1, 2]) if part is not None else None  # ranks 2 and 3
+            if transport.rank == 3:
+                assert part is not None
+                assert last is not None
+                last.close()
+                part.abort("rank 3 has had enough")
+                gone.set()
+            assert gone.wait(60)
+            for wire in {2: (last, part), 1: (part,)}.get(transport.rank, ()):
+                with pytest.raises(PeerLostError) as caught:
+                    wire.barrier()  # type: ignore[union-attr]
+                assert "rank 3" in str(caught.value)
+                assert caught.value.rank == 3
+
+        self.run(4, body)

@@ -109,13 +109,13 @@ def two_levels(size: int, *, share: bool = False) -> Callable[[int], Any]:
     ends = np.cumsum(HOSTS[size]).tolist()
     hosts = [list(range(end - count, end)) for end, count in zip(ends, HOSTS[size], strict=True)]
     flat = World(size)
-    local = [World(len(host)) for host in hosts]
-    cross = [World(len(hosts)) for _ in range(min(HOSTS[size]))]
+    local = [World(len(host), names=host) for host in hosts]
+    cross = [World(len(hosts), names=[host[index] for host in hosts]) for index in range(min(HOSTS[size]))]
     secret, scope = new_secret(), fresh_scope()
 
     def within(place: int, index: int) -> Transport:
         if share:
-            return shm.connect(index, len(hosts[place]), secret, f"{scope}/{place}")
+            return shm.connect(index, len(hosts[place]), secret, f"{scope}/{place}", names=hosts[place])
         return over(local[place].link(index))
 
     def join(rank: int) -> Hierarchical:

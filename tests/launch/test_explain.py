@@ -229,6 +229,24 @@ class TestExplain:
         assert verdict.rank == -1
         assert verdict.message.startswith("Ranks 0-1 lost each other, and no cause was seen.\nRank 0 said: rank 1 went")
 
+    def test_a_connection_that_was_cut_between_two_hosts_is_named(self) -> None:
+        """Of ranks of one host that lost each other, nobody knows why."""
+        order = ((2, 0), (0, 2), (1, 2))
+        lost = [
+            Outcome("victim", "PeerLostError", f"rank {other} {PeerLostError.BROKE}", lost=other) for _, other in order
+        ]
+        events = [Event(rank, outcome=outcome) for (rank, _), outcome in zip(order, lost, strict=True)]
+        verdict = explain(events, ["a", "a", "b"])
+        assert verdict is not None
+        assert verdict.rank == -1
+        assert verdict.message.startswith(
+            "The connection between b and a was cut: rank 2 and rank 0 reach the driver, but have lost each other. "
+            "Firewalls and routers do that.\nRank 2"
+        )
+        verdict = explain(events, ["a", "a", "a"])
+        assert verdict is not None
+        assert verdict.message.startswith("Ranks 0-2 lost each other, and no cause was seen.\n")
+
     def test_a_network_that_parts_two_hosts_is_named(self) -> None:
         silent = Outcome(status="victim", kind="PeerLostError", lost=2, message=f"rank 2 {PeerLostError.SILENT}")
         broke = Outcome(status="victim", kind="PeerLostError", lost=0, message="rank 0 was lost: its connection broke")

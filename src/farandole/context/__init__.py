@@ -169,7 +169,7 @@ def _enter(placement: Placement, settings: Settings, transport: Transport, conne
         raise
 
     def engine_of(part: Transport, ranks: tuple[int, ...], number: int) -> Engine:
-        return Engine(part, settings, observers.of(part, ranks, f"process_set.{number}/"))
+        return Engine(part, settings, observers.of(part, ranks, f"process_set.{number}/"), ranks)
 
     engine = Engine(transport, settings, observers.of(transport))
     observers.attach(engine)

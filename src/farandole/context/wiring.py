@@ -74,7 +74,8 @@ def connect(
 
     def wire(name: str, scope: str, ranks: Sequence[int]) -> Transport:
         addresses = network.offered(client.host, settings.network_interfaces)
-        end = End(list(ranks).index(rank), len(ranks), secret, scope, timeout, client, addresses, settings.tcp_streams)
+        place, streams = list(ranks).index(rank), settings.tcp_streams
+        end = End(place, len(ranks), secret, scope, timeout, client, addresses, streams, ranks)
         return collectives.over(registry.load("wire", name)(end))
 
     def said(topic: str, mine: str) -> list[str]:
@@ -106,7 +107,8 @@ def connect(
     if max(map(len, hosts)) == 1:
         return flat
     index = mine.index(rank)
-    local = shm.join(index, len(mine), secret, f"{scope}/host{hosts.index(mine)}", peers, patience=patience)
+    within = f"{scope}/host{hosts.index(mine)}"
+    local = shm.join(index, len(mine), secret, within, peers, patience=patience, names=mine)
     cross = wire("tcp", f"{scope}/slice{index}", [host[index] for host in hosts]) if index < slices(hosts) else None
     return Hierarchical(flat, local, cross, hosts, settings.tcp_streams)
 

@@ -47,8 +47,12 @@ _GATHER_CYCLES = 5  # the background thread waits for more to come for at most s
 class Engine:
     """Runs collectives over one transport. Thread-safe."""
 
-    def __init__(self, transport: Transport, settings: Settings, observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self, transport: Transport, settings: Settings, observers: Sequence[Observer] = (), names: Sequence[int] = ()
+    ) -> None:  # fmt: skip
+        """``names``: what messages and errors call the ranks, if not by their numbers here."""
         self.transport, self.rank, self.size = transport, transport.rank, transport.size
+        self._name = names[self.rank] if names else self.rank
         self.observers, self.numbers = Subscribers(observers), SequenceNumbers()
         self.watches: list[Callable[[], None]] = []  # called after each round
         self.bucketed: int | None = None  # what a strategy aims at now, if it can change that
@@ -56,7 +60,7 @@ class Engine:
         self._noting = bool(self.observers.settled)  # notes are attached to this rank's posts
         self._mean_of_present = settings.join_mean_of_present
         self._cycle = settings.cycle_time / 1000
-        self._rounds = Rounds(self.rank, self.size, settings, self._stand_in)
+        self._rounds = Rounds(self.rank, self.size, settings, self._stand_in, names)
         self._mutex = threading.Lock()  # guards the queue, the names in use and the state of the background thread
         self._driving = Driving()  # taken by the thread that runs rounds
         self._queue: deque[Item] = deque()
@@ -266,7 +270,7 @@ class Engine:
             if not (interrupted and idle):  # broke off half-way: ranks are out of step
                 what, cure = ("was interrupted", f" ({_ANEW})") if interrupted else ("failed", "")
                 error_text = f"{type(error).__name__}: {error}".rstrip(": ")
-                why = f"rank {self.rank} {what} inside a collective: {error_text}{cure}"
+                why = f"rank {self._name} {what} inside a collective: {error_text}{cure}"
                 self.transport.abort(why)
                 self._fail_all(HorovodInternalError(why))
             if interrupted:
@@ -459,7 +463,7 @@ class Engine:
         if error.left:
             return ShutDownError(self._rounds.what_waited(error.rank, self._batch), error.rank)
         names = self._rounds.names(self._batch)
-        what = f" (rank {self.rank} was waiting for {listed(names)})" if names else ""
+        what = f" (rank {self._name} was waiting for {listed(names)})" if names else ""
         return type(error)(f"{error}{what}", error.rank)
 
     def _end(self, error: HorovodInternalError) -> None:

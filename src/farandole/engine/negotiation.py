@@ -28,10 +28,10 @@ _NOT_WITH_JOIN = {
 
 
 class Negotiation:
-    """The state of agreement among ``size`` ranks."""
+    """The state of agreement among ``size`` ranks, which messages call ``names``."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, names: Sequence[int] = ()) -> None:
+        self.size, self._names = size, names or range(size)
         self._asked: dict[str, list[Request | None]] = {}
         self._groups: dict[str, list[str]] = {}
         self._objected: dict[str, set[int]] = {}  # given name -> ranks that wait under it (``conflicts``)
@@ -145,7 +145,7 @@ class Negotiation:
                 if request is not None and request.group:
                     sizes.get(group_of(name, request), {})[rank] = request.group_size
         return [
-            self._broken({group}, uneven(group, of_rank))
+            self._broken({group}, uneven(group, {self._names[rank]: size for rank, size in of_rank.items()}))
             for group, of_rank in sizes.items()
             if len(set(of_rank.values())) > 1 and len({*of_rank, *self._joined}) == self.size
         ]
@@ -202,7 +202,7 @@ class Negotiation:
         absent = tuple(rank for rank, request in enumerate(row) if request is None)
         kind = requests[0].kind
         alike = len({request.codec for request in requests}) == 1
-        error = mismatch(row) if alike else unlike_codecs(row)
+        error = mismatch(row, self._names) if alike else unlike_codecs(row, self._names)
         refusal = Refusal.MISMATCH
         if absent and not error:
             error, refusal = _NOT_WITH_JOIN.get(kind, ""), Refusal.JOINED
@@ -275,10 +275,10 @@ def splits_of(request: Request, size: int) -> Sequence[int]:
     return request.splits or [request.shape[0] // size] * size
 
 
-def unlike_codecs(row: Sequence[Request | None]) -> str:
+def unlike_codecs(row: Sequence[Request | None], names: Sequence[int]) -> str:
     """The message about ranks that compress one tensor in different ways. ``row``: by rank; None has joined."""
     ranks_of: dict[str, list[str]] = {}
-    for rank, request in enumerate(row):
+    for rank, request in zip(names, row, strict=True):
         if request is not None:
             ranks_of.setdefault(request.codec, []).append(str(rank))
     told = " and ".join(
@@ -296,10 +296,11 @@ _UNNAMED = (
 )
 
 
-def mismatch(row: Sequence[Request | None]) -> str:
+def mismatch(row: Sequence[Request | None], names: Sequence[int] = ()) -> str:
     """Why these requests of all ranks for one name cannot run together; empty if they can. Texts are Horovod's, and
-    which ranks these are. ``row``: by rank; None has joined."""
-    (one, first), *others = [(rank, request) for rank, request in enumerate(row) if request is not None]
+    which ranks these are. ``row``: by rank; None has joined. ``names``: what the message calls the ranks."""
+    called = names or range(len(row))
+    (one, first), *others = [(rank, request) for rank, request in zip(called, row, strict=True) if request is not None]
     if all(request is first or request == first for _, request in others) and not _gathers(first.kind):
         return ""
     unlike = {rank: text for rank, other in others if (text := _disagreement(first, other))}

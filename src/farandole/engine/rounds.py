@@ -58,14 +58,19 @@ class Rounds:
     """The rounds of one rank: what it asks for, what it waits for, and what was decided before.
 
     ``sizes``: those in force, on all ranks since the same round. ``waiting``: what this rank asked for in earlier
-    rounds and is not agreed yet, by name. ``stand_in``: makes what takes part for a rank that has joined.
+    rounds and is not agreed yet, by name. ``called``: what messages call the ranks: ``names``, or 0, 1, 2, ...
+    ``stand_in``: makes what takes part for a rank that has joined.
     """
 
-    def __init__(self, rank: int, size: int, settings: Settings, stand_in: Callable[[str, Request], Item]) -> None:
+    def __init__(
+        self, rank: int, size: int, settings: Settings, stand_in: Callable[[str, Request], Item],
+        names: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.sizes = Sizes(settings.fusion_threshold, settings.bucket_bytes)
         self.waiting: dict[str, Item] = {}
         self._rank, self._size, self._stand_in = rank, size, stand_in
-        self._negotiation = Negotiation(size)
+        self.called = names or range(size)
+        self._negotiation = Negotiation(size, names)
         self._cache = SignatureCache(settings.cache_capacity)
         self._room = attached.room(size)
         self._decisions: dict[bytes, list[Placed]] = {}
@@ -122,11 +127,13 @@ class Rounds:
         return found._replace(placed=made, attached=came, since=since)
 
     def what_waited(self, rank: int, batch: Sequence[Item] = ()) -> str:
-        """What this rank, which posted ``batch``, waited for when ``rank`` left; empty if there is nothing to say."""
+        """What this rank, which posted ``batch``, waited for when the one that messages call ``rank`` left;
+        empty if there is nothing to say."""
         names = self.names(batch)
-        if rank == self._rank or not names:
+        mine = self.called[self._rank]
+        if rank == mine or not names:
             return ""
-        return f"(Rank {rank} shut down or ended while rank {self._rank} waited for {listed(names)}.)"
+        return f"(Rank {rank} shut down or ended while rank {mine} waited for {listed(names)}.)"
 
     def names(self, batch: Sequence[Item]) -> list[str]:
         """Of all that this rank, which posted ``batch``, waits for."""
@@ -171,7 +178,7 @@ class Rounds:
             waiting[item.entry.name] = item
         for rank, message in enumerate(decoded):
             if message.shutdown:
-                raise ShutDownError(self.what_waited(rank), rank)
+                raise ShutDownError(self.what_waited(self.called[rank]), self.called[rank])
         responses = self._negotiation.step(named, [message.objections for message in decoded])
         if in_step and len(batch) == sum(len(response.names) for response in responses):
             items = batch

@@ -42,4 +42,6 @@ class Waits:
             why = observer.waiting(waiting)
             if why:
                 self._transport.abort(why)
-                raise StalledError(why, next((rank for wait in waiting for rank in wait.missing), -1))
+                raise StalledError(
+                    why, next((self._rounds.called[rank] for wait in waiting for rank in wait.missing), -1)
+                )

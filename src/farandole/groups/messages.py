@@ -458,19 +458,19 @@ class Messages:
         others = [rank for rank in range(streams.size) if rank != streams.rank]
         gone = [streams.gone(other) for other in (others if peer is None else [peer])]
         lost = gone[0] if gone and all(gone) else None
-        if isinstance(lost, PeerLostError) and 0 <= lost.rank < streams.size:
-            return type(lost)(f"{lost} ({self._name_of(lost.rank)})", lost.rank, left=lost.left)
+        if isinstance(lost, PeerLostError) and lost.rank in streams.names:
+            name = self._name_of(streams.names.index(lost.rank))
+            return type(lost)(f"{lost} ({name})", lost.rank, left=lost.left)
         if lost is not None:
             return lost
         if now - message.begin < message.timeout:
             return None
-        receives = message in self._wanted
-        who = "any rank" if peer is None else self._name_of(peer)
+        receives, who = message in self._wanted, "any rank" if peer is None else self._name_of(peer)
         what = f"did not receive from {who}" if receives else f"could not send to {who}"
         return StalledError(
             f"{self._name_of(streams.rank)} {what} (tag {message.tag}) within {message.timeout:g} s: "
             f"{'nothing was sent' if receives else 'it does not receive'}",
-            -1 if peer is None else peer,
+            -1 if peer is None else streams.names[peer],
         )
 
     def _fail_here(self, error: BaseException) -> None:

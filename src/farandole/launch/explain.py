@@ -270,13 +270,17 @@ def _without_cause(ranks: Sequence[_Rank], hosts: Sequence[str], activity: Mappi
 def _apart(victims: Sequence[_Rank], hosts: Sequence[str]) -> str:
     """Two hosts that were heard to the end, and did not hear each other; empty if there are none."""
     blamed = {victim.rank for victim in victims}
-    for victim in sorted(victims, key=lambda victim: victim.order):
-        lost, said = (victim.outcome.lost, victim.outcome.message) if victim.outcome is not None else (-1, "")
-        if lost in blamed and PeerLostError.SILENT in said and hosts[lost] != hosts[victim.rank]:
-            return (
-                f"The network between {hosts[victim.rank]} and {hosts[lost]} was lost: rank {victim.rank} and rank "
-                f"{lost} reach the driver, but not each other."
-            )
+    for why in (PeerLostError.SILENT, PeerLostError.BROKE):  # who sees the first gives up, and others see the second
+        for victim in sorted(victims, key=lambda victim: victim.order):
+            lost, said = (victim.outcome.lost, victim.outcome.message) if victim.outcome is not None else (-1, "")
+            if lost in blamed and why in said and hosts[lost] != hosts[victim.rank]:
+                pair = f"between {hosts[victim.rank]} and {hosts[lost]}"
+                both = f"rank {victim.rank} and rank {lost} reach the driver"
+                if why == PeerLostError.SILENT:
+                    return f"The network {pair} was lost: {both}, but not each other."
+                return (
+                    f"The connection {pair} was cut: {both}, but have lost each other. Firewalls and routers do that."
+                )
     return ""
 
 

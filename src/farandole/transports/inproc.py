@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 class World:
     """The shared state of the ranks of one wire. ``link(rank)`` is one rank's end of it."""
 
-    def __init__(self, size: int, ahead: int = 1 << 20) -> None:
+    def __init__(self, size: int, ahead: int = 1 << 20, names: Sequence[int] = ()) -> None:
         self.size = size
+        self.names = names or range(size)  # what errors call the ranks
         self.ahead = ahead
         self.lock = threading.Lock()
         self.arrived = [threading.Condition(self.lock) for _ in range(size)]  # per rank: something came for it
@@ -46,7 +47,7 @@ class World:
             self.wake_all()
             subworlds = list(self.subworlds.values())
         for world in subworlds:
-            world.abort(why, -1)
+            world.abort(why, who)
 
     def leave(self, rank: int) -> None:
         with self.lock:
@@ -65,7 +66,8 @@ class World:
             raise PeerLostError(self.why, self.who)
         gone = self.closed.intersection(needed)
         if gone:
-            raise PeerLostError(f"rank {min(gone)} closed its end while it was still needed", min(gone))
+            name = self.names[min(gone)]
+            raise PeerLostError(f"rank {name} closed its end while it was still needed", name)
 
 
 class _Message:
@@ -130,7 +132,8 @@ class InprocLink:
             message = box.popleft()
             world.arrived[src].notify_all()
         if len(message.data) != len(recv):
-            why = f"rank {src} sent {len(message.data)} bytes where rank {self.rank} expected {len(recv)}"
+            sender, receiver = world.names[src], world.names[self.rank]
+            why = f"rank {sender} sent {len(message.data)} bytes where rank {receiver} expected {len(recv)}"
             self.abort(why)
             raise HorovodInternalError(why)
         recv[:] = message.data
@@ -148,7 +151,7 @@ class InprocLink:
         with self._world.lock:
             self._world.check([])
             if key not in self._world.subworlds:
-                self._world.subworlds[key] = World(len(ranks), self.ahead)
+                self._world.subworlds[key] = World(len(ranks), self.ahead, [self._world.names[rank] for rank in ranks])
             child = self._world.subworlds[key].link(ranks.index(self.rank))
         self._children.append(child)
         return child
@@ -158,7 +161,7 @@ class InprocLink:
 
     def abort(self, why: str) -> None:
         """Wake every rank that waits, here and in the splits of this wire."""
-        self._world.abort(why, self.rank)
+        self._world.abort(why, self._world.names[self.rank])
 
     def close(self) -> None:
         for child in self._children:

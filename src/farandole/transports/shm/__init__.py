@@ -9,6 +9,7 @@ small slots (``pipeline``), allocated ones are reduced where they stand (``regis
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 
 from farandole.config import cores
 from farandole.contracts import End
@@ -25,31 +26,34 @@ _BUDGET = 18 * _LARGEST_CHUNK
 
 def connect(
     rank: int, size: int, secret: str, scope: str, timeout: float = 30.0, *, patience: float = 600.0,
-    parent: Segment | None = None,
+    parent: Segment | None = None, names: Sequence[int] = (),
 ) -> ShmTransport:  # fmt: skip
     """The transport of ``rank`` among ``size`` ranks of this host. Collective.
 
     ``scope`` tells apart the transports of one job; all ranks give the same. Raises RendezvousError naming the ranks
-    that did not come within ``timeout`` seconds. ``patience``: seconds to wait for a rank inside a collective.
+    that did not come within ``timeout`` seconds. ``patience``: seconds to wait for a rank inside a collective;
+    ``names``: what messages and errors call the ranks, if not by their numbers here.
     """
-    peers = Rendezvous(rank, size, secret, scope).gather(timeout) if size > 1 else {}
-    return join(rank, size, secret, scope, peers, patience=patience, parent=parent)
+    peers = Rendezvous(rank, size, secret, scope, names).gather(timeout) if size > 1 else {}
+    return join(rank, size, secret, scope, peers, patience=patience, parent=parent, names=names)
 
 
 def join(
     rank: int, size: int, secret: str, scope: str, peers: dict[int, socket.socket], *, patience: float = 600.0,
-    parent: Segment | None = None,
+    parent: Segment | None = None, names: Sequence[int] = (),
 ) -> ShmTransport:  # fmt: skip
     """The transport over sockets that a ``Rendezvous`` has made: one to every other rank. Collective."""
     chunk = _BUDGET // staging(size, 1) // 4096 * 4096
     chunk = max(_SMALLEST_CHUNK, min(_LARGEST_CHUNK, chunk))
-    segment = Segment(rank, size, peers, staging(size, chunk), crowded=size > cores(), patience=patience, parent=parent)
+    segment = Segment(
+        rank, size, peers, staging(size, chunk), crowded=size > cores(), patience=patience, parent=parent, names=names
+    )  # fmt: skip
     return ShmTransport(segment, chunk, scope, secret)
 
 
 def wire(end: End) -> ShmTransport:
     """See ``contracts.Wire``."""
-    return connect(end.rank, end.size, end.secret, end.scope, end.timeout)
+    return connect(end.rank, end.size, end.secret, end.scope, end.timeout, names=end.names)
 
 
 __all__ = ["SMALL", "Rendezvous", "ShmTransport", "connect", "join", "wire"]

@@ -189,7 +189,7 @@ class RemappedBuffers:
         come.register(sock, select.POLLIN)
         segment.wait_until(lambda: bool(come.poll(0)), segment.patience, peer=peer)  # it may break off, or be stopped
         segment.check_abort()  # who has left may have said why
-        said, fd = rendezvous.receive_with(sock, peer, segment.patience, _HANDED.size)
+        said, fd = rendezvous.receive_with(sock, segment.names[peer], segment.patience, _HANDED.size)
         number, nbytes = _HANDED.unpack(said)
         if number < 0:
             return

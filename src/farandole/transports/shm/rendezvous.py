@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from farandole import threads
 from farandole.errors import AuthenticationError, HorovodInternalError, PeerLostError, RendezvousError
@@ -34,12 +34,14 @@ def address(secret: str, scope: str, rank: int) -> str:
 class Rendezvous:
     """Opens this rank's listener, then connects to every lower rank and accepts every higher one."""
 
-    def __init__(self, rank: int, size: int, secret: str, scope: str) -> None:
+    def __init__(self, rank: int, size: int, secret: str, scope: str, names: Sequence[int] = ()) -> None:
+        """``names``: what messages call the ranks, if not by their numbers here."""
         self.rank, self.size, self.secret, self.scope = rank, size, secret, scope
+        self.names = names or range(size)
         self.peers: dict[int, socket.socket] = {}
         self.trouble: dict[int, str] = {}  # why a rank was not reached
         self._changed = threading.Condition()
-        self._newcomers = Newcomers(f"rank {rank}'s socket for shared memory", logger, size + _PENDING)
+        self._newcomers = Newcomers(f"rank {self.names[rank]}'s socket for shared memory", logger, size + _PENDING)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(address(secret, scope, rank))
         self._listener.listen(size + _PENDING)
@@ -91,7 +93,7 @@ class Rendezvous:
         self._newcomers.close()
 
     def _missing(self) -> list[int]:
-        return [rank for rank in range(self.size) if rank != self.rank and rank not in self.peers]
+        return [self.names[rank] for rank in range(self.size) if rank != self.rank and rank not in self.peers]
 
     def _dial(self, peer: int, deadline: float, timeout: float) -> None:
         pause = 0.0005
@@ -116,7 +118,7 @@ class Rendezvous:
         sock.settimeout(_ANSWER_SECONDS)
         session.send(_RANK.pack(self.rank))
         if session.receive(len(_WELCOME)) is None:
-            raise AuthenticationError(f"rank {peer} did not answer")
+            raise AuthenticationError(f"rank {self.names[peer]} did not answer")
         sock.settimeout(None)
         self._admit(peer, sock)
 
@@ -148,7 +150,7 @@ def hand_over(sock: socket.socket, fd: int, said: bytes = b"m") -> None:
 
 
 def receive(sock: socket.socket, peer: int, timeout: float) -> int:
-    """Receive a file descriptor from ``peer``."""
+    """Receive a file descriptor from ``peer``, as messages call it."""
     _, fd = receive_with(sock, peer, timeout, 1)
     if fd is None:
         raise PeerLostError(f"rank {peer} went away before it handed over its shared memory", peer)

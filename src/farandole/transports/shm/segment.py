@@ -11,7 +11,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -46,10 +46,11 @@ class Segment:
 
     def __init__(
         self, rank: int, size: int, peers: Mapping[int, socket.socket], staging: int,
-        *, crowded: bool, patience: float, parent: Segment | None = None,
+        *, crowded: bool, patience: float, parent: Segment | None = None, names: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """``parent``: the segment that this is a part of; when that one is aborted, so is this."""
-        self.parent = parent
+        """``parent``: the segment that this is a part of; when that one is aborted, so is this. ``names``: what
+        messages and errors call the ranks."""
+        self.parent, self.names = parent, names or range(size)
         self.rank, self.size, self.peers, self.patience = rank, size, dict(peers), patience
         self._handing = threading.Lock()
         views, self.bytes = zip(*self.share(STAGING + staging), strict=True)
@@ -75,7 +76,7 @@ class Segment:
             mine = memory.create(nbytes)
             for sock in self.peers.values():
                 rendezvous.hand_over(sock, mine)
-            fds = {peer: rendezvous.receive(sock, peer, self.patience) for peer, sock in self.peers.items()}
+            fds = {peer: rendezvous.receive(sock, self.names[peer], self.patience) for peer, sock in self.peers.items()}
             fds[self.rank] = mine
             return [memory.attach(fds[rank], nbytes) for rank in range(self.size)]
 
@@ -149,7 +150,8 @@ class Segment:
         finally:
             words[SLEEPING // 8] = 0
         if peer >= 0:
-            raise PeerLostError(f"rank {peer} did not take part in a collective for {seconds:g} s", peer)
+            name = self.names[peer]
+            raise PeerLostError(f"rank {name} did not take part in a collective for {seconds:g} s", name)
         return False
 
     def wake_others(self) -> None:
@@ -191,22 +193,22 @@ class Segment:
         if gone:
             self.check_abort()  # who left meanwhile may have said why
         for peer in died:
-            raise PeerLostError(f"rank {peer} died", peer)
+            raise dead(self.names[peer])
         for peer in gone:
             if self.words[peer][LEFT // 8]:
-                raise PeerLostError(f"rank {peer} has left: it shut down or its program ended", peer, left=True)
+                raise left(self.names[peer])
 
     def check_alive(self) -> None:
         """Raise PeerLostError if the segment was aborted or a peer died, not if it left in order. Any thread."""
         self.check_abort()
         for peer in self.others:
             if not self.words[peer][LEFT // 8] and self._hung_up(peer) and not self.words[peer][LEFT // 8]:
-                raise PeerLostError(f"rank {peer} died", peer)
+                raise dead(self.names[peer])
 
     def check_abort(self) -> None:
         """Raise PeerLostError if this segment or the one that it is a part of was aborted."""
         for peer in self._aborted_by():
-            raise PeerLostError(self._reason(peer), peer)
+            raise PeerLostError(self._reason(peer), self.names[peer])
         if self.parent is not None:
             self.parent.check_abort()
 
@@ -218,8 +220,8 @@ class Segment:
         if not self._hung_up(peer):
             return None
         if self.words[peer][LEFT // 8]:
-            return PeerLostError(f"rank {peer} has left: it shut down or its program ended", peer, left=True)
-        return PeerLostError(f"rank {peer} died", peer)
+            return left(self.names[peer])
+        return dead(self.names[peer])
 
     def _hung_up(self, peer: int) -> bool:
         try:
@@ -253,3 +255,11 @@ class Segment:
             self._wake(peer)
         for sock in self.peers.values():
             sock.close()
+
+
+def dead(rank: int) -> PeerLostError:
+    return PeerLostError(f"rank {rank} died", rank)
+
+
+def left(rank: int) -> PeerLostError:
+    return PeerLostError(f"rank {rank} has left: it shut down or its program ended", rank, left=True)

@@ -42,14 +42,14 @@ class ShmStreams:
     overhead = 0  # nobody but the job can write to this memory
 
     def __init__(self, segment: Segment) -> None:
-        self.rank, self.size = segment.rank, segment.size
+        self.rank, self.size, self.names = segment.rank, segment.size, segment.names
         self._ring = memory.round_up(max(SMALLEST, min(RING, BUDGET // self.size)))
         self._chunk = min(CHUNK, self._ring // _CHUNKS)
         self._rings = STAGING + memory.round_up(_LINE * self.size)
         room = self._rings - STAGING + self._ring * self.size
         self._control = _Control(
             segment.rank, segment.size, segment.peers, room, crowded=self.size > cores(), patience=segment.patience,
-            parent=segment,
+            parent=segment, names=segment.names,
         )  # fmt: skip
         self._heard = 0
         self._lines = [(STAGING + _LINE * peer) // 8 for peer in range(self.size)]

@@ -264,7 +264,10 @@ class ShmTransport:
         scope = f"{self._scope}/{self._splits}:{','.join(map(str, members))}"
         segment = self._segment
         index = members.index(self.rank)
-        return connect(index, len(members), self._secret, scope, patience=segment.patience, parent=segment)
+        names = [segment.names[member] for member in members]
+        return connect(
+            index, len(members), self._secret, scope, patience=segment.patience, parent=segment, names=names
+        )  # fmt: skip
 
     def report_waits(self, report: Report) -> None:
         self._segment.report = report

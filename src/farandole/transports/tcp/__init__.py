@@ -14,4 +14,6 @@ from farandole.transports.tcp.link import connect as connect
 
 def wire(end: End) -> TcpLink:
     """See ``contracts.Wire``."""
-    return connect(end.rank, end.size, end.secret, end.scope, end.store, end.timeout, end.host, end.streams)
+    return connect(
+        end.rank, end.size, end.secret, end.scope, end.store, end.timeout, end.host, end.streams, end.names
+    )  # fmt: skip

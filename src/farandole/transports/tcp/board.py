@@ -39,10 +39,11 @@ _RELAY = 0.25  # seconds between two looks of the thread that passes on
 
 
 class _Peer:
-    """The connection to one rank, and the bytes read from it."""
+    """The connection to one rank, and the bytes read from it. ``name``: what messages call it."""
 
-    def __init__(self, rank: int, session: Session) -> None:
-        self.rank, self.session, self.sock, self.stream = rank, session, session.sock, session.stream
+    def __init__(self, rank: int, name: int, session: Session) -> None:
+        self.rank, self.name = rank, name
+        self.session, self.sock, self.stream = session, session.sock, session.stream
         self.unread = bytearray()  # the beginning of a frame
         self.length = -1  # of that frame, once its head is there
         self.outbox: deque[memoryview] = deque()
@@ -55,11 +56,16 @@ class _Peer:
 class TcpBoard:
     """One rank's board. ``sessions``: by rank, None where it has no connection; their sockets do not block.
 
-    ``parent``: the board of the wire that this one was split from; when that one is lost, so is this one.
+    ``parent``: the board of the wire that this one was split from; when that one is lost, so is this one. ``names``:
+    what messages and errors call the ranks.
     """
 
-    def __init__(self, place: Overlay, sessions: Sequence[Session | None], parent: TcpBoard | None = None) -> None:
-        self.rank = place.rank
+    def __init__(
+        self, place: Overlay, sessions: Sequence[Session | None], parent: TcpBoard | None = None,
+        names: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        self.names = names or range(place.size)
+        self.rank, self.name = place.rank, self.names[place.rank]
         self._overlay, self._parent = place, parent
         self.lost: PeerLostError | WireError | None = None  # set once, for good
         self.data: Sequence[tuple[int, socket.socket]] = ()  # the link's data connections, and with whom they are
@@ -71,7 +77,10 @@ class TcpBoard:
         self._news = False
         self._closed = False
         self._lock = threading.RLock()
-        self._peers = {peer: _Peer(peer, session) for peer, session in enumerate(sessions) if session is not None}
+        self._peers = {
+            peer: _Peer(peer, self.names[peer], session)
+            for peer, session in enumerate(sessions) if session is not None
+        }  # fmt: skip
         self._by_fd = {peer.sock.fileno(): peer for peer in self._peers.values()}
         family = (parent.connections.fileno(), parent.stop) if parent is not None else ()
         for fd in (*self._by_fd, *family):
@@ -93,7 +102,7 @@ class TcpBoard:
         with self._lock:
             self.check()
             if self._rounds.posted:
-                raise HorovodInternalError(f"rank {self.rank} posted twice in one round of the board")
+                raise HorovodInternalError(f"rank {self.name} posted twice in one round of the board")
             message = bytes(message)
             self._rounds.put(self.rank, message)
             if self._relays:
@@ -171,7 +180,7 @@ class TcpBoard:
             for rank, found in silences.items():
                 # An idle one is probed each second; one that sends again learns later that all is well.
                 if any(busy for busy, _ in found) and min(seconds for _, seconds in found) > liveness.LOST_SECONDS:
-                    self._lose(vanished(rank))
+                    self._lose(vanished(self.names[rank]))
         self.check()
 
     def _check_needed(self) -> None:
@@ -179,7 +188,7 @@ class TcpBoard:
         if self._gone and self._rounds.posted:
             for rank in list(self._gone):
                 if any(self._rounds.missing(ranks) for ranks in self._overlay.severed(rank)):
-                    raise left(rank)
+                    raise left(self.names[rank])
 
     def pump(self) -> bool:
         """Read and send as much as possible without waiting. True if a waiting thread should look again."""
@@ -192,7 +201,7 @@ class TcpBoard:
             except HorovodInternalError:
                 raise
             except BaseException as error:  # a signal's: what was read is lost, perhaps
-                self.fail(WireError(f"rank {self.rank} was interrupted while it read messages: {type(error).__name__}"))
+                self.fail(WireError(f"rank {self.name} was interrupted while it read messages: {type(error).__name__}"))
                 raise
             return self._news and not before
 
@@ -241,7 +250,7 @@ class TcpBoard:
             if self._parent.pump():
                 self._parent.wake()
             if self._parent.lost is not None:
-                self._lose(type(self._parent.lost)(str(self._parent.lost)))
+                self._lose(type(self._parent.lost)(str(self._parent.lost), self._parent.lost.rank))
 
     def hear_why(self, rank: int, seconds: float = 3.0) -> PeerLostError | WireError:
         """The data connection to ``rank`` ended: what does its board connection say about that?"""
@@ -253,19 +262,19 @@ class TcpBoard:
             self._waiter.poll(50)
             self.pump()
         if self.lost is None:
-            return left(rank) if rank in self._gone else vanished(rank)
+            return (left if rank in self._gone else vanished)(self.names[rank])
         return type(self.lost)(str(self.lost), self.lost.rank)
 
     def fail(self, error: WireError) -> None:
         """This wire cannot be trusted any more: tell everybody."""
         with self._lock:
-            self._lose(error, told=f"rank {self.rank} says: {error}")
+            self._lose(error, told=f"rank {self.name} says: {error}")
 
     def abort(self, why: str) -> None:
         """Tell everybody, and let nobody here wait any more."""
         with self._lock:
             if self.lost is None and not self._closed:
-                self._lose(PeerLostError(why or "the wire was aborted", self.rank), told=why)
+                self._lose(PeerLostError(why or "the wire was aborted", self.name), told=why)
                 self._finish_sending()
 
     def close(self) -> None:
@@ -281,7 +290,7 @@ class TcpBoard:
                 self._tell(str(self.lost), self.lost.rank)
             self._finish_sending()
             self._closed = True
-            self._lose(PeerLostError(f"rank {self.rank} has closed its wire", self.rank))
+            self._lose(PeerLostError(f"rank {self.name} has closed its wire", self.name))
             for peer in self._peers.values():
                 self._hang_up(peer)
             self.connections.close()
@@ -355,7 +364,7 @@ class TcpBoard:
         except BlockingIOError:
             return
         except TamperedError:
-            self.fail(peer.session.tampered(peer.rank))
+            self.fail(peer.session.tampered(peer.name))
             return
         except OSError as error:
             self._broken(peer, error)
@@ -367,16 +376,16 @@ class TcpBoard:
             if peer.length < 0:
                 length = incoming.length(unread[:HEAD])
                 if length is None:
-                    return self.fail(peer.session.tampered(peer.rank))
+                    return self.fail(peer.session.tampered(peer.name))
                 if not 0 < length <= _LIMIT:
-                    return self.fail(WireError(f"rank {peer.rank} announced a notice of {length} bytes", peer.rank))
+                    return self.fail(WireError(f"rank {peer.name} announced a notice of {length} bytes", peer.name))
                 peer.length = length
             end = HEAD + peer.length
             if len(unread) < end + TAG:
                 return None
             content = bytes(memoryview(unread)[HEAD:end])
             if not incoming.opens(content, unread[end : end + TAG]):
-                return self.fail(peer.session.tampered(peer.rank))
+                return self.fail(peer.session.tampered(peer.name))
             del unread[: end + TAG]
             peer.length = -1
             self._take(peer, content[:1], content[1:])
@@ -391,22 +400,22 @@ class TcpBoard:
                     self._arrived(peer, run.first, run.message, run.ranks)
                     self._hand_on(run, peer)
             except ValueError as error:
-                self.fail(WireError(f"rank {peer.rank} sent messages of others that cannot be: {error}", peer.rank))
+                self.fail(WireError(f"rank {peer.name} sent messages of others that cannot be: {error}", peer.name))
         elif kind == _ABORT:
             (rank,) = _RANK.unpack_from(payload)
             self._lose(PeerLostError(payload[_RANK.size :].decode(errors="replace"), rank))
         elif kind == _GOODBYE:
             self._depart(peer, [rank for (rank,) in _RANK.iter_unpack(payload)])
         else:
-            text = f"rank {peer.rank} sent a notice of the kind {kind!r}, which this version does not know"
-            self.fail(WireError(f"{text}: does it run another version of Farandole?", peer.rank))
+            text = f"rank {peer.name} sent a notice of the kind {kind!r}, which this version does not know"
+            self.fail(WireError(f"{text}: does it run another version of Farandole?", peer.name))
 
     def _arrived(self, peer: _Peer, first: int, message: bytes, ranks: int = 1) -> None:
         if self._rounds.put(first, message, ranks):
             self._news = True
         else:
-            text = f"rank {peer.rank} brought a message of rank {first} that is two rounds early"
-            self.fail(WireError(text, peer.rank))
+            text = f"rank {peer.name} brought a message of rank {self.names[first]} that is two rounds early"
+            self.fail(WireError(text, peer.name))
 
     def _depart(self, source: _Peer, ranks: Sequence[int]) -> None:
         """These ranks have left in good order."""
@@ -419,7 +428,7 @@ class TcpBoard:
     def _broken(self, peer: _Peer, error: OSError) -> None:
         """A connection tells only once why it broke: that its other end was silent for too long, or anything else."""
         if error.errno in _UNREACHABLE and peer.rank not in self._gone:
-            self._lose(vanished(peer.rank))
+            self._lose(vanished(peer.name))
 
     def _hang_up(self, peer: _Peer) -> None:
         """The connection has ended, at either end."""
@@ -433,8 +442,7 @@ class TcpBoard:
         self._by_fd.pop(peer.sock.fileno())
         peer.sock.close()
         if peer.rank not in self._gone and not self._closed:
-            text = f"rank {peer.rank} was lost: its connection broke (did its process die?)"
-            self._lose(PeerLostError(text, peer.rank))
+            self._lose(PeerLostError(f"rank {peer.name} {PeerLostError.BROKE}", peer.name))
 
 
 def vanished(rank: int) -> PeerLostError:

@@ -39,20 +39,20 @@ ASIDE = 4 << 20  # bytes of one peer that are read before somebody asks for them
 
 def connect(
     rank: int, size: int, secret: str, scope: str, store: Store, timeout: float, host: str = "127.0.0.1",
-    streams: int = 1,
+    streams: int = 1, names: Sequence[int] = (),
 ) -> TcpLink:  # fmt: skip
     """Meet the other ranks through ``store`` and connect to all of them, ``streams`` times for data; ``host`` is the
-    interface to listen on.
+    interface to listen on; ``names``: what messages call the ranks, if not by their numbers here.
 
     ``scope`` keeps wires of one job apart: use a new one for every wire. Raises RendezvousError that names who is
     missing after ``timeout`` seconds.
     """
-    return _meet(Rendezvous(rank, size, secret, scope, store, timeout, host, streams=streams), None)
+    return _meet(Rendezvous(rank, size, secret, scope, store, timeout, host, streams=streams, names=names), None)
 
 
 def _meet(rendezvous: Rendezvous, parent: TcpBoard | None) -> TcpLink:
     data, boards = rendezvous.run() if rendezvous.size > 1 else ([[]], [None])
-    return TcpLink(rendezvous, data, TcpBoard(rendezvous.overlay, boards, parent))
+    return TcpLink(rendezvous, data, TcpBoard(rendezvous.overlay, boards, parent, rendezvous.names))
 
 
 class _Incoming:
@@ -75,7 +75,7 @@ class _Incoming:
         self.begun = False
 
     def check(self, peer: int) -> None:
-        """Raise WireError for a head or a tail that is there and false."""
+        """Raise WireError for a head or a tail that is there and false. ``peer``: what messages call who sent it."""
         if not self.begun and self._has_head():
             self.begun = True
             if not compare_digest(self.head, self.expected[0]):
@@ -213,7 +213,7 @@ class TcpLink:
         if count:
             _drop(incoming.parts, count)
             try:
-                incoming.check(src)
+                incoming.check(self._rendezvous.names[src])
             except WireError as error:
                 self.board.fail(error)
                 raise
@@ -227,7 +227,7 @@ class TcpLink:
         except BlockingIOError:
             return 0
         except TamperedError as error:
-            wrong = self._sessions[src].tampered(src)  # type: ignore[union-attr]
+            wrong = self._sessions[src].tampered(self._rendezvous.names[src])  # type: ignore[union-attr]
             self.board.fail(wrong)
             raise wrong from error
         except OSError as error:
@@ -336,7 +336,8 @@ class TcpLink:
         scope = f"{was.scope}/{self._splits}:{'-'.join(map(str, ranks))}"
         place = list(ranks).index(self.rank)
         again = Rendezvous(
-            place, len(ranks), was.secret, scope, was.store, was.timeout, was.host, self._check, streams
+            place, len(ranks), was.secret, scope, was.store, was.timeout, was.host, self._check, streams,
+            [was.names[rank] for rank in ranks],
         )  # fmt: skip
         child = _meet(again, self.board)
         self._children.append(child)

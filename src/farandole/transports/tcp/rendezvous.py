@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from farandole import liveness, network, threads
@@ -51,16 +51,18 @@ class Rendezvous:
 
     def __init__(
         self, rank: int, size: int, secret: str, scope: str, store: Store, timeout: float, host: str,
-        check: Callable[[], None] = lambda: None, streams: int = 1,
+        check: Callable[[], None] = lambda: None, streams: int = 1, names: Sequence[int] = (),
     ) -> None:  # fmt: skip
+        """``names``: what messages call the ranks: see ``contracts.End``."""
         self.rank, self.size, self.secret, self.scope = rank, size, secret, scope
         self.store, self.timeout, self.host, self.check, self.streams = store, timeout, host, check, streams
+        self.names = names or range(size)
         self.overlay = overlay(rank, size)
         self.deadline = time.monotonic() + timeout
         self.sessions: dict[tuple[int, int], Session] = {}
         self.changed = threading.Condition()
         self.open = True
-        self.newcomers = Newcomers(f"rank {rank}", logger, (1 + streams) * size + 64)
+        self.newcomers = Newcomers(f"rank {self.names[rank]}", logger, (1 + streams) * size + 64)
         self.trouble = ""
         self._reached: set[str] = set()  # networks on which peers answered
         self._failed: set[str] = set()  # and did not
@@ -109,7 +111,7 @@ class Rendezvous:
         try:
             return network.listening(host, backlog=room)
         except OSError as error:
-            raise RendezvousError(f"rank {self.rank} cannot listen on {host}: {error}") from error
+            raise RendezvousError(f"rank {self.names[self.rank]} cannot listen on {host}: {error}") from error
 
     def _tell_networks(self) -> None:
         """Rank 0 says, once, which of its networks the others took."""
@@ -145,8 +147,9 @@ class Rendezvous:
             told, _, streams = told.partition(";")
             if int(streams or 1) != self.streams:
                 raise SettingsError(
-                    f"rank {self.rank} was started with --tcp-streams {self.streams} (FARANDOLE_TCP_STREAMS), rank "
-                    f"{peer} with {streams or 1}: set the same number for all ranks"
+                    f"rank {self.names[self.rank]} was started with --tcp-streams {self.streams} "
+                    f"(FARANDOLE_TCP_STREAMS), rank {self.names[peer]} with {streams or 1}: set the same "
+                    "number for all ranks"
                 )
             listeners = dict(listener.rsplit("|", 1) for listener in told.split(","))
             addresses = (
@@ -167,7 +170,7 @@ class Rendezvous:
         try:
             sock = liveness.connected(host, port, max(0.1, min(seconds, self._left())))
         except OSError as error:
-            self.trouble = f"cannot connect to rank {peer} at {host}, port {port}: {error}"
+            self.trouble = f"cannot connect to rank {self.names[peer]} at {host}, port {port}: {error}"
             return False
         try:
             session = authenticate(sock, self.secret, self._key(peer), server=False, seconds=PATIENCE)
@@ -178,7 +181,9 @@ class Rendezvous:
             self._add(peer, channel, session)
         except (OSError, HorovodInternalError) as error:
             sock.close()
-            self.trouble = f"rank {peer} at {host}, port {port} did not welcome rank {self.rank}: {error}"
+            self.trouble = (
+                f"rank {self.names[peer]} at {host}, port {port} did not welcome rank {self.names[self.rank]}: {error}"
+            )
             return False
         return True
 
@@ -222,11 +227,11 @@ class Rendezvous:
         for peer in range(self.size):
             if {(peer, channel) for channel in self._channels(peer)} <= self.sessions.keys():
                 continue
-            (absent if self.store.try_get(self._key(peer)) is None else silent).append(peer)
+            (absent if self.store.try_get(self._key(peer)) is None else silent).append(self.names[peer])
         if absent:
             return f"{_ranks(absent)} did not arrive within {self.timeout:g} s"
         return (
-            f"rank {self.rank} and {_ranks(silent)} did not connect within {self.timeout:g} s "
+            f"rank {self.names[self.rank]} and {_ranks(silent)} did not connect within {self.timeout:g} s "
             f"({self.trouble or self._suspicion()})"
         )
 
@@ -236,7 +241,7 @@ class Rendezvous:
         return f"{self.newcomers.refused} connections of others came instead, and were refused"
 
     def _add(self, peer: int, channel: int, session: Session) -> None:
-        session.peer, sock = f"rank {peer}", session.sock
+        session.peer, sock = f"rank {self.names[peer]}", session.sock
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # In a tree there are many data connections, and the board's tell of a lost host: those are asked less often.
         liveness.probe(sock, after=SELDOM if channel != BOARD and self.overlay.relays else None)

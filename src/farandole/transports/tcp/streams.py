@@ -25,7 +25,7 @@ class TcpStreams:
     overhead = HEAD + TAG
 
     def __init__(self, link: TcpLink) -> None:
-        self.rank, self.size = link.rank, link.size
+        self.rank, self.size, self.names = link.rank, link.size, link.board.names
         self._link, self._board, self._sessions = link, link.board, link.sessions
         self._gone: dict[int, Exception] = {}
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -55,7 +55,7 @@ class TcpStreams:
         except BlockingIOError:
             return 0
         except TamperedError:
-            self._gone[src] = session.tampered(src)
+            self._gone[src] = session.tampered(self.names[src])
             return 0
         except OSError:
             count = 0
@@ -74,7 +74,7 @@ class TcpStreams:
         assert session is not None
         content = sealed[HEAD:-TAG]
         if session.incoming.length(sealed[:HEAD]) != len(content) or not session.incoming.opens(content, sealed[-TAG:]):
-            raise session.tampered(src)
+            raise session.tampered(self.names[src])
         return content
 
     def wait(self, seconds: float, sources: Sequence[int], targets: Sequence[int], *, spin: bool) -> None:
