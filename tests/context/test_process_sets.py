@@ -81,10 +81,10 @@ def test_errors_of_a_set_call_ranks_by_their_numbers_in_the_job(wire: str) -> No
         mine = context.add_process_set([1, 2])
         if rank == 0:
             return []
+        array = np.zeros(rank, np.float32)
+        entry = Entry(Request("y", Kind.ALLREDUCE, DType.FLOAT32, (rank,)), Buffer(array, array, DType.FLOAT32))
         with pytest.raises(MismatchError) as unlike:
-            array = np.zeros(rank, np.float32)
-            request = Request("y", Kind.ALLREDUCE, DType.FLOAT32, (rank,))
-            context.engine(mine).run([Entry(request, Buffer(array, array, DType.FLOAT32))])
+            context.engine(mine).run([entry])
         if rank == 2:
             context.shutdown()
             return [str(unlike.value)]

@@ -26,8 +26,8 @@ def streams_without_news() -> Any:
     """Of rank 0 of 2; nothing ever comes."""
     aborted: list[str] = []
     return SimpleNamespace(
-        rank=0, size=2, names=range(2), overhead=0, aborted=aborted, abort=aborted.append, read=lambda *_: 0, gone=lambda _: None,
-        wait=lambda *_, spin: None, wake=lambda: None, close=lambda: None,
+        rank=0, size=2, names=range(2), overhead=0, aborted=aborted, abort=aborted.append, read=lambda *_: 0,
+        gone=lambda _: None, wait=lambda *_, spin: None, wake=lambda: None, close=lambda: None,
     )  # fmt: skip
 
 
