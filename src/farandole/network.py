@@ -58,6 +58,15 @@ def split(address: str) -> tuple[str, str]:
     return (host[1:-1] if host.startswith("[") and host.endswith("]") else host), port
 
 
+def caller(sock: socket.socket) -> str:
+    """The address at the other end of a TCP connection; empty if it has gone already."""
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:
+        return ""
+    return joined(host.removeprefix("::ffff:"), port)  # an IPv4 address, at a socket for both versions
+
+
 def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 

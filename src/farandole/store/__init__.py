@@ -158,11 +158,10 @@ class StoreServer:
         self._listener.close()
 
     def _serve(self, sock: socket.socket) -> None:
-        peer: object = ""
+        peer = network.caller(sock)
         with self._changed:
             self._threads.add(threading.current_thread())
         try:
-            peer = sock.getpeername()[:2]
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             liveness.probe(sock)
             session = self.newcomers.admit(sock, self._secret, PURPOSE)

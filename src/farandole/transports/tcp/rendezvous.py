@@ -223,11 +223,15 @@ class Rendezvous:
 
     def _who_is_missing(self) -> str:
         absent: list[int] = []
-        silent: list[int] = []
+        silent: list[str] = []
         for peer in range(self.size):
             if {(peer, channel) for channel in self._channels(peer)} <= self.sessions.keys():
                 continue
-            (absent if self.store.try_get(self._key(peer)) is None else silent).append(self.names[peer])
+            told = self.store.try_get(self._key(peer))
+            if told is None:
+                absent.append(self.names[peer])
+            else:
+                silent.append(f"{self.names[peer]} ({_hosts(told)})")
         if absent:
             return f"{_ranks(absent)} did not arrive within {self.timeout:g} s"
         return (
@@ -257,6 +261,7 @@ class Rendezvous:
             old.close()
 
     def _greet(self, sock: socket.socket) -> None:
+        caller = network.caller(sock)
         try:
             session = self.newcomers.admit(sock, self.secret, self._key(self.rank), seconds=PATIENCE)
             sock.settimeout(PATIENCE)
@@ -268,8 +273,14 @@ class Rendezvous:
         except (OSError, HorovodInternalError, struct.error) as error:
             sock.close()
             if self.open:
-                self.newcomers.refuse("", error)
+                self.newcomers.refuse(caller, error)
 
 
-def _ranks(ranks: list[int]) -> str:
+def _hosts(told: bytes) -> str:
+    """The addresses in what a rank has told of itself."""
+    listeners = told.decode().partition(";")[0].split(",")
+    return ", ".join(network.parted(listener.partition("|")[0])[0] for listener in listeners)
+
+
+def _ranks(ranks: Sequence[object]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
