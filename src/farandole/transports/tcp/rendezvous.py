@@ -114,13 +114,14 @@ class Rendezvous:
             raise RendezvousError(f"rank {self.names[self.rank]} cannot listen on {host}: {error}") from error
 
     def _tell_networks(self) -> None:
-        """Rank 0 says, once, which of its networks the others took."""
+        """The first rank says, once, which of its networks the others took."""
         taken = {session.sock.getsockname()[0] for session in self.sessions.values()}
         parts = [network.parted(address) for address in self.host.split(",")]
         used = ", ".join(network.network_of(host, prefix) for host, prefix in parts if host in taken)
         if not self.rank and used and used not in _said:
             _said.add(used)
-            logger.info("rank 0: TCP to the other hosts goes over %s (of %s)", used, self.host.replace(",", ", "))
+            offered = self.host.replace(",", ", ")
+            logger.info("rank %d: TCP to the other hosts goes over %s (of %s)", self.names[0], used, offered)
 
     def _end(self, listeners: list[tuple[str, socket.socket]], acceptors: list[threading.Thread]) -> None:
         with self.changed:
