@@ -134,10 +134,12 @@ class Group:
 
     def _named(self, error: PeerLostError, what: str) -> PeerLostError:
         """The error with the numbers that the ranks have in the job."""
+        known = 0 <= error.rank < self.size
+        number = self.ranks[error.rank] if known else -1
         if isinstance(error, StalledError) or what in str(error):
-            return error
-        lost = f" ({self.name_of(error.rank)})" if 0 <= error.rank < self.size else ""
-        return PeerLostError(f"{what} on {self.name} failed: {error}{lost}", error.rank, left=error.left)
+            return type(error)(str(error), number, left=error.left)
+        lost = f" ({self.name_of(error.rank)})" if known else ""
+        return PeerLostError(f"{what} on {self.name} failed: {error}{lost}", number, left=error.left)
 
     def _hear_of_wait(self, ranks: Sequence[int], seconds: float) -> None:
         if seconds < self._limit:
