@@ -796,3 +796,44 @@ def test_a_model_of_a_strategy_of_tensorflow_trains_as_another_does() -> None:
         close(ours[0], plain[0])
         assert ours[1]["accuracy"] == pytest.approx(plain[1]["accuracy"])
         assert ours[1]["loss"] == pytest.approx(plain[1]["loss"], rel=1e-5)
+
+
+def test_errors_of_a_step_on_jax_are_what_they_are() -> None:
+    """As ``hvd.plain_errors()`` has them; JAX raises its own, with their text."""
+    if "jax" not in BACKENDS:
+        pytest.skip("jax is not installed")
+
+    def train(rank: int) -> str:
+        import signal
+        import time
+
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        class TimeIsOver(Exception):
+            pass
+
+        class Late(keras.callbacks.Callback):
+            def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
+                if rank == 1 and batch == 2:
+                    time.sleep(3.0)
+                if rank == 0 and batch == 1:
+                    signal.setitimer(signal.ITIMER_REAL, 1.0)
+
+        def over(*_: object) -> None:
+            raise TimeIsOver
+
+        signal.signal(signal.SIGALRM, over)
+        model = p.dense(0)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), p.loss())
+        try:
+            model.fit(*hvd.shard(*p.data(32)), batch_size=4, verbose=0, callbacks=[Late()])
+        except (TimeIsOver, hvd.HorovodInternalError) as error:
+            return type(error).__name__
+        finally:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return "nothing"
+
+    assert on("jax", 2, train)[0] == "TimeIsOver"

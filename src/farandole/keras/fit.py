@@ -46,6 +46,7 @@ from farandole.keras.optimizer import (
     reducers_of,
 )
 from farandole.keras.pooling import root_of
+from farandole.keras.reducer import backend
 from farandole.keras.replica import CURES
 from farandole.observe.replicas import Finding, same_data
 
@@ -100,7 +101,8 @@ def _fit(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         around(bound, callbacks, first, [AfterUserCallbacks(training)])
         metrics.pooled_by_fit.add(id(self))
         try:
-            return original(*bound.args, **bound.kwargs)
+            with backend().plain_errors():  # what a handler of a signal has raised in a step of JAX, too
+                return original(*bound.args, **bound.kwargs)
         finally:
             metrics.pooled_by_fit.discard(id(self))
             training.restore(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +12,8 @@ from farandole.keras.replica import KerasReplica
 from farandole.strategies.list_reducer import GradientListReducer
 from farandole.tensorflow.gradients import reduce_gradients
 from farandole.tensorflow.weights import run_if as run_if
+
+plain_errors = nullcontext  # they come as TensorFlow raises them
 
 
 def uncompiled(call: Callable[..., Any], *args: Any) -> Any:
