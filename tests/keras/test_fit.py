@@ -798,7 +798,8 @@ def test_a_model_of_a_strategy_of_tensorflow_trains_as_another_does() -> None:
         assert ours[1]["loss"] == pytest.approx(plain[1]["loss"], rel=1e-5)
 
 
-def test_errors_of_a_step_on_jax_are_what_they_are() -> None:
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_errors_of_a_step_on_jax_are_what_they_are(interrupt: bool) -> None:
     """As ``hvd.plain_errors()`` has them; JAX raises its own, with their text."""
     if "jax" not in BACKENDS:
         pytest.skip("jax is not installed")
@@ -815,6 +816,8 @@ def test_errors_of_a_step_on_jax_are_what_they_are() -> None:
         class TimeIsOver(Exception):
             pass
 
+        raised = KeyboardInterrupt if interrupt else TimeIsOver
+
         class Late(keras.callbacks.Callback):
             def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
                 if rank == 1 and batch == 2:
@@ -823,17 +826,17 @@ def test_errors_of_a_step_on_jax_are_what_they_are() -> None:
                     signal.setitimer(signal.ITIMER_REAL, 1.0)
 
         def over(*_: object) -> None:
-            raise TimeIsOver
+            raise raised
 
         signal.signal(signal.SIGALRM, over)
         model = p.dense(0)
         model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), p.loss())
         try:
             model.fit(*hvd.shard(*p.data(32)), batch_size=4, verbose=0, callbacks=[Late()])
-        except (TimeIsOver, hvd.HorovodInternalError) as error:
+        except (raised, hvd.HorovodInternalError) as error:
             return type(error).__name__
         finally:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
         return "nothing"
 
-    assert on("jax", 2, train)[0] == "TimeIsOver"
+    assert on("jax", 2, train)[0] == ("KeyboardInterrupt" if interrupt else "TimeIsOver")

@@ -147,8 +147,9 @@ atexit.register(wait)  # before shutdown(), and before JAX waits for the token i
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Inside, an error of a collective in a program is raised as itself (HorovodInternalError, ValueError), not as
-    JAX's JaxRuntimeError with its text in it. Errors come when a result is waited for: do that inside, too."""
+    """Inside, an error of a collective in a program is raised as itself (HorovodInternalError, ValueError, and what a
+    handler of a signal raised), not as JAX's JaxRuntimeError with its text in it. Errors come when a result is waited
+    for: do that inside, too."""
     try:
         yield
     except Exception as error:
@@ -186,7 +187,7 @@ def _lowered(ctx: Any, *operands: Any, call: HostCall) -> Any:
     def run(*arrays: Array) -> Sequence[Array]:
         try:
             return tuple(call.run(arrays, True))
-        except Exception as error:
+        except BaseException as error:  # what a handler of a signal raises may be a KeyboardInterrupt or SystemExit
             raise _marked(error, call) from None
 
     token = ctx.tokens_in.get(EFFECT)
@@ -235,7 +236,7 @@ def _without_config(token: Any) -> None:
         token.owner.operands[0].owner.attributes["backend_config"] = mlir.ir.StringAttr.get("")
 
 
-def _marked(error: Exception, call: HostCall) -> Exception:
+def _marked(error: BaseException, call: HostCall) -> Exception:
     """``error`` for JAX, which keeps nothing but the text."""
     text = f"rank {context.rank() if context.is_initialized() else '?'}, {call}: {error} {_failures.note(error)}"
     if isinstance(error, HorovodInternalError):
