@@ -64,7 +64,7 @@ farandole.run(fail, np=2)
 def test_cells_run_on_two_ranks() -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
     notebook.cells[-1].metadata["tags"] = ["raises-exception"]
-    nbclient.NotebookClient(notebook, timeout=500, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=500, startup_timeout=300, kernel_name="python3").execute()
 
     def stream(cell: int, name: str) -> str:
         outputs = notebook.cells[cell].outputs
