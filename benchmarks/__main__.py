@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.samples import Found
 from benchmarks.steps import FRAMEWORKS
 from farandole.cli.machine import visible_gpus
+from farandole.launch.arguments import check_values
 
 ALL = ("allreduce", "step", "start")  # the default benchmarks
 ALONE = ("strategies", "learning")  # each is measured by itself
@@ -74,10 +75,18 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def _writable(path: Path) -> bool:
+    try:
+        return not path.is_dir() and os.access(path.resolve().parent, os.W_OK)
+    except OSError:  # its name is too long
+        return False
+
+
 def checked(arguments: Sequence[str]) -> argparse.Namespace:
     """Arguments that will work: a benchmark must not run for minutes and then fail to write its file."""
     found = parser()
     chosen = found.parse_args(arguments)
+    check_values(found, chosen)
     known = (*ALL, *MORE)
     unknown = [benchmark for benchmark in chosen.what if benchmark not in known]
     if unknown:
@@ -91,7 +100,7 @@ def checked(arguments: Sequence[str]) -> argparse.Namespace:
         found.error(f"--np={chosen.size} must be at least 2: there is nothing to exchange with one rank")
     for flag in ("json", "plot"):
         path: Path | None = getattr(chosen, flag)
-        if path is not None and (path.is_dir() or not os.access(path.resolve().parent, os.W_OK)):
+        if path is not None and not _writable(path):
             found.error(f"--{flag}={path} cannot be written: name a file in a folder that exists and is yours")
     if chosen.plot is not None and chosen.plot.suffix != ".png":
         found.error(f"--plot={chosen.plot} must end in .png")

@@ -121,6 +121,8 @@ def test_seconds_are_written_with_three_digits(value: float, text: str) -> None:
         ),
         (["--np", "1"], "--np=1 must be at least 2"),
         (["--json", "/no/such/folder/x.json"], "--json=/no/such/folder/x.json cannot be written"),
+        (["--json", "x" * 300], "xxx cannot be written: name a file"),
+        (["--np=--"], "argument -np/--num-proc/--np: "),
         (["--plot", "picture.pdf"], "--plot=picture.pdf must end in .png"),
         (["--framework", "theano"], "invalid choice: 'theano'"),
         (["--hosts", "2"], "--hosts is about the wire: farandole bench allreduce --hosts 2"),

@@ -129,9 +129,10 @@ def test_of_ranks_that_are_seen_to_have_ended_at_once_the_first_is_the_cause() -
     streams = Streams(3, io.StringIO(), io.StringIO())
     watch = Watch(Job(np=3, settings=Settings(), display=Display()), store, streams)
     try:
-        with watch, pytest.raises(JobFailedError) as caught:
+        with watch:
             watch.follow(workers)
-            watch.until_done()
+            with pytest.raises(JobFailedError) as caught:
+                watch.until_done()
         streams.close()
     finally:
         store.close()
