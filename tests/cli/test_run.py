@@ -163,6 +163,11 @@ class TestRun:
             ("-np 2.5 true", "-np '2.5' cannot be read: it must be a whole number >= 1"),
             ("-np 2 --output-dri x true", "no flag '--output-dri'; did you mean '--output-dir'?"),
             ("-np 2 --out x true", "no flag '--out'"),
+            (
+                "-np 2 -x FOO=1 true",
+                "no flag '-x'; every rank has the variables of this shell: NAME=value farandole run",
+            ),
+            ("-np 2 -H @localhost:2 true", "'@localhost:2'; the name of the user in front of @ is empty"),
             ("--nproc_per_node=2 true", "no flag '--nproc_per_node'; did you mean '-np'?"),
             ("-np 2 --output_dir x true", "no flag '--output_dir'; did you mean '--output-dir'?"),
             ("python train.py", "For example: farandole run -np 2 python train.py"),

@@ -369,5 +369,8 @@ def test_codes_in_words() -> None:
     assert "segmentation fault" in describe(-signal.SIGSEGV)
     assert "SIGKILL" in describe(137)
     assert "a shell says so" in describe(137)
+    assert describe(-signal.SIGALRM).endswith(
+        "(SIGALRM): its own alarm (signal.alarm, a timeout), which its program does not handle"
+    )
     assert describe(255) == "exited with code 255"
     assert describe(-63).startswith("died of signal 63")

@@ -31,6 +31,7 @@ _ATTACHED = r"(-np|-n)=?(\d\S*|auto)"
 _PROC = ("-np", "-n", "--np", "--num-proc")
 
 _NAMED = ("--hostfile", "--output-dir", "--config-file", "--launcher")  # an empty one would mean: none
+_ENV = ("-x", "-env", "-genv", "-genvlist", "--env", "--export")  # of mpirun, docker, srun
 LONG_DASHES = ("\u2013", "\u2014", "\u2212")
 _SHELL = ("cd", "export", "source", "set", "ulimit", "alias", "eval")
 _PLAIN = ("-u", "-O", "-OO", "-B", "-s", "-S", "-E", "-I", "-P", "-q", "-v")  # options of Python without a value
@@ -230,6 +231,8 @@ def split(made: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list
 
 
 def _near(name: str, known: Mapping[str, bool]) -> str:
+    if name in _ENV:
+        return "; every rank has the variables of this shell: NAME=value farandole run ..."
     dashed = name.replace("_", "-")
     found = ELSEWHERE.get(dashed) or (dashed if dashed in known else None) or nearest(dashed, known)
     return f"; did you mean {found!r}?" if found else ""

@@ -363,6 +363,11 @@ _SIGNALS = {
     "SIGUSR1": "a warning from outside that its program does not handle, such as that of a time limit",
     "SIGUSR2": "a warning from outside that its program does not handle, such as that of a time limit",
     "SIGXCPU": "it used up its limit of processor time",
+    "SIGXFSZ": "it wrote a file that is larger than its limit (`ulimit -f`)",
+    "SIGALRM": "its own alarm (signal.alarm, a timeout), which its program does not handle",
+    "SIGQUIT": "ended from outside (Ctrl-\\ on a terminal)",
+    "SIGTRAP": "native code gave up (a failed check or a breakpoint)",
+    "SIGSYS": "a call of the system that is not allowed here (seccomp, a container)",
 }
 
 

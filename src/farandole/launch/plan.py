@@ -77,6 +77,8 @@ def read_hostfile(path: str) -> str:
 
 def _hint(host: str) -> str:
     """The cure for what is no host, if we know it."""
+    if host.startswith("@"):
+        return "; the name of the user in front of @ is empty: is it a variable of the shell that is not set?"
     named = re.fullmatch(rf"([\w.@-]+|([\w.-]+@)?\[{_IPV6}\]):([0-9]+)", host)
     if named:  # of a file: mpirun -machinefile of MPICH
         return f"; places are written {named[1]} slots={named[4]}, and a port stands in ~/.ssh/config or --ssh-port"
