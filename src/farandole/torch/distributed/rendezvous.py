@@ -9,7 +9,6 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 from torch import distributed
@@ -25,6 +24,7 @@ from farandole.handshake import new_secret
 from farandole.transports import shm
 
 _WIRE, _COMES = "farandole/wire", "farandole/comes"  # the latter: how often each rank of as many has come
+_PAUSE, _LONGEST_PAUSE = 1e-3, 0.1  # seconds between two looks at the store, at first and later
 _served: dict[str, Any] = {}  # by MASTER_PORT: a reference to what serves there, see keep_served
 
 
@@ -129,12 +129,22 @@ class GroupStore:
         self._store.set(key, value)
 
     def get(self, key: str, timeout: float) -> bytes:
-        """Raises RendezvousError if it is not set within ``timeout`` seconds."""
+        """Raises RendezvousError if it is not set within ``timeout`` seconds.
+
+        The store's own ``wait`` would warn on stderr when its time is over, which is short where a caller looks at
+        other things meanwhile; and no handler of a signal runs before it returns.
+        """
+        end, pause = time.monotonic() + timeout, _PAUSE
         try:
-            self._store.wait([key], timedelta(seconds=max(timeout, 0.001)))
+            while (found := self.try_get(key)) is None:
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise RendezvousError(f"{key!r} was not set in torch.distributed's store within {timeout:g} s")
+                time.sleep(min(pause, left))
+                pause = min(2 * pause, _LONGEST_PAUSE)
         except (distributed.DistError, RuntimeError) as error:
             raise RendezvousError(f"{key!r} was not set in torch.distributed's store: {error}") from error
-        return bytes(self._store.get(key))
+        return found
 
     def try_get(self, key: str) -> bytes | None:
         return bytes(self._store.get(key)) if self._store.check([key]) else None
