@@ -28,18 +28,26 @@ def monitored(group: Group, seconds: float, *, everybody: bool) -> None:
         for rank in unanswered:
             notes[rank] = group.messages.receive(rank, tag, np.empty(1, np.uint8), 0, math.inf)
         missing = _missing(group, notes, seconds, everybody)
-        text = ""
-        if missing:
-            who = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(str(group.ranks[rank]) for rank in missing)}"
-            mine = f"Rank {group.ranks[0]} timed out in monitoredBarrier after {seconds * 1000:.0f} ms"
-            text = f"{mine}: {who} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms"
+        lost = next((notes[rank].error for rank in missing if notes[rank].error is not None), None)
+        text = _reproach(group, missing, seconds, lost) if missing else ""
         _answer(group, tag, text, notes, unanswered)
     except BaseException as error:  # a signal's handler has raised: the others would wait in vain
         _answer(group, tag, f"it left the barrier: {told(error)}", notes, unanswered)
         raise
+    if lost is not None:
+        raise PeerLostError(f"{text} ({group.name})", missing[0]) from lost
     if missing:
         stopped = f"{text}: they have stopped, or do not call it ({group.name}){group.where(missing)}"
         raise StalledError(stopped, missing[0])
+
+
+def _reproach(group: Group, missing: list[int], seconds: float, lost: BaseException | None) -> str:
+    """``lost``: why nobody waits any longer for one of them."""
+    who = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(str(group.ranks[rank]) for rank in missing)}"
+    if lost is not None:
+        return f"{who} failed to pass monitoredBarrier: {told(lost)}"
+    mine = f"Rank {group.ranks[0]} timed out in monitoredBarrier after {seconds * 1000:.0f} ms"
+    return f"{mine}: {who} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms"
 
 
 def _missing(group: Group, notes: dict[int, Message], seconds: float, everybody: bool) -> list[int]:

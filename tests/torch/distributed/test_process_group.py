@@ -431,6 +431,24 @@ def test_who_waits_in_a_monitored_barrier_hears_that_rank_0_has_left_it() -> Non
     assert ["it left the barrier: ValueError: preempted" in text for text in texts] == [False, True, True]
 
 
+def barrier_of_a_dead_rank(rank: int) -> str:
+    """On 3 ranks."""
+    from farandole.torch.distributed import monitored_barrier
+
+    monitored_barrier()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return error_of(lambda: monitored_barrier(timeout=timedelta(seconds=20)))
+
+
+def test_a_monitored_barrier_says_that_a_rank_was_lost() -> None:
+    """At once. It said that its time was over."""
+    texts = members(3, barrier_of_a_dead_rank, deaths=True)
+    assert "Rank 2 failed to pass monitoredBarrier: " in texts[0]
+    assert ["timed out" in text or "20000 ms" in text for text in texts[:2]] == [False, False]
+    assert texts[2] == Died(-signal.SIGKILL)
+
+
 def memory_of_groups(rank: int) -> None:
     """On 2 ranks: what a group held goes when it ends, not when Python looks for garbage."""
     import torch
