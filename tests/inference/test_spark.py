@@ -68,6 +68,16 @@ def test_each_row_is_predicted_once_where_a_struct_becomes_columns(spark: Any) -
         assert row["pair"] == [row["d.rawn"], 0.5], "two calls would have drawn two numbers"
 
 
+def test_a_filter_on_errors_does_not_change_which_rows_fail(spark: Any) -> None:
+    lists = F.when(F.col("id") == 3, F.array(F.lit(1))).otherwise(F.array("id", "id"))
+    frame = numbers(spark, 50, 1).withColumn("x", lists)
+    found = transform(frame, lambda x: x.sum(axis=1), inputs="x", returns="bigint", errors="column")
+    (failed,) = found.filter("prediction_error IS NOT NULL").collect()
+    assert (failed.id, failed.prediction) == (3, None)
+    assert "a list of 1, where shape (2,) asks for 2" in failed.prediction_error
+    assert found.filter("prediction_error IS NULL").count() == 49
+
+
 def test_columns_are_also_fields_of_structs(spark: Any) -> None:
     frame = numbers(spark, 3).select("id", F.struct(F.col("id").alias("b"), F.lit(0.5).alias("c d")).alias("a"))
     found = transform(frame, lambda x, y: x + y, inputs=["a.b", "A.`c d`"], returns="double", key="a.b").collect()

@@ -100,7 +100,7 @@ def predict_udf(
     kind = str(job.returns)
     column = kind if errors == "raise" else f"struct<{PREDICTION}:{kind},{ERROR}:string>"
     facts = dumps(job), _sent(packed.content), sent_archive()
-    return _udf(lambda masked: _task(*facts, masked), column)
+    return _udf(lambda masked: _task(*facts, masked), column, once=errors == "column")
 
 
 def transform(
@@ -202,17 +202,22 @@ def _by_name(option: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
 # The driver's side.
 
 
-def _udf(task_of: Callable[[bool], Callable[..., Any]], kind: str) -> Any:
+def _udf(task_of: Callable[[bool], Callable[..., Any]], kind: str, *, once: bool) -> Any:
     """Spark 4.1 and later hand over Arrow's arrays, others what pandas makes of them, for which null is a NaN, and
     whole numbers beside it are floats, in lists, too. So a column goes along that holds the type of what is null, and
-    that of lists of whole numbers, but in SQL. ``task_of``: the task, with such columns or without."""
+    that of lists of whole numbers, but in SQL. ``task_of``: the task, with such columns or without. ``once``: a filter
+    on the result is no reason to compute it before the filter and again behind it, where whether a row fails hangs on
+    the rows before it (the first list of a column tells how long all are)."""
     from pyspark.sql import functions
+
+    def made(found: Any) -> Any:
+        return found.asNondeterministic() if once else found
 
     with warnings.catch_warnings():  # that type hints are preferred: hints name the type, and here it is an argument
         warnings.filterwarnings("ignore", ".*preferred to specify type hints", UserWarning)
         if hasattr(functions, "arrow_udf"):
-            return functions.arrow_udf(task_of(False), kind, functions.ArrowUDFType.SCALAR_ITER)
-        plain, masked = (functions.pandas_udf(task_of(each), kind, functions.PandasUDFType.SCALAR_ITER)
+            return made(functions.arrow_udf(task_of(False), kind, functions.ArrowUDFType.SCALAR_ITER))
+        plain, masked = (made(functions.pandas_udf(task_of(each), kind, functions.PandasUDFType.SCALAR_ITER))
                          for each in (False, True))  # fmt: skip
 
     @functools.wraps(plain)  # with what registers it for SQL
