@@ -429,7 +429,7 @@ def test_a_null_that_a_model_is_given_is_named_by_its_column(spark: Any) -> None
     vectors = spark.createDataFrame(values, ["z", "y"])
     with pytest.raises(Exception, match="column 'z': null"):
         model.transform(vectors).collect()
-    with pytest.raises(DataError, match="column 'z' holds null in 1 rows: give data_options="):
+    with pytest.raises(DataError, match="column 'z' holds null in 1 row: give data_options="):
         estimator(net(1, inputs=1), feature_cols=["z"], backend=Never(1)).fit(vectors)
 
 

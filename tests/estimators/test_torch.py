@@ -461,7 +461,7 @@ def test_columns_that_a_function_changes(tmp_path: Path) -> None:
     output = before(torch.tensor(given["x"][:, :2]).float()).reshape(-1)
     expected = functions.mse_loss(output, 2 * torch.tensor(given["y"]).float()).item()
     assert losses(made.fit_on_parquet(path)) == pytest.approx([expected], rel=1e-5)
-    with pytest.raises(DataError, match="transformation_fn makes 1 rows of 2"):
+    with pytest.raises(DataError, match="transformation_fn makes 1 row of 2"):
         made.setTransformationFn(lambda rows: rows.head(1)).fit_on_parquet(path)
 
     def of_a_row(row: Any) -> Any:
