@@ -24,14 +24,8 @@ def forget_outer_job(env: MutableMapping[str, str]) -> None:
     if {*filter(None, origin(env).split(","))} <= {*env[ORIGIN].split(",")}:
         return  # or a container hides some of it
     torchruns = "TORCHELASTIC_RUN_ID" in env
-    for name in (
-        *of_outer_job(env),
-        FILES,
-        ORIGIN,
-        PROCESS,
-        *variables(Placement, Connection),
-        *(() if torchruns else TORCH),
-    ):
+    own = (FILES, ORIGIN, PROCESS, *variables(Placement, Connection), *(() if torchruns else TORCH))
+    for name in (*of_outer_job(env), *own):
         env.pop(name, None)
 
 

@@ -42,6 +42,5 @@ class Waits:
             why = observer.waiting(waiting)
             if why:
                 self._transport.abort(why)
-                raise StalledError(
-                    why, next((self._rounds.called[rank] for wait in waiting for rank in wait.missing), -1)
-                )
+                missing = (rank for wait in waiting for rank in wait.missing)
+                raise StalledError(why, next((self._rounds.called[rank] for rank in missing), -1))
