@@ -385,3 +385,28 @@ def test_epochs_use_memory_again_and_loops_at_once_have_their_own(data: ParquetD
     reader.set_epoch(0)
     assert [batch["id"].tolist() for batch in reader] == [batch.tolist() for batch in kept]
     assert slots.size == reader._spare[0].size
+
+
+@pytest.mark.parametrize("memory", [SMALL, 1 << 30], ids=["read anew", "kept"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_are_the_program_s_own(data: ParquetData, memory: int, shuffle: bool) -> None:
+    reader = data.numpy(5, memory=memory, shuffle=shuffle, rank=0, size=1)
+    expected = [batch["x"].copy() for batch in reader]
+    for _ in range(2):
+        reader.set_epoch(0)
+        for batch, rows in zip(reader, expected, strict=True):
+            assert (batch["x"] == rows).all()
+            for array in batch.values():
+                array *= 0
+
+
+@pytest.mark.parametrize(("cores", "local_size", "threads"), [(1, 1, 1), (2, 1, 1), (3, 1, 2), (8, 2, 2), (8, 4, 1)])
+def test_threads_do_not_outnumber_the_cores_of_a_rank(
+    data: ParquetData, monkeypatch: pytest.MonkeyPatch, cores: int, local_size: int, threads: int
+) -> None:
+    monkeypatch.setattr("farandole.data.parquet.reader.cores", lambda: cores)
+    monkeypatch.setenv("FARANDOLE_RANK", "0")
+    monkeypatch.setenv("FARANDOLE_LOCAL_SIZE", str(local_size))
+    monkeypatch.setenv("FARANDOLE_SIZE", str(local_size))
+    assert data.numpy(5)._readers() == threads
+    assert data.numpy(5, threads=7)._readers() == 7

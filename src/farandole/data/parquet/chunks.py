@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from farandole.data.order import Order, Piece, Strand
 from farandole.data.parquet.columns import Column
+from farandole.errors import DataError
 
 if TYPE_CHECKING:
     from farandole.types import Array
@@ -29,11 +32,42 @@ class _Need(NamedTuple):
 
 
 class _Loaded(NamedTuple):
-    """``slot``: where the arrays lie in the memory of ``Slots``, -1 for arrays of their own."""
+    """``parts``: the rows of a block; or ``slot``: the number of their memory in ``Slots``."""
 
-    arrays: Arrays
-    rows: Array  # of the arrays, in the order in which the rank takes them
-    slot: int
+    parts: Sequence[Arrays]
+    rows: Array  # of the parts laid end to end, or of the memory, in the order in which the rank takes them
+    slot: int = -1
+
+    def part_of(self, row: int) -> tuple[Arrays, int, int]:
+        """The part with this row, and the rows with which it begins and ends."""
+        end = 0
+        for part in self.parts:
+            begin, end = end, end + _length(part)
+            if row < end:
+                break
+        return part, begin, end
+
+
+class _Reading:
+    """A piece that is read by the first thread that comes."""
+
+    def __init__(self, need: _Need, read: Callable[[], _Loaded]) -> None:
+        self.need = need
+        self.loaded: Future[_Loaded] = Future()
+        self._read = read
+        self._begun = threading.Lock()
+
+    def run(self) -> None:
+        """Read it, if nobody has begun. What is wrong with its rows is told when they are needed; all else that comes
+        up (a signal's handler may raise here) also now."""
+        if not self._begun.acquire(blocking=False):
+            return
+        try:
+            self.loaded.set_result(self._read())
+        except BaseException as error:
+            self.loaded.set_exception(error)
+            if not isinstance(error, DataError):
+                raise
 
 
 class Slots:
@@ -70,7 +104,7 @@ class Slots:
         """
         first, place = slot * self._rows, 0
         for part in parts:
-            count = len(next(iter(part.values())))
+            count = _length(part)
             begin, end = max(piece.begin, place), min(piece.end, place + count)
             if begin == piece.begin and end == piece.end:  # all of it
                 for name, array in part.items():
@@ -90,19 +124,22 @@ class Chunks:
     """``take(n)``: the next n rows of a rank.
 
     ``read(block)`` gives a block's columns, and ``parts(block)`` those of its rows in turn. ``threads`` read ``ahead``
-    pieces before they are needed; 0: each is read when it is. ``spare``: memory of an epoch that has ended, which
-    this one takes, and leaves there: fetching it anew takes a tenth of the time of a short epoch.
+    pieces before they are needed, and who takes rows reads as well where it would wait for them: a thread more than
+    there are cores costs more than it reads. 0: each is read when it is needed. ``spare``: memory of an epoch that has
+    ended, which this one takes, and leaves there: fetching it anew takes a tenth of the time of a short epoch.
+    ``kept``: who reads keeps the blocks, so that their memory is not handed out.
     """
 
     def __init__(
         self, order: Order, strands: Sequence[Strand], columns: Sequence[Column], read: Callable[[int], Arrays],
-        parts: Callable[[int], Iterator[Arrays]], threads: int, ahead: int, spare: list[Slots],
+        parts: Callable[[int], Iterator[Arrays]], threads: int, ahead: int, spare: list[Slots], *, kept: bool = False,
     ) -> None:  # fmt: skip
         self._order, self._strands, self._columns = order, strands, columns
         self._read, self._parts = read, parts
         self._needs = heapq.merge(*(_needs(order, number, strand) for number, strand in enumerate(strands)))
         self._pool = ThreadPoolExecutor(threads, "farandole-reader") if threads else None
-        self._ahead: deque[tuple[_Need, Future[_Loaded]]] = deque()
+        self._threads, self._kept = threads, kept
+        self._ahead: deque[_Reading] = deque()
         self._ahead_most = ahead if threads else 0
         self._waiting: _Need | None = None
         self._slots: Slots | None = None
@@ -121,13 +158,42 @@ class Chunks:
             self._spare.append(self._slots)
 
     def map(self, function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-        """``function`` of each value, in the threads."""
-        if self._pool is None or len(values) < 2:
-            return [function(value) for value in values]
-        return list(self._pool.map(function, values, chunksize=1))
+        """``function`` of each value, in the threads and this one. Raises the error of the first that has one."""
+        found: list[Any] = [None] * len(values)
+        errors: dict[int, Exception] = {}
+        places = iter(range(len(values)))  # each is given to one thread
+
+        def work() -> None:
+            while not errors and (place := next(places, None)) is not None:
+                try:
+                    found[place] = function(values[place])
+                except Exception as error:
+                    errors[place] = error
+
+        helpers = min(self._threads, len(values) - 1)
+        others = [self._pool.submit(work) for _ in range(helpers)] if self._pool is not None else []
+        work()
+        for other in others:
+            if not other.cancel():
+                other.result()
+        if errors:
+            raise errors[min(errors)]
+        return found
+
+    def in_one_part(self) -> int | None:
+        """How many rows can be taken next in the memory into which they were read; None: all rows are copied."""
+        if self._kept or self._order.shuffled or self._strands[0].stride > 1:
+            return None
+        until, piece = self._load(), self._loaded[0]
+        if piece is None:
+            return 0
+        row = int(piece.rows[self._taken[0]])
+        return min(until - self._place, piece.part_of(row)[2] - row)
 
     def take(self, rows: int) -> dict[str, Array]:
-        """New arrays with the next ``rows`` rows."""
+        """The next ``rows`` rows, which nobody else has."""
+        if 0 < rows <= (self.in_one_part() or 0) and (own := self._cut(rows)):
+            return own
         begin, end = self._place, self._place + rows
         found = {column.name: _empty(column, rows) for column in self._columns}
         while self._place < end:
@@ -136,26 +202,48 @@ class Chunks:
             self._place = until
         return found
 
+    def _cut(self, rows: int) -> dict[str, Array] | None:
+        """The next rows where they were read, if they may be written there."""
+        piece = self._loaded[0]
+        assert piece is not None
+        first = int(piece.rows[self._taken[0]])
+        part, begin, _ = piece.part_of(first)
+        found = {name: array[first - begin : first - begin + rows] for name, array in part.items()}
+        try:
+            for array in found.values():
+                array.flags.writeable = True
+        except ValueError:
+            return None
+        self._rows(0, self._place + rows)
+        self._place += rows
+        return found
+
     def _gather(self, out: Arrays, end: int) -> None:
         """The rows up to the rank's row ``end``, all of loaded pieces."""
-        if self._slots is None:
-            piece = self._loaded[0]
-            assert piece is not None
-            self._copy(piece.arrays, self._rows(0, end), out)
+        if not self._order.shuffled:
+            self._copy(self._rows(0, end), out)
             return
         rows = np.empty(end - self._place, np.intp)
         for number, strand in enumerate(self._strands):
             begin = self._next[number] - self._place
             if self._next[number] < end:
                 rows[begin :: strand.period] = self._rows(number, end)
-        self._copy(self._slots.arrays, rows, out)
-
-    def _copy(self, arrays: Arrays, rows: Array, out: Arrays) -> None:
+        piece = self._loaded[0]
+        arrays = self._slots.arrays if self._slots is not None else piece.parts[0] if piece is not None else {}
         for name, array in out.items():
-            if self._order.shuffled:
-                _take(arrays[name], rows, array)
-            else:
-                array[:] = arrays[name][rows[0] : rows[-1] + 1 : self._strands[0].stride]
+            _take(arrays[name], rows, array)
+
+    def _copy(self, rows: Array, out: Arrays) -> None:
+        """Rows of a piece, in its order."""
+        piece, done = self._loaded[0], 0
+        assert piece is not None
+        while done < len(rows):
+            part, begin, end = piece.part_of(int(rows[done]))
+            until = int(np.searchsorted(rows, end))
+            taken = slice(rows[done] - begin, rows[until - 1] - begin + 1, self._strands[0].stride)
+            for name, array in out.items():
+                array[done:until] = part[name][taken]
+            done = until
 
     def _rows(self, number: int, end: int) -> Array:
         """The next rows of a strand's piece, up to the rank's row ``end``."""
@@ -172,18 +260,28 @@ class Chunks:
         while True:
             while len(self._ahead) < self._ahead_most and (need := self._upcoming()) is not None:
                 assert self._pool is not None
-                self._ahead.append((need, self._pool.submit(self._piece, need, self._slot())))
+                reading = _Reading(need, partial(self._piece, need, self._slot()))
+                self._ahead.append(reading)
+                self._pool.submit(reading.run)
                 self._waiting = None
-            upcoming = self._ahead[0][0] if self._ahead else self._upcoming()
+            upcoming = self._ahead[0].need if self._ahead else self._upcoming()
             if upcoming is None or upcoming.place > self._place:
                 return self._order.rows if upcoming is None else upcoming.place
             self._release(upcoming.strand)
             if self._ahead:
-                loaded = self._ahead.popleft()[1].result()
+                self._help(self._ahead[0].loaded)
+                loaded = self._ahead.popleft().loaded.result()
             else:
                 self._waiting = None
                 loaded = self._piece(upcoming, self._slot())
             self._loaded[upcoming.strand], self._taken[upcoming.strand] = loaded, 0
+
+    def _help(self, wanted: Future[_Loaded]) -> None:
+        """Read pieces with which no thread has begun, until the ``wanted`` one is there."""
+        for reading in self._ahead:
+            if wanted.done():
+                return
+            reading.run()
 
     def _release(self, number: int) -> None:
         """The strand's piece is used up."""
@@ -203,9 +301,11 @@ class Chunks:
         strand, piece = self._strands[need.strand], need.piece
         step = strand.first + (need.place - strand.place) // strand.period * strand.stride
         rows = self._order.rows_of(piece)[step - piece.step :: strand.stride]
-        if self._slots is None:
-            return _Loaded(self._read(piece.block), rows, slot)
-        return _Loaded(self._slots.arrays, self._slots.fill(slot, piece, self._parts(piece.block), rows), slot)
+        if self._slots is not None:
+            return _Loaded((), self._slots.fill(slot, piece, self._parts(piece.block), rows), slot)
+        if self._order.shuffled or self._kept:
+            return _Loaded((self._read(piece.block),), rows)
+        return _Loaded(tuple(self._parts(piece.block)), rows)
 
 
 def _slots(columns: Sequence[Column], count: int, rows: int, spare: list[Slots]) -> Slots:
@@ -220,6 +320,10 @@ def _slots(columns: Sequence[Column], count: int, rows: int, spare: list[Slots])
 def _take(array: Array, rows: Array, out: Array) -> None:
     """Those rows, which are there. With another mode numpy makes a copy in between."""
     array.take(rows, axis=0, out=out, mode="clip")
+
+
+def _length(part: Arrays) -> int:
+    return len(next(iter(part.values())))
 
 
 def _empty(column: Column, rows: int) -> Array:

@@ -323,7 +323,7 @@ class Files:
         self._data, self._scan = data, data.scan
         several = data.path if isinstance(data.path, str) else data.path[0]
         self._system = paths.arrow_filesystem(str(several), data.storage_options)[0]
-        self._near = isinstance(self._system, need("pyarrow.fs", _PURPOSE).LocalFileSystem)
+        self.near = isinstance(self._system, need("pyarrow.fs", _PURPOSE).LocalFileSystem)
         self._footers: dict[int, Any] = {}
         self._idle: dict[int, Any] = {}  # open files that no thread reads
         self._lock = threading.Lock()
@@ -361,7 +361,7 @@ class Files:
         try:
             with self._opened(group.file) as file:
                 for batch in file.iter_batches(rows, row_groups=[group.number], columns=names, use_threads=False):
-                    if self._near or row == group.row:  # from far away all is read for the first batch
+                    if self.near or row == group.row:  # from far away all is read for the first batch
                         self._check(group.file)  # after reading: these rows are of the file that the handle knows
                     yield self._arrays(batch, keys, self._data.where(path, row))
                     row += batch.num_rows
@@ -418,7 +418,7 @@ class Files:
     def _open(self, number: int) -> Any:
         """Of a file on a far file system what is needed is asked for at once."""
         pq = need("pyarrow.parquet", _PURPOSE)
-        how = {"buffer_size": _BUFFER, "pre_buffer": False} if self._near else {"pre_buffer": True}
+        how = {"buffer_size": _BUFFER, "pre_buffer": False} if self.near else {"pre_buffer": True}
         known = self._footers.get(number)
         found = pq.ParquetFile(self._scan.files[number], filesystem=self._system, metadata=known, **how)
         self._footers[number] = found.metadata

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from farandole import context
-from farandole.config import Placement
+from farandole.config import Placement, cores
 from farandole.data.loader import _Ahead
 from farandole.data.order import SHUFFLE, Order, ahead_for, lanes_for
 from farandole.data.parquet.chunks import Arrays, Chunks, Slots
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MEMORY = 128 << 20
 _CHUNK_BYTES, _CHUNK_ROWS = 2 << 20, 1 << 15  # rows that are put together at a time
 _CHUNKS_AHEAD = 2
+_THREADS = 2
 _TOGETHER, _TOGETHER_PART = 1 << 20, 64  # bytes, and part of the memory: smaller row groups are read as one block
 
 
@@ -45,19 +46,22 @@ class Reader:
 
     ``batch_size``: rows of this rank's batch. ``shuffle``, ``seed``: the order is a function of the files, the columns,
     the seed and the epoch. ``even``: what becomes of rows that ranks and batches do not divide, see docs/data.md.
-    ``rank`` and ``size``: by default the job's. ``threads``: how many read ahead; 0 reads when a batch is asked for.
+    ``rank`` and ``size``: by default the job's. ``threads``: how many read ahead, besides the one that takes batches,
+    which reads where it would wait; by default 2, and 1 of near files where this rank has no more cores than 2. 0: rows
+    are read when a batch is asked for.
     ``memory``: bytes that rows may take in this process, about; more of it shuffles better.
     ``least``: with even="exact": fewer rows of a rank at the end of an epoch join its batch before.
     """
 
     def __init__(
         self, data: ParquetData, batch_size: int, *, shuffle: bool = True, seed: int = 0, even: str = "exact",
-        rank: int | None = None, size: int | None = None, threads: int = 2, memory: int = MEMORY,
+        rank: int | None = None, size: int | None = None, threads: int | None = None, memory: int = MEMORY,
         least: int = 1,
     ) -> None:  # fmt: skip
         if even not in EVEN:
             raise SettingsError(f"even={even!r} is not a way to deal rows; choose one of {', '.join(EVEN)}")
-        batch_size, threads = whole("batch_size", batch_size, 1), whole("threads", threads, 0)
+        batch_size = whole("batch_size", batch_size, 1)
+        threads = None if threads is None else whole("threads", threads, 0)
         seed, least = whole("seed", seed), whole("least", least, 1)
         memory = whole("memory", memory, 0, floats=True)
         if (rank is None) != (size is None) or (rank is not None and not 0 <= rank < (size or 0)):
@@ -75,11 +79,12 @@ class Reader:
         self._blocks = scan.blocks(scan.bytes if self._whole else min(_TOGETHER, memory // _TOGETHER_PART))
         largest = max(sum(group.size for group in block) for block in self._blocks)
         self._lanes = lanes_for(len(self._blocks), largest, memory)
-        self._pieces_ahead = ahead_for(threads, self._lanes, largest, memory)
+        most = _THREADS if threads is None else threads
+        self._pieces_ahead = ahead_for(most, self._lanes, largest, memory)
         # Batches are put together on a thread of their own only where that takes long (decoding, and tensors of rows
         # that are kept), or would wait for files: a thread more costs the others time.
         encoded = any(column.kind == "encoded" for column in scan.columns)
-        self._apart = threads > 0 and (encoded or self._whole or self._pieces_ahead < self._lanes)
+        self._apart = most > 0 and (encoded or self._whole or self._pieces_ahead < self._lanes)
         self._files = Files(data)
         self._kept: Arrays | None = None
         self._spare: list[Slots] = []
@@ -177,6 +182,12 @@ class Reader:
         finally:  # also when the consumer breaks off
             ahead.close()
 
+    def _readers(self) -> int:
+        """How many threads read ahead."""
+        if self._threads is None:
+            return _THREADS if not self._files.near or _cores() > _THREADS else 1
+        return self._threads
+
     def _parts(self, number: int) -> Iterator[Arrays]:
         return self._files.parts(self._blocks[number])
 
@@ -202,13 +213,15 @@ class _Iteration:
         epoch, reader = self._epoch, self._reader
         strands = self._order.strands(epoch.begin, epoch.rank, epoch.size)
         chunks = Chunks(
-            self._order, strands, self._columns, reader._block, reader._parts, reader._threads, reader._pieces_ahead,
-            reader._spare,
+            self._order, strands, self._columns, reader._block, reader._parts, reader._readers(),
+            reader._pieces_ahead, reader._spare, kept=reader._whole,
         )  # fmt: skip
         together, first, taken = self._together(), 0, 0
         try:
             while first < epoch.steps.count:
-                steps = [epoch.steps[step] for step in range(first, min(first + together, epoch.steps.count))]
+                inside = chunks.in_one_part()
+                most = together if inside is None else max(1, min(together, inside // reader.batch_size))
+                steps = [epoch.steps[step] for step in range(first, min(first + most, epoch.steps.count))]
                 rows = sum(step.rows for step in steps)
                 arrays = chunks.take(rows)
                 self._decode(arrays, chunks, taken)
@@ -307,3 +320,9 @@ def _world() -> tuple[int, int]:
         return context.rank(), context.size()
     placement = Placement.from_env()
     return max(placement.rank, 0), max(placement.size, 1)
+
+
+def _cores() -> int:
+    """Of this rank: its share of those of the host."""
+    local = context.local_size() if context.is_initialized() else Placement.from_env().local_size
+    return cores() // max(local, 1)
