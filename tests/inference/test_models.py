@@ -411,20 +411,6 @@ def test_code_of_the_program_keeps_its_file(tmp_path: Path) -> None:
     assert [each.__code__.co_filename for each in found] == ["/program/cell.py"] * 3
 
 
-@pytest.mark.parametrize("fixed", [1, 3])
-def test_onnx_models_of_a_fixed_number_of_rows_take_any(fixed: int) -> None:
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    ends = [helper.make_tensor_value_info(name, kind, [fixed, 2]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "of", ends[:1], ends[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    x = np.arange(14, dtype=np.float32).reshape(7, 2)
-    predict = open_model(pack(model), Place())
-    for rows in (1, 3, 7):
-        np.testing.assert_array_equal(predict({"x": x[:rows]})["y"], -x[:rows])
-
-
 def test_onnx_models_of_scikit_learn_give_probabilities_by_label(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")

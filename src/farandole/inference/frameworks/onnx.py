@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
 
+from farandole.inference.fixed import in_parts, rows_of
 from farandole.inference.models import Model, Place
 from farandole.inference.named import cast, named
 from farandole.inference.returns import Type, of
@@ -29,28 +30,16 @@ class OnnxPredictor:
         self._session = session
         self._inputs = {each.name: np.dtype(_dtype(each.type)) for each in session.get_inputs()}
         self._outputs = [each.name for each in session.get_outputs()]
-        self._rows = _rows([*session.get_inputs(), *session.get_outputs()])
+        self._rows = rows_of(each.shape for each in [*session.get_inputs(), *session.get_outputs()])
 
     def __call__(self, inputs: dict[str, Array]) -> Any:
         arrays = named(inputs, [*self._inputs], "the ONNX model", ordered=True)
         feeds = {name: cast(name, array, self._inputs[name]) for name, array in arrays.items()}
-        found = self._in_parts(feeds) if self._rows else self._session.run(None, feeds)
+        return in_parts(self._run, feeds, self._rows)
+
+    def _run(self, feeds: dict[str, Array]) -> dict[str, Any]:
+        found = self._session.run(None, feeds)
         return {name: _array(each) for name, each in zip(self._outputs, found, strict=True)}
-
-    def _in_parts(self, feeds: dict[str, Array]) -> list[Array]:
-        """Of a model that takes this number of rows and no other: the last part is filled up with its last row."""
-        rows, parts = len(next(iter(feeds.values()))), []
-        for begin in range(0, rows, self._rows):
-            places = np.minimum(np.arange(begin, begin + self._rows), rows - 1)
-            parts.append(self._session.run(None, {name: array[places] for name, array in feeds.items()}))
-        return [np.concatenate(several)[:rows] for several in zip(*parts, strict=True)]
-
-
-def _rows(ends: Sequence[Any]) -> int:
-    """The number of rows that all inputs and outputs have, 0 if they take any number."""
-    lengths = {each.shape[0] if each.shape else None for each in ends}
-    (length,) = lengths if len(lengths) == 1 else (None,)
-    return length if isinstance(length, int) else 0
 
 
 def _array(output: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from farandole.errors import SettingsError, did_you_mean
+from farandole.inference.fixed import in_parts, rows_of
 from farandole.inference.models import Model, Place
 from farandole.inference.named import cast, named
 
@@ -33,10 +34,14 @@ class SavedModelPredictor:
         self._model = model  # functions of a model do not keep it
         self._function = model.signatures[signature]
         self._inputs = {name: spec.dtype for name, spec in self._function.structured_input_signature[1].items()}
+        ends = [*self._function.structured_input_signature[1].values(), *self._function.structured_outputs.values()]
+        self._rows = rows_of(None if each.shape.rank is None else each.shape.as_list() for each in ends)
         self._device = place.device.replace("cuda", "gpu") if place.device.startswith("cuda") else ""
 
     def __call__(self, inputs: dict[str, Array]) -> Any:
-        arrays = named(inputs, [*self._inputs], "the SavedModel", ordered=False)
+        return in_parts(self._run, named(inputs, [*self._inputs], "the SavedModel", ordered=False), self._rows)
+
+    def _run(self, arrays: dict[str, Array]) -> dict[str, Any]:
         tensors = {name: _tensor(name, array, self._inputs[name]) for name, array in arrays.items()}
         with tf.device(self._device) if self._device else contextlib.nullcontext():
             return {name: _array(each) for name, each in self._function(**tensors).items()}

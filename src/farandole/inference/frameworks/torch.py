@@ -14,6 +14,7 @@ import torch
 
 from farandole import pickled
 from farandole.errors import SettingsError
+from farandole.inference.fixed import in_parts, rows_of
 from farandole.inference.models import Model, Place, computing
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class TorchPredictor:
                 "chance, or on the other rows of a batch. Call model.eval() before it is traced or exported",
                 stacklevel=2,
             )
-        self._place = place
+        self._place, self._rows = place, _rows(module)
         self._device = _device(place.device)
         self._module = module.to(self._device) if isinstance(module, torch.nn.Module) else module
         with contextlib.suppress(NotImplementedError, AttributeError):  # an exported program knows no other mode
@@ -50,7 +51,7 @@ class TorchPredictor:
     def __call__(self, inputs: dict[str, Array]) -> Any:
         fit(self._place)
         with computing(self), torch.inference_mode():
-            return _arrays(self._called(inputs))
+            return in_parts(lambda part: _arrays(self._called(part)), inputs, self._rows)
 
     def _called(self, inputs: dict[str, Array]) -> Any:
         tensors = [self._tensor(array) for array in inputs.values()]
@@ -85,6 +86,15 @@ def _device(name: str) -> torch.device:
             + (f", numbered from 0: cuda:{seen - 1} is the last. 'cuda' gives each process its own" if seen else "")
         )
     return device
+
+
+def _rows(module: Any) -> int:
+    """The number of rows of a program that was exported with the shapes of an example; 0: any."""
+    if not isinstance(module, torch.fx.GraphModule):
+        return 0
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    nodes += [node for node in module.graph.nodes if any(user.op == "output" for user in node.users)]
+    return rows_of(getattr(node.meta.get("val"), "shape", None) for node in nodes)
 
 
 def _training(module: Any) -> str:

@@ -1,0 +1,39 @@
+"""Models that take one number of rows and no other: exported with the shapes of an example. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from farandole.types import Array
+
+
+def rows_of(shapes: Iterable[Sequence[Any] | None]) -> int:
+    """The number of rows that all inputs and outputs have; 0 if they take any number, or have none in common."""
+    lengths = {shape[0] if shape and isinstance(shape[0], int) else 0 for shape in shapes}
+    return int(lengths.pop()) if len(lengths) == 1 else 0
+
+
+def in_parts(compute: Callable[[dict[str, Array]], Any], inputs: Mapping[str, Array], rows: int) -> Any:
+    """What ``compute`` gives for all rows of ``inputs``, called with ``rows`` of them at a time (0: with all). The last
+    part is filled up with its last row."""
+    there = len(next(iter(inputs.values())))
+    if not rows or there in (0, rows):
+        return compute(dict(inputs))
+    found = []
+    for begin in range(0, there, rows):
+        places = np.minimum(np.arange(begin, begin + rows), there - 1)
+        found.append(compute({name: array[places] for name, array in inputs.items()}))
+    return _joined(found, there)
+
+
+def _joined(parts: Sequence[Any], rows: int) -> Any:
+    first = parts[0]
+    if isinstance(first, Mapping):
+        return {name: _joined([part[name] for part in parts], rows) for name in first}
+    if isinstance(first, (tuple, list)):
+        return type(first)([_joined(several, rows) for several in zip(*parts, strict=True)])
+    return np.concatenate(parts)[:rows]
