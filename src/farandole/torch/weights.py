@@ -46,6 +46,7 @@ class WeightState:
         self._seen: list[Any] = []  # the parameters, when they were looked at last
         self._alone: list[Any] = []  # which parameters were found to be no two in the same memory, and where
         self._apart: list[Any] = []  # where those are that were found to have no memory in common
+        self._loaded: dict[str, Any] | None = None  # a checkpoint's ``shared``, until a step or an average
         living.add(self)
 
     def look_around(self) -> None: ...
@@ -53,6 +54,7 @@ class WeightState:
 
     def before_step(self, with_closure: bool) -> None:
         self._own_steps.begin()
+        self._loaded = None
         original = self._original()
         if original is not None and "step" in original.__dict__:  # a scheduler watches that one
             original._opt_called = True
@@ -87,16 +89,21 @@ class WeightState:
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Raises ValueError for the state of another strategy."""
-        self._step = 0
+        self._step, self._loaded = 0, None
         self._begin_anew()
         if state is not None and "strategy" in state:
             slots = [[None if tensor is None else tensor.numpy() for tensor in slot] for slot in state["slots"]]
             self._kept.load_state_dict({**state, "slots": slots})
             self._step = state["step"]
+            self._loaded = self.shared()
         codec_state.load(self._exchange.codec, self._set, state, own=self._own)
 
     def shared(self) -> dict[str, Any]:
-        """What ranks have alike of the state: the number of steps, and the slots, if this strategy's are common."""
+        """What ranks have alike of the state: the steps, and the slots, if this strategy's are common. That of
+        a checkpoint lasts until the next step: ``broadcast_parameters``, which comes first, lets strategies begin anew.
+        """
+        if self._loaded is not None:
+            return self._loaded
         kept = self.state_dict()
         return {name: kept[name] for name in ("strategy", "step")} | {"slots": kept["slots"] if self._common else []}
 
@@ -162,6 +169,7 @@ class WeightState:
 
     def _over(self, change: Callable[[list[Array], list[str], list[Array]], None]) -> None:
         """Have weights (with their names) and statistics changed as arrays."""
+        self._loaded = None
         named = self._kept.chosen(self._parameters())
         self._check_apart(named)
         weights = [Held(parameter) for _, parameter in named]
