@@ -75,6 +75,26 @@ def test_a_gradient_that_is_a_conjugate_is_exchanged_as_what_it_is() -> None:
         assert found.tolist() == [-0.5 + 1j, -2 - 0.5j]
 
 
+def test_adasum_combines_the_steps_of_all_ranks() -> None:
+    """As vectors of real and imaginary parts, which is how far two steps agree."""
+
+    def train(rank: int) -> Any:
+        import farandole.torch as hvd
+
+        weights = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weights], lr=1.0), op=hvd.Adasum)
+        way = torch.tensor([1.0, 2.0j] if rank else [2.0, 2.0j])
+        (weights * way.conj()).real.sum().backward()
+        optimizer.step()
+        return weights.detach().clone()
+
+    both, one, two = 2 * 1 + 2 * 2, 2 * 2 + 2 * 2, 1 * 1 + 2 * 2
+    shares = 1 - both / 2 / one, 1 - both / 2 / two
+    for found in job(2, train):
+        wanted = [1 - 2 * shares[0] - shares[1], 1 - 2j * shares[0] - 2j * shares[1]]
+        torch.testing.assert_close(found, torch.tensor(wanted))
+
+
 def test_codecs_take_real_numbers() -> None:
     def check(rank: int) -> None:
         import farandole.torch as hvd

@@ -18,6 +18,7 @@ from farandole.observe.replicas import combined
 from farandole.strategies.options import GradientOptions
 from farandole.strategies.specs import ADASUM
 from farandole.strategies.unlike import UnlikeKinds
+from farandole.torch.binding import as_real
 from farandole.torch.functions import grouped_allreduce
 from farandole.torch.own_steps import OwnSteps
 from farandole.torch.replica import TorchReplica, digest
@@ -88,12 +89,13 @@ class AdasumState:
         if not starts:
             return
         with torch.no_grad():
-            steps = [parameter.detach() - start for parameter, start in starts]
+            steps = [as_real(parameter.detach() - start) for parameter, start in starts]
             combined = grouped_allreduce(
                 steps, op=ReduceOp.ADASUM, compression=self._options.compression, process_set=self._set
             )
             for (parameter, start), step in zip(starts, combined, strict=True):
-                parameter.detach().copy_(start.add_(step))
+                as_real(start).add_(step)
+                parameter.detach().copy_(start)
 
     def averaged(self, closure: Any) -> Any:
         """Every rank follows its own loss."""
