@@ -178,9 +178,11 @@ class TestUnits:
                 "fusion_threshold is 128 bytes (0.0001220703125 MiB), which is hardly meant: --fusion-threshold-mb and "
                 "FARANDOLE_FUSION_THRESHOLD_MB count MiB; HOROVOD_FUSION_THRESHOLD counts bytes (default: 64 MiB)",
             ),
+            (Settings(fusion_threshold=64), "fusion_threshold is 64 bytes (0.0000610 MiB), which is hardly meant"),
             (Settings(fusion_threshold=64 << 40), "(67108864 MiB), which is hardly meant"),
             (Settings(bucket_bytes=8), "--bucket-mb and FARANDOLE_BUCKET_MB count MiB (default: 8 MiB)"),
             (Settings(cycle_time=5000.0), "cycle_time is 5000 ms, which is hardly meant: --cycle-time-ms"),
+            (Settings(cycle_time=123456789.0), "cycle_time is 123456789 ms, which is hardly meant"),
         ],
     )
     def test_what_is_surely_in_the_wrong_unit_is_doubted(self, settings: Settings, says: str) -> None:

@@ -409,9 +409,8 @@ def doubts(settings: Settings, env: Mapping[str, str]) -> list[str]:
         low, high = setting.plausible
         if setting.kind in (int, float) and value and not low <= value <= high:
             is_size = setting.scale != 1.0
-            amount = (
-                f"{value} bytes ({setting.shown(value)} {setting.unit})" if is_size else f"{value:g} {setting.unit}"
-            )
+            amount = f"{_plain(value / setting.scale)} {setting.unit}"
+            amount = f"{value} bytes ({amount})" if is_size else amount
             horovod = f"; {setting.horovod} counts {'bytes' if is_size else setting.unit}" if setting.horovod else ""
             found.append(
                 f"{setting.name} is {amount}, which is hardly meant: {setting.flag} and {setting.variable} count "
@@ -431,6 +430,11 @@ def _misspelt(env: Mapping[str, str]) -> Iterator[str]:
                 near = nearest(name.removeprefix(prefix), known | also, alike)
                 if near:
                     yield f"the environment has {name}, which is no setting; did you mean {(known | also)[near]}?"
+
+
+def _plain(value: float) -> str:
+    """A number for messages: without an exponent, and of a very small one three digits."""
+    return text if "e" not in (text := f"{value:.15g}") else f"{value:.{max(0, 2 - int(text.partition('e')[2]))}f}"
 
 
 def _text(value: Any) -> str:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from farandole.context.environment import lost
+from farandole.config import Placement
+from farandole.context.environment import check_rank, lost
+from farandole.errors import SettingsError
 from tests.launch.tools import Marked, marked
 
 RANK = "PATH=/bin\0FARANDOLE_STORE=127.0.0.1:1\0FARANDOLE_RANK=1\0FARANDOLE_SIZE=3\0"
@@ -111,9 +113,29 @@ def test_a_launcher_that_does_not_say_where_ranks_meet(monkeypatch: pytest.Monke
     torch = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "10.0.0.1"}
     for own in (torch, {**torch, "SLURM_PROCID": "0"}):  # also in a batch script of Slurm
         assert re.match(r"this process was started as rank 1 of 3 \(RANK, WORLD_SIZE\).* \(no MASTER_PORT\)", lost(own))
-    assert lost({**torch, "HOROVOD_SIZE": "1"}) == lost({**torch, "WORLD_SIZE": "1"}) == ""
+    assert lost({**torch, "HOROVOD_SIZE": "1"}) == lost({**torch, "RANK": "0", "WORLD_SIZE": "1"}) == ""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "PyTorch is not installed here" in lost({**torch, "MASTER_PORT": "29500"})
+
+
+@pytest.mark.parametrize(("rank", "size"), [("2", "1"), ("2", "2"), ("1", "0"), ("-1", "2")])
+def test_a_rank_that_its_job_has_no_place_for(rank: str, size: str) -> None:
+    """It would train alone."""
+    env = {"RANK": rank, "WORLD_SIZE": size}
+    with pytest.raises(SettingsError, match=rf"has RANK={rank} and WORLD_SIZE={size}, .* FARANDOLE_SIZE=1"):
+        lost(env)
+    assert lost({**env, "FARANDOLE_SIZE": "1"}) == ""
+    with pytest.raises(
+        SettingsError, match=r"rank 2 \(FARANDOLE_RANK or HOROVOD_RANK\) must be below .*, 2 \(FARANDOLE_"
+    ):
+        check_rank(Placement(rank=2, size=2))
+
+
+@pytest.mark.parametrize(
+    ("rank", "size"), [("0", "1"), ("-1", "1"), ("-1", "-1"), ("0", "0"), ("first", "1"), ("1", "")]
+)
+def test_what_torch_distributed_would_not_take_for_a_job(rank: str, size: str, tmp_path: Path) -> None:
+    assert lost({"RANK": rank, "WORLD_SIZE": size}, tmp_path) == ""
 
 
 def test_a_clean_environment_below_a_rank_that_torch_distributed_knows(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from farandole.context.observers import Observers, note_ignored
 from farandole.context.process_sets import Sets
 from farandole.contracts import Transport
 from farandole.engine import Engine
-from farandole.errors import HorovodInternalError, NotInitializedError, RequestError, SettingsError
+from farandole.errors import HorovodInternalError, NotInitializedError, RequestError
 from farandole.report import reporter
 from farandole.store import StoreClient
 from farandole.transports import shm
@@ -134,8 +134,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             placement, connection = found.join(settings)
         elif warning := environment.lost(os.environ):
             log.logger.warning(warning)
-        if not 0 <= placement.rank < placement.size:
-            raise SettingsError(f"HOROVOD_RANK={placement.rank} is not below HOROVOD_SIZE={placement.size}")
+        environment.check_rank(placement)
         communicator.check(comm, placement)
         note_ignored()
         if process_sets == "dynamic":

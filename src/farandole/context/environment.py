@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farandole.config import ORIGIN, PROCESS, STARTERS, TORCH, Connection, Placement, variables
+from farandole.errors import SettingsError
 from farandole.report.files import FILES, of_outer_job
 
 if TYPE_CHECKING:
@@ -43,11 +44,13 @@ def found(env: Mapping[str, str]) -> Found | None:
 
 def lost(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
     """For a process that is alone: what to say if it is a rank of a job or stands below one, and what that was told was
-    taken from the environment (``sudo``, ``env -i``, a container with a clean one), or was too little; or ""."""
+    taken from the environment (``sudo``, ``env -i``, a container with a clean one), or was too little; or "".
+    Raises SettingsError if that contradicts itself."""
     if told(own):
         return ""
     from farandole import surroundings  # here, as in ``found``
 
+    surroundings.check(own)
     if who := surroundings.half_told(own):
         return _UNKNOWN.format(*who)
     if any(name in own for name in STARTERS):
@@ -71,6 +74,15 @@ def lost(own: Mapping[str, str], proc: Path = Path("/proc")) -> str:
                 return ""
             return _LOST.format(f"process {pid} ({name}), above this one,", "starts ranks", _NAMES[cluster])
     return ""
+
+
+def check_rank(placement: Placement) -> None:
+    """Raise SettingsError for a rank that its job has no place for."""
+    if not 0 <= placement.rank < placement.size:
+        raise SettingsError(
+            f"rank {placement.rank} (FARANDOLE_RANK or HOROVOD_RANK) must be below the number of ranks, "
+            f"{placement.size} (FARANDOLE_SIZE or HOROVOD_SIZE): set both, or let farandole run do it"
+        )
 
 
 _NAMES = {"mpi": "OMPI_*, PMI*", "slurm": "SLURM_*", "torchrun": "RANK, WORLD_SIZE, TORCHELASTIC_*",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from farandole.config import Connection, Placement, Settings
+from farandole.errors import SettingsError
 from farandole.surroundings import mpi, slurm
 from farandole.surroundings.mpi import Mpi
 from farandole.surroundings.siblings import Siblings
@@ -18,7 +19,7 @@ from farandole.surroundings.slurm import Slurm
 from farandole.surroundings.torchrun import WHERE, WHO, Torchrun, TorchVariables
 from farandole.surroundings.variables import numbers
 
-__all__ = ["CLUSTERS", "DAEMONS", "Cluster", "Found", "find", "half_told", "leave", "origin"]
+__all__ = ["CLUSTERS", "DAEMONS", "Cluster", "Found", "check", "find", "half_told", "leave", "origin"]
 
 
 class Cluster(Protocol):
@@ -111,6 +112,21 @@ def half_told(env: Mapping[str, str]) -> tuple[int, int, str, str] | None:
         where = f"no {lacks[0]}" if lacks else "by torch.distributed, and PyTorch is not installed here"
         return rank, size, ", ".join(WHO), f"where they meet ({where})"
     return None
+
+
+def check(env: Mapping[str, str]) -> None:
+    """Raise SettingsError for a RANK that WORLD_SIZE does not allow: such a process is alone by the one, and not by the
+    other. Where neither means a job, as -1 or 0 of 0, there is nothing to say."""
+    try:
+        rank, size = (int(env.get(name, "")) for name in WHO)
+    except ValueError:  # not there, or a word of somebody else's
+        return
+    if rank >= max(size, 1) or rank < 0 < size - 1:
+        raise SettingsError(
+            f"the environment of this process has RANK={rank} and WORLD_SIZE={size}, and a RANK is a number from 0 to "
+            "WORLD_SIZE - 1. Give all ranks of a job the same WORLD_SIZE; a process that is to train alone has neither "
+            "(unset RANK WORLD_SIZE), or FARANDOLE_SIZE=1"
+        )
 
 
 def origin(env: Mapping[str, str]) -> str:

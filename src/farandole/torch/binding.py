@@ -22,6 +22,10 @@ DTYPES = {
 }  # fmt: skip
 _TORCH = {ours: theirs for theirs, ours in DTYPES.items()}
 _BF16 = torch.bfloat16
+NO_ELEMENTS = (
+    "A tensor on the meta device has no elements, so nothing of it can travel. A module gets some by "
+    "module.to_empty(device='cpu'), and values by load_state_dict() or its initialisation; or make it on the CPU."
+)
 
 
 class TorchBinding:
@@ -163,7 +167,7 @@ def _flat(tensor: Any, dtype: DType) -> Array:
 def _staged(tensor: Any) -> Any:
     """A contiguous copy on the host; pinned if it comes from a GPU."""
     if tensor.is_meta:
-        raise ValueError("A tensor on the meta device has no elements: tensor.to_empty(device='cpu') gives it some.")
+        raise ValueError(NO_ELEMENTS)
     if tensor.layout is not torch.strided:
         raise ValueError(f"Tensor of layout {tensor.layout} is not supported. Densify it first: tensor.to_dense().")
     tensor = tensor.detach()

@@ -281,6 +281,22 @@ def test_a_root_that_is_no_member_is_told_and_the_group_goes_on() -> None:
     members(2, strange_roots)
 
 
+def of_the_meta_device(_: int) -> None:
+    import torch
+    from torch import distributed as dist
+
+    nothing = torch.ones(3, device="meta")
+    calls: list[Any] = [dist.all_reduce, lambda tensor: dist.send(tensor, 1 - dist.get_rank())]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"on the meta device has no elements.* module.to_empty"):
+            call(nothing)
+    dist.barrier()
+
+
+def test_a_tensor_without_elements_is_told_what_gives_it_some() -> None:
+    members(2, of_the_meta_device)
+
+
 def in_inference_mode(rank: int) -> None:
     """With gaps, so that they are copied, on a thread of ours: the mode is that of the program's thread alone."""
     import torch

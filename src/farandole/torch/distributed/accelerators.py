@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from farandole.torch.binding import NO_ELEMENTS
+
 
 def devices_of(group: Any) -> list[Any]:
     """The devices, besides the CPU, for which ``group`` has a backend."""
@@ -21,10 +23,13 @@ def backend_for(group: Any, device: str, store: Any) -> Any:
     kind = {"nccl": distributed.ProcessGroup.BackendType.NCCL, "gloo": distributed.ProcessGroup.BackendType.GLOO}.get(
         name or ""
     )
+    if device == "meta":
+        raise ValueError(NO_ELEMENTS)
     if name is None or kind is None:
+        both = 'name a backend for both, as in init_process_group("cpu:farandole,cuda:nccl"), or '
         raise ValueError(
-            f"the backend farandole is for tensors of the CPU, and this one is on {device!r}: name a backend for both, "
-            f'as in init_process_group("cpu:farandole,{device}:nccl"), or copy the tensor with tensor.cpu()'
+            f"the backend farandole is for tensors of the CPU, and this one is on {device!r}: "
+            f"{both if device == 'cuda' else ''}copy the tensor with tensor.cpu()"
         )
     prefixed = distributed.PrefixStore(f"{device}/", store)
     timeout = timedelta(seconds=group.state.timeout)
