@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from farandole.errors import RendezvousError
+from tests.torch.distributed.tools import members
 
 pytest.importorskip("torch")
 
@@ -44,3 +46,23 @@ def test_a_handler_of_a_signal_ends_the_wait_for_others() -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - begin < 5
+
+
+def one_catches_its_error(rank: int, wrong: int) -> None:
+    """And leaves."""
+    from torch import distributed as dist
+
+    if rank == wrong:
+        with pytest.raises(ValueError, match="out of range"):
+            dist.new_group([0, 5])
+        return
+    with pytest.raises(
+        RendezvousError, match=rf"members {wrong} of a group of 3 have ended, or left the default group"
+    ):
+        dist.new_group(timeout=timedelta(hours=1))
+
+
+@pytest.mark.parametrize("wire", ["auto", "tcp"])
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_nobody_waits_for_one_that_has_left(wrong: int, wire: str) -> None:
+    members(3, lambda rank: one_catches_its_error(rank, wrong), wire=wire)

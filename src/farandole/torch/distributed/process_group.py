@@ -86,7 +86,7 @@ class FarandoleProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._description = ""
         self._accelerators: dict[str, Any] = {}
         title = f"process group {name}" if ranks else "the default process group"
-        meeting = rendezvous.meet(store, rank, size, timeout)
+        meeting = rendezvous.meet(store, rank, size, timeout, ranks)
         self._whereabouts = None if ranks or size == 1 else rendezvous.whereabouts(store, meeting, rank)
         if self._whereabouts is not None:
             _asked.append(self._whereabouts)

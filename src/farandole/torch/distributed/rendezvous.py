@@ -19,8 +19,11 @@ from farandole.context import wiring
 from farandole.context.malloc import keep_freed_memory
 from farandole.contracts import Transport
 from farandole.errors import RendezvousError, SettingsError
+from farandole.groups.group import Group
+from farandole.groups.leavers import Leavers
 from farandole.groups.whereabouts import Whereabouts
 from farandole.handshake import new_secret
+from farandole.report import keys
 from farandole.transports import shm
 
 _WIRE, _COMES = "farandole/wire", "farandole/comes"  # the latter: how often each rank of as many has come
@@ -36,8 +39,9 @@ class Meeting(NamedTuple):
     scope: str
 
 
-def meet(store: Any, rank: int, size: int, timeout: float) -> Meeting:
-    """What joins the members of a new group. Collective. ``store``: the group's own.
+def meet(store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int] = ()) -> Meeting:
+    """What joins the members of a new group. Collective. ``store``: the group's own; ``ranks``: see
+    ``FarandoleProcessGroup``.
 
     In a job of Farandole the connections prove the job's secret, and only a name goes through the store. Elsewhere
     rank 0 makes a secret: it is as safe as the store.
@@ -45,19 +49,24 @@ def meet(store: Any, rank: int, size: int, timeout: float) -> Meeting:
     if size == 1:
         return Meeting(shm.connect(0, 1, "", secrets.token_hex(8)), "", "")
     keep_freed_memory()
+    world = getattr(distributed.group.WORLD, "state", None) if ranks else None  # a group of another backend has none
+    with contextlib.closing(GroupStore(store, Leavers(world, ranks) if isinstance(world, Group) else None)) as client:
+        return _meet(store, client, rank, size, timeout)
+
+
+def _meet(store: Any, client: GroupStore, rank: int, size: int, timeout: float) -> Meeting:
     patient = min(max(timeout, 0.001), 1e9)  # the range of --start-timeout
     settings, own = Settings.from_env().replace(start_timeout=patient), Connection.from_env().secret
-    client = GroupStore(store)
     comes = f"{_COMES}/{size}/{rank}"  # a store may outlive a group, and serve the next one, of other ranks
     wire = f"{_WIRE}/{size}/{store.add(comes, 1)}"
     if rank == 0:
         told = {"scope": secrets.token_hex(8), "secret": "" if own else new_secret(tls=settings.tls)}
         client.set(wire, json.dumps(told).encode())
     try:
-        told = json.loads(client.get(wire, timeout))
+        told = json.loads(client.get(wire, timeout, source=0))
     except RendezvousError as error:
         store.add(comes, -1)  # of a store that has gone, this tells
-        raise _late([0], size, timeout) from error
+        raise _absent([0], size, timeout, client) from error
     if bool(own) == bool(told["secret"]):  # who reaches the store can write to it: it never replaces the job's secret
         ours, others = (f"rank {rank}", "rank 0") if own else ("rank 0", f"rank {rank}")
         raise SettingsError(
@@ -73,12 +82,18 @@ def meet(store: Any, rank: int, size: int, timeout: float) -> Meeting:
     except RendezvousError as error:
         if not error.missing:
             raise
-        raise _late(error.missing, size, timeout) from error
+        raise _absent(error.missing, size, timeout, client) from error
     return Meeting(transport, secret, scope)
 
 
-def _late(missing: Sequence[int], size: int, timeout: float) -> RendezvousError:
+def _absent(missing: Sequence[int], size: int, timeout: float, client: GroupStore) -> RendezvousError:
     members = ", ".join(map(str, missing))
+    if {*missing} <= {*client.left()}:
+        return RendezvousError(
+            f"the members {members} of a group of {size} have ended, or left the default group, and did not come to "
+            "new_group: all its members must call it, and one that catches an error of its own must not go on alone",
+            missing,
+        )
     return RendezvousError(
         f"the members {members} of a group of {size} did not come to init_process_group or new_group within "
         f"{timeout:g} s, its timeout",
@@ -121,32 +136,43 @@ def keep_served(store: Any, rank: int) -> None:
 class GroupStore:
     """A store of torch.distributed, with what wires need of ``farandole.store.StoreClient``."""
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    def __init__(self, store: Any, leavers: Leavers | None = None) -> None:
+        self._store, self._leavers = store, leavers
         self.host = _own_address(store)
+
+    def left(self) -> list[int]:
+        """Members of which nothing more comes."""
+        return self._leavers.look() if self._leavers is not None else []
+
+    def close(self) -> None:
+        if self._leavers is not None:
+            self._leavers.close()
 
     def set(self, key: str, value: bytes) -> None:
         self._store.set(key, value)
 
-    def get(self, key: str, timeout: float) -> bytes:
-        """Raises RendezvousError if it is not set within ``timeout`` seconds.
+    def get(self, key: str, timeout: float, source: int = -1) -> bytes:
+        """Raises RendezvousError if it is not set within ``timeout`` seconds, or the member ``source`` has left.
 
         The store's own ``wait`` would warn on stderr when its time is over, which is short where a caller looks at
         other things meanwhile; and no handler of a signal runs before it returns.
         """
-        end, pause = time.monotonic() + timeout, _PAUSE
+        end, pause, gone = time.monotonic() + timeout, _PAUSE, False
         try:
             while (found := self.try_get(key)) is None:
                 left = end - time.monotonic()
-                if left <= 0:
+                if left <= 0 or gone:
                     raise RendezvousError(f"{key!r} was not set in torch.distributed's store within {timeout:g} s")
                 time.sleep(min(pause, left))
                 pause = min(2 * pause, _LONGEST_PAUSE)
+                gone = source >= 0 and pause == _LONGEST_PAUSE and source in self.left()
         except (distributed.DistError, RuntimeError) as error:
             raise RendezvousError(f"{key!r} was not set in torch.distributed's store: {error}") from error
         return found
 
     def try_get(self, key: str) -> bytes | None:
+        if key == keys.FINISHED:
+            return json.dumps(self.left()).encode()
         return bytes(self._store.get(key)) if self._store.check([key]) else None
 
     def gather(self, prefix: str, count: int, timeout: float) -> list[bytes | None]:
