@@ -105,6 +105,8 @@ def test_names_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_here("10.1.3.3")
     assert not is_here("10.1.3.4")
     assert not is_here("no-such-host.invalid")
+    for name in ("n" * 64, "a..b", "ü" * 64, "ü..b"):  # IDNA knows no such names
+        assert not is_here(name)
 
 
 @pytest.mark.parametrize(

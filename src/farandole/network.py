@@ -189,9 +189,11 @@ def is_here(host: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _resolved(host: str) -> frozenset[str]:
     """Its addresses; none if nobody knows it (ssh's configuration may)."""
+    # As bytes: IDNA, by which Python encodes text, refuses parts of more than 63 letters, which a host may have.
+    name: str | bytes = host.encode() if host.isascii() else host
     try:
-        found = socket.getaddrinfo(host, None, socket.AF_UNSPEC, socket.SOCK_STREAM)
-    except OSError:
+        found = socket.getaddrinfo(name, None, socket.AF_UNSPEC, socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
         return frozenset()
     return frozenset(str(info[4][0]).partition("%")[0] for info in found)
 

@@ -12,6 +12,16 @@ FULL = (
 )
 
 
+def full() -> str:
+    """Why no thread can be started, with the cure. pthread_create tells one reason for all limits."""
+    import resource  # here: a plain job needs it for nothing
+
+    space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if space == resource.RLIM_INFINITY:
+        return FULL
+    return f"its stack finds no room in the {space >> 20} MiB that a process may map here (`ulimit -v`), or {FULL}"
+
+
 def start(thread: threading.Thread) -> None:
     """``thread.start()``. Raises SettingsError with the cure where there may be no more threads."""
     try:
@@ -19,4 +29,4 @@ def start(thread: threading.Thread) -> None:
     except RuntimeError as error:
         if "new thread" not in str(error) or "shutdown" in str(error):  # of an interpreter that ends
             raise
-        raise SettingsError(f"the thread {thread.name!r} cannot be started: {FULL}") from error
+        raise SettingsError(f"the thread {thread.name!r} cannot be started: {full()}") from error

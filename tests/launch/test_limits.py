@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import re
+import resource
 import threading
 from pathlib import Path
 from typing import Any
@@ -83,3 +84,9 @@ def test_a_job_without_threads_is_told_the_limit(
     assert said.startswith("farandole: the thread 'farandole-store' cannot be started: this user has as many")
     assert "`ulimit -u`" in said
     assert "raise that, or start fewer ranks" in said
+    assert "ulimit -v" not in said
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (120 << 20, 120 << 20))
+    assert cli.main(["run", "-np", "2", "true"]) == 2
+    assert "its stack finds no room in the 120 MiB that a process may map here (`ulimit -v`), or this user has" in (
+        capfd.readouterr().err
+    )

@@ -17,9 +17,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from farandole.config import Settings
+from farandole.errors import SettingsError
 from farandole.launch.contract import Request
-from farandole.launch.launchers.ssh import Ssh, _answer, environment
+from farandole.launch.launchers.ssh import Sessions, Ssh, _answer, environment
+from farandole.network import Interface
 from farandole.registry import best
+from farandole.types import Slot
 from tests.kits.hosts import Capture, Hosts, hosts
 from tests.kits.patience import PATIENT
 from tests.launch.test_driver import WARNED
@@ -331,6 +335,13 @@ def test_it_is_chosen_for_hosts_that_are_not_all_here() -> None:
     assert best("launcher", Request(2)).name == "local"
     assert best("launcher", Request(2, hosts="localhost:1,other.invalid:1")).name == "ssh"
     assert Ssh().affinity(Request(2)) == -1
+
+
+def test_a_driver_whose_addresses_no_other_host_can_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farandole.launch.launchers.ssh.interfaces", lambda: [Interface("lo", "::1", 128, 0, True)])
+    sessions = Sessions([Slot(0, "gpu1", 0, 1, 0, 1, 1)], Settings())
+    with pytest.raises(SettingsError, match=r"no address by which other hosts could reach it.*fe80::\.\.\., do not"):
+        sessions.address()
 
 
 def test_another_python_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from farandole.errors import AuthenticationError, UnfinishedHandshakeError
 from farandole.handshake.proof import authenticate
 from farandole.handshake.session import Session
-from farandole.threads import FULL
+from farandole.threads import full
 
 if TYPE_CHECKING:
     import logging
@@ -93,7 +93,7 @@ class Newcomers:
             self._told.add(None)
             self._logger.warning(
                 "no thread can be started for who connects to %s, so that even ranks of the job are turned away: %s",
-                self._place, FULL,
+                self._place, full(),
             )  # fmt: skip
 
     def close(self) -> None:

@@ -78,7 +78,10 @@ class Sessions:
     def address(self) -> tuple[str, str]:
         """All interfaces: the hosts try the addresses of each, and one of them may be dead for some."""
         if not self._addresses:
-            raise SettingsError("this machine has no network interface that is up and has an address, but the loopback")
+            raise SettingsError(
+                "this machine has no address by which other hosts could reach it: no interface but the loopback "
+                "is up with one (IPv6 addresses of one link, fe80::..., do not count)"
+            )
         return (self._addresses[0] if len(self._addresses) == 1 else EVERYWHERE), self._addresses[0]
 
     def unreachable(self, host: str) -> str:
