@@ -77,6 +77,31 @@ def test_counts_are_those_of_all_samples(backend: str) -> None:
         assert validation == first
 
 
+def test_losses_of_outputs_are_those_of_all_samples(backend: str) -> None:
+    """On TensorFlow, Keras counts samples where all batches are of one size, and else batches."""
+
+    def train(rank: int) -> dict[str, float]:
+        import keras
+
+        import farandole.keras as hvd
+        from tests.keras import programs as p
+
+        x, _ = p.data(31)
+        y = {"a": 3 * x[:, :1], "b": x[:, 1:2]}
+        inputs = keras.Input((6,))
+        outputs = {name: keras.layers.Dense(1, kernel_initializer="zeros", name=name)(inputs) for name in y}
+        model = keras.Model(inputs, outputs)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), dict.fromkeys(y, "mse"))
+        part = slice(0, 16) if rank == 0 else slice(16, 31)
+        mine = x[part], {name: values[part] for name, values in y.items()}
+        history = model.fit(*mine, batch_size=8, verbose=0, validation_data=mine).history
+        names = [f"{prefix}{name}" for prefix in ("", "val_") for name in y]
+        return {name: history[f"{name}_loss"][0] / float((y[name[-1]] ** 2).mean()) for name in names}
+
+    for found in on(backend, 2, train):
+        np.testing.assert_allclose(list(found.values()), 1.0, rtol=0.05)  # the mean of batches is a little different
+
+
 def test_all_ranks_know_what_one_of_them_validates() -> None:
     pytest.importorskip("keras")
 

@@ -48,7 +48,9 @@ class Watch:
         of_now = _results(model, now, now) if numbers else {}
         of_training = of_now if training is now or not own else _results(model, training, now)
         # a log of training may be a view of its variable (PyTorch), and show what validation has put there
-        return _tally(own, training, of_training, of_now), _tally(other, now, of_now)
+        pairs = (own, training, of_training, of_now), (other, now, of_now)
+        mine, others = (_tally(logs, by_samples(model, states), *results) for logs, states, *results in pairs)
+        return mine, others
 
     def pool(
         self, model: Any, everybody: Sequence[tuple[Tally, Tally]], logs: dict[str, Any], process_set: ProcessSet
@@ -77,6 +79,21 @@ class Watch:
 def states_of(model: Any) -> list[Array]:
     """The present state of the model's metrics."""
     return [np.array(numpy_of(variable)) for variable in model.metrics_variables]
+
+
+def by_samples(model: Any, states: list[Array]) -> list[Array]:
+    """``states``, in which the loss of each output counts by this rank's samples. On TensorFlow, Keras counts samples
+    where all batches are of one size, and else batches: a rank with a smaller one would hardly count."""
+    places = {id(variable): place for place, variable in enumerate(model.metrics_variables)}
+    samples = places.get(id(getattr(getattr(model, "_loss_tracker", None), "count", None)))
+    of_outputs = getattr(getattr(model, "_compile_loss", None), "metrics", None)
+    found = list(states)
+    for each in of_outputs or () if samples is not None and len(states) == len(places) else ():
+        total, count = (places.get(id(getattr(each, name, None))) for name in ("total", "count"))
+        if total is not None and count is not None and states[count] > 0 and states[samples] > 0:
+            found[total] = np.asarray(states[total] / states[count] * states[samples], dtype=states[total].dtype)
+            found[count] = states[samples]
+    return found
 
 
 def _tally(logs: dict[str, Array], states: list[Array], *results: dict[str, Array]) -> Tally:
