@@ -48,9 +48,8 @@ class Watch:
         of_now = _results(model, now, now) if numbers else {}
         of_training = of_now if training is now or not own else _results(model, training, now)
         # a log of training may be a view of its variable (PyTorch), and show what validation has put there
-        pairs = (own, training, of_training, of_now), (other, now, of_now)
-        mine, others = (_tally(logs, by_samples(model, states), *results) for logs, states, *results in pairs)
-        return mine, others
+        counted = by_samples(model, training), by_samples(model, now)
+        return _tally(own, counted[0], of_training, of_now), _tally(other, counted[1], of_now)
 
     def pool(
         self, model: Any, everybody: Sequence[tuple[Tally, Tally]], logs: dict[str, Any], process_set: ProcessSet
@@ -85,15 +84,23 @@ def by_samples(model: Any, states: list[Array]) -> list[Array]:
     """``states``, in which the loss of each output counts by this rank's samples. On TensorFlow, Keras counts samples
     where all batches are of one size, and else batches: a rank with a smaller one would hardly count."""
     places = {id(variable): place for place, variable in enumerate(model.metrics_variables)}
-    samples = places.get(id(getattr(getattr(model, "_loss_tracker", None), "count", None)))
-    of_outputs = getattr(getattr(model, "_compile_loss", None), "metrics", None)
+    samples = _places(getattr(model, "_loss_tracker", None), ("count",), places)
     found = list(states)
-    for each in of_outputs or () if samples is not None and len(states) == len(places) else ():
-        total, count = (places.get(id(getattr(each, name, None))) for name in ("total", "count"))
-        if total is not None and count is not None and states[count] > 0 and states[samples] > 0:
-            found[total] = np.asarray(states[total] / states[count] * states[samples], dtype=states[total].dtype)
-            found[count] = states[samples]
+    if not samples or len(states) != len(places):
+        return found
+    for each in getattr(getattr(model, "_compile_loss", None), "metrics", None) or ():
+        known = _places(each, ("total", "count"), places)
+        if known and states[known[1]] > 0 and states[samples[0]] > 0:
+            mean = states[known[0]] / states[known[1]]
+            found[known[0]] = np.asarray(mean * states[samples[0]], dtype=mean.dtype)
+            found[known[1]] = states[samples[0]]
     return found
+
+
+def _places(metric: Any, names: Sequence[str], places: dict[int, int]) -> list[int]:
+    """Where the variables of ``metric`` with these names stand; empty if it lacks one."""
+    found = [places.get(id(getattr(metric, name, None))) for name in names]
+    return [place for place in found if place is not None] if None not in found else []
 
 
 def _tally(logs: dict[str, Array], states: list[Array], *results: dict[str, Array]) -> Tally:
