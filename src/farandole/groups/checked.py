@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from farandole.collectives.kernels import quiet, reducer
+from farandole.collectives.kernels import halves, quiet, reducer, scaled_halves
 from farandole.contracts import Keeper, Showing, Transport
 from farandole.errors import MismatchError
 from farandole.types import Buffer, DType, ReduceOp
@@ -49,6 +49,13 @@ class Checked:
     ) -> None:  # fmt: skip
         """Reduce the buffers, all of one dtype. ``root``: the only rank whose results are looked at; -1: all are.
         ``keeper``: of the memory of one that is reduced in its place."""
+        if scale != 1.0 and buffers[0].dtype is DType.INT64:  # an average, which may fit where the sum does not
+            pairs = [halves(data) for data, _, _ in buffers]
+            apart = [high for high, _ in pairs] + [low for _, low in pairs]
+            self.allreduce([Buffer(part, part, DType.INT64) for part in apart], op, 1.0, wants, describe, root)
+            for buffer, high, low in zip(buffers, apart, apart[len(buffers) :], strict=False):
+                buffer.out[:] = scaled_halves(high, low, scale)
+            return
         nbytes = sum([buffer.data.nbytes for buffer in buffers])
         small = nbytes <= (self._reduced if root < 0 else self.shown)
         if self._showing is not None and root < 0 and self._is_offered(len(buffers), nbytes):
@@ -78,6 +85,12 @@ class Checked:
         describe: Describe,
     ) -> None:  # fmt: skip
         """``parts``: this rank's, for each rank; ``out``: the reduced part of this rank."""
+        if scale != 1.0 and dtype is DType.INT64:  # as above
+            sums = [np.empty_like(out), np.empty_like(out)]
+            for some, into in zip(zip(*map(halves, parts), strict=True), sums, strict=True):
+                self.reducescatter(some, into, dtype, op, 1.0, wants, describe)
+            out[:] = scaled_halves(sums[0], sums[1], scale)
+            return
         counts = [len(part) for part in parts]
         nbytes = sum(counts) * out.itemsize
         small = nbytes <= self.shown

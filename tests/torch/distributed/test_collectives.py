@@ -281,6 +281,36 @@ def test_a_root_that_is_no_member_is_told_and_the_group_goes_on() -> None:
     members(2, strange_roots)
 
 
+def averages_of_int64(rank: int) -> None:
+    """Times in nanoseconds, say: the sum of some ranks does not fit, the average does."""
+    import torch
+    from torch import distributed as dist
+
+    n, mean = dist.get_world_size(), dist.ReduceOp.AVG
+    for count in (0, 1, 2, 70_000):
+        chance = [torch.Generator().manual_seed(k) for k in range(n)]
+        some = [torch.randint(-(2**63), 2**63 - 1, (count * n,), generator=each) for each in chance]
+        some = [torch.where(torch.arange(count * n) % 3 == 0, 2**63 - 1 - k, each) for k, each in enumerate(some)]
+        sums = [sum(row) for row in zip(*[each.tolist() for each in some], strict=True)]
+        right = torch.tensor([abs(total) // n * (1 if total > 0 else -1) for total in sums], dtype=torch.int64)
+        reduced, to_one = some[rank].clone(), some[rank].clone()
+        dist.all_reduce(reduced, mean)
+        assert torch.equal(reduced, right)
+        dist.reduce(to_one, 1, mean)
+        assert torch.equal(to_one, right if rank == 1 else some[rank])
+        part = torch.empty(count, dtype=torch.int64)
+        dist.reduce_scatter_tensor(part, some[rank], mean)
+        assert torch.equal(part, right[count * rank : count * (rank + 1)])
+        both = [some[rank].clone(), some[rank][:1].clone()]
+        dist.all_reduce_coalesced(both, mean)
+        assert torch.equal(torch.cat(both), torch.cat([right, right[:1]]))
+
+
+@pytest.mark.parametrize("wire", ["auto", "tcp"])
+def test_an_average_is_right_where_the_sum_does_not_fit(wire: str) -> None:
+    members(3, averages_of_int64, wire=wire)
+
+
 def of_the_meta_device(_: int) -> None:
     import torch
     from torch import distributed as dist
