@@ -83,3 +83,24 @@ def test_ranks_that_others_wait_for_are_named(monkeypatch: pytest.MonkeyPatch) -
             servers.close()
 
         ranks.run(3, fn)
+
+
+def test_a_rank_that_alone_has_begun_another_centre_is_told_why_nobody_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "LOOK", 0.02)
+    told = queue.Queue[str]()
+    monkeypatch.setattr(server_module.logger, "warning", lambda text, *values: told.put(text % values))
+    with serving() as ranks:
+        (server,) = ranks.servers[0]
+        server._warning = 0.05
+
+        def fn(rank: int, servers: Servers) -> None:
+            if rank == 0:
+                text = told.get(timeout=60.0)
+                assert re.match(
+                    r"rank 1 has waited for \d+ s at .* until rank\(s\) 0 push there: its weights begin", text
+                )
+                assert text.endswith("add, freeze and unfreeze parameters on all ranks in the same step")
+            group_of(servers, 2, Rule(), [np.zeros(1)]).push([np.zeros(1)], [np.ones(1)])
+            servers.close()
+
+        ranks.run(2, fn)

@@ -202,9 +202,15 @@ class ParameterServer(Listener):
         clocks = self._groups[name].clocks
         if not any(other < rank and other not in awaited and not clocks.ready(other) for other in clocks.here()):
             who = ", ".join(map(str, awaited[:8])) + (" ..." if len(awaited) > 8 else "")
+            why = "slower than the others, or they hang"
+            if self._groups[name].centre is None:
+                why = (
+                    "its weights begin this centre. It is slower, or hangs, or has other parameters by now: add, "
+                    "freeze and unfreeze parameters on all ranks in the same step"
+                )
             logger.warning(
-                "rank %d has waited for %d s at a parameter server (of %s), until rank(s) %s push there: slower than "
-                "the others, or they hang", rank, seconds, name[1].partition("/")[0], who,
+                "rank %d has waited for %d s at a parameter server (of %s), until rank(s) %s push there: %s",
+                rank, seconds, name[1].partition("/")[0], who, why,
             )  # fmt: skip
         return True
 
