@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -190,3 +191,13 @@ def test_a_session_without_ssh() -> None:
     assert "the folder '/no/such/folder', in which the driver works, cannot be used there" in (session.ended() or "")
     assert [list(facts) for facts in heard] == [["failed"]]
     session.close(time.monotonic())
+
+
+def test_a_program_that_is_stopped_is_not_said_to_have_ended() -> None:
+    began = threading.Event()
+    said = "print('@farandole {}', flush=True); import time; time.sleep(1000)"
+    session = Session("h1", [sys.executable, "-c", said], {}, lambda facts: began.set())
+    assert began.wait(60)
+    assert not session.close(time.monotonic())
+    ended = Session("h1", ["true"], {}, lambda facts: None)
+    assert ended.close(time.monotonic() + 60)

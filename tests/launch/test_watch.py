@@ -137,3 +137,34 @@ def test_of_ranks_that_are_seen_to_have_ended_at_once_the_first_is_the_cause() -
     finally:
         store.close()
     assert caught.value.rank == 2
+
+
+def test_a_rank_that_cannot_be_ended_is_told_so_once() -> None:
+    """That takes seconds. Its host may hang."""
+    told: list[None] = []
+
+    class Hanging(Played):
+        def terminate(self) -> None:
+            told.append(None)
+
+        def kill(self) -> None: ...
+
+    slots = plan(None, 2)
+    workers = [Played(slots[0], lambda rank: None), Hanging(slots[1], lambda rank: None)]
+    workers[0].end(3)
+    store = StoreServer(new_secret())
+    streams = Streams(2, io.StringIO(), io.StringIO())
+    watch = Watch(Job(np=2, settings=Settings(), display=Display()), store, streams)
+
+    def end() -> None:
+        with watch:
+            watch.follow(workers)
+            watch.until_done()
+
+    try:
+        with pytest.raises(JobFailedError, match="Rank 0 on localhost exited with code 3"):
+            end()
+    finally:
+        store.close()
+    assert len(told) == 1
+    workers[1].end(0)

@@ -295,9 +295,9 @@ class Session:
             f"ssh runs no command (SessionType, ssh -N); does `ssh {self.host} true` come back at once?{printed}"
         )
 
-    def close(self, deadline: float) -> None:
+    def close(self, deadline: float) -> bool:
         """Wait for it to end by itself until ``deadline`` (of the monotonic clock); then end it, and the program there
-        with it."""
+        with it. False if our program has begun there, and may not have ended."""
         with self._lock:
             self._pauses, self._again_at = [], 0.0  # nothing is tried again
         for seconds in (max(0.0, deadline - time.monotonic()), GRACE):
@@ -305,12 +305,14 @@ class Session:
                 self._process.wait(seconds)
             with contextlib.suppress(OSError):
                 self._process.stdin.close()  # type: ignore[union-attr]
+        stuck = self._process.poll() in (None, SSH)  # SSH: sshd says nothing any more
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
         for thread in self._threads:
             thread.join(1.0)
         self._close_pipes()
+        return not (stuck and self._begun)
 
     def _close_pipes(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):

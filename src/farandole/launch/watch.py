@@ -63,6 +63,7 @@ class Watch:
         self._allocation: Allocation | None = None
         self._served: dict[int, int] = {}  # exit codes of parameter servers, by index
         self._wanted = False  # a rank asks for parameter servers
+        self._told = False  # all were told to end, and had their time
         self._job = job
         self._store = store
         self._streams = streams
@@ -346,8 +347,8 @@ class Watch:
             self._pump(0.01)
 
     def _end_workers(self) -> None:
-        """SIGTERM, a grace, SIGKILL for everything that is left."""
-        if self._is_tidy():
+        """SIGTERM, a grace, SIGKILL for everything that is left, once."""
+        if self._told or self._is_tidy():
             return
         self._take_reports()  # those that come from now on may be our doing
         self._end(self._workers)
@@ -357,6 +358,7 @@ class Watch:
         for worker in (*self._workers, *self._servers):
             worker.kill()
         self._pump_until(self._is_over, 1.0)
+        self._told = True
 
     @staticmethod
     def _end(workers: Sequence[Worker]) -> None:

@@ -118,8 +118,13 @@ class Sessions:
 
     def close(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        for session in self._sessions:
-            session.close(deadline)
+        heard = [session for session in self._sessions if session.ended() is None]  # of the others all is said
+        left = [session.host for session in self._sessions if not session.close(deadline) and session in heard]
+        if stuck := [host for host in left if not is_here(_name(host))]:  # here, it has been killed
+            logger.warning(
+                "%s: the job did not end there when told to: something has stopped its processes (SIGSTOP, a debugger, "
+                "swap). They end when they go on; or end them by hand", ", ".join(stuck)
+            )  # fmt: skip
 
 
 def _answer(host: str, facts: Mapping[str, Any]) -> bytes | None:
