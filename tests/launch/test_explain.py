@@ -12,6 +12,7 @@ import pytest
 
 import farandole
 from farandole.errors import PeerLostError, RendezvousError, ShutDownError
+from farandole.launch.agents.registry import SILENT
 from farandole.launch.explain import Event, describe, exit_status, explain, with_lines
 from farandole.report.outcome import Outcome
 
@@ -44,6 +45,22 @@ def test_frames_of_ours_are_not_the_program_s() -> None:
         verdict = explain([Event(0, outcome=victim), Event(1, code=0)], HOSTS[:2])
         assert verdict is not None
         assert "Rank 0 was at /me/train.py, line 7: go()\nrank 1 went away" in verdict.message, room
+
+
+def test_hosts_that_fall_silent_together() -> None:
+    """No host is the cause of that; where all do, it is the driver's own network."""
+    said = f"its host was lost: {SILENT}"
+    events = [
+        Event(2, outcome=Outcome(status="error", message=said)),
+        Event(0, outcome=Outcome(status="victim", message=said)), Event(3, outcome=VICTIM),
+    ]  # fmt: skip
+    verdict = explain(events, ["alpha", "beta", "gamma", "delta"])
+    assert verdict is not None
+    assert verdict.message.splitlines()[1:] == [
+        "Rank 0 on alpha was lost at the same time: look for what the hosts have in common, such as a switch, or the "
+        "network of the driver's machine.",
+        "Rank 3 failed only in consequence.",
+    ]
 
 
 class TestExplain:

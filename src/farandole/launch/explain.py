@@ -173,11 +173,17 @@ def _blame(
         lines.append(f"Its last lines on stderr:\n{tail}")
         lines += [cure for missing, cure in _MISSING.items() if missing in tail]
     same = [rank.rank for rank in ranks if rank.rank != cause.rank and _alike(rank, cause, tails)]
-    victims = [rank.rank for rank in ranks if rank.standing == "victim" and not rank.caught]
+    silent = [rank.rank for rank in ranks if rank.standing == "victim" and _silent(rank) and _silent(cause)]
+    victims = [rank.rank for rank in ranks if rank.standing == "victim" and not rank.caught and rank.rank not in silent]
     caught = _caught(ranks) + [rank.rank for rank in ranks if rank.standing == "exit" and rank.bereft and rank != cause]
     caught = sorted(rank for rank in caught if rank not in same)
     early = [rank.rank for rank in ranks if rank.standing == "finished"]
     lines += _in_the_same_way(cause, [rank for rank in ranks if rank.rank in same])
+    if silent:
+        lines.append(
+            f"{_ranks(silent)} on {_places(silent, hosts)} {'was' if len(silent) == 1 else 'were'} lost at the same "
+            "time: look for what the hosts have in common, such as a switch, or the network of the driver's machine."
+        )
     if victims:
         lines.append(f"{_ranks(victims)} failed only in consequence.")
     if caught:
@@ -189,6 +195,11 @@ def _blame(
     apart = [rank.rank for rank in ranks if rank.standing in ("error", "signal", "exit") and rank.rank not in same]
     apart.remove(cause.rank)
     return Verdict(cause.rank, patience, status, "\n".join(lines), shown, tuple(dict.fromkeys((*apart, *caught))))
+
+
+def _silent(rank: _Rank) -> bool:
+    """Did its host vanish without a word, as the driver saw it?"""
+    return rank.outcome is not None and " was lost: it does not answer any more" in rank.outcome.message
 
 
 def _alike(rank: _Rank, cause: _Rank, tails: Mapping[int, str]) -> bool:
