@@ -90,3 +90,13 @@ class TestFile:
         monkeypatch.setattr(Path, "home", none)
         with pytest.raises(SettingsError, match=r"this user has none: set HOME .* srun --mpi=pmi2"):
             slurm.meeting_point({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})
+
+
+def test_a_home_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    step = {"HOME": str(tmp_path / "file"), "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("PMI_FD", raising=False)
+    with pytest.raises(SettingsError, match=r"rank 0 cannot write .*7-0-0 \(Not a directory\): set HOME to a folder"):
+        slurm.Slurm().broadcast(Placement(rank=0, size=2), lambda: "told", 1.0, slurm.NOBODY)

@@ -23,6 +23,10 @@ from farandole.surroundings.variables import PMI, numbers
 PAUSE = 0.05  # seconds between looks at the file
 ENDED = "ended"  # stands in the file if rank 0 was seen to end before it wrote it
 TOLD = 3.0  # seconds for which that stands there: other nodes may see the file late
+CURE = (
+    "set HOME to a folder that the nodes share, use srun --mpi=pmi2, or start the job with: farandole run --launcher "
+    "slurm"
+)
 _WHO = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID")
 DAEMON = "slurmstepd"
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
@@ -57,7 +61,13 @@ class Slurm:
         path = meeting_point(os.environ)
         if placement.rank == 0:
             told = text()
-            write(path, told)
+            try:
+                write(path, told)
+            except OSError as error:
+                raise SettingsError(
+                    "the ranks of a Slurm step meet by a file in the home directory, and rank 0 cannot write "
+                    f"{path} ({error.strerror}): {CURE}"
+                ) from None
             return told
         told = read(path, placement, timeout, siblings)
         if told == ENDED:
@@ -91,8 +101,7 @@ def meeting_point(env: Mapping[str, str]) -> Path:
         home = Path.home()
     except RuntimeError as error:
         raise SettingsError(
-            "the ranks of a Slurm step meet by a file in the home directory, and this user has none: set HOME to a "
-            "folder that the nodes share, use srun --mpi=pmi2, or start the job with: farandole run --launcher slurm"
+            f"the ranks of a Slurm step meet by a file in the home directory, and this user has none: {CURE}"
         ) from error
     return home / ".cache" / "farandole" / "slurm" / re.sub(r"[^\w.-]", "_", name)
 
